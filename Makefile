@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLASSES := $(VENV)/.spark-classes
 DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
@@ -21,6 +22,11 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m compileall -q src  # as an installed package would be, so that the first start is a fast one
 	@touch $(STAMP)
 
+# An archive of Spark's classes, with which the tests start Spark in half the time; tried once, as not every Java can make it
+$(CLASSES): $(STAMP)
+	$(BIN)/python -m tests.spark.class_archive
+	@touch $(CLASSES)
+
 # A whole story: broker, orders, subscribers, Spark pipelines, dead letters and their replay, shown while it happens
 up: setup
 	@exec $(BIN)/penstock demo --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP)
@@ -29,19 +35,19 @@ up: setup
 serve: setup
 	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA)/broker --http $(HTTP) --welcome
 
-test: setup
+test: setup $(CLASSES)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 # What takes longer than the others together: campaigns, clusters, long stories
-test-slow: setup
+test-slow: setup $(CLASSES)
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 # The whole Spark side: also a standalone cluster, a Connect server, a long-lived query, processes that are killed
-test-spark: setup
+test-spark: setup $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/spark tests/demo $(ARGS)
 
 # Pipelines on a standalone Spark cluster that loses an executor, and on a Spark Connect server: 100,000 rows each
-test-clusters: setup
+test-clusters: setup $(CLASSES)
 	$(BIN)/python -m pytest --numprocesses 2 tests/spark/clusters $(ARGS)
 
 # Against Apache Kafka: its jars are fetched by Maven into benchmarks/.cache; where that cannot be, it says so

@@ -34,7 +34,7 @@ from benchmarks.raw_client import BrokerError, Connection, Shape, create_topic
 from benchmarks.stats import percentile
 from benchmarks.wire import Ring
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ALL_TOPICS = struct.pack(">i", -1) + b"\x00"

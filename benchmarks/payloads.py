@@ -3,7 +3,7 @@
 import random
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 #: How many different values a workload cycles through.
 POOL_VALUES = 1000

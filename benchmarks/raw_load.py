@@ -11,7 +11,7 @@ from benchmarks.crew import Phase, Slot
 from benchmarks.outcome import Consumed, Produced, Timeline, int64s
 from benchmarks.raw_client import Address, BrokerError, Connection, Topic
 from benchmarks.wire import Ring, ack_struct, fetch_frame, patch_fetch, read_fetch_response
-from penstock.protocol.records import iter_batches
+from penstock.protocol.record_batch import iter_batches
 
 PARTITION_BYTES_MAX = 2**20
 LONG_POLL_MS = 100

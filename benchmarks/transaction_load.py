@@ -25,7 +25,7 @@ from benchmarks.transaction_wire import (
     next_producer,
     produce_answer,
 )
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 #: Coordinator loading, unavailable or elsewhere; not enough replicas (which stands for those to older clients);
 #: the last transaction's markers are still on their way.

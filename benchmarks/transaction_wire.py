@@ -16,7 +16,7 @@ from kio.schema.produce.v11 import request as produce_v11
 from kio.schema.produce.v12 import request as produce_v12
 
 from benchmarks.wire import ACKS_ALL, request_frame
-from penstock.protocol.records import checksum
+from penstock.protocol.record_batch import checksum
 
 _CRC_AT = 17
 _PRODUCER_AT = 43

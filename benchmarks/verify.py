@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.raw_client import Address, BrokerError, Connection, Topic, end_offsets
 from benchmarks.raw_load import SessionReader
-from penstock.protocol.records import checksum, decode_records, read_header
+from penstock.protocol.record_batch import checksum, decode_records, read_header
 
 CheckBatch = Callable[[memoryview], None]
 #: Batches of a run of varying batches that are decoded record by record.

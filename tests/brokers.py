@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.ports import free_port
 
-from penstock.log.offset_files import RECOVERY_POINTS
+from penstock.log.checkpoints import RECOVERY_POINT_CHECKPOINT
 
 READY_LINE = re.compile(r"listening on (?:\w+://)?(?P<host>\[[^\]]+\]|[^\s:]+):(?P<port>\d+)")
 START_TIMEOUT_S = 60.0
@@ -135,7 +135,7 @@ class BrokerProcess:
     def kill_before_checkpoint(self) -> None:
         """As if no recovery point had been saved yet: the next start checks the logs from their beginning."""
         self.kill()
-        (self.data_dir / RECOVERY_POINTS).unlink(missing_ok=True)
+        (self.data_dir / RECOVERY_POINT_CHECKPOINT).unlink(missing_ok=True)
 
     def restart(self) -> "BrokerProcess":
         self.stop()

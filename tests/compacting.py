@@ -3,12 +3,12 @@
 import struct
 from pathlib import Path
 
-from penstock.log.cleaner import Cleanable, Cleaner, CleaningReport
+from penstock.log.compaction.cleaner import CleanableLog, CleaningReport, LogCleaner
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
 from penstock.log.log import Log
+from penstock.log.segment_files import FilePool
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     CONTROL,
     TRANSACTIONAL,
     BatchHeader,
@@ -107,16 +107,16 @@ def pairs(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
 
 def clean(
     log: Log,
-    cleaner: Cleaner | None = None,
+    cleaner: LogCleaner | None = None,
     *,
     now_ms: int = NOW_MS,
     stable_offset: int | None = None,
 ) -> CleaningReport | None:
     """One pass, and the replaced files removed as the node would."""
-    chosen = cleaner or Cleaner(log.directory.parent, dedupe_buffer_bytes=1 << 20)
+    chosen = cleaner or LogCleaner(log.directory.parent, dedupe_buffer_bytes=1 << 20)
     stable = log.end_offset if stable_offset is None else stable_offset
-    logs = {PARTITION: Cleanable(log, stable, log.end_offset)}
-    report = chosen.clean_filthiest(logs, now_ms=now_ms)
+    logs = {PARTITION: CleanableLog(log, stable, log.end_offset)}
+    report = chosen.clean_filthiest_log(logs, now_ms=now_ms)
     for path in report.unlink if report else ():
         path.unlink()
     return report

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import settings
 from tests.brokers import BrokerProcess, RunningBroker, external_bootstrap
 
-from penstock.cli.open_files import raise_limit
+from penstock.cli.os_process import raise_open_file_limit
 
 #: How long an example takes says more about the machine than about the code.
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 #: Tests of crashes leave files open, as crashes do.
-raise_limit()
+raise_open_file_limit()
 
 
 #: Files in folders of tests/spark that share one Spark session. One that is not found costs another session, no more.

@@ -14,8 +14,8 @@ from benchmarks.brokers import Broker
 from benchmarks.contracts.messages import Kind, fill
 from benchmarks.measure import Metrics
 from benchmarks.spark.stage import bootstrap_of
-from penstock.client.cluster import Cluster
-from penstock.client.topics import NewTopic, create_topics, delete_topics
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.topics import NewTopic, create_topics, delete_topics
 
 PARTITIONS = 4
 _TURN_S = 900.0

@@ -19,7 +19,7 @@ from benchmarks.raw_load import SessionReader
 from benchmarks.scenarios.scenario import Measure, Pace, Scenario, Site
 from benchmarks.stats import latency_summary
 from benchmarks.transaction_load import Protocol, TransactionPlan, transact
-from penstock.protocol.records import read_header
+from penstock.protocol.record_batch import read_header
 
 _STATE_TOPIC = "__transaction_state"
 _VALUE_BYTES = 100

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql.functions import to_date
 
-from penstock.spark.checkpoints import local_checkpoints
+from penstock.spark.session import local_checkpoints
 
 #: Wraps around, which is why sessions are not ANSI here; equal for equal rows in any order.
 CHECKSUM = ("count(*) AS rows", "sum(xxhash64(key, value)) AS hash")
@@ -72,7 +72,7 @@ def archive(spark: Any, *, bootstrap: str, topic: str, name: str, folder: str) -
     from penstock.spark.archive import archive as declare
     from penstock.spark.archive import history
     from penstock.spark.pipelines.assembly import start
-    from penstock.spark.pipelines.settings import RunSettings
+    from penstock.spark.pipelines.declaration import RunSettings
 
     run = RunSettings(bootstrap=bootstrap, checkpoint=f"{folder}/checkpoint", once=True)
     table = f"{folder}/table"

@@ -9,11 +9,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from benchmarks.payloads import value_pool
-from penstock.client.batches import batches, visible
-from penstock.client.cluster import Cluster
-from penstock.client.fetching import PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.producing import RawProducer
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.producer import RawProducer
 from penstock.protocol.compression import Codec
 from penstock.spark.columns import encode
 
@@ -67,10 +66,10 @@ def count_committed(cluster: Cluster, topic: str) -> int:
 
 
 def _count(cluster: Cluster, topic: str, partition: int) -> int:
-    reader = PartitionReader(cluster, topic, None, partition, isolation=Isolation.READ_COMMITTED)
+    reader = PartitionReader(cluster, topic, None, partition, isolation=IsolationLevel.READ_COMMITTED)
     count = position = 0
     while (fetched := reader.fetch(position, wait_ms=0)).next_offset > position:
-        seen = visible(batches(fetched.data), fetched.aborted)
+        seen = visible_batches(checked_batches(fetched.data), fetched.aborted)
         count += sum(view.header.record_count for view in seen)
         position = fetched.next_offset
     return count

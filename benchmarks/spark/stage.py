@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.brokers import HOST, Broker
 from benchmarks.measure import Metrics
 from benchmarks.spark.drivers import Spent
-from penstock.client.cluster import Cluster
-from penstock.client.settings import ConnectionSettings
-from penstock.client.topics import NewTopic, create_topics, delete_topics
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import NewTopic, create_topics, delete_topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,3 +1,3 @@
 """Penstock: a durable, Kafka-compatible message queue in Python."""
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"

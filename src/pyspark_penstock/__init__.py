@@ -1,6 +1,7 @@
-"""Where Spark finds `format("penstock")` by itself: it imports every `pyspark_*` package at its first look-up.
+"""Lets Spark find `format("penstock")` without registration: it imports every `pyspark_*` package at its first look-up.
 
-So this imports nothing heavy, and never raises: a broken installation of ours must not break the look-up of others.
+So this module imports nothing heavy and never raises: a broken installation of Penstock must not break the look-up of
+other data sources.
 """
 
 import contextlib

@@ -11,8 +11,8 @@ import pytest
 from tests.brokers import environment
 from tests.waiting import eventually
 
-from penstock.cli.application import load
-from penstock.cli.failure import Failure
+from penstock.cli.app import load_application
+from penstock.cli.errors import CommandError
 from penstock.client import Penstock
 
 PROGRAM = """
@@ -181,8 +181,8 @@ def test_what_cannot_be_run_is_told_in_a_sentence(
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("bills", "broken", "empty", "runs", "runs_async", "refused"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(Failure) as failed:
-        load(target)
+    with pytest.raises(CommandError) as failed:
+        load_application(target)
     assert words in failed.value.message
     if "cannot be imported" in failed.value.message and "async" not in target:
         assert f"({tmp_path}/" in failed.value.message, "the line is the user's"

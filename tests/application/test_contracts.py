@@ -10,8 +10,8 @@ import pytest
 from tests.application.apps import QUICK, committed, header, read_all, running
 
 from penstock.client import ApplicationError, Backoff, Message, Penstock, Reject, Retry
-from penstock.client.letters import dead_letter_topic, retry_topic
-from penstock.protocol import letters
+from penstock.client.deadletters.headers import dead_letter_topic, retry_topic
+from penstock.protocol import dead_letter_headers
 
 
 @dataclass
@@ -42,7 +42,7 @@ def test_publish_answers_with_the_place_where_the_message_is(
     }
     assert json.loads(found[first.offset].value()) == {"n": 1}
     assert header(found[first.offset], "colour") == "red"
-    ids = {header(each, letters.MESSAGE_ID) for each in found.values()}
+    ids = {header(each, dead_letter_headers.MESSAGE_ID) for each in found.values()}
     assert None not in ids
     assert len(ids) == 2
 
@@ -139,16 +139,16 @@ def test_a_failure_is_retried_and_then_a_dead_letter(
     assert all(tried == [1] for number, tried in attempts.items() if number not in (7, 11))
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
     assert json.loads(letter.value())["id"] == 7
-    assert header(letter, letters.TOPIC) == topic
-    assert header(letter, letters.GROUP) == group
-    assert header(letter, letters.DELIVERY_COUNT) == "3"
-    assert header(letter, letters.ERROR_CLASS) == "RuntimeError"
-    assert header(letter, letters.MESSAGE) == "order 7 cannot be billed"
-    stack = header(letter, letters.ERROR_STACK) or ""
+    assert header(letter, dead_letter_headers.TOPIC_HEADER) == topic
+    assert header(letter, dead_letter_headers.GROUP_HEADER) == group
+    assert header(letter, dead_letter_headers.DELIVERY_COUNT_HEADER) == "3"
+    assert header(letter, dead_letter_headers.ERROR_CLASS_HEADER) == "RuntimeError"
+    assert header(letter, dead_letter_headers.ERROR_MESSAGE_HEADER) == "order 7 cannot be billed"
+    stack = header(letter, dead_letter_headers.ERROR_STACK_HEADER) or ""
     assert "cannot be billed" in stack
     assert "penstock/client/app" not in stack
-    assert header(letter, letters.HANDLER) == bill.__qualname__
-    assert header(letter, letters.MESSAGE_ID)
+    assert header(letter, dead_letter_headers.HANDLER_HEADER) == bill.__qualname__
+    assert header(letter, dead_letter_headers.MESSAGE_ID)
 
 
 def test_at_most_once_goes_on_after_a_handler_that_cannot_publish(
@@ -204,8 +204,8 @@ def test_a_payload_that_does_not_fit_is_a_dead_letter_with_the_reason(
     with running(app, until=lambda: handled == [1] and figures.dead == 2):
         pass
     dead = read_all(bootstrap, dead_letter_topic(topic))
-    assert {header(letter, letters.REASON) for letter in dead} == {"unreadable"}
-    assert any("id" in (header(letter, letters.MESSAGE) or "") for letter in dead)
+    assert {header(letter, dead_letter_headers.REASON_HEADER) for letter in dead} == {"unreadable"}
+    assert any("id" in (header(letter, dead_letter_headers.ERROR_MESSAGE_HEADER) or "") for letter in dead)
 
 
 def test_a_handler_may_reject_or_ask_for_another_delay(
@@ -226,9 +226,9 @@ def test_a_handler_may_reject_or_ask_for_another_delay(
     with running(app, until=lambda: tried.count(2) == 2):
         pass
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
-    assert header(letter, letters.REASON) == "rejected"
-    assert header(letter, letters.ERROR_CLASS) == "penstock.client.Reject"
-    assert header(letter, letters.DELIVERY_COUNT) == "1"
+    assert header(letter, dead_letter_headers.REASON_HEADER) == "rejected"
+    assert header(letter, dead_letter_headers.ERROR_CLASS_HEADER) == "penstock.client.Reject"
+    assert header(letter, dead_letter_headers.DELIVERY_COUNT_HEADER) == "1"
 
 
 def test_another_group_leaves_retries_alone(app: Penstock, topic: str, unique: Callable[[str], str]) -> None:
@@ -298,7 +298,9 @@ def test_effectively_once_leaves_out_a_message_that_is_published_twice(
     app: Penstock, topic: str, group: str, tmp_path: Path
 ) -> None:
     for number in (1, 2, 1, 3, 2):
-        app.publish(topic, Order(number, "c"), key="c", headers={letters.MESSAGE_ID: f"order-{number}"})
+        app.publish(
+            topic, Order(number, "c"), key="c", headers={dead_letter_headers.MESSAGE_ID: f"order-{number}"}
+        )
     handled: list[int] = []
 
     @app.subscribe(topic, group=group, delivery="effectively-once", store=f"sqlite:///{tmp_path}/seen.db")
@@ -320,7 +322,9 @@ def test_result_and_mark_are_one_transaction_where_the_handler_takes_the_connect
     with sqlite3.connect(path) as database:
         database.execute("CREATE TABLE bills (id INTEGER)")
     for number in (1, 2, 1):
-        app.publish(topic, Order(number, "c"), key="c", headers={letters.MESSAGE_ID: f"order-{number}"})
+        app.publish(
+            topic, Order(number, "c"), key="c", headers={dead_letter_headers.MESSAGE_ID: f"order-{number}"}
+        )
 
     @app.subscribe(
         topic,
@@ -485,7 +489,7 @@ def test_retry_topics_have_the_partitions_of_their_topic(app: Penstock, topic: s
 def test_what_a_handler_publishes_belongs_to_the_trace_of_its_message(
     app: Penstock, topic: str, group: str, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
-    from penstock.client.tracing import incoming
+    from penstock.client.tracing import extract_trace
 
     invoices = unique("invoices")
     app.create_topic(invoices, partitions=1)
@@ -498,10 +502,10 @@ def test_what_a_handler_publishes_belongs_to_the_trace_of_its_message(
 
     with running(app, until=lambda: app.figures()[bill.__qualname__].handled == 6):
         pass
-    traces = {json.loads(m.value())["id"]: incoming(m.headers()) for m in read_all(bootstrap, topic)}
+    traces = {json.loads(m.value())["id"]: extract_trace(m.headers()) for m in read_all(bootstrap, topic)}
     assert len({trace.trace_id for trace in traces.values() if trace is not None}) == 6
     for message in read_all(bootstrap, invoices):
-        trace, origin = incoming(message.headers()), traces[json.loads(message.value())["order"]]
+        trace, origin = extract_trace(message.headers()), traces[json.loads(message.value())["order"]]
         assert trace is not None
         assert origin is not None
         assert trace.trace_id == origin.trace_id
@@ -523,17 +527,16 @@ def test_a_payload_that_a_handler_cannot_publish_is_its_own_failure(
         pass
     assert tried == [1, 1]
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
-    assert header(letter, letters.REASON) == "attempts exhausted"
+    assert header(letter, dead_letter_headers.REASON_HEADER) == "attempts exhausted"
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_many_messages_go_in_one_compressed_batch(
     bootstrap: str, unique: Callable[[str], str], codec: str
 ) -> None:
-    from penstock.client.batches import batches
-    from penstock.client.cluster import Cluster
-    from penstock.client.fetching import PartitionReader
-    from penstock.client.settings import ConnectionSettings
+    from penstock.client.wire.cluster import Cluster
+    from penstock.client.wire.fetch import PartitionReader, checked_batches
+    from penstock.client.wire.settings import ConnectionSettings
 
     topic = unique("orders")
     app = Penstock(bootstrap, settings={"compression.type": codec, "linger.ms": 200})
@@ -544,7 +547,7 @@ def test_many_messages_go_in_one_compressed_batch(
     cluster = Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap}))
     try:
         data = PartitionReader(cluster, topic, None, 0).fetch(0, wait_ms=1_000).data
-        (batch,) = batches(data)
+        (batch,) = checked_batches(data)
         assert batch.header.codec.name.lower() == codec
         assert batch.header.record_count == 100
     finally:
@@ -572,7 +575,7 @@ def test_what_no_broker_takes_is_a_failure_of_the_handler(
     assert set(tried) == {0, 1, 2, 3, 4, 5}
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
     kind = "OutputRefused" if delivery == "exactly-once" else "NotPublished"
-    assert header(letter, letters.ERROR_CLASS) == f"penstock.client.{kind}"
+    assert header(letter, dead_letter_headers.ERROR_CLASS_HEADER) == f"penstock.client.{kind}"
 
 
 def test_a_message_too_large_for_its_retries_is_a_dead_letter_and_stops_nobody(
@@ -598,5 +601,5 @@ def test_a_message_too_large_for_its_retries_is_a_dead_letter_and_stops_nobody(
     whole, bare = read_all(bootstrap, dead_letter_topic(topic))
     assert len(whole.value()) == 15_000
     assert bare.value() is None
-    assert header(bare, letters.WITHOUT_RECORD)
-    assert header(bare, letters.OFFSET) == "2"
+    assert header(bare, dead_letter_headers.WITHOUT_RECORD_HEADER)
+    assert header(bare, dead_letter_headers.OFFSET_HEADER) == "2"

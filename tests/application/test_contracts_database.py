@@ -10,9 +10,9 @@ from confluent_kafka import Consumer, TopicPartition
 from tests.application.apps import QUICK, committed, read_all, running
 
 from penstock.client import ApplicationError, Backoff, Message, Penstock
-from penstock.client.letters import dead_letter_topic
+from penstock.client.deadletters.headers import dead_letter_topic
 from penstock.client.stores import StoreUnavailable, open_store
-from penstock.protocol import letters
+from penstock.protocol import dead_letter_headers
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -105,7 +105,7 @@ def test_messages_that_come_again_are_known_in_every_store(
     app: Penstock, topic: str, group: str, store_url: str
 ) -> None:
     for number in (1, 2, 3, 2, 1):
-        app.publish(topic, {"id": number}, key="k", headers={letters.MESSAGE_ID: f"m{number}"})
+        app.publish(topic, {"id": number}, key="k", headers={dead_letter_headers.MESSAGE_ID: f"m{number}"})
     handled: list[int] = []
 
     @app.subscribe(topic, group=group, delivery="effectively-once", store=store_url)

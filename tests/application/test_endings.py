@@ -15,12 +15,12 @@ from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
 from penstock.client import ClientError, Penstock
-from penstock.client.app.consumption import Consumption
 from penstock.client.app.membership import Membership
-from penstock.client.app.plain import Polling
-from penstock.client.app.publishing import NotPublished
+from penstock.client.app.plain_consumer import GroupPlainConsumer
+from penstock.client.app.publisher import NotPublished
 from penstock.client.app.resources import Resources
-from penstock.client.app.waits import Phase
+from penstock.client.app.wait_reporter import WorkerPhase
+from penstock.client.app.worker import SubscriptionWorker
 from penstock.client.stores import StoreUnavailable
 
 
@@ -129,14 +129,7 @@ def _shared_again(bootstrap: str, topic: str, group: str) -> list[int]:
 
 MEMBER = """
 import sys
-from penstock.client import ClientError, Penstock
-from penstock.client.app.consumption import Consumption
-from penstock.client.app.membership import Membership
-from penstock.client.app.plain import Polling
-from penstock.client.app.publishing import NotPublished
-from penstock.client.app.resources import Resources
-from penstock.client.app.waits import Phase
-from penstock.client.stores import StoreUnavailable
+from penstock.client import Penstock
 
 app = Penstock(sys.argv[1], name="first", settings={"session.timeout.ms": 4000, "heartbeat.interval.ms": 500})
 
@@ -197,7 +190,7 @@ def test_who_has_been_given_partitions_waits_for_none(
 ) -> None:
     """Though the first message, which may come in the same moment, keeps its handler busy for long."""
     waits: list[Any] = []
-    phases: list[Phase] = []
+    phases: list[WorkerPhase] = []
     assign = Membership._on_assign
 
     def assigned(self: Membership, *arguments: Any) -> None:
@@ -209,19 +202,19 @@ def test_who_has_been_given_partitions_waits_for_none(
     @app.subscribe(topic, group=group)
     def handle(value: int) -> None: ...
 
-    joining = Consumption(app.subscriptions[0], app._resources)
+    joining = SubscriptionWorker(app.subscriptions[0], app._resources)
     waits[:] = [joining]
     joining.start()
     eventually(lambda: phases, what="partitions")
     joining.stop()
     assert joining.join(30)
-    assert phases[0] is Phase.RUNNING
+    assert phases[0] is WorkerPhase.RUNNING
     phases.clear()
     with app.consumer(topic, group=f"{group}-loop") as consumer:
-        assert isinstance(consumer, Polling)
+        assert isinstance(consumer, GroupPlainConsumer)
         waits[:] = [consumer._wait]
         eventually(lambda: consumer.poll(timeout="100ms") or phases, what="partitions")
-    assert phases[0] is Phase.RUNNING
+    assert phases[0] is WorkerPhase.RUNNING
 
 
 def test_a_store_that_is_down_is_not_taken_for_brokers_that_do_not_answer(
@@ -230,14 +223,14 @@ def test_a_store_that_is_down_is_not_taken_for_brokers_that_do_not_answer(
     def store_is_down(*_: Any) -> None:
         raise StoreUnavailable("the database cannot be reached")
 
-    monkeypatch.setattr("penstock.client.app.consumption.assemble", store_is_down)
+    monkeypatch.setattr("penstock.client.app.worker.assemble", store_is_down)
 
     @app.subscribe(topic, group=group)
     def handle(value: int) -> None: ...
 
-    waiting = Consumption(app.subscriptions[0], app._resources)
+    waiting = SubscriptionWorker(app.subscriptions[0], app._resources)
     waiting.start()
-    eventually(lambda: waiting.stage.phase is Phase.RESTING, what="a rest, about which nothing is said")
+    eventually(lambda: waiting.stage.phase is WorkerPhase.RESTING, what="a rest, about which nothing is said")
     waiting.stop()
     assert waiting.join(30)
 
@@ -266,7 +259,7 @@ def test_to_create_a_topic_without_brokers_is_reported(
         )
         raise ClientError("no broker")
 
-    monkeypatch.setattr("penstock.client.app.penstock.create_topics", wait_for_brokers)
+    monkeypatch.setattr("penstock.client.app.application.create_topics", wait_for_brokers)
     with pytest.raises(ClientError, match="no broker"):
         Penstock("127.0.0.1:1").create_topic("orders")
 
@@ -393,14 +386,7 @@ def test_what_is_finished_after_a_stop_is_named(
 
 PAGER = """
 import sys, time
-from penstock.client import ClientError, Penstock
-from penstock.client.app.consumption import Consumption
-from penstock.client.app.membership import Membership
-from penstock.client.app.plain import Polling
-from penstock.client.app.publishing import NotPublished
-from penstock.client.app.resources import Resources
-from penstock.client.app.waits import Phase
-from penstock.client.stores import StoreUnavailable
+from penstock.client import Penstock
 
 app = Penstock(sys.argv[1], settings={"session.timeout.ms": 2000, "heartbeat.interval.ms": 200})
 

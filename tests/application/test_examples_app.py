@@ -16,7 +16,7 @@ from tests.brokers import BrokerProcess, environment
 from tests.waiting import eventually
 
 from penstock.client import Message, Penstock
-from penstock.protocol import letters
+from penstock.protocol import dead_letter_headers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -211,8 +211,8 @@ def test_a_loop_is_migrated_step_by_step(servers: str, tmp_path: Path, start: St
     publish(20)
     assert handled("step2_payload.py", 10) == set(range(20, 30))
     (letter,) = read_all(servers, "shop.orders.dlq")
-    assert header(letter, letters.REASON) == "unreadable"
-    assert "id" in (header(letter, letters.MESSAGE) or "")
+    assert header(letter, dead_letter_headers.REASON_HEADER) == "unreadable"
+    assert "id" in (header(letter, dead_letter_headers.ERROR_MESSAGE_HEADER) or "")
     publish(30)
     assert handled("step3_retries.py", 10) == set(range(30, 40))
     publish(40)

@@ -14,13 +14,21 @@ import psycopg
 import pytest
 from tests.servers import PostgresServer
 
-from penstock.client.ledgers import Fenced, Ledger, LedgerTransaction, Place, Position, open_ledger, schema
-from penstock.client.ledgers import postgres as postgres_ledger
+from penstock.client.databases import postgres as postgres_ledger
+from penstock.client.ledgers import (
+    Ledger,
+    LedgerFenced,
+    LedgerTransaction,
+    Position,
+    TopicPartition,
+    open_ledger,
+    schema,
+)
 from penstock.client.stores import StoreError, StoreUnavailable, TransactionSpoiled, open_store
 
 GROUP = "billing"
-PLACE: Place = ("orders", 0)
-OTHER: Place = ("orders", 1)
+PLACE: TopicPartition = ("orders", 0)
+OTHER: TopicPartition = ("orders", 1)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -47,7 +55,7 @@ def put(transaction: LedgerTransaction, offset: int | None) -> None:
     transaction.connection.execute(f"INSERT INTO results VALUES ({offset or 0})")
 
 
-def handle(ledger: Ledger, place: Place, position: Position, to_offset: int) -> None:
+def handle(ledger: Ledger, place: TopicPartition, position: Position, to_offset: int) -> None:
     """As a subscription does: the result, then the position, in one transaction."""
     with ledger.transaction() as transaction:
         put(transaction, position.offset)
@@ -101,7 +109,9 @@ def test_positions_outlive_the_ledger(url: str) -> None:
 def test_a_zombie_changes_nothing_its_own_writes_included(ledger: Ledger) -> None:
     zombie = ledger.take(GROUP, [PLACE], "one")[PLACE]
     ledger.take(GROUP, [PLACE], "two")
-    with pytest.raises(Fenced, match=r"orders\[0\] of billing was taken over by two \(epoch 2, ours was 1\)"):
+    with pytest.raises(
+        LedgerFenced, match=r"orders\[0\] of billing was taken over by two \(epoch 2, ours was 1\)"
+    ):
         handle(ledger, PLACE, zombie, 8)
     assert (ledger.positions(GROUP, [PLACE]), results(ledger)) == ({PLACE: None}, [])
 
@@ -113,11 +123,11 @@ def test_nor_when_its_code_passes_over_the_fence(ledger: Ledger) -> None:
     def insist() -> None:
         with ledger.transaction() as transaction:
             put(transaction, 0)
-            with contextlib.suppress(Fenced):
+            with contextlib.suppress(LedgerFenced):
                 transaction.advance(GROUP, PLACE, None, 8, zombie.epoch)
             put(transaction, 1)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(LedgerFenced):
         insist()
     assert (ledger.positions(GROUP, [PLACE]), results(ledger)) == ({PLACE: None}, [])
 
@@ -135,7 +145,7 @@ def test_a_zombie_is_fenced_in_the_middle_of_its_transaction(postgres_url: str) 
                     newer.advance(GROUP, PLACE, None, 8, successor.epoch)
                 transaction.advance(GROUP, PLACE, None, 8, zombie.epoch)
 
-        with pytest.raises(Fenced):
+        with pytest.raises(LedgerFenced):
             lose_it_midway()
         assert ledger.positions(GROUP, [PLACE]) == {PLACE: 8}
 
@@ -155,13 +165,13 @@ def test_a_position_that_is_another_than_thought_is_not_moved(
 ) -> None:
     position = ledger.take(GROUP, [PLACE], "one")[PLACE]
     handle(ledger, PLACE, position, 8)
-    with pytest.raises(Fenced, match=f"is at 8, not at {from_offset}"):
+    with pytest.raises(LedgerFenced, match=f"is at 8, not at {from_offset}"):
         handle(ledger, PLACE, Position(from_offset, position.epoch), 10)
     assert (ledger.positions(GROUP, [PLACE]), results(ledger)) == ({PLACE: 8}, [0])
 
 
 def test_a_place_that_nobody_took_is_not_moved(ledger: Ledger) -> None:
-    with pytest.raises(Fenced, match="nobody has taken it"):
+    with pytest.raises(LedgerFenced, match="nobody has taken it"):
         handle(ledger, PLACE, Position(None, 1), 8)
     assert results(ledger) == []
 
@@ -175,7 +185,7 @@ def test_one_place_of_several_that_is_fenced_stops_all(ledger: Ledger) -> None:
             for place in (PLACE, OTHER):
                 transaction.advance(GROUP, place, None, 8, mine[place].epoch)
 
-    with pytest.raises(Fenced):
+    with pytest.raises(LedgerFenced):
         advance_both()
     assert ledger.positions(GROUP, [PLACE, OTHER]) == {PLACE: None, OTHER: None}
 
@@ -184,7 +194,7 @@ def test_of_two_that_make_the_same_step_one_makes_it(ledger: Ledger) -> None:
     position = ledger.take(GROUP, [PLACE], "one")[PLACE]
 
     def attempt(_: int) -> bool:
-        with contextlib.suppress(Fenced):
+        with contextlib.suppress(LedgerFenced):
             handle(ledger, PLACE, position, 8)
             return True
         return False
@@ -207,7 +217,7 @@ def test_owners_that_take_over_from_each_other_handle_everything_once(url: str, 
                 try:
                     for offset in range(start, min(total, start + chance.randint(2, 9))):
                         handle(mine, PLACE, Position(offset or None, position.epoch), offset + 1)
-                except Fenced:
+                except LedgerFenced:
                     fences += 1
                 position = mine.take(GROUP, [PLACE], f"member-{seed}")[PLACE]
         return fences
@@ -257,7 +267,7 @@ def test_the_connection_may_be_set_as_the_user_likes(ledger: Ledger) -> None:
             transaction.advance(GROUP, PLACE, None, 8, position.epoch)
             transaction.advance(GROUP, PLACE, 7, 8, position.epoch)
 
-    with pytest.raises(Fenced, match="is at 8, not at 7"):
+    with pytest.raises(LedgerFenced, match="is at 8, not at 7"):
         read_as_dictionaries()
     assert ledger.positions(GROUP, [PLACE]) == {PLACE: None}
 

@@ -20,8 +20,8 @@ from tests.application.apps import QUICK, committed, running
 from tests.waiting import eventually
 
 from penstock.client import Backoff, Breaker, Message, Penstock, Retry
+from penstock.client.app.librdkafka import consumer_settings
 from penstock.client.app.membership import Membership
-from penstock.client.app.settings import consumer_settings
 
 #: The shortest that the library allows beside a session of that length.
 SHORT = {**QUICK, "max.poll.interval.ms": 6_000}
@@ -47,7 +47,7 @@ def test_a_message_is_handled_as_soon_as_it_is_there(
     bootstrap: str, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody waits for a batch to become full, which the library's own call does."""
-    monkeypatch.setattr("penstock.client.app.consumption._TAKE_S", 60.0)
+    monkeypatch.setattr("penstock.client.app.worker._TAKE_S", 60.0)
     app, other = Penstock(bootstrap, settings=QUICK), Penstock(bootstrap)
     handled: list[int] = []
 
@@ -209,7 +209,7 @@ class _Lines:
 
 def test_no_more_is_held_than_allowed_however_much_waits(bootstrap: str, topic: str, group: str) -> None:
     """Slow handlers in lanes, and thousands of messages: what was taken and not handled is counted at every step."""
-    from penstock.client.app.lanes import ThreadLanes
+    from penstock.client.app.runners import ThreadRunner
 
     fill(bootstrap, topic, 4_000)
     app = Penstock(bootstrap, settings=QUICK)
@@ -221,14 +221,14 @@ def test_no_more_is_held_than_allowed_however_much_waits(bootstrap: str, topic: 
         if len(held) > 3:
             go_on.wait(20)
 
-    run = ThreadLanes.run
+    run = ThreadRunner.run
 
-    def counted(self: ThreadLanes, batch: Any, arrived: Callable[[], None]) -> None:
+    def counted(self: ThreadRunner, batch: Any, arrived: Callable[[], None]) -> None:
         run(self, batch, arrived)
         held.append(len(self._open))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ThreadLanes, "run", counted)
+        patched.setattr(ThreadRunner, "run", counted)
         figures = app.figures()[handle.__qualname__]
         app.start()
         try:
@@ -318,14 +318,14 @@ def test_stopping_while_a_breaker_is_open_is_prompt_and_loses_nothing(
 class _NoWork:
     """Takes whatever partitions it is given."""
 
-    def assigned(self, places: Any) -> dict[Any, int]:
+    def assigned(self, topic_partitions: Any) -> dict[Any, int]:
         return {}
 
     def begun(self, positions: Any) -> None: ...
 
-    def revoked(self, places: Any) -> None: ...
+    def revoked(self, topic_partitions: Any) -> None: ...
 
-    def lost(self, places: Any) -> None: ...
+    def lost(self, topic_partitions: Any) -> None: ...
 
 
 @pytest.mark.parametrize("more", [{}, {"group.instance.id": "one"}], ids=["dynamic", "static"])
@@ -360,17 +360,17 @@ def test_partitions_that_were_paused_when_they_went_away_are_read_when_they_come
         if other is not None:
             other.put_back(other.take(1, 0.05))
         member.put_back(member.take(1, 0.05))
-        return len(member.places) == count
+        return len(member.topic_partitions) == count
 
     try:
         eventually(partial(polls, 2), what="both partitions")
-        member.pause(member.places)
+        member.pause(member.topic_partitions)
         other = Membership(settings, [topic], start="earliest", work=_NoWork())
         eventually(partial(polls, 1), what="a partition goes to another member")
         other.close()
         other = None
         eventually(partial(polls, 2), what="it comes back")
-        member.resume(member.places)
+        member.resume(member.topic_partitions)
         fill(bootstrap, topic, 10)
         read: list[Any] = []
 

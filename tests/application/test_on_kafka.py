@@ -14,7 +14,7 @@ from tests.compat.apache_kafka import ApacheKafka
 from tests.waiting import eventually
 
 from penstock.client import Backoff, Message, Penstock
-from penstock.protocol import letters
+from penstock.protocol import dead_letter_headers
 
 pytestmark = apache_kafka.NEEDED
 COUNT = 40
@@ -54,7 +54,9 @@ def test_a_contract(kafka: str, tmp_path: Path, delivery: str) -> None:
     assert found == [number for number in range(COUNT) if number not in bad]
     assert {json.loads(each.value())["id"] for each in read_all(kafka, f"{topic}.dlq")} == bad
     assert attempts[7] == (3 if retries else 1)
-    assert {header(each, letters.GROUP) for each in read_all(kafka, f"{topic}.dlq")} == {delivery}
+    assert {header(each, dead_letter_headers.GROUP_HEADER) for each in read_all(kafka, f"{topic}.dlq")} == {
+        delivery
+    }
 
 
 def test_a_ledger(kafka: str, tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ from penstock.client import (
     PayloadError,
     Penstock,
 )
-from penstock.client.app.letterbox import Letterbox
+from penstock.client.app.failures import FailurePublisher
 from penstock.client.app.membership import Membership
-from penstock.client.app.plain import Polling
-from penstock.client.app.publishing import NotPublished
-from penstock.client.letters import dead_letter_topic, retry_topic
-from penstock.protocol import letters
+from penstock.client.app.plain_consumer import GroupPlainConsumer
+from penstock.client.app.publisher import NotPublished
+from penstock.client.deadletters.headers import dead_letter_topic, retry_topic
+from penstock.protocol import dead_letter_headers
 
 
 @dataclass
@@ -198,10 +198,13 @@ def test_with_retry_a_nack_goes_through_the_retry_topics_to_the_dead_letters(
         figures = consumer.figures
         assert (figures.handled, figures.retried, figures.dead) == (1, 1, 2)
     dead = {json.loads(each.value())["id"]: each for each in read_all(bootstrap, dead_letter_topic(topic))}
-    assert {header(each, letters.REASON) for each in dead.values()} == {"rejected", "attempts exhausted"}
-    assert header(dead[0], letters.MESSAGE) == "still busy"
-    assert header(dead[0], letters.DELIVERY_COUNT) == "2"
-    assert header(dead[1], letters.MESSAGE) == "no such customer"
+    assert {header(each, dead_letter_headers.REASON_HEADER) for each in dead.values()} == {
+        "rejected",
+        "attempts exhausted",
+    }
+    assert header(dead[0], dead_letter_headers.ERROR_MESSAGE_HEADER) == "still busy"
+    assert header(dead[0], dead_letter_headers.DELIVERY_COUNT_HEADER) == "2"
+    assert header(dead[1], dead_letter_headers.ERROR_MESSAGE_HEADER) == "no such customer"
 
 
 def test_a_letter_that_cannot_be_sent_is_no_message_lost(
@@ -213,7 +216,7 @@ def test_a_letter_that_cannot_be_sent_is_no_message_lost(
     with app.consumer(topic, group=group, retry=retry, commit_every="1h") as consumer:
         first, *_ = take(consumer, 3)
         with monkeypatch.context() as patched:
-            patched.setattr(Letterbox, "settle", _unpublished)
+            patched.setattr(FailurePublisher, "settle", _unpublished)
             consumer.nack(first)
             with pytest.raises(NotPublished):
                 consumer.commit()
@@ -289,7 +292,7 @@ def test_at_most_once_notes_how_far_messages_are_handled(
         first, *_ = take(consumer, 3, max=3)
         assert noted() == (3, "penstock at-most-once done=0")
         consumer.ack(first)
-        assert isinstance(consumer, Polling)
+        assert isinstance(consumer, GroupPlainConsumer)
         consumer.leaving([(topic, 0)])
         assert noted() == (3, "penstock at-most-once done=0")
         take(consumer, 3, max=3)

@@ -11,7 +11,7 @@ from tests.application.apps import QUICK, read_all, running
 from tests.waiting import eventually
 
 from penstock.client import ApplicationError, Message, NotPublished, Penstock
-from penstock.client.app.publishing import Published
+from penstock.client.app.publisher import Published
 from penstock.testing import EmbeddedBroker
 
 MANY = 5_000

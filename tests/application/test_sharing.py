@@ -24,9 +24,9 @@ from penstock.client import (
     Reject,
     Retry,
 )
-from penstock.client.app import share_settings
-from penstock.client.letters import dead_letter_topic
-from penstock.protocol import letters
+from penstock.client.app import share_group
+from penstock.client.deadletters.headers import dead_letter_topic
+from penstock.protocol import dead_letter_headers
 
 #: So that a lock can run out while a test waits for it.
 SETTINGS = {
@@ -159,22 +159,22 @@ def test_the_group_delays_counts_and_buries_what_fails(
     assert figures.retried == 3
     dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
     assert set(dead) == {b'{"id":1}', b'{"id":3}', b"no JSON"}
-    assert header(dead[b'{"id":1}'], letters.DELIVERY_COUNT) == "3"
-    assert header(dead[b'{"id":3}'], letters.REASON) == "rejected"
-    assert header(dead[b'{"id":3}'], letters.GROUP) == group
+    assert header(dead[b'{"id":1}'], dead_letter_headers.DELIVERY_COUNT_HEADER) == "3"
+    assert header(dead[b'{"id":3}'], dead_letter_headers.REASON_HEADER) == "rejected"
+    assert header(dead[b'{"id":3}'], dead_letter_headers.GROUP_HEADER) == group
 
 
 def test_what_the_subscription_says_is_set_in_the_group_once(
     app: Penstock, topic: str, group: str, bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: list[Any] = []
-    change = share_settings._Settings.change
+    change = share_group._GroupSettings.change
 
     def noted(self: Any, asked: Any) -> None:
         changes.append(asked)
         change(self, asked)
 
-    monkeypatch.setattr(share_settings._Settings, "change", noted)
+    monkeypatch.setattr(share_group._GroupSettings, "change", noted)
     retry = Backoff(base="2s", cap="5m", attempts=7)
     for _ in range(2):
         with app.consumer(topic, group=group, share=True, retry=retry, lock="20s", start="latest"):
@@ -281,7 +281,7 @@ def test_at_most_once_the_broker_hands_out_once_and_a_failure_is_a_letter(
     assert tried == Counter(range(20))
     assert group_settings(bootstrap, group)["penstock.share.delivery"] == "at-most-once"
     (letter,) = read_all(bootstrap, dead_letter_topic(topic))
-    assert header(letter, letters.ERROR_CLASS) == "RuntimeError"
+    assert header(letter, dead_letter_headers.ERROR_CLASS_HEADER) == "RuntimeError"
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ def test_brokers_without_delays_are_used_as_they_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As Apache Kafka is: none of our own settings, and the members see to it that nothing is handed out twice."""
-    described = share_settings._Settings.described
+    described = share_group._GroupSettings.described
 
     def without_ours(self: Any) -> dict[str, str]:
         return {name: value for name, value in described(self).items() if not name.startswith("penstock.")}
 
-    monkeypatch.setattr(share_settings._Settings, "described", without_ours)
+    monkeypatch.setattr(share_group._GroupSettings, "described", without_ours)
     fill(app, topic, 10)
     attempts: Counter[int] = Counter()
 
@@ -473,13 +473,16 @@ def test_dead_letters_of_a_share_group_say_what_the_worker_said(
         eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 2)
     dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
     often, rejected = dead[b'{"id":0}'], dead[b'{"id":1}']
-    assert header(often, letters.ERROR_CLASS) == "RuntimeError"
-    assert header(often, letters.MESSAGE) == "no such customer"
-    assert "raise RuntimeError" in header(often, letters.ERROR_STACK)
-    assert (header(often, letters.REASON), header(often, letters.DELIVERY_COUNT)) == ("limit", "2")
-    assert header(rejected, letters.ERROR_CLASS) == "penstock.client.Reject"
-    assert header(rejected, letters.MESSAGE) == "not ours"
-    assert header(rejected, letters.REASON) == "rejected"
+    assert header(often, dead_letter_headers.ERROR_CLASS_HEADER) == "RuntimeError"
+    assert header(often, dead_letter_headers.ERROR_MESSAGE_HEADER) == "no such customer"
+    assert "raise RuntimeError" in header(often, dead_letter_headers.ERROR_STACK_HEADER)
+    assert (
+        header(often, dead_letter_headers.REASON_HEADER),
+        header(often, dead_letter_headers.DELIVERY_COUNT_HEADER),
+    ) == ("limit", "2")
+    assert header(rejected, dead_letter_headers.ERROR_CLASS_HEADER) == "penstock.client.Reject"
+    assert header(rejected, dead_letter_headers.ERROR_MESSAGE_HEADER) == "not ours"
+    assert header(rejected, dead_letter_headers.REASON_HEADER) == "rejected"
 
 
 def test_plain_rejections_say_why(app: Penstock, topic: str, group: str, bootstrap: str) -> None:
@@ -498,5 +501,5 @@ def test_plain_rejections_say_why(app: Penstock, topic: str, group: str, bootstr
                     consumer.reject(message)
     eventually(lambda: len(read_all(bootstrap, dead_letter_topic(topic))) == 2)
     dead = {each.value(): each for each in read_all(bootstrap, dead_letter_topic(topic))}
-    assert header(dead[b'{"id":0}'], letters.MESSAGE) == "unknown customer"
-    assert header(dead[b'{"id":1}'], letters.ERROR_CLASS) == "KeyError"
+    assert header(dead[b'{"id":0}'], dead_letter_headers.ERROR_MESSAGE_HEADER) == "unknown customer"
+    assert header(dead[b'{"id":1}'], dead_letter_headers.ERROR_CLASS_HEADER) == "KeyError"

@@ -5,22 +5,25 @@ from collections.abc import Callable
 import pytest
 
 from penstock.client import ApplicationError, Penstock
-from penstock.client.cluster import Cluster
-from penstock.client.settings import ConnectionSettings
-from penstock.client.topic_contracts import keeps
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import satisfies_contract
 
 CONTRACTS = ("at-most-once", "at-least-once", "effectively-once", "exactly-once")
 
 
 def test_what_keeps_what() -> None:
-    assert {asked: [each for each in CONTRACTS if keeps(each, asked)] for asked in ("none", *CONTRACTS)} == {
+    assert {
+        asked: [each for each in CONTRACTS if satisfies_contract(each, asked)]
+        for asked in ("none", *CONTRACTS)
+    } == {
         "none": list(CONTRACTS),
         "at-most-once": ["at-most-once", "effectively-once", "exactly-once"],
         "at-least-once": ["at-least-once", "effectively-once", "exactly-once"],
         "effectively-once": ["effectively-once", "exactly-once"],
         "exactly-once": ["exactly-once"],
     }
-    assert keeps("at-most-once", "a contract of later versions")
+    assert satisfies_contract("at-most-once", "a contract of later versions")
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ def test_a_loop_of_ones_own_is_refused_too(app: Penstock, declared: str, group: 
 def test_a_pipeline_that_promises_less_is_refused(bootstrap: str, declared: str) -> None:
     pytest.importorskip("pyspark")
     from penstock.spark.pipelines.declaration import Contract, Pipeline, PipelineError
-    from penstock.spark.pipelines.letter_topics import ensure
+    from penstock.spark.pipelines.failure_topics import ensure_failure_topics
 
     class Declared:
         name, delivery = "clean", Contract("at-most-once")
@@ -61,4 +64,4 @@ def test_a_pipeline_that_promises_less_is_refused(bootstrap: str, declared: str)
     with Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})) as cluster:
         pipeline: Pipeline = Declared()  # type: ignore[assignment]
         with pytest.raises(PipelineError, match=f"pipeline clean: topic {declared} asks for at-least-once"):
-            ensure(cluster, pipeline, cluster.topics([declared]))
+            ensure_failure_topics(cluster, pipeline, cluster.topics([declared]))

@@ -16,9 +16,9 @@ from tests.chaos.late.producers import java_libs
 from tests.ports import free_address
 from tests.waiting import eventually
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import Unavailable
-from penstock.client.settings import ConnectionSettings
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
 
 HOST = "127.0.0.1"
 SECURE_LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")

@@ -4,14 +4,13 @@ import time
 
 from tests.waiting import eventually
 
-from penstock.client.batches import batches, visible
-from penstock.client.cluster import Cluster
-from penstock.client.fetching import Fetched, PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.positions import LATEST, list_offsets
-from penstock.client.settings import ConnectionSettings
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import FetchResult, PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import LATEST, list_offsets
+from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, decode_records, encode_batch
+from penstock.protocol.record_batch import Record, decode_records, encode_batch
 
 BYTES_MAX = 64 << 20
 
@@ -25,12 +24,14 @@ def batch(*values: bytes, codec: Codec = Codec.NONE, timestamp: int | None = Non
     return encode_batch([Record(i, at, None, value) for i, value in enumerate(values)], codec=codec)
 
 
-def records(fetched: Fetched, isolation: Isolation = Isolation.READ_UNCOMMITTED) -> list[Record]:
+def records(
+    fetched: FetchResult, isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+) -> list[Record]:
     """From the offset that was asked for on."""
-    aborted = fetched.aborted if isolation is Isolation.READ_COMMITTED else None
+    aborted = fetched.aborted if isolation is IsolationLevel.READ_COMMITTED else None
     return [
         record
-        for view in visible(batches(fetched.data), aborted)
+        for view in visible_batches(checked_batches(fetched.data), aborted)
         for record in decode_records(view.data, BYTES_MAX)
         if record.offset >= fetched.offset
     ]
@@ -41,7 +42,7 @@ def read(
     topic: str,
     partition: int = 0,
     *,
-    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     bytes_max: int | None = None,
 ) -> list[Record]:
     """All there is now."""
@@ -63,11 +64,13 @@ def read_committed(cluster: Cluster, topic: str, partition: int = 0) -> list[byt
     place = (topic, partition)
 
     def is_settled() -> bool:
-        ends = [list_offsets(cluster, {place: LATEST}, isolation=isolation)[place] for isolation in Isolation]
+        ends = [
+            list_offsets(cluster, {place: LATEST}, isolation=isolation)[place] for isolation in IsolationLevel
+        ]
         return ends[0] == ends[1]
 
     eventually(is_settled, what="the end of all transactions")
-    return values(read(cluster, topic, partition, isolation=Isolation.READ_COMMITTED))
+    return values(read(cluster, topic, partition, isolation=IsolationLevel.READ_COMMITTED))
 
 
 def values(found: list[Record]) -> list[bytes]:

@@ -17,7 +17,7 @@ from tests.compat.apache_kafka import ApacheKafka
 from tests.compat.raw import RawConnection, connected, schema
 from tests.waiting import eventually
 
-from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.broker.config.definitions import NODE_SETTINGS
 
 pytestmark = apache_kafka.NEEDED
 

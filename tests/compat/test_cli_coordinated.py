@@ -13,7 +13,7 @@ from tests.compat.message import numbered
 from tests.compat.raw import connected, schema
 from tests.compat.share import share_consumer, take
 
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 #: A batch may begin a transaction that its coordinator has never heard of.
 UNVERIFIED = {

@@ -15,8 +15,8 @@ from kio.schema.offset_fetch.v9 import request as offset_fetch
 from tests.clusters import ClusterProcesses, NodeProcess
 from tests.waiting import eventually
 
-from penstock.cli.cluster_requests import quorum
-from penstock.cli.wire import ask
+from penstock.cli.cluster.description import describe_quorum
+from penstock.cli.cluster_client import send_request
 
 GROUP = "readers"
 
@@ -103,7 +103,7 @@ def committed_offset(cluster: ClusterProcesses, topic: str) -> int:
 def _committed_at(node: NodeProcess, topic: str) -> Any:
     wanted = offset_fetch.OffsetFetchRequestTopics(name=topic, partition_indexes=(0,))
     group = offset_fetch.OffsetFetchRequestGroup(group_id=GROUP, topics=(wanted,))
-    return ask(node.direct_address, offset_fetch.OffsetFetchRequest(groups=(group,))).groups[0]
+    return send_request(node.direct_address, offset_fetch.OffsetFetchRequest(groups=(group,))).groups[0]
 
 
 def leader_and_isr(admin: AdminClient, topic: str) -> tuple[int, set[int]]:
@@ -142,7 +142,7 @@ def test_founders_serve_once_all_of_them_vote(tmp_path: Path) -> None:
 
     def voters() -> int:
         try:
-            return len(quorum(first.direct_peer_address, timeout_s=5).voters)
+            return len(describe_quorum(first.direct_peer_address, timeout_s=5).voters)
         except OSError:
             return 0
 
@@ -251,7 +251,7 @@ def test_a_node_that_has_lost_its_disk_gets_everything_back(
 def test_a_second_node_with_the_same_id_is_refused(
     cluster: ClusterProcesses, admin: AdminClient, tmp_path: Path, is_leader: bool
 ) -> None:
-    leader_id = quorum(cluster.nodes[1].direct_address, timeout_s=5).leader
+    leader_id = describe_quorum(cluster.nodes[1].direct_address, timeout_s=5).leader
     victim = next(node for id, node in cluster.nodes.items() if (id == leader_id) is is_leader)
     others = [id for id in cluster.nodes if id != victim.node_id]
     create(admin, topic := f"mine-{is_leader}", [victim.node_id, *others])

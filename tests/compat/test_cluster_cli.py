@@ -16,10 +16,9 @@ import pytest
 from tests.brokers import environment, executable
 from tests.waiting import eventually
 
-from penstock.cli.client import Cluster
-from penstock.cli.cluster_findings import findings
-from penstock.cli.cluster_status import as_document
-from penstock.cli.cluster_view import look
+from penstock.cli.cluster.description import describe_cluster
+from penstock.cli.cluster.status import check_health, status_document
+from penstock.cli.cluster_client import LibrdkafkaCluster
 
 #: Nodes start in a second where nobody else is at work, and take much longer where tests run side by side.
 TIMEOUT_S = 300
@@ -109,8 +108,8 @@ def run(*words: str, code: int | None = 0, given: str = "") -> tuple[str, str]:
 
 def status(bootstrap: str) -> dict[str, Any]:
     """What `cluster status --json` prints, without the start of an interpreter for each look."""
-    view = look(Cluster(bootstrap), quorum_timeout_s=10)
-    return as_document(view, findings(view))
+    view = describe_cluster(LibrdkafkaCluster(bootstrap), quorum_timeout_s=10)
+    return status_document(view, check_health(view))
 
 
 def test_a_cluster_from_start_to_stop_and_back(tmp_path: Path) -> None:

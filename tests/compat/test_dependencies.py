@@ -16,8 +16,8 @@ from tests.clusters import ClusterProcesses
 from tests.compat import ailing
 from tests.waiting import eventually
 
-from penstock.cli.cluster_requests import Quorum, brokers, quorum
-from penstock.cli.wire import ask
+from penstock.cli.cluster.description import QuorumInfo, describe_brokers, describe_quorum
+from penstock.cli.cluster_client import send_request
 from penstock.protocol.schemas import schema_class
 
 HOUR_S = 3600
@@ -38,8 +38,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     processes.kill()
 
 
-def seen_quorum(processes: ClusterProcesses) -> Quorum:
-    return quorum(processes.nodes[1].direct_address, timeout_s=10)
+def seen_quorum(processes: ClusterProcesses) -> QuorumInfo:
+    return describe_quorum(processes.nodes[1].direct_address, timeout_s=10)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def find_coordinator(node: BrokerProcess) -> str:
     request = schema_class("find_coordinator.v4.request:FindCoordinatorRequest")(
         key_type=0, coordinator_keys=("a group",)
     )
-    (found,) = ask(node.direct_address, request, timeout_s=10).coordinators
+    (found,) = send_request(node.direct_address, request, timeout_s=10).coordinators
     return str(found.error_code.name)
 
 
@@ -231,5 +231,7 @@ def _poll(consumer: Consumer, count: int) -> list[object]:
 
 def _leader_epochs(cluster: ClusterProcesses) -> tuple[int, frozenset[int]]:
     """The epoch of the quorum, and who is fenced."""
-    fenced = frozenset(broker.id for broker in brokers(cluster.nodes[1].direct_address) if broker.fenced)
+    fenced = frozenset(
+        broker.id for broker in describe_brokers(cluster.nodes[1].direct_address) if broker.fenced
+    )
     return seen_quorum(cluster).epoch, fenced

@@ -29,7 +29,7 @@ from tests.compat.message import values
 from tests.ports import free_address
 from tests.waiting import eventually
 
-from penstock.cli.wire import ask
+from penstock.cli.cluster_client import send_request
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="cuts off a node of its cluster")
 
@@ -88,7 +88,7 @@ class Cluster(ClusterProcesses):
         request = elect_leaders.ElectLeadersRequest(
             election_type=0, topic_partitions=(wanted,), timeout=timedelta(seconds=30)
         )
-        assert ask(self.nodes[OTHERS[0]].direct_address, request).error_code == 0
+        assert send_request(self.nodes[OTHERS[0]].direct_address, request).error_code == 0
 
     def has_records(self, node: int, topic: str) -> bool:
         folder = self.nodes[node].data_dir / f"{topic}-0"

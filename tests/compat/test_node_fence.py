@@ -35,9 +35,9 @@ from tests.compat.raw import connected, framed, response
 from tests.fuzz.messages import Requests
 from tests.waiting import eventually
 
-from penstock.broker.apis import APIS
-from penstock.broker.listeners import parse_address
-from penstock.cli.cluster_requests import Quorum, brokers, cluster_id, quorum
+from penstock.broker.config.listeners import parse_address
+from penstock.broker.network.apis import APIS
+from penstock.cli.cluster.description import QuorumInfo, describe_brokers, describe_quorum, fetch_cluster_id
 
 EPOCH_MAX = 2**31 - 1
 METADATA = "__cluster_metadata"
@@ -195,8 +195,8 @@ def error_codes(answer: Any) -> Iterator[int]:
 
 
 def refuse_all_attacks(address: tuple[str, int]) -> None:
-    cluster, topic = cluster_id(address), topic_id(address)
-    before = quorum(address, timeout_s=10)
+    cluster, topic = fetch_cluster_id(address), topic_id(address)
+    before = describe_quorum(address, timeout_s=10)
     leader, epoch = before.leader, before.epoch
     attacks = [
         *(vote(number, cluster=known) for number in (EPOCH_MAX, EPOCH_MAX - 1, epoch + 1) for known in (None, cluster)),
@@ -224,7 +224,7 @@ def refuse_all_attacks(address: tuple[str, int]) -> None:
 def refuse_every_node_request(address: tuple[str, int]) -> None:
     """Whatever it says: an answer that says only that, or a closed connection where there is no place for it."""
     for api in APIS.values():
-        first = max(api.min_version, api.node_only_from)
+        first = max(api.min_version, api.inter_broker_from)
         for version in {first, api.max_version} if first <= api.max_version else ():
             request = Requests(version)._entity(load_request_schema(api.key, version))
             with connected(address) as connection:
@@ -234,11 +234,11 @@ def refuse_every_node_request(address: tuple[str, int]) -> None:
             assert codes <= {REFUSED}, (api.name, version, codes)
 
 
-def assert_unchanged(address: tuple[str, int], before: Quorum) -> None:
+def assert_unchanged(address: tuple[str, int], before: QuorumInfo) -> None:
     """A busy machine may have cost an election, but nobody has been added, and no epoch skipped."""
-    after = quorum(address, timeout_s=30)
+    after = describe_quorum(address, timeout_s=30)
     assert {voter.id for voter in after.voters} == {voter.id for voter in before.voters}
-    assert {broker.id for broker in brokers(address)} == {voter.id for voter in before.voters}
+    assert {broker.id for broker in describe_brokers(address)} == {voter.id for voter in before.voters}
     assert before.epoch <= after.epoch < before.epoch + 100
 
 
@@ -321,7 +321,7 @@ def test_a_node_starts_with_an_epoch_on_disk_that_cannot_be(tmp_path: Path) -> N
         assert any("none that elections could have reached" in line for line in node.output)
         work_as_usual(node.bootstrap_servers)
         node.restart()
-        assert quorum(node.address, timeout_s=10).epoch < 2_000_000
+        assert describe_quorum(node.address, timeout_s=10).epoch < 2_000_000
     finally:
         node.kill()
 
@@ -346,7 +346,7 @@ def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: Cluster
     """Without authentication whoever reaches it may pose as a node; a request alone must not end the cluster."""
     first = next(iter(cluster.nodes.values()))
     peer, client = parse_address(first.peer_address), first.direct_address
-    named, before = cluster_id(client), quorum(client, timeout_s=10)
+    named, before = fetch_cluster_id(client), describe_quorum(client, timeout_s=10)
     soon = before.epoch + 50  # an election may come between on a busy machine
 
     def refusal(request: Any) -> int:
@@ -387,4 +387,4 @@ def test_three_nodes_are_not_taken_by_a_client(cluster: ClusterProcesses) -> Non
         poison(cluster.nodes[number].data_dir, EPOCH_MAX)
     cluster.start()
     work_as_usual(cluster.bootstrap_servers)
-    assert quorum(addresses[0], timeout_s=10).epoch < 2_000_000
+    assert describe_quorum(addresses[0], timeout_s=10).epoch < 2_000_000

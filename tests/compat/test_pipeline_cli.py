@@ -15,31 +15,33 @@ import pytest
 from tests.compat.confluent import publish
 from tests.compat.message import Message
 
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.turns import turn_query
-from penstock.client.positions import commit, committed
-from penstock.client.producing import RawProducer
-from penstock.client.settings import ConnectionSettings
-from penstock.client.transactions import list_transactions
-from penstock.protocol.records import Record, encode_batch
-from penstock.spark.concluding import attempts_prefix
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.pipelines.batch import written_as
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.runner import Launch, Runner
+from penstock.client.deadletters.writer import replay_query_name
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.offsets import commit_offsets, committed_offsets
+from penstock.client.wire.producer import RawProducer
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.transactions import list_transactions
+from penstock.protocol.record_batch import Record, encode_batch
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.exactly_once.two_phase_commit import attempt_id_prefix
+from penstock.spark.internal_topics import DocumentStore
+from penstock.spark.offsets import GROUP_METADATA
+from penstock.spark.pipelines.batch import sink_query_names
+from penstock.spark.pipelines.runner import LaunchSettings, Runner
 from penstock.spark.pipelines.status import (
-    Counts,
+    ErrorInfo,
     Generation,
-    State,
-    Status,
-    Trouble,
+    PipelineState,
+    PipelineStatus,
+    RowCounts,
+    RunningAlready,
+    StatusReporter,
     add_counts,
-    generation_of,
-    statuses,
+    read_generation,
+    read_statuses,
+    refuse_second_runner,
     write_status,
 )
-from penstock.spark.pipelines.telling import Herald, RunningAlready, refuse_second
-from penstock.spark.progress import METADATA
 
 
 def now_ms() -> int:
@@ -65,10 +67,10 @@ def cluster(connect: Callable[[], Cluster]) -> Cluster:
 
 
 @pytest.fixture
-def told(unique: Callable[[str], str], group: str) -> Status:
-    return Status(
+def told(unique: Callable[[str], str], group: str) -> PipelineStatus:
+    return PipelineStatus(
         name=unique("pipeline"),
-        state=State.RUNNING,
+        state=PipelineState.RUNNING,
         host=socket.gethostname(),
         pid=os.getpid(),
         master="local[2]",
@@ -86,13 +88,13 @@ def told(unique: Callable[[str], str], group: str) -> Status:
 
 
 def test_status_tells_how_it_is_with_the_lag_as_it_is_now(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, bootstrap: str
+    penstock: Any, answer: Any, cluster: Cluster, told: PipelineStatus, topic: str, bootstrap: str
 ) -> None:
     assert told.group is not None
-    write_status(Board(cluster), replace(told, lag=99))
-    add_counts(cluster, told.name, MicroBatch("q", 4), Counts(rows_in=10, rows_out=7, retried=2, dead=1))
+    write_status(DocumentStore(cluster), replace(told, lag=99))
+    add_counts(cluster, told.name, MicroBatch("q", 4), RowCounts(rows_in=10, rows_out=7, retried=2, dead=1))
     publish(bootstrap, topic, [Message(value=b"x")] * 5)
-    commit(cluster, told.group, {(topic, 0): 2}, metadata=METADATA)
+    commit_offsets(cluster, told.group, {(topic, 0): 2}, metadata=GROUP_METADATA)
     document = answer("pipeline", "status", told.name)
     assert document["state"] == "running"
     assert document["lag"] == 3
@@ -106,17 +108,17 @@ def test_status_tells_how_it_is_with_the_lag_as_it_is_now(
 
 
 def test_who_does_not_tell_any_more_is_lost(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status
+    penstock: Any, answer: Any, cluster: Cluster, told: PipelineStatus
 ) -> None:
-    silent = replace(told, updated_ms=now_ms() - 60_000, error=Trouble(kind="ValueError", message="no"))
-    write_status(Board(cluster), silent)
+    silent = replace(told, updated_ms=now_ms() - 60_000, error=ErrorInfo(kind="ValueError", message="no"))
+    write_status(DocumentStore(cluster), silent)
     assert answer("pipeline", "status", told.name)["state"] == "lost"
     assert "ValueError: no" in penstock("pipeline", "status", told.name)[0]
     assert "does not run: it is lost" in penstock("pipeline", "stop", told.name)[1]
 
 
-def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: Status) -> None:
-    write_status(Board(cluster), told)
+def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: PipelineStatus) -> None:
+    write_status(DocumentStore(cluster), told)
     for verb in ("status", "stop", "reset"):
         _, complaint = penstock("pipeline", verb, told.name + "x", code=1)
         assert complaint == (
@@ -125,80 +127,89 @@ def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: St
 
 
 def test_stop_reaches_whoever_runs_it_and_waits(
-    penstock: Any, cluster: Cluster, connect: Callable[[], Cluster], told: Status
+    penstock: Any, cluster: Cluster, connect: Callable[[], Cluster], told: PipelineStatus
 ) -> None:
     wished = threading.Event()
-    herald = Herald(connect(), told, on_stop=lambda _: wished.set())
+    herald = StatusReporter(connect(), told, on_stop=lambda _: wished.set())
     herald.start()
 
     def obey() -> None:
         assert wished.wait(20)
-        herald.finish(state=State.STOPPED)
+        herald.finish(state=PipelineState.STOPPED)
 
     obeying = threading.Thread(target=obey)
     obeying.start()
     _, words = penstock("pipeline", "stop", told.name)
     obeying.join()
     assert words == f"{told.name} stopped\n"
-    assert statuses(Board(cluster))[told.name].state is State.STOPPED
+    assert read_statuses(DocumentStore(cluster))[told.name].state is PipelineState.STOPPED
     assert "does not run: it is stopped" in penstock("pipeline", "stop", told.name)[1]
 
 
-def test_stop_does_not_wait_for_ever(penstock: Any, connect: Callable[[], Cluster], told: Status) -> None:
-    herald = Herald(connect(), told, on_stop=lambda _: None)
+def test_stop_does_not_wait_for_ever(
+    penstock: Any, connect: Callable[[], Cluster], told: PipelineStatus
+) -> None:
+    herald = StatusReporter(connect(), told, on_stop=lambda _: None)
     herald.start()
     assert (
         "has not stopped within 0.1 s"
         in penstock("pipeline", "stop", told.name, "--timeout", "0.1", code=1)[1]
     )
-    herald.finish(state=State.STOPPED)
+    herald.finish(state=PipelineState.STOPPED)
 
 
-def test_a_second_runner_is_refused_while_the_first_is_heard_of(cluster: Cluster, told: Status) -> None:
-    board = Board(cluster)
+def test_a_second_runner_is_refused_while_the_first_is_heard_of(
+    cluster: Cluster, told: PipelineStatus
+) -> None:
+    store = DocumentStore(cluster)
     elsewhere = replace(told, host="elsewhere", pid=7)
-    assert refuse_second(board, told, now_ms=now_ms()) is None
-    write_status(board, elsewhere)
+    assert refuse_second_runner(store, told, now_ms=now_ms()) is None
+    write_status(store, elsewhere)
     with pytest.raises(RunningAlready, match=r"runs already on elsewhere \(process 7\)"):
-        refuse_second(board, told, now_ms=now_ms())
-    assert refuse_second(board, told, now_ms=now_ms() + 60_000) == elsewhere
-    write_status(board, replace(elsewhere, state=State.FAILED))
-    assert refuse_second(board, told, now_ms=now_ms()) is not None
+        refuse_second_runner(store, told, now_ms=now_ms())
+    assert refuse_second_runner(store, told, now_ms=now_ms() + 60_000) == elsewhere
+    write_status(store, replace(elsewhere, state=PipelineState.FAILED))
+    assert refuse_second_runner(store, told, now_ms=now_ms()) is not None
     # One that was killed on this very machine is gone at once.
-    write_status(board, replace(told, pid=2**22 + 1))
-    assert refuse_second(board, told, now_ms=now_ms()) is not None
+    write_status(store, replace(told, pid=2**22 + 1))
+    assert refuse_second_runner(store, told, now_ms=now_ms()) is not None
 
 
 def test_who_is_overtaken_stops_and_says_no_more(
-    cluster: Cluster, connect: Callable[[], Cluster], told: Status
+    cluster: Cluster, connect: Callable[[], Cluster], told: PipelineStatus
 ) -> None:
     overtaken, reasons = threading.Event(), list[str]()
-    herald = Herald(connect(), told, on_stop=lambda why: (reasons.append(why), overtaken.set()))
+    herald = StatusReporter(connect(), told, on_stop=lambda why: (reasons.append(why), overtaken.set()))
     herald.start()
-    write_status(Board(cluster), replace(told, host="elsewhere", pid=7))
+    write_status(DocumentStore(cluster), replace(told, host="elsewhere", pid=7))
     assert overtaken.wait(20)
     assert "another runner on elsewhere (process 7)" in reasons[0]
-    herald.finish(state=State.STOPPED)
-    assert statuses(Board(cluster))[told.name].state is State.RUNNING
+    herald.finish(state=PipelineState.STOPPED)
+    assert read_statuses(DocumentStore(cluster))[told.name].state is PipelineState.RUNNING
 
 
 def test_reset_begins_another_generation(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status, new_topic: Callable[..., str], bootstrap: str
+    penstock: Any,
+    answer: Any,
+    cluster: Cluster,
+    told: PipelineStatus,
+    new_topic: Callable[..., str],
+    bootstrap: str,
 ) -> None:
     assert told.group is not None
-    source, board, base_ms = new_topic(), Board(cluster), now_ms() - 10_000
+    source, store, base_ms = new_topic(), DocumentStore(cluster), now_ms() - 10_000
     penstock("topic", "create", f"{source}.retry.1")
     publish(bootstrap, source, [Message(value=b"x", timestamp_ms=base_ms + 1_000 * n) for n in range(5)])
     publish(bootstrap, f"{source}.retry.1", [Message(value=b"x")] * 3)
     positions = {(source, 0): 4, (f"{source}.retry.1", 0): 1}
-    commit(cluster, told.group, positions, metadata=METADATA)
+    commit_offsets(cluster, told.group, positions, metadata=GROUP_METADATA)
 
-    write_status(board, told)
+    write_status(store, told)
     assert penstock("pipeline", "reset", told.name, "--yes", code=1)[1] == (
         f"error: {told.name} is running\n       penstock pipeline stop {told.name}\n"
     )
-    write_status(board, replace(told, state=State.STOPPED))
-    add_counts(cluster, told.name, MicroBatch("q", 0), Counts(rows_in=4))
+    write_status(store, replace(told, state=PipelineState.STOPPED))
+    add_counts(cluster, told.name, MicroBatch("q", 0), RowCounts(rows_in=4))
     assert "needs a confirmation" in penstock("pipeline", "reset", told.name, code=2)[1]
 
     # Where retries wait is where they are taken up again.
@@ -210,29 +221,29 @@ def test_reset_begins_another_generation(
             {"topic": f"{source}.retry.1", "partition": 0, "from": 1, "to": 1},
         ],
     }  # fmt: skip
-    assert generation_of(board, told.name) == Generation()
+    assert read_generation(store, told.name) == Generation()
 
     answer("pipeline", "reset", told.name, "--to", str(base_ms + 2_000), "--yes")
-    now = {place: at.offset for place, at in committed(cluster, told.group).items()}
+    now = {place: at.offset for place, at in committed_offsets(cluster, told.group).items()}
     assert now == {(source, 0): 2, (f"{source}.retry.1", 0): 1}
-    found = generation_of(board, told.name)
+    found = read_generation(store, told.name)
     assert found.number == 2
     assert json.loads(found.starting or "") == {source: {"0": 2}, f"{source}.retry.1": {"0": 1}}
     assert answer("pipeline", "status", told.name)["rows"]["in"] == 0
 
     answer("pipeline", "reset", told.name, "--to", json.dumps({source: {"0": 1}}), "--yes")
-    assert json.loads(generation_of(board, told.name).starting or "")[source] == {"0": 1}
-    assert generation_of(board, told.name).number == 3
+    assert json.loads(read_generation(store, told.name).starting or "")[source] == {"0": 1}
+    assert read_generation(store, told.name).number == 3
 
 
 def test_reset_ends_what_the_old_generation_has_left_open(
-    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+    penstock: Any, cluster: Cluster, told: PipelineStatus, topic: str, unique: Callable[[str], str]
 ) -> None:
     assert told.group is not None
     query = unique("query")
-    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
-    write_status(Board(cluster), replace(told, state=State.FAILED, queries=(query,)))
-    left = sorted(attempts_prefix(MicroBatch(name, 0)) + "attempt" for name in written_as(query))
+    commit_offsets(cluster, told.group, {(topic, 0): 0}, metadata=GROUP_METADATA)
+    write_status(DocumentStore(cluster), replace(told, state=PipelineState.FAILED, queries=(query,)))
+    left = sorted(attempt_id_prefix(MicroBatch(name, 0)) + "attempt" for name in sink_query_names(query))
     for name in left:
         with RawProducer(cluster, transactional_id=name) as producer:
             producer.init()
@@ -246,7 +257,7 @@ def test_reset_ends_what_the_old_generation_has_left_open(
 @contextmanager
 def left_behind(cluster: Cluster, topic: str, query: str) -> Iterator[str]:
     """As an attempt at batch 0 of a query leaves it when its driver is killed: no time ends it."""
-    name = attempts_prefix(MicroBatch(query, 0)) + "attempt"
+    name = attempt_id_prefix(MicroBatch(query, 0)) + "attempt"
     with RawProducer(cluster, transactional_id=name, two_phase=True) as producer:
         producer.init()
         producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
@@ -256,13 +267,18 @@ def left_behind(cluster: Cluster, topic: str, query: str) -> Iterator[str]:
 
 
 def test_what_a_killed_pipeline_holds_back_is_shown_and_released(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+    penstock: Any,
+    answer: Any,
+    cluster: Cluster,
+    told: PipelineStatus,
+    topic: str,
+    unique: Callable[[str], str],
 ) -> None:
     query = unique("query")
     assert told.group is not None
-    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    commit_offsets(cluster, told.group, {(topic, 0): 0}, metadata=GROUP_METADATA)
     gone = replace(told, queries=(query,), sink=topic, updated_ms=now_ms() - 60_000)
-    write_status(Board(cluster), gone)
+    write_status(DocumentStore(cluster), gone)
     owner, command = f"pipeline {told.name}", f"penstock pipeline release {told.name}"
     with left_behind(cluster, topic, query) as name:
         (row,) = answer("pipeline", "status", told.name)["open_transactions"]
@@ -286,7 +302,7 @@ def test_what_a_killed_pipeline_holds_back_is_shown_and_released(
         assert answer("pipeline", "release", told.name, "--yes")["released"]
     assert answer("topic", "describe", topic)[0]["held_back_by"] == []
     assert "nothing of" in penstock("pipeline", "release", told.name)[1]
-    write_status(Board(cluster), replace(told, queries=(query,)))
+    write_status(DocumentStore(cluster), replace(told, queries=(query,)))
     assert "is running" in penstock("pipeline", "release", told.name, "--yes", code=1)[1]
 
 
@@ -302,7 +318,12 @@ def test_what_a_query_of_no_pipeline_holds_back_is_released_by_its_id(
 
 
 def test_a_restart_ends_what_the_run_before_has_left_open(
-    cluster: Cluster, told: Status, topic: str, bootstrap: str, unique: Callable[[str], str], tmp_path: Path
+    cluster: Cluster,
+    told: PipelineStatus,
+    topic: str,
+    bootstrap: str,
+    unique: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
     """Before Spark is there, and while the pipeline is not known to run."""
 
@@ -313,22 +334,27 @@ def test_a_restart_ends_what_the_run_before_has_left_open(
             seen.append(list_transactions(cluster, f"penstock-sink-{self.name}/", ("Ongoing",)))
 
     seen: list[Any] = []
-    write_status(Board(cluster), replace(told, name=Nothing.name, group=None, updated_ms=1))
-    launch = Launch(bootstrap=bootstrap, checkpoints=str(tmp_path))
+    write_status(DocumentStore(cluster), replace(told, name=Nothing.name, group=None, updated_ms=1))
+    launch = LaunchSettings(bootstrap=bootstrap, checkpoints=str(tmp_path))
     notes: list[str] = []
     with left_behind(cluster, topic, Nothing.name):
         made = Runner(Nothing(), launch, listener=lambda _: None, note=notes.append, spark=object())
-        assert made.run().state is State.FINISHED
+        assert made.run().state is PipelineState.FINISHED
     assert seen == [{}]
     assert notes == ["ended 1 open transactions of the run before"]
 
 
 def test_a_pipeline_that_waits_for_the_transaction_of_another_says_so(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str]
+    penstock: Any,
+    answer: Any,
+    cluster: Cluster,
+    told: PipelineStatus,
+    topic: str,
+    unique: Callable[[str], str],
 ) -> None:
     assert told.group is not None
-    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
-    write_status(Board(cluster), told)
+    commit_offsets(cluster, told.group, {(topic, 0): 0}, metadata=GROUP_METADATA)
+    write_status(DocumentStore(cluster), told)
     query = unique("query")
     with left_behind(cluster, topic, query):
         (row,) = answer("pipeline", "status", told.name)["held_back_by"]
@@ -338,13 +364,18 @@ def test_a_pipeline_that_waits_for_the_transaction_of_another_says_so(
 
 @pytest.mark.parametrize("source", ["orders", "orders.dlq"])
 def test_reset_of_a_job_ends_what_it_has_left_open(
-    penstock: Any, cluster: Cluster, told: Status, topic: str, unique: Callable[[str], str], source: str
+    penstock: Any,
+    cluster: Cluster,
+    told: PipelineStatus,
+    topic: str,
+    unique: Callable[[str], str],
+    source: str,
 ) -> None:
     name, source = unique("replay"), f"{unique('x')}-{source}"
-    told = replace(told, name=name, group=None, state=State.FAILED, source=f"{source} -> somewhere")
-    write_status(Board(cluster), told)
-    query = turn_query(source) if source.endswith(".dlq") else name
-    left = attempts_prefix(MicroBatch(query, 3)) + "attempt"
+    told = replace(told, name=name, group=None, state=PipelineState.FAILED, source=f"{source} -> somewhere")
+    write_status(DocumentStore(cluster), told)
+    query = replay_query_name(source) if source.endswith(".dlq") else name
+    left = attempt_id_prefix(MicroBatch(query, 3)) + "attempt"
     with RawProducer(cluster, transactional_id=left) as producer:
         producer.init()
         producer.send(topic, 0, encode_batch([Record(0, now_ms(), None, b"x")]))
@@ -356,13 +387,13 @@ def test_reset_of_a_job_ends_what_it_has_left_open(
 
 
 def test_reset_takes_the_words_of_group_reset(
-    penstock: Any, answer: Any, cluster: Cluster, told: Status, topic: str, bootstrap: str, group: str
+    penstock: Any, answer: Any, cluster: Cluster, told: PipelineStatus, topic: str, bootstrap: str, group: str
 ) -> None:
     """A pipeline and a group that stand at the same place are moved to the same place by the same words."""
     assert told.group is not None
     base_ms = now_ms()
     publish(bootstrap, topic, [Message(value=b"x", timestamp_ms=base_ms + 1_000 * n) for n in range(5)])
-    write_status(Board(cluster), replace(told, state=State.STOPPED))
+    write_status(DocumentStore(cluster), replace(told, state=PipelineState.STOPPED))
     plain = group + "-plain"
     ways = (
         ("--to-earliest", 0), ("--to-latest", 5), ("--to-offset=2", 2), (f"--to-timestamp={base_ms + 2_000}", 2),
@@ -370,8 +401,8 @@ def test_reset_takes_the_words_of_group_reset(
         ("--to=" + json.dumps({topic: {"0": 4}}), 4), ("--to=" + json.dumps({topic: {"0": -1}}), 5),
     )  # fmt: skip
     for way, offset in ways:
-        commit(cluster, plain, {(topic, 0): 3})
-        commit(cluster, told.group, {(topic, 0): 3}, metadata=METADATA)
+        commit_offsets(cluster, plain, {(topic, 0): 3})
+        commit_offsets(cluster, told.group, {(topic, 0): 3}, metadata=GROUP_METADATA)
         for command in (("group", "reset", plain), ("pipeline", "reset", told.name)):
             moved = answer(*command, way, "--topic", topic, "--yes")
             assert [(each["from"], each["to"]) for each in moved["partitions"]] == [(3, offset)], (
@@ -393,11 +424,11 @@ def test_reset_takes_the_words_of_group_reset(
     ],
 )
 def test_reset_to_nowhere_is_wrong_usage(
-    penstock: Any, cluster: Cluster, told: Status, topic: str, where: str, complaint: str
+    penstock: Any, cluster: Cluster, told: PipelineStatus, topic: str, where: str, complaint: str
 ) -> None:
     assert told.group is not None
-    write_status(Board(cluster), replace(told, state=State.STOPPED))
-    commit(cluster, told.group, {(topic, 0): 0}, metadata=METADATA)
+    write_status(DocumentStore(cluster), replace(told, state=PipelineState.STOPPED))
+    commit_offsets(cluster, told.group, {(topic, 0): 0}, metadata=GROUP_METADATA)
     assert complaint in penstock("pipeline", "reset", told.name, "--to", where, "--yes", code=2)[1]
 
 
@@ -408,9 +439,9 @@ def test_the_group_of_a_query_is_not_moved_behind_its_back(
         (f"penstock-pipeline-{group}", f"penstock pipeline reset {group}"),
         (group, "checkpoint"),
     ]:
-        commit(cluster, name, {(topic, 0): 0}, metadata=METADATA)
+        commit_offsets(cluster, name, {(topic, 0): 0}, metadata=GROUP_METADATA)
         _, complaint = penstock("group", "reset", name, "--to-latest", "--yes", code=1)
         assert "moving it would not move the query" in complaint
         assert hint in complaint
-    commit(cluster, group + "-plain", {(topic, 0): 0})
+    commit_offsets(cluster, group + "-plain", {(topic, 0): 0})
     penstock("group", "reset", group + "-plain", "--to-latest", "--yes")

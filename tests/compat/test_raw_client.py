@@ -15,16 +15,20 @@ from tests.compat import confluent, message
 from tests.compat.raw_client import batch, read, read_committed, records, settings, values
 from tests.waiting import eventually
 
-from penstock.client import positions
-from penstock.client.cluster import Cluster
-from penstock.client.connection import Connection
 from penstock.client.errors import ClientError, Fenced, OutOfRange, Refused, TopicChanged, Unavailable
-from penstock.client.fetching import PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.positions import EARLIEST, LATEST, CommittedOffset, list_offsets
-from penstock.client.prepared import Prepared, end_prepared
-from penstock.client.producing import RawProducer, TwoPhaseKind
-from penstock.client.topics import (
+from penstock.client.wire import offsets
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.fetch import PartitionReader
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import EARLIEST, LATEST, CommittedOffset, list_offsets
+from penstock.client.wire.producer import (
+    PreparedTransaction,
+    RawProducer,
+    TwoPhaseKind,
+    end_prepared_transaction,
+)
+from penstock.client.wire.topics import (
     NewTopic,
     alter_topic_settings,
     create_partitions,
@@ -32,7 +36,7 @@ from penstock.client.topics import (
     delete_topics,
     topic_settings,
 )
-from penstock.client.transactions import describe_transaction, list_transactions
+from penstock.client.wire.transactions import describe_transaction, list_transactions
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
 
@@ -221,7 +225,7 @@ def test_topics_by_name_by_pattern_and_all(
     cluster: Cluster, new_topic: Callable[..., str], group: str
 ) -> None:
     name = new_topic(partitions=3)
-    positions.commit(cluster, group, {(name, 0): 1})  # which makes an internal topic
+    offsets.commit_offsets(cluster, group, {(name, 0): 1})  # which makes an internal topic
     assert len(cluster.topics([name])[name].partitions) == 3
     assert cluster.topics(re.compile(name[:-1] + ".")).keys() == {name}
     assert cluster.topics(re.compile(name[:-1])) == {}, "the whole name has to match"
@@ -252,13 +256,13 @@ def test_topics_are_made_grown_set_and_deleted(cluster: Cluster, unique: Callabl
 
 
 def test_positions_of_a_group(cluster: Cluster, topic: str, group: str, bootstrap: str) -> None:
-    assert positions.committed(cluster, group, [(topic, 0)]) == {}
-    assert positions.group_info(cluster, group) is None
-    positions.commit(cluster, group, {(topic, 0): 5}, metadata="m")
+    assert offsets.committed_offsets(cluster, group, [(topic, 0)]) == {}
+    assert offsets.group_info(cluster, group) is None
+    offsets.commit_offsets(cluster, group, {(topic, 0): 5}, metadata="m")
     expected = {(topic, 0): CommittedOffset(offset=5, metadata="m")}
-    assert positions.committed(cluster, group, [(topic, 0)]) == expected
-    assert positions.committed(cluster, group) == expected
-    told = positions.group_info(cluster, group)
+    assert offsets.committed_offsets(cluster, group, [(topic, 0)]) == expected
+    assert offsets.committed_offsets(cluster, group) == expected
+    told = offsets.group_info(cluster, group)
     assert told is not None
     assert told.group == group
     consumer = confluent.consumer(bootstrap, group_id=group)
@@ -266,7 +270,7 @@ def test_positions_of_a_group(cluster: Cluster, topic: str, group: str, bootstra
         consumer.subscribe([topic])
         eventually(lambda: consumer.poll(0.1) is None and consumer.assignment(), what="a member")
         with pytest.raises(Refused, match="the group has members of its own"):
-            positions.commit(cluster, group, {(topic, 0): 6})
+            offsets.commit_offsets(cluster, group, {(topic, 0): 6})
     finally:
         consumer.close()
 
@@ -290,7 +294,7 @@ def test_transactions(
     found = confluent.read(bootstrap, topic, 12, partitions=2, isolation_level="read_committed")
     assert sorted(each or b"" for each in message.values(found)) == sorted(kept * 2)
     assert len(read(modern, topic)) == 12
-    assert positions.committed(modern, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=5)}
+    assert offsets.committed_offsets(modern, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=5)}
     assert list_transactions(modern, topic) == {topic: "CompleteAbort"}
 
 
@@ -301,10 +305,10 @@ def test_an_open_transaction_holds_the_end_back(modern: Cluster, topic: str, ver
         producer.init()
         producer.send(topic, 0, batch(b"open"))
         producer.flush()
-        found = list_offsets(modern, {(topic, 0): LATEST}, isolation=Isolation.READ_COMMITTED)[topic, 0]
+        found = list_offsets(modern, {(topic, 0): LATEST}, isolation=IsolationLevel.READ_COMMITTED)[topic, 0]
         assert found is not None
         assert found.offset == 1
-        assert values(read(modern, topic, isolation=Isolation.READ_COMMITTED)) == [b"plain"]
+        assert values(read(modern, topic, isolation=IsolationLevel.READ_COMMITTED)) == [b"plain"]
         assert describe_transaction(modern, topic) is not None
         producer.end(True)
     assert read_committed(modern, topic) == [b"plain", b"open"]
@@ -370,7 +374,7 @@ def test_a_broker_of_long_ago_gets_the_protocol_of_long_ago(cluster: Cluster, to
         producer.commit_offsets(group, {(topic, 0): 10})
         producer.end(True)
     assert read_committed(cluster, topic) == [b"%d" % number for number in range(10)]
-    assert positions.committed(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=10)}
+    assert offsets.committed_offsets(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=10)}
 
 
 def test_prepared_transactions_do_not_time_out(
@@ -384,7 +388,7 @@ def test_prepared_transactions_do_not_time_out(
     found = describe_transaction(modern, topic)
     assert found is not None
     assert found.timeout_ms == NEVER_MS
-    end_prepared(modern, prepared, commit=True)
+    end_prepared_transaction(modern, prepared, commit=True)
     assert read_committed(modern, topic) == [b"prepared"]
 
 
@@ -410,13 +414,13 @@ def test_two_phases_where_the_broker_has_only_one(one_phase: Cluster, version: i
         assert producer.transaction_timeout_ms == 900_000
         empty = producer.prepare()
         assert empty.is_empty
-        end_prepared(modern, empty, commit=True)
+        end_prepared_transaction(modern, empty, commit=True)
         producer.end(True)
         producer.send(topic, 0, batch(b"prepared"))
         prepared = producer.prepare()
         with pytest.raises(ClientError, match="is prepared"):
             producer.send(topic, 0, batch(b"more"))
-    end_prepared(modern, prepared, commit=True)
+    end_prepared_transaction(modern, prepared, commit=True)
     assert read_committed(modern, topic) == [b"prepared"]
 
 
@@ -432,14 +436,14 @@ def test_a_prepared_transaction_that_took_too_long(
         prepared = producer.prepare()
     eventually(lambda: list_transactions(modern, topic) == {topic: "CompleteAbort"}, what="its end")
     with pytest.raises(Refused) as caught:
-        end_prepared(modern, prepared, commit=True)
+        end_prepared_transaction(modern, prepared, commit=True)
     assert caught.value.code in (
         ErrorCode.invalid_txn_state,
         ErrorCode.producer_fenced,
         ErrorCode.invalid_producer_epoch,
     )
     for _ in range(2):
-        end_prepared(modern, prepared, commit=False)
+        end_prepared_transaction(modern, prepared, commit=False)
     assert read_committed(modern, topic) == []
 
 
@@ -454,10 +458,10 @@ def test_a_prepared_transaction_of_an_id_that_went_on_with_others(modern: Cluste
         producer.flush()
         for commits in (True, False):
             with pytest.raises(Fenced):
-                end_prepared(modern, prepared, commit=commits)
+                end_prepared_transaction(modern, prepared, commit=commits)
         producer.end(True)
     assert read_committed(modern, topic) == [b"first", b"second"]
-    assert prepared == Prepared(
+    assert prepared == PreparedTransaction(
         transactional_id=topic,
         producer_id=prepared.producer_id,
         epoch=prepared.epoch,

@@ -14,15 +14,19 @@ from tests.clusters import ClusterProcesses
 from tests.compat.raw_client import batch, read, read_committed, records, settings, values
 from tests.waiting import eventually
 
-from penstock.client.cluster import Cluster, Coordinates
 from penstock.client.errors import Fenced, Refused
-from penstock.client.fetching import PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.positions import CommittedOffset, committed
-from penstock.client.prepared import Prepared, end_prepared
-from penstock.client.producing import RawProducer, TwoPhaseKind
-from penstock.client.topics import NewTopic, create_topics
-from penstock.client.transactions import fence, list_transactions
+from penstock.client.wire.cluster import Cluster, CoordinatorType
+from penstock.client.wire.fetch import PartitionReader
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import CommittedOffset, committed_offsets
+from penstock.client.wire.producer import (
+    PreparedTransaction,
+    RawProducer,
+    TwoPhaseKind,
+    end_prepared_transaction,
+)
+from penstock.client.wire.topics import NewTopic, create_topics
+from penstock.client.wire.transactions import fence_producer, list_transactions
 from penstock.protocol.errors import ErrorCode
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="kills its own nodes")
@@ -42,8 +46,8 @@ WRITER = """
 import json, sys, time
 from dataclasses import asdict
 from tests.compat.raw_client import batch, settings
-from penstock.client.cluster import Cluster
-from penstock.client.producing import RawProducer
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.producer import RawProducer
 bootstrap, topic, name, version = sys.argv[1:5]
 producer = RawProducer(
     Cluster(settings(bootstrap)), transactional_id=name, two_phase=True, transaction_version_max=int(version)
@@ -61,7 +65,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses
     """Every test gives it back with all nodes running. What coordinators keep is on all of them from the start."""
     processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=SETTINGS).start()
     with Cluster(settings(processes.bootstrap_servers)) as made:
-        for kind in Coordinates:
+        for kind in CoordinatorType:
             made.coordinator_id(kind, "anyone")
     yield processes
     processes.kill()
@@ -193,7 +197,9 @@ def test_nodes_die_while_transactions_are_written(
             position = turn + 1
             for number in range(turn * 30, turn * 30 + 30):
                 kept[number % 3].append(b"%d" % number)
-        assert committed(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=position)}
+        assert committed_offsets(cluster, group, [(topic, 0)]) == {
+            (topic, 0): CommittedOffset(offset=position)
+        }
         victim.start()
     producer.close()
     await_in_sync(cluster)
@@ -201,7 +207,7 @@ def test_nodes_die_while_transactions_are_written(
     assert found == kept
 
 
-def prepare(nodes: ClusterProcesses, topic: str, name: str, version: int) -> Prepared:
+def prepare(nodes: ClusterProcesses, topic: str, name: str, version: int) -> PreparedTransaction:
     """By a process that is killed as soon as it has said so."""
     command = [sys.executable, "-c", WRITER, nodes.bootstrap_servers, topic, name, str(version)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -209,7 +215,7 @@ def prepare(nodes: ClusterProcesses, topic: str, name: str, version: int) -> Pre
         told: dict[str, Any] = json.loads(process.stdout.readline())
         process.kill()
     told["partitions"] = tuple((place[0], place[1]) for place in told["partitions"])
-    return Prepared(**{**told, "groups": tuple(told["groups"])})
+    return PreparedTransaction(**{**told, "groups": tuple(told["groups"])})
 
 
 @PROTOCOLS
@@ -219,22 +225,22 @@ def test_what_a_dead_process_has_prepared_is_ended_by_another(
     await_in_sync(cluster)
     winner, loser = (prepare(nodes, topic, unique(name), version) for name in ("winner", "loser"))
     assert sorted(winner.partitions) == [(topic, index) for index in range(3)]
-    assert read(cluster, topic, isolation=Isolation.READ_COMMITTED) == [], "nobody has decided"
-    coordinator = nodes.nodes[cluster.coordinator_id(Coordinates.TRANSACTION, winner.transactional_id)]
+    assert read(cluster, topic, isolation=IsolationLevel.READ_COMMITTED) == [], "nobody has decided"
+    coordinator = nodes.nodes[cluster.coordinator_id(CoordinatorType.TRANSACTION, winner.transactional_id)]
     coordinator.kill()
     for _ in range(2):
-        end_prepared(cluster, winner, commit=True)
-        end_prepared(cluster, loser, commit=False)
+        end_prepared_transaction(cluster, winner, commit=True)
+        end_prepared_transaction(cluster, loser, commit=False)
     coordinator.start()
     await_in_sync(cluster)
     for _ in range(2):
-        end_prepared(cluster, winner, commit=True)
-        end_prepared(cluster, loser, commit=False)
+        end_prepared_transaction(cluster, winner, commit=True)
+        end_prepared_transaction(cluster, loser, commit=False)
     with pytest.raises(Refused) as caught:
-        end_prepared(cluster, winner, commit=False)
+        end_prepared_transaction(cluster, winner, commit=False)
     assert caught.value.code is ErrorCode.invalid_txn_state
     with pytest.raises(Refused) as caught:
-        end_prepared(cluster, loser, commit=True)
+        end_prepared_transaction(cluster, loser, commit=True)
     assert caught.value.code is ErrorCode.invalid_txn_state
     found = {i: read_committed(cluster, topic, i) for i in range(3)}
     name = winner.transactional_id
@@ -249,11 +255,11 @@ def test_what_a_dead_process_has_left_open_is_aborted_by_its_name(
     left = [prepare(nodes, topic, f"{prefix}-{version}", version) for version in (0, 2)]
     for name, state in list_transactions(cluster, prefix).items():
         assert state == "Ongoing"
-        fence(cluster, name)
+        fence_producer(cluster, name)
     assert list_transactions(cluster, prefix) == {each.transactional_id: "Empty" for each in left}
     for each in left:
         with pytest.raises(Fenced):
-            end_prepared(cluster, each, commit=True)
+            end_prepared_transaction(cluster, each, commit=True)
     assert read_committed(cluster, topic) == []
 
 
@@ -268,10 +274,10 @@ def test_a_successor_decides_about_what_it_finds_prepared(
         assert successor.two_phase_kind is TwoPhaseKind.UNTIL_ENDED
         assert begun.ongoing == (prepared.producer_id, prepared.epoch)
         with pytest.raises(Fenced):
-            end_prepared(cluster, prepared, commit=False)
+            end_prepared_transaction(cluster, prepared, commit=False)
         successor.end(commit=True)
         successor.send(topic, 0, batch(b"next"))
         successor.end(commit=True)
     found = read_committed(cluster, topic)
     assert found == [f"{prepared.transactional_id}-{n}".encode() for n in range(0, 30, 3)] + [b"next"]
-    assert Prepared(**asdict(prepared)) == prepared
+    assert PreparedTransaction(**asdict(prepared)) == prepared

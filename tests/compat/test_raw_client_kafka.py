@@ -10,29 +10,28 @@ from tests.compat.apache_kafka import PASSWORD, SCRAM_PASSWORD, ApacheKafka
 from tests.compat.raw_client import batch, read, read_committed, settings, values
 from tests.waiting import eventually
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import AuthenticationFailed, OutOfRange, Refused
-from penstock.client.fetching import PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.positions import (
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import PartitionReader
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import (
     EARLIEST,
     LATEST,
     CommittedOffset,
-    commit,
-    committed,
+    commit_offsets,
+    committed_offsets,
     group_info,
     list_offsets,
 )
-from penstock.client.prepared import end_prepared
-from penstock.client.producing import RawProducer, TwoPhaseKind
-from penstock.client.topics import (
+from penstock.client.wire.producer import RawProducer, TwoPhaseKind, end_prepared_transaction
+from penstock.client.wire.topics import (
     NewTopic,
     alter_topic_settings,
     create_topics,
     delete_topics,
     topic_settings,
 )
-from penstock.client.transactions import describe_transaction, list_transactions
+from penstock.client.wire.transactions import describe_transaction, list_transactions
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
 
@@ -93,8 +92,8 @@ def test_what_was_written_is_read(cluster: Cluster, topic: str, codec: Codec) ->
 def test_topics_and_groups(cluster: Cluster, topic: str, group: str) -> None:
     alter_topic_settings(cluster, topic, {"retention.ms": "1234"})
     eventually(lambda: topic_settings(cluster, topic)["retention.ms"] == "1234", what="the setting")
-    commit(cluster, group, {(topic, 1): 3}, metadata="m")
-    assert committed(cluster, group) == {(topic, 1): CommittedOffset(offset=3, metadata="m")}
+    commit_offsets(cluster, group, {(topic, 1): 3}, metadata="m")
+    assert committed_offsets(cluster, group) == {(topic, 1): CommittedOffset(offset=3, metadata="m")}
     told = group_info(cluster, group)
     assert told is not None
     assert told.state == "Empty"
@@ -114,7 +113,7 @@ def test_transactions(cluster: Cluster, topic: str, group: str, version: int) ->
             producer.end(turn % 2 == 0)
     for index in (0, 1):
         assert read_committed(cluster, topic, index) == [b"0", b"2"]
-    assert committed(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=3)}
+    assert committed_offsets(cluster, group, [(topic, 0)]) == {(topic, 0): CommittedOffset(offset=3)}
 
 
 @PROTOCOLS
@@ -136,16 +135,16 @@ def test_prepared_by_one_and_ended_by_another(
             producer.send(topic, 0, batch(name.encode()))
             prepared.append(producer.prepare())
     winner, loser = prepared
-    assert read(cluster, topic, isolation=Isolation.READ_COMMITTED) == []
+    assert read(cluster, topic, isolation=IsolationLevel.READ_COMMITTED) == []
     info = describe_transaction(cluster, winner.transactional_id)
     assert info is not None
     assert (info.state, info.partitions) == ("Ongoing", ((topic, 0),))
     for _ in range(3):
-        end_prepared(cluster, winner, commit=True)
-        end_prepared(cluster, loser, commit=False)
+        end_prepared_transaction(cluster, winner, commit=True)
+        end_prepared_transaction(cluster, loser, commit=False)
     for other_way in (winner, loser):
         with pytest.raises(Refused) as caught:
-            end_prepared(cluster, other_way, commit=other_way is loser)
+            end_prepared_transaction(cluster, other_way, commit=other_way is loser)
         assert caught.value.code is ErrorCode.invalid_txn_state
     assert read_committed(cluster, topic) == [b"winner"]
 
@@ -160,9 +159,9 @@ def test_a_prepared_transaction_that_took_too_long(cluster: Cluster, topic: str,
         prepared = producer.prepare()
     eventually(lambda: list_transactions(cluster, topic) == {topic: "CompleteAbort"}, what="its end")
     with pytest.raises(Refused):
-        end_prepared(cluster, prepared, commit=True)
+        end_prepared_transaction(cluster, prepared, commit=True)
     for _ in range(2):
-        end_prepared(cluster, prepared, commit=False)
+        end_prepared_transaction(cluster, prepared, commit=False)
     assert read_committed(cluster, topic) == []
 
 

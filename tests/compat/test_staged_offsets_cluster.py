@@ -11,7 +11,7 @@ from tests.clusters import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.waiting import eventually
 
-from penstock.cli.wire import ask
+from penstock.cli.cluster_client import send_request
 from penstock.protocol.errors import ErrorCode
 
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}
@@ -33,7 +33,7 @@ def coordinator(cluster: ClusterProcesses, group: str) -> NodeProcess:
 
     def known() -> NodeProcess | None:
         running = [node for node in cluster.nodes.values() if node.is_running]
-        told = {ask(node.direct_address, request).coordinators[0].node_id for node in running}
+        told = {send_request(node.direct_address, request).coordinators[0].node_id for node in running}
         return next((node for node in running if told == {node.node_id}), None)
 
     return eventually(known, what="one coordinator")
@@ -47,7 +47,7 @@ def committed(cluster: ClusterProcesses, group: str, topic: str) -> tuple[int, E
     )
 
     def answer() -> tuple[int, ErrorCode] | None:
-        (found,) = ask(coordinator(cluster, group).direct_address, request).groups
+        (found,) = send_request(coordinator(cluster, group).direct_address, request).groups
         if found.error_code is not ErrorCode.none:
             return None
         (partition,) = found.topics[0].partitions

@@ -20,9 +20,9 @@ from tests.compat.message import values
 from tests.compat.test_transactions_confluent import end, send
 from tests.waiting import eventually
 
-from penstock.cli.wire import ask
+from penstock.cli.cluster_client import send_request
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 SETTINGS = {
     "offsets.topic.num.partitions": "1",
@@ -76,7 +76,7 @@ def coordinator(cluster: ClusterProcesses, name: str) -> NodeProcess:
             found.node_id
             for node in cluster.nodes.values()
             if node.is_running
-            for found in ask(node.direct_address, request).coordinators
+            for found in send_request(node.direct_address, request).coordinators
         }
         (node_id,) = told if len(told) == 1 else (0,)
         return int(node_id) if node_id > 0 and cluster.nodes[node_id].is_running else 0
@@ -87,7 +87,9 @@ def coordinator(cluster: ClusterProcesses, name: str) -> NodeProcess:
 def state(cluster: ClusterProcesses, name: str) -> str:
     request = describe.DescribeTransactionsRequest(transactional_ids=(name,))
     return str(
-        ask(coordinator(cluster, name).direct_address, request).transaction_states[0].transaction_state
+        send_request(coordinator(cluster, name).direct_address, request)
+        .transaction_states[0]
+        .transaction_state
     )
 
 
@@ -240,7 +242,7 @@ def test_leaders_add_their_partitions_for_producers_of_the_newer_protocol(
     request = init.InitProducerIdRequest(transactional_id=name, transaction_timeout=timedelta(minutes=1))
 
     def begins() -> Any:
-        begun = ask(at, request)
+        begun = send_request(at, request)
         return begun if begun.error_code is ErrorCode.none else None  # it may still be loading its log
 
     begun = eventually(begins, what="a producer id")
@@ -257,7 +259,7 @@ def test_leaders_add_their_partitions_for_producers_of_the_newer_protocol(
             )
             request = produce_request(name, topic, index, bytes(batch))
             append_in_transaction(cluster.nodes[index + 1].direct_address, request)
-        ended = ask(
+        ended = send_request(
             at,
             end_txn.EndTxnRequest(
                 transactional_id=name, producer_id=producer_id, producer_epoch=epoch, committed=commits
@@ -273,7 +275,7 @@ def append_in_transaction(leader: tuple[str, int], request: Any) -> None:
     """As a client does it: again while the end of the transaction before it is still being written."""
 
     def is_appended() -> bool:
-        error = ask(leader, request).responses[0].partition_responses[0].error_code
+        error = send_request(leader, request).responses[0].partition_responses[0].error_code
         assert error in (ErrorCode.none, ErrorCode.concurrent_transactions), error
         return bool(error is ErrorCode.none)
 

@@ -12,10 +12,10 @@ from tests.unit.broker.share_state import graveyard
 from tests.unit.broker.share_state.graveyard import DEAD, GROUP, TOPIC, CrashPoints, header
 from tests.unit.broker.share_state.trio import Trio
 
+from penstock.broker.coordinators.share import dead_letters
 from penstock.broker.node import Node
-from penstock.broker.share_state import dead_letters
-from penstock.groups.share_state.values import Key
-from penstock.protocol.records import Record
+from penstock.groups.share.state.share_state import SharePartitionKey
+from penstock.protocol.record_batch import Record
 
 REJECTED = 33
 STATE = "__share_group_state"
@@ -24,7 +24,7 @@ STATE = "__share_group_state"
 class Funeral:
     """A cluster, and how far its source has been given up."""
 
-    def __init__(self, trio: Trio, key: Key) -> None:
+    def __init__(self, trio: Trio, key: SharePartitionKey) -> None:
         self.trio = trio
         self.key = key
         self.next_offset = 0
@@ -40,7 +40,7 @@ class Funeral:
 
     @property
     def coordinator(self) -> Node | None:
-        return self.trio.leader(STATE, self.trio.any.share_state.place_of(self.key))
+        return self.trio.leader(STATE, self.trio.any.share_state.shard_of_key(self.key))
 
     async def all_buried(self) -> None:
         for _ in range(3_000):
@@ -96,13 +96,13 @@ async def funeral(tmp_path: Path) -> Funeral:
     await graveyard.append(leader, TOPIC, 400)
     topic_id = leader.image.topics[TOPIC].id
     await leader.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
-    return Funeral(trio, Key(GROUP, topic_id, 0))
+    return Funeral(trio, SharePartitionKey(GROUP, topic_id, 0))
 
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever buried before has gone when the next ones are given up."""
-    monkeypatch.setattr(dead_letters, "_COMPANY_S", 0)
+    monkeypatch.setattr(dead_letters, "_LINGER_S", 0)
 
 
 async def test_the_coordinator_is_killed_at_every_step(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.brokers import environment, executable
+from tests.spark.class_archive import QUICK_JAVA
 
 _COUNT = re.compile(r"([a-z][\w./-]*) ([\d,]+)")
 _TELLS_TOTALS = re.compile(r" · ")
@@ -40,7 +41,7 @@ class Demo:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment() | {_MARK: self._mark},
+            env=environment() | QUICK_JAVA | {_MARK: self._mark},
         )
         self._reader = threading.Thread(target=self._read, name="demo-output", daemon=True)
         self._reader.start()

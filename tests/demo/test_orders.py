@@ -5,20 +5,20 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from penstock.demo.orders import Message, orders
-from penstock.demo.prices import BASICS, PriceList, special
+from penstock.demo.shop import BASICS, OrderMessage, PriceList, generate_orders, special_offer
 
 FIELDS = {"id", "customer", "product", "quantity", "placed_ms", "paid_ms"}
 
 
-def made(count: int, *, specials: int = 0) -> list[list[Message]]:
+def made(count: int, *, specials: int = 0) -> list[list[OrderMessage]]:
     chance = Random(7)
     return [
-        list(orders(chance, now_ms=1_000, products=list(BASICS), specials=specials)) for _ in range(count)
+        list(generate_orders(chance, now_ms=1_000, products=list(BASICS), specials=specials))
+        for _ in range(count)
     ]
 
 
-def parsed(message: Message) -> dict[str, object] | None:
+def parsed(message: OrderMessage) -> dict[str, object] | None:
     try:
         order = json.loads(message.value)
     except ValueError:
@@ -51,14 +51,17 @@ def test_orders_have_ids_of_their_own() -> None:
 
 def test_what_is_sold_next_has_no_price_yet() -> None:
     products = {order["product"] for each in made(500, specials=3) if (order := parsed(each[0])) is not None}
-    assert products - BASICS.keys() == {special(4)}
+    assert products - BASICS.keys() == {special_offer(4)}
 
 
 def test_a_price_that_is_entered_is_seen_by_all_and_kept(tmp_path: Path) -> None:
     mine, other = PriceList(tmp_path / "prices.json"), PriceList(tmp_path / "prices.json")
     assert other.all() == BASICS
-    assert mine.add_special() == special(1)
-    assert special(1) in other.all()
-    assert other.add_special() == special(2)
+    assert mine.add_special() == special_offer(1)
+    assert special_offer(1) in other.all()
+    assert other.add_special() == special_offer(2)
     assert mine.specials == 2
-    assert PriceList(tmp_path / "prices.json").all().keys() == BASICS.keys() | {special(1), special(2)}
+    assert PriceList(tmp_path / "prices.json").all().keys() == BASICS.keys() | {
+        special_offer(1),
+        special_offer(2),
+    }

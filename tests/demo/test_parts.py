@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from penstock.client.errors import Unavailable
-from penstock.demo import parts
-from penstock.demo.journal import Journal
+from penstock.demo import component
+from penstock.demo.scene import EventLog
 
 
-class Flaky(parts.Part):
+class Flaky(component.Component):
     def __init__(self) -> None:
         super().__init__("flaky")
         self.tries = 0
@@ -27,8 +27,8 @@ class Flaky(parts.Part):
 
 
 def test_a_part_that_fails_says_why_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "PAUSE_S", 0.01)
-    part, journal = Flaky(), Journal()
+    monkeypatch.setattr(component, "RETRY_PAUSE_S", 0.01)
+    part, journal = Flaky(), EventLog()
     part.start()
     assert part.failed.wait(60)
     journal.watch([part])
@@ -42,7 +42,7 @@ def test_a_part_that_fails_says_why_and_tries_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_reads_the_journal_hears_each_event_once() -> None:
-    journal = Journal()
+    journal = EventLog()
     journal.say("one")
     seen, events = journal.since(0)
     assert [event.text for event in events] == ["one"]

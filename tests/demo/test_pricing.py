@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.demo.names import Folders
-from penstock.demo.pipelines import NoPrice, NotPaid, Pricing, cleaning, summing
-from penstock.demo.prices import PriceList, special
+from penstock.demo.pipelines import NoPrice, NotPaid, Pricing, clean_orders, sum_revenue
+from penstock.demo.shop import PriceList, special_offer
 from penstock.spark.pipelines.declaration import DeadLetter
 
 
@@ -35,16 +35,16 @@ def test_an_order_that_is_not_paid_is_tried_again(folders: Folders) -> None:
 def test_an_order_without_a_price_is_a_dead_letter_until_there_is_one(folders: Folders) -> None:
     pricing = Pricing(folders.prices)
     with pytest.raises(NoPrice, match="special offer 1") as caught:
-        pricing(order(product=special(1)))
+        pricing(order(product=special_offer(1)))
     assert isinstance(caught.value, DeadLetter)
     PriceList(folders.prices).add_special()
-    assert pricing(order(product=special(1)))["total"] > 0
+    assert pricing(order(product=special_offer(1)))["total"] > 0
 
 
 def test_the_last_attempt_comes_after_the_last_payment(folders: Folders) -> None:
-    from penstock.demo.orders import PAYMENT_MS
+    from penstock.demo.shop import PAYMENT_MS
 
-    errors = cleaning(folders.prices).errors
+    errors = clean_orders(folders.prices).errors
     waits_ms = [
         min(errors.backoff.cap_ms, errors.backoff.base_ms * 2**tried) for tried in range(errors.attempts - 1)
     ]
@@ -52,6 +52,6 @@ def test_the_last_attempt_comes_after_the_last_payment(folders: Folders) -> None
 
 
 def test_the_second_pipeline_reads_what_the_first_one_writes(folders: Folders) -> None:
-    sink = cleaning(folders.prices).sink
+    sink = clean_orders(folders.prices).sink
     assert sink is not None
-    assert sink.describe() == summing().source.describe()
+    assert sink.describe() == sum_revenue().source.describe()

@@ -10,13 +10,20 @@ from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
 from penstock.client import Penstock
-from penstock.demo.journal import Journal
-from penstock.demo.names import ORDERS, PARCEL_LETTERS, PARCELS, PARCELS_REPLAYED, retries_of
-from penstock.demo.parcels import DISTRICTS, CarrierBusy, Parcel, RoadClosed, Roads, deliver, packed
-from penstock.demo.parts import Part
-from penstock.demo.reopening import Reopening
-from penstock.demo.shipping import Shipping
-from penstock.demo.tally import Tally
+from penstock.demo.component import Component
+from penstock.demo.launcher import RoadRepair
+from penstock.demo.names import ORDERS, PARCEL_DEAD_LETTERS, PARCELS, PARCELS_REPLAYED, retried_topic
+from penstock.demo.scene import EventLog, TopicCounter
+from penstock.demo.subscribers import (
+    DISTRICTS,
+    CarrierBusy,
+    Parcel,
+    RoadClosed,
+    Roads,
+    Shipping,
+    deliver,
+    pack_order,
+)
 
 ORDERS_MADE = 400
 
@@ -34,7 +41,7 @@ def fate(parcel: Parcel, roads: Roads, attempt: int = 1) -> str:
 
 
 def parcels() -> list[Parcel]:
-    return [parcel for number in range(ORDERS_MADE) if (parcel := packed(order(number))) is not None]
+    return [parcel for number in range(ORDERS_MADE) if (parcel := pack_order(order(number))) is not None]
 
 
 # The rules
@@ -42,7 +49,7 @@ def parcels() -> list[Parcel]:
 
 def test_every_order_makes_a_parcel_and_nothing_else_does() -> None:
     assert len(parcels()) == ORDERS_MADE
-    assert [packed(each) for each in (None, b"", b"{", b"[1]", b'{"id": 1}', b'"\xfc"')] == [None] * 6
+    assert [pack_order(each) for each in (None, b"", b"{", b"[1]", b'{"id": 1}', b'"\xfc"')] == [None] * 6
 
 
 def test_most_parcels_are_delivered_and_every_trouble_is_among_them() -> None:
@@ -71,13 +78,13 @@ def test_another_road_is_closed_then_and_in_the_end_each_has_been() -> None:
 
 
 @pytest.fixture
-def parts(fresh_broker: BrokerProcess) -> Iterator[list[Part]]:
+def parts(fresh_broker: BrokerProcess) -> Iterator[list[Component]]:
     bootstrap, roads = fresh_broker.bootstrap_servers, Roads()
     with Penstock(bootstrap) as app:
         for topic in (ORDERS, PARCELS):
             app.create_topic(topic, partitions=2)
-    tally, shipping = Tally(bootstrap), Shipping(bootstrap, roads)
-    found = [tally, shipping, Reopening(bootstrap, tally, roads, Journal(), pause_s=0.0)]
+    tally, shipping = TopicCounter(bootstrap), Shipping(bootstrap, roads)
+    found = [tally, shipping, RoadRepair(bootstrap, tally, roads, EventLog(), pause_s=0.0)]
     for part in found:
         part.start()
     yield found
@@ -86,9 +93,9 @@ def parts(fresh_broker: BrokerProcess) -> Iterator[list[Part]]:
     assert all(part.join(20) for part in found)
 
 
-def test_all_of_it_is_seen_to_happen(parts: list[Part], fresh_broker: BrokerProcess) -> None:
+def test_all_of_it_is_seen_to_happen(parts: list[Component], fresh_broker: BrokerProcess) -> None:
     tally, shipping, _ = parts
-    assert isinstance(tally, Tally)
+    assert isinstance(tally, TopicCounter)
     assert isinstance(shipping, Shipping)
     producer = Producer({"bootstrap.servers": fresh_broker.bootstrap_servers})
     for number in range(ORDERS_MADE):
@@ -98,7 +105,7 @@ def test_all_of_it_is_seen_to_happen(parts: list[Part], fresh_broker: BrokerProc
     eventually(lambda: tally.records[PARCELS_REPLAYED], what="parcels that were sent again")
     eventually(lambda: shipping.handled == ORDERS_MADE, what="every parcel delivered in the end")
     assert tally.records[PARCELS] == ORDERS_MADE
-    assert tally.errors["RoadClosed"] == tally.records[PARCEL_LETTERS]
+    assert tally.errors["RoadClosed"] == tally.records[PARCEL_DEAD_LETTERS]
     assert tally.errors["CarrierBusy"] == 0
-    assert any(retries_of(topic) == PARCELS for topic in tally.records)
+    assert any(retried_topic(topic) == PARCELS for topic in tally.records)
     assert [part.trouble for part in parts] == [None] * 3

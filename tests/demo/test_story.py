@@ -7,9 +7,11 @@ from tests.demo.conftest import Run
 from tests.demo.demos import Demo
 from tests.waiting import eventually
 
-from penstock.demo.spark_child import missing
+from penstock.demo.processes import missing_packages
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason="no Spark here (pip install 'penstock[spark]')")
+pytestmark = pytest.mark.skipif(
+    bool(missing_packages()), reason="no Spark here (pip install 'penstock[spark]')"
+)
 
 #: What flows, and who reads it.
 TOTALS = (
@@ -17,7 +19,9 @@ TOTALS = (
     *("parcels", "parcels.retry", "parcels.dlq", "reship", "shipping"),
 )
 READERS = ("billing", "shipping", "clean-orders", "sum-up", "archive-orders")
-WITHIN_S = 300.0
+#: For hangs. Spark gives its Python workers ten seconds to connect. Where a core has fifteen busy processes they take
+#: longer, and pipelines start again, later each time.
+WITHIN_S = 900.0
 
 
 def untold(demo: Demo) -> list[str]:
@@ -41,7 +45,7 @@ def archived(table: Path) -> list[tuple[int, int]]:
     return list(zip(rows["_partition"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 def test_every_part_of_the_story_happens_and_it_stops(run: Run) -> None:
     demo = run("--rate", "100")
     await_story(demo)
@@ -50,7 +54,7 @@ def test_every_part_of_the_story_happens_and_it_stops(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 def test_a_second_start_goes_on_with_the_lake(run: Run, tmp_path: Path) -> None:
     first = run("--rate", "100")
     eventually(lambda: first.counts.get("lake/orders", 0) > 0, within_s=WITHIN_S, what="rows")

@@ -5,26 +5,28 @@ import io
 import pytest
 from rich.console import Console
 
-from penstock.demo.lines import block
-from penstock.demo.meters import Meter
-from penstock.demo.scene import Event, Flow, Health, Kind, Scene
-from penstock.demo.tally import Letter, Sale
-from penstock.demo.view import branches, draw, sparkline
+from penstock.demo.scene import Event, Flow, FlowKind, Health, LatestDeadLetter, RateMeter, Sale, Scene
+from penstock.demo.view import branches, draw, sparkline, summary_lines
 
-LETTER = Letter(
+LETTER = LatestDeadLetter(
     error="NoPrice", message="no price for special offer 2", origin="orders[1] @ 7", value='{"id":"o-1"}'
 )
 
 
 def scene(trouble: str | None = None) -> Scene:
     flows = (
-        Flow(name="shop", last=(), kind=Kind.SHOP, note="sells"),
-        Flow(name="orders", last=(True,), kind=Kind.TOPIC, note="topic", per_s=40.0, total=12_345),
+        Flow(name="shop", last=(), kind=FlowKind.SHOP, note="sells"),
+        Flow(name="orders", last=(True,), kind=FlowKind.TOPIC, note="topic", per_s=40.0, total=12_345),
         Flow(
-            name="billing", last=(True, False), kind=Kind.SUBSCRIBER, note="plain", lag=678, trouble=trouble
+            name="billing",
+            last=(True, False),
+            kind=FlowKind.SUBSCRIBER,
+            note="plain",
+            lag=678,
+            trouble=trouble,
         ),
         *(
-            Flow(name=f"topic-{number}", last=(True, True), kind=Kind.TOPIC, note="more", total=0)
+            Flow(name=f"topic-{number}", last=(True, True), kind=FlowKind.TOPIC, note="more", total=0)
             for number in range(14)
         ),
     )
@@ -77,7 +79,7 @@ def test_trouble_is_said_where_it_is() -> None:
 
 
 def test_lines_tell_the_same() -> None:
-    totals, lags = block(scene())
+    totals, lags = summary_lines(scene())
     assert "orders 12,345 (40/s)" in totals
     assert "billing 678" in lags
 
@@ -95,7 +97,7 @@ def test_sparklines_are_as_high_as_their_highest() -> None:
 
 
 def test_a_meter_tells_the_rate_of_the_last_seconds_only() -> None:
-    meter = Meter()
+    meter = RateMeter()
     assert meter.per_s is None
     for second in range(30):
         meter.feed(second * 100, second)
@@ -107,7 +109,7 @@ def test_a_meter_tells_the_rate_of_the_last_seconds_only() -> None:
 
 
 def test_a_meter_begins_anew_with_a_count_that_does() -> None:
-    meter = Meter()
+    meter = RateMeter()
     meter.feed(1_000, 0)
     meter.feed(0, 1)
     meter.feed(50, 2)

@@ -19,9 +19,9 @@ from typing import Any
 
 from tests.fuzz.messages import Requests
 
-from penstock.broker.connection import Connection
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.network.connection import Connection
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
 
 MEMORY_GROWTH_MAX_KB = 300 * 1024
 FRAMES_PER_CONNECTION = 20
@@ -72,7 +72,7 @@ async def throw(node: Node, requests: Requests, frames: int) -> Counter[str]:
     left = frames
     while left > 0:
         wire = Wire()
-        connection = Connection(node.server, "PLAINTEXT", for_nodes=True)
+        connection = Connection(node.server, "PLAINTEXT", is_inter_broker=True)
         connection.connection_made(wire)  # type: ignore[arg-type]
         for _ in range(min(FRAMES_PER_CONNECTION, left)):
             left -= 1

@@ -19,13 +19,26 @@ from kio.serial import entity_reader
 from tests.fuzz.messages import TOPIC_IDS, WIDTHS, Requests
 from tests.fuzz.settings import CLIENT_IDS, LIMITING, SUBSCRIPTIONS, Settings
 
-from penstock.broker.apis import APIS, PRIVATE_APIS, SCHEDULE
-from penstock.broker.schedule.wire import Ask, Position, Source, What, pack_ask
-from penstock.cluster.state import ResourceType
-from penstock.protocol.checksum import crc32c
+from penstock.broker.coordinators.schedule.messages import (
+    ScheduleOperation,
+    ScheduleRequest,
+    ScheduleSource,
+    SourcePosition,
+    encode_request,
+)
+from penstock.broker.network.apis import APIS, PRIVATE_APIS, SCHEDULE_API
+from penstock.cluster.image import ResourceType
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import CRC_AT, CRC_FROM, HEADER, BatchHeader, Record, encode_batch
-from penstock.protocol.share_failures import ShareFailures, WorkerError, WorkerFailure, pack_share_failures
+from penstock.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    BATCH_HEADER,
+    CRC_OFFSET,
+    BatchHeader,
+    Record,
+    crc32c,
+    encode_batch,
+)
+from penstock.protocol.share_failures import ShareFailures, WorkerError, WorkerFailure, encode_share_failures
 
 NO_ID = uuid.UUID(int=0)
 #: A topic that hostile and honest clients write to and read from.
@@ -132,9 +145,15 @@ class HostileRequests(Requests):
     def _private_body(self, api_key: int) -> bytes:
         chance = self.chance
         topic_id, partition = chance.choice(self._topic_ids), self._number("partition", 32)
-        if api_key == SCHEDULE:
-            at = Position(*(self._number(name, 64 if name == "offset" else 32) for name in Position._fields))
-            return pack_ask(Ask(chance.choice(list(What)), Source(topic_id, partition), at, []))
+        if api_key == SCHEDULE_API:
+            at = SourcePosition(
+                *(self._number(name, 64 if name == "offset" else 32) for name in SourcePosition._fields)
+            )
+            return encode_request(
+                ScheduleRequest(
+                    chance.choice(list(ScheduleOperation)), ScheduleSource(topic_id, partition), at, []
+                )
+            )
         errors = (None, WorkerError("E", "m" * 300, ""))
         failures = [
             WorkerFailure(
@@ -145,7 +164,7 @@ class HostileRequests(Requests):
             )
             for _ in range(self._count())
         ]
-        return pack_share_failures(ShareFailures(self._string("group"), topic_id, partition, failures))
+        return encode_share_failures(ShareFailures(self._string("group"), topic_id, partition, failures))
 
     def _count(self) -> int:
         return self.chance.choice((0, 1, 1, 1, 1, 2))
@@ -268,11 +287,11 @@ class HostileRequests(Requests):
                 attributes=chance.choice((0, 0, 0x08, 0x10, 0x20, 0x40)),
             )
         )
-        header = BatchHeader._make(HEADER.unpack_from(batch))
+        header = BatchHeader._make(BATCH_HEADER.unpack_from(batch))
         for _ in range(chance.randint(0, 2)):
             header = header._replace(**chance.choice(_LIES))
-        HEADER.pack_into(batch, 0, *header)
-        struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+        BATCH_HEADER.pack_into(batch, 0, *header)
+        struct.pack_into(">I", batch, CRC_OFFSET, crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
         return bytes(batch)
 
 

@@ -13,9 +13,9 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-from penstock.broker.apis import APIS
+from penstock.broker.network.apis import APIS
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 #: Few names, so that random requests meet each other's topics and groups.
 NAMES = (

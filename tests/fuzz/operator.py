@@ -9,8 +9,8 @@ from tests.fuzz.settings import LIMITING, SUBSCRIPTIONS
 from tests.unit.broker.configuring import alter, describe
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.cluster.effective import ConfigSource
-from penstock.cluster.state import ResourceType
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigSource
 from penstock.protocol.errors import ErrorCode
 
 HOST = "127.0.0.2"

@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.broker.config.definitions import NODE_SETTINGS
 from penstock.cluster.client_metrics import CLIENT_METRICS_SETTINGS, validate_client_metrics
 from penstock.cluster.controller.alter_configs import ConfigOp
 from penstock.cluster.group_settings import GROUP_SETTINGS
-from penstock.cluster.state import ResourceType
+from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_settings import TOPIC_SETTINGS
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType
 from penstock.protocol.errors import ApiError
-from penstock.protocol.settings import InvalidSetting, Setting, SettingType
 
 TABLES: Final[Mapping[int, Mapping[str, Setting]]] = {
     ResourceType.TOPIC: TOPIC_SETTINGS,
@@ -30,7 +30,14 @@ KINDS: Final = {
     ResourceType.CLIENT_METRICS: 3,
     ResourceType.BROKER_LOGGER: 1,
 }
-LOGGERS: Final = ("root", "penstock.broker", "penstock.broker.server", "penstock.log", "no.such.logger", "")
+LOGGERS: Final = (
+    "root",
+    "penstock.broker",
+    "penstock.broker.network.server",
+    "penstock.log",
+    "no.such.logger",
+    "",
+)
 SUBSCRIPTIONS: Final = ("prey-metrics", "m" * 300, "")
 #: Settings of brokers that, where a value is accepted, limit what well-behaved clients may do, and only that: how many
 #: connect and how often, which records are taken, and how long and how safely they are kept. They are set and undone.

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 #: What each of the smaller extras is for, as a program that does not run without it.
 USES = {
-    "redis": "import redis; from penstock.client.stores.redis import *",
-    "postgres": "import psycopg; import penstock.client.stores.postgres_database",
+    "redis": "import redis; from penstock.client.databases.redis import *",
+    "postgres": "import psycopg; import penstock.client.databases.postgres",
     "outbox": "import sqlalchemy; import penstock.client.outbox",
-    "tracing": "import penstock.client.tracing_spans",
+    "tracing": "import penstock.client.opentelemetry_spans",
     "console": "import starlette, uvicorn, jinja2",
     "connect": "import grpc; import pyspark.sql.connect.session",
 }

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.compacting import DAY_MS, NOW_MS, append, append_marker, clean, open_log, records, roll
 
-from penstock.log.cleaner import Cleaner, CleaningReport
-from penstock.log.keymap import KeyMap
+from penstock.log.compaction.batch_filter import OffsetMap
+from penstock.log.compaction.cleaner import CleaningReport, LogCleaner
 from penstock.log.log import Log
 from penstock.protocol.compression import Codec
 
@@ -67,7 +67,7 @@ class World:
 
     def open(self, *, clean: bool) -> None:
         self.log = open_log(self.directory / "table-0", clean=clean, segment_bytes=700)
-        self.cleaner = Cleaner(self.directory, dedupe_buffer_bytes=self.buffer_bytes)
+        self.cleaner = LogCleaner(self.directory, dedupe_buffer_bytes=self.buffer_bytes)
 
     def do(self, step: tuple[Any, ...]) -> None:
         getattr(self, step[0])(*step[1:])
@@ -240,7 +240,7 @@ def test_a_crash_at_any_step_of_a_pass_leaves_a_whole_log(history: list[tuple[An
     max_bytes=st.integers(48, 24 * 200),
 )
 def test_the_key_map_equals_a_dict_until_it_is_full(puts: list[bytes], max_bytes: int) -> None:
-    keymap, model = KeyMap(max_bytes), dict[bytes, int]()
+    keymap, model = OffsetMap(max_bytes), dict[bytes, int]()
     for offset, key in enumerate(puts):
         if not keymap.put(key, offset):
             assert key not in model

@@ -19,11 +19,11 @@ from tests.unit.groups.test_transaction_properties import (
     operations,
 )
 
-from penstock.broker.coordinator_replay import replay_log
-from penstock.groups.shard import GroupShard
-from penstock.log.cleaner import Cleaner
+from penstock.broker.coordinators.runtime.active_shard import replay_log
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.log.compaction.cleaner import LogCleaner
 from penstock.log.log import Log
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
+from penstock.protocol.record_batch import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
 
 steps = st.lists(
     st.one_of(
@@ -43,7 +43,7 @@ class LoggedWorld(World):
     def __init__(self, log: Log) -> None:
         self.disk = log
         self.clean_ms = NOW_MS
-        self._cleaner = Cleaner(log.directory.parent, dedupe_buffer_bytes=1 << 16)
+        self._cleaner = LogCleaner(log.directory.parent, dedupe_buffer_bytes=1 << 16)
         super().__init__()
 
     def roll(self) -> None:
@@ -71,11 +71,11 @@ def batch_of(entry: Entry) -> bytearray:
     return encode_batch([record], attributes=TRANSACTIONAL, producer_id=entry.producer, producer_epoch=0)
 
 
-def loaded(log: Log) -> GroupShard:
+def loaded(log: Log) -> GroupCoordinatorShard:
     async def at_once(call: Callable[..., Any], *given: Any) -> Any:
         return call(*given)
 
-    shard = GroupShard(SETTINGS)
+    shard = GroupCoordinatorShard(SETTINGS)
     asyncio.run(replay_log(shard, log, log.end, at_once))
     return shard
 

@@ -12,8 +12,8 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaBuild
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
-    HEADER_BYTES,
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
     Record,
     checksum,
     decode_records,
@@ -21,8 +21,8 @@ from penstock.protocol.records import (
     open_batch,
     pack_batch,
     read_header,
+    scan_records,
 )
-from penstock.protocol.scan import scan_records
 
 BOUND = 1 << 22
 CLIENTS = [
@@ -120,7 +120,7 @@ def test_damage_under_a_right_checksum_is_refused_or_read_the_same_way(
 ) -> None:
     """A peer computes the checksum over whatever it sends, so it protects from nothing hostile."""
     batch = encode_batch(records, codec=codec)
-    body = bytearray(batch[HEADER_BYTES:])
+    body = bytearray(batch[BATCH_HEADER_BYTES:])
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     hostile = pack_batch(read_header(batch), body)

@@ -14,8 +14,12 @@ from kio.schema.fetch.v17 import response as response_schema
 from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.fetch import FetchPartition, parse_fetch
-from penstock.protocol.replica_fetch import encode_replica_fetch, parse_fetch_response
+from penstock.protocol.fetch import (
+    FetchPartition,
+    encode_replica_fetch_request,
+    parse_fetch_request,
+    parse_replica_fetch_response,
+)
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 NATURAL32 = st.integers(0, 2**31 - 1)
@@ -47,7 +51,7 @@ def written(message: Any) -> memoryview:
 
 
 def body_of(topics: Any, forgotten: Any, session: tuple[int, int] = (77, 3)) -> bytes:
-    return encode_replica_fetch(
+    return encode_replica_fetch_request(
         replica_id=4,
         broker_epoch=1_234_567_890_123,
         max_wait_ms=500,
@@ -92,7 +96,7 @@ def test_a_request_is_what_kio_reads(topics: Any, forgotten: Any, session: tuple
 
 @given(TOPICS, FORGOTTEN)
 def test_a_request_is_what_a_leader_reads(topics: Any, forgotten: Any) -> None:
-    request = parse_fetch(memoryview(body_of(topics, forgotten)), 0, 17)
+    request = parse_fetch_request(memoryview(body_of(topics, forgotten)), 0, 17)
     assert request.replica_id == 4
     assert request.topics == [(topic.bytes, partitions) for topic, partitions in topics]
     assert request.forgotten == [(topic.bytes, indexes) for topic, indexes in forgotten]
@@ -147,7 +151,7 @@ def _partition(result: dict[str, Any]) -> Any:
 
 @given(ANSWERED)
 def test_an_answer_is_read_as_kio_writes_it(answered: Any) -> None:
-    answer = parse_fetch_response(response_of(answered))
+    answer = parse_replica_fetch_response(response_of(answered))
     assert (answer.throttle_ms, answer.error, answer.session_id) == (7, 0, 9)
     expected = [(topic.bytes, result) for topic, results in answered for result in results]
     assert len(answer.partitions) == len(expected)
@@ -169,11 +173,11 @@ def test_a_damaged_answer_is_refused_or_read_never_more(answered: Any, data: st.
     whole = bytes(response_of(answered))
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(MalformedFrame):
-        parse_fetch_response(memoryview(whole[:cut]))
+        parse_replica_fetch_response(memoryview(whole[:cut]))
     spoilt = bytearray(whole)
     spoilt[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
     try:
-        answer = parse_fetch_response(memoryview(spoilt))
+        answer = parse_replica_fetch_response(memoryview(spoilt))
     except MalformedFrame:
         return
     assert sum(len(each.records) for each in answer.partitions) <= len(spoilt)
@@ -182,12 +186,12 @@ def test_a_damaged_answer_is_refused_or_read_never_more(answered: Any, data: st.
 def test_a_count_beyond_the_frame_is_refused_before_anything_is_made_for_it() -> None:
     head = bytes(10)
     with pytest.raises(MalformedFrame, match="array of 4294967294 elements"):
-        parse_fetch_response(memoryview(head + b"\xff\xff\xff\xff\x0f"))
+        parse_replica_fetch_response(memoryview(head + b"\xff\xff\xff\xff\x0f"))
 
 
 def test_records_are_slices_of_the_frame_that_brought_them() -> None:
     body = response_of([(uuid.uuid4(), [_result(records=b"abc" * 9)])])
-    (got,) = parse_fetch_response(body).partitions
+    (got,) = parse_replica_fetch_response(body).partitions
     assert got.records.obj is body.obj
 
 

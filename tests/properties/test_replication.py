@@ -12,15 +12,15 @@ from unittest import mock
 
 import pytest
 
-from penstock.log.epochs import EpochCache
+from penstock.log.leader_epochs import LeaderEpochCache
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.follower import (
     Append,
-    EpochEnd,
-    FetchAnswer,
+    EpochEndOffset,
     FetchPosition,
     FollowerRules,
     RaiseHighWatermark,
+    ReplicaFetchReply,
     Truncate,
 )
 from penstock.replication.leader import IsrProposal, LeaderRules
@@ -40,7 +40,7 @@ class Replica:
     def __init__(self, number: int) -> None:
         self.number = number
         self.log: list[tuple[int, int]] = []
-        self.epochs = EpochCache()
+        self.epochs = LeaderEpochCache()
         self.synced = self.saved_high = 0
         self.high_watermark = 0
         self.start_offset = 0
@@ -207,7 +207,7 @@ class World:
         if rules is None:
             return
         if asked.leader_epoch != rules.leader_epoch:
-            answer = FetchAnswer(ErrorCode.fenced_leader_epoch, -1, -1, None, False)
+            answer = ReplicaFetchReply(ErrorCode.fenced_leader_epoch, -1, -1, None, False)
             self.send(lambda: self.answered(asker, asking, asked, answer, []))
             return
         diverging = self.parting(replica, rules, asked)
@@ -222,10 +222,10 @@ class World:
                 now_ms=self.now_ms,
             )
             self.note(replica, rules, moved)
-        answer = FetchAnswer(ErrorCode.none, rules.high_watermark, 0, diverging, bool(records))
+        answer = ReplicaFetchReply(ErrorCode.none, rules.high_watermark, 0, diverging, bool(records))
         self.send(lambda: self.answered(asker, asking, asked, answer, records))
 
-    def parting(self, replica: Replica, rules: LeaderRules, asked: FetchPosition) -> EpochEnd | None:
+    def parting(self, replica: Replica, rules: LeaderRules, asked: FetchPosition) -> EpochEndOffset | None:
         epoch, end, latest = asked.last_fetched_epoch, len(replica.log), replica.epochs.latest
         if epoch < 0:
             return None
@@ -235,14 +235,14 @@ class World:
             known, ended = max(latest, 0), end
         else:
             known, ended = replica.end_offset_for(epoch)
-        return EpochEnd(known, ended) if known < epoch or ended < asked.offset else None
+        return EpochEndOffset(known, ended) if known < epoch or ended < asked.offset else None
 
     def answered(
         self,
         replica: Replica,
         asking: FollowerRules,
         asked: FetchPosition,
-        answer: FetchAnswer,
+        answer: ReplicaFetchReply,
         records: list[tuple[int, int]],
     ) -> None:
         rules = replica.following

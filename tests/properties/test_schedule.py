@@ -11,17 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import decode_records, read_header
-from penstock.scheduling.headers import SCHEDULED_FOR
-from penstock.scheduling.held import HeldRecord, open_block, pack_block
-from penstock.scheduling.intake import Held
-from penstock.scheduling.ladder import Ladder
-from penstock.scheduling.moving import Found, chunks_of, continued
-from penstock.scheduling.records import DUE_BYTES, Due, Group, Plan, Position, Source, read_group, unpack_due
-from penstock.scheduling.release import gather, release_batch
-from penstock.scheduling.shard import KeyValue, ScheduleShard
+from penstock.protocol.record_batch import decode_records, read_header
+from penstock.scheduling.intake import SCHEDULED_FOR, HeldBatch
+from penstock.scheduling.ladder_queue import LadderQueue
+from penstock.scheduling.release import encode_release_batch, gather_due_records
+from penstock.scheduling.schedule_log import (
+    DUE_BYTES,
+    DueEntry,
+    HeldRecord,
+    ReleasePlan,
+    ScheduleSource,
+    SourcePosition,
+    StoredBlock,
+    open_block,
+    pack_block,
+    read_stored_block,
+    unpack_due,
+)
+from penstock.scheduling.schedule_shard import (
+    FoundHeldBatch,
+    KeyValue,
+    ScheduleShard,
+    cut_chunks,
+    resume_from,
+)
 
-SOURCE = Source(UUID(int=5), 3)
+SOURCE = ScheduleSource(UUID(int=5), 3)
 MAX_BYTES = 1 << 20
 
 
@@ -47,14 +62,14 @@ class Memory:
 # -- the ladder ----------------------------------------------------------------------------------------------------
 
 small = st.integers(0, 9)
-dues = st.builds(Due, st.integers(0, 2**40) | small, st.integers(0, 2**40) | small, small)
+dues = st.builds(DueEntry, st.integers(0, 2**40) | small, st.integers(0, 2**40) | small, small)
 
 
 @settings(max_examples=300)
 @given(steps=st.lists(st.lists(dues, max_size=60) | st.integers(0, 40), max_size=25))
-def test_a_ladder_is_a_sorted_list(steps: list[list[Due] | int]) -> None:
+def test_a_ladder_is_a_sorted_list(steps: list[list[DueEntry] | int]) -> None:
     memory = Memory()
-    ladder, model = Ladder(memory, head_max=8, block_entries=4), set[bytes]()
+    ladder, model = LadderQueue(memory, head_max=8, block_entries=4), set[bytes]()
     for step in steps:
         if isinstance(step, list):
             new = sorted({due.packed() for due in step} - model, key=lambda key: key[::-1])
@@ -75,8 +90,8 @@ def test_a_ladder_is_a_sorted_list(steps: list[list[Due] | int]) -> None:
 
 def test_a_ladder_keeps_little_in_memory() -> None:
     memory = Memory()
-    ladder = Ladder(memory, head_max=64, block_entries=16)
-    keys = [Due(7919 * n % 10_007, n, 0).packed() for n in range(20_000)]
+    ladder = LadderQueue(memory, head_max=64, block_entries=16)
+    keys = [DueEntry(7919 * n % 10_007, n, 0).packed() for n in range(20_000)]
     ladder.add(keys)
     for at in range(0, 20_000, 50):
         batch = ladder.peek(50)
@@ -91,19 +106,19 @@ def test_a_ladder_keeps_little_in_memory() -> None:
 
 class Index:
     def __init__(self) -> None:
-        self.ladder = Ladder(Memory(), head_max=8, block_entries=4)
+        self.ladder = LadderQueue(Memory(), head_max=8, block_entries=4)
 
-    def add(self, source: Source, dues: list[bytes]) -> None:
+    def add(self, source: ScheduleSource, dues: list[bytes]) -> None:
         self.ladder.add(dues)
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: ScheduleSource) -> None:
         raise AssertionError("no topic is deleted here")
 
 
 class World:
     def __init__(self) -> None:
         self.now_ms = 1000
-        self.source: list[Found] = []
+        self.source: list[FoundHeldBatch] = []
         self.due_of: dict[bytes, int] = {}
         self.log: dict[int, KeyValue] = {}
         self.end = self.committed = 0
@@ -158,15 +173,15 @@ class World:
             self.due_of[name] = max(self.now_ms + delay_ms, 0)
             # A key of four bytes or less, and no value, as a batch encodes them.
             records.append(HeldRecord(self.due_of[name], bytes([2 * len(name)]) + name + b"\x01", 0, b""))
-        held = Held(Codec.NONE, -1, -1, -1, 0, self.now_ms, open_block(pack_block(records)))
+        held = HeldBatch(Codec.NONE, -1, -1, -1, 0, self.now_ms, open_block(pack_block(records)))
         offset = 2 * len(self.source)
-        self.source.append(Found(Position(0, offset), Position(0, offset + 2), held))
+        self.source.append(FoundHeldBatch(SourcePosition(0, offset), SourcePosition(0, offset + 2), held))
 
     # moving, one chunk at a time, from where the shard says
 
     def move(self) -> Iterator[None]:
         if self.shard.position(SOURCE) is None:
-            self.append(self.shard.register(SOURCE, Position(0, 0)))
+            self.append(self.shard.register(SOURCE, SourcePosition(0, 0)))
             yield
             self.commit()
             yield
@@ -174,8 +189,8 @@ class World:
         assert position is not None
         found = [piece for piece in self.source if piece.at.offset >= position.offset]
         if found:
-            found = continued(position, found)
-        for chunk in chunks_of(found, 40):
+            found = resume_from(position, found)
+        for chunk in cut_chunks(found, 40):
             records = self.shard.take(SOURCE, position, chunk, self.end)
             assert records
             self.append(records)
@@ -207,7 +222,7 @@ class World:
             if due:
                 if self.producer_id < 0:
                     self.producer_id, self.next_producer = self.next_producer, self.next_producer + 1
-                plan = Plan(self.producer_id, 0, self.sequence, due[-1], len(due))
+                plan = ReleasePlan(self.producer_id, 0, self.sequence, due[-1], len(due))
             self.append(self.shard.plan(SOURCE, plan, done or ()))
             self.shard.unreserve(SOURCE)
             yield
@@ -218,12 +233,12 @@ class World:
             done = yield from self._release(plan)
             self.sequence += plan.record_count
 
-    def _release(self, plan: Plan) -> Iterator[None]:
+    def _release(self, plan: ReleasePlan) -> Iterator[None]:
         dues = self._next(self.shard.sources[SOURCE].mark, plan.record_count)
         offsets = sorted({due.offset for due in dues})
-        release = gather(dues, ((offset, self._group(offset)) for offset in offsets), MAX_BYTES)
+        release = gather_due_records(dues, ((offset, self._group(offset)) for offset in offsets), MAX_BYTES)
         assert release.dues[-1] == plan.upto, "whoever repeats a plan finds the same records"
-        batch = release_batch(
+        batch = encode_release_batch(
             release.records,
             producer_id=plan.producer_id,
             epoch=0,
@@ -234,14 +249,14 @@ class World:
         yield
         return release.finished
 
-    def _next(self, released: Due, limit: int) -> list[Due]:
+    def _next(self, released: DueEntry, limit: int) -> list[DueEntry]:
         self.index.ladder.drop_upto(released.packed() if released.due_ms >= 0 else b"")
         return list(map(unpack_due, self.index.ladder.peek(limit)))
 
-    def _group(self, offset: int) -> Group:
+    def _group(self, offset: int) -> StoredBlock:
         value = self.log[offset][1]
         assert value is not None
-        return read_group(value)
+        return read_stored_block(value)
 
     def _append_to_target(self, batch: bytearray) -> None:
         header = read_header(batch)

@@ -8,7 +8,7 @@ from tests.fuzz import state
 from tests.fuzz.hostile import TABLE
 from tests.fuzz.settings import LIMITING, TABLES, Settings, is_accepted
 
-from penstock.broker.settings_table import NODE_SETTINGS
+from penstock.broker.config.definitions import NODE_SETTINGS
 
 REQUESTS = 2_000
 

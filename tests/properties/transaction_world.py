@@ -13,25 +13,30 @@ from typing import Any, NamedTuple
 
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
-    AddRequest,
-    EndReply,
-    EndRequest,
-    InitReply,
-    InitRequest,
-    Markers,
+    AddPartitionsRequest,
+    CoordinatorResult,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    KeyValue,
     MarkersPosition,
     MarkersReply,
     NeedsProducerId,
     TopicPartition,
+    TransactionConfig,
+    TransactionMarkers,
 )
-from penstock.transactions.records import decode_key, decode_value, encode
-from penstock.transactions.settings import TransactionSettings
-from penstock.transactions.shard import TransactionShard
-from penstock.transactions.states import State
-from penstock.transactions.transaction import NO_PRODUCER, Producer, Transaction
-from penstock.transactions.work import KeyValue, Work
+from penstock.transactions.transaction import (
+    NO_PRODUCER,
+    ProducerIdAndEpoch,
+    TransactionMetadata,
+    TransactionState,
+)
+from penstock.transactions.transaction_log import decode_key, decode_transaction, encode_transaction
+from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
-SETTINGS = TransactionSettings(
+SETTINGS = TransactionConfig(
     two_phase_enabled=True,
     timed_out_check_interval_ms=10,
     id_expiration_ms=10**9,
@@ -53,7 +58,7 @@ class Client:
     transactional_id: str
     version: int
     two_phase: bool
-    producer: Producer = NO_PRODUCER
+    producer: ProducerIdAndEpoch = NO_PRODUCER
     #: The transaction that it is in, by the world's count; 0 for none.
     transaction: int = 0
     #: It took over an open transaction and may only decide about it.
@@ -67,16 +72,16 @@ class Client:
 class Sent(NamedTuple):
     client: Client
     question: int
-    request: InitRequest | AddRequest | EndRequest
+    request: InitProducerIdRequest | AddPartitionsRequest | EndTxnRequest
     transaction: int
 
 
 @dataclass
 class Entry:
     record: KeyValue
-    transaction: Transaction
+    transaction: TransactionMetadata
     ghosts: dict[str, Ghost]
-    stored: dict[str, Transaction]
+    stored: dict[str, TransactionMetadata]
 
 
 @dataclass
@@ -86,7 +91,7 @@ class World:
     committed: int = 0
     network: list[Sent] = field(default_factory=list)
     clients: list[Client] = field(default_factory=list)
-    handed_out: list[Markers] = field(default_factory=list)
+    handed_out: list[TransactionMarkers] = field(default_factory=list)
     now_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +101,7 @@ class World:
         self._questions = 0
         self._transactions = 0
         self._fresh_producer_id = 100
-        self._given: set[tuple[str, Producer]] = set()
+        self._given: set[tuple[str, ProducerIdAndEpoch]] = set()
         self._markers: dict[tuple[int, int], tuple[bool, tuple[TopicPartition, ...]]] = {}
         #: What producers were told of their transactions: it must be so for ever.
         self.promised: dict[int, bool] = {}
@@ -106,12 +111,12 @@ class World:
 
     def _load(self, upto: int) -> None:
         del self.log[upto:]
-        self.shard = TransactionShard(SETTINGS, transaction_version=lambda: self.version)
+        self.shard = TransactionCoordinatorShard(SETTINGS, transaction_version=lambda: self.version)
         for entry in self.log:
             self.shard.replay(*entry.record)
         self.ghosts = dict(self.log[-1].ghosts) if self.log else {}
         assert self.shard.transactions == (self.log[-1].stored if self.log else {})
-        assert self.shard.loaded(self.now_ms) == Work()
+        assert self.shard.loaded(self.now_ms) == CoordinatorResult()
         self._pending.clear()
         self.committed = upto
 
@@ -125,7 +130,11 @@ class World:
         for _, release in pending:
             release()
 
-    def apply(self, work: Work, ghost: Callable[[Transaction | None, Transaction], Ghost]) -> None:
+    def apply(
+        self,
+        work: CoordinatorResult,
+        ghost: Callable[[TransactionMetadata | None, TransactionMetadata], Ghost],
+    ) -> None:
         for record in work.records:
             transactional_id, before, after = self._change(record)
             self._check_epochs(before, after)
@@ -137,15 +146,15 @@ class World:
     def later(self, release: Callable[[], None]) -> None:
         self._pending.append((len(self.log), release))
 
-    def _change(self, record: KeyValue) -> tuple[str, Transaction | None, Transaction]:
+    def _change(self, record: KeyValue) -> tuple[str, TransactionMetadata | None, TransactionMetadata]:
         key, value = record
         transactional_id = decode_key(key)
         assert transactional_id is not None
         assert value is not None, "nothing expires here"
         before = self.shard.transactions.get(transactional_id)
-        return transactional_id, before, decode_value(transactional_id, value)
+        return transactional_id, before, decode_transaction(transactional_id, value)
 
-    def _check_epochs(self, before: Transaction | None, after: Transaction) -> None:
+    def _check_epochs(self, before: TransactionMetadata | None, after: TransactionMetadata) -> None:
         """Ids are made in rising order here, so neither they nor their epochs may ever fall."""
         if before is not None:
             assert after.client >= before.client
@@ -159,14 +168,14 @@ class World:
     def seed(self, transactional_id: str, epoch: int) -> None:
         """An id that has used many epochs."""
         self.now_ms += 1
-        used = Transaction(
+        used = TransactionMetadata(
             transactional_id=transactional_id,
-            state=State.EMPTY,
-            producer=Producer(self.fresh_producer_id(), epoch),
+            state=TransactionState.EMPTY,
+            producer=ProducerIdAndEpoch(self.fresh_producer_id(), epoch),
             timeout_ms=TIMEOUT_MS,
             update_timestamp_ms=self.now_ms,
         )
-        self.apply(Work(records=(encode(used),)), lambda *_: Ghost())
+        self.apply(CoordinatorResult(records=(encode_transaction(used),)), lambda *_: Ghost())
         self.commit()
 
     def fresh_producer_id(self) -> int:
@@ -180,7 +189,7 @@ class World:
 
     def send_init(self, client: Client, *, claims: bool, keep: bool) -> None:
         claim = client.producer if claims else NO_PRODUCER
-        request = InitRequest(
+        request = InitProducerIdRequest(
             client.transactional_id, TIMEOUT_MS, *claim, enable_two_phase=client.two_phase, keep_prepared=keep
         )
         self._send(client, request)
@@ -189,7 +198,7 @@ class World:
         if not client.transaction:
             client.transaction = self._new_transaction()
         places = (TopicPartition("t", partition),)
-        request = AddRequest(client.transactional_id, *client.producer, places, client.version)
+        request = AddPartitionsRequest(client.transactional_id, *client.producer, places, client.version)
         self._send(client, request)
 
     def send_end(self, client: Client, *, commit: bool) -> None:
@@ -197,7 +206,7 @@ class World:
             client.transaction = self._new_transaction()
         if client.verdict is None:
             client.verdict = commit
-        request = EndRequest(client.transactional_id, *client.producer, client.verdict, client.version)
+        request = EndTxnRequest(client.transactional_id, *client.producer, client.verdict, client.version)
         self._send(client, request)
 
     def _new_transaction(self) -> int:
@@ -227,37 +236,41 @@ class World:
             else:
                 self.later(lambda reply=reply: self.receive_markers(reply))  # type: ignore[misc]
 
-    def _ask(self, sent: Sent, fresh_producer_id: int | None) -> Work:
+    def _ask(self, sent: Sent, fresh_producer_id: int | None) -> CoordinatorResult:
         match sent.request:
-            case InitRequest() as request:
+            case InitProducerIdRequest() as request:
                 return self.shard.init_producer_id(
                     request, "client", now_ms=self.now_ms, fresh_producer_id=fresh_producer_id
                 )
-            case AddRequest() as request:
+            case AddPartitionsRequest() as request:
                 return self.shard.add_partitions(request, "client", now_ms=self.now_ms)
-            case EndRequest() as request:
+            case EndTxnRequest() as request:
                 return self.shard.end(
                     request, "client", now_ms=self.now_ms, fresh_producer_id=fresh_producer_id
                 )
 
-    def _check_change(self, sent: Sent, before: Transaction | None, ghost: Ghost) -> None:
+    def _check_change(self, sent: Sent, before: TransactionMetadata | None, ghost: Ghost) -> None:
         request = sent.request
-        is_takeover = isinstance(request, InitRequest) and request.producer_id < 0
+        is_takeover = isinstance(request, InitProducerIdRequest) and request.producer_id < 0
         if not is_takeover:
             assert sent.client.incarnation >= ghost.owner, "a fenced producer changed something"
-        assert before is not None or is_takeover or isinstance(request, InitRequest)
-        is_open = before is not None and before.state is State.ONGOING
-        if is_open and sent.client.version >= 2 and isinstance(request, AddRequest | EndRequest):
+        assert before is not None or is_takeover or isinstance(request, InitProducerIdRequest)
+        is_open = before is not None and before.state is TransactionState.ONGOING
+        if is_open and sent.client.version >= 2 and isinstance(request, AddPartitionsRequest | EndTxnRequest):
             assert sent.transaction == ghost.transaction, "a late request touched a later transaction"
 
-    def _ghost(self, sent: Sent, ghost: Ghost, before: Transaction | None, after: Transaction) -> Ghost:
+    def _ghost(
+        self, sent: Sent, ghost: Ghost, before: TransactionMetadata | None, after: TransactionMetadata
+    ) -> Ghost:
         request = sent.request
         if after.state.is_prepared:
             self._check_promise(ghost.transaction, after.state.is_committed)
             return ghost
-        if isinstance(request, InitRequest) and request.producer_id < 0:
+        if isinstance(request, InitProducerIdRequest) and request.producer_id < 0:
             return ghost._replace(owner=sent.client.incarnation)
-        if isinstance(request, AddRequest) and (before is None or before.state is not State.ONGOING):
+        if isinstance(request, AddPartitionsRequest) and (
+            before is None or before.state is not TransactionState.ONGOING
+        ):
             return ghost._replace(transaction=sent.transaction)
         return ghost
 
@@ -267,18 +280,18 @@ class World:
     def _receive(self, sent: Sent, reply: object, ghost: Ghost) -> None:
         client = sent.client
         match reply:
-            case InitReply(error=ErrorCode.none):
-                self._check_given(sent, Producer(reply.producer_id, reply.epoch))
-            case EndReply(error=ErrorCode.none) if client.version >= 2:
-                if isinstance(sent.request, EndRequest) and sent.request.commit:
+            case InitProducerIdReply(error=ErrorCode.none):
+                self._check_given(sent, ProducerIdAndEpoch(reply.producer_id, reply.epoch))
+            case EndTxnReply(error=ErrorCode.none) if client.version >= 2:
+                if isinstance(sent.request, EndTxnRequest) and sent.request.commit:
                     self._check_promise(sent.transaction, True)
                     self.promised[sent.transaction] = True
         if client.asked == sent.question:
             client.asked = 0
             self._go_on(client, reply, ghost)
 
-    def _check_given(self, sent: Sent, producer: Producer) -> None:
-        assert isinstance(sent.request, InitRequest)
+    def _check_given(self, sent: Sent, producer: ProducerIdAndEpoch) -> None:
+        assert isinstance(sent.request, InitProducerIdRequest)
         assert producer.epoch <= 32_766
         if sent.request.producer_id < 0:
             key = (sent.client.transactional_id, producer)
@@ -287,14 +300,14 @@ class World:
 
     def _go_on(self, client: Client, reply: object, ghost: Ghost) -> None:
         match reply:
-            case InitReply(error=ErrorCode.none):
-                client.producer = Producer(reply.producer_id, reply.epoch)
+            case InitProducerIdReply(error=ErrorCode.none):
+                client.producer = ProducerIdAndEpoch(reply.producer_id, reply.epoch)
                 client.is_kept = reply.ongoing_producer_id >= 0
                 client.transaction = ghost.transaction if client.is_kept else 0
                 client.verdict = None
-            case EndReply(error=ErrorCode.none):
+            case EndTxnReply(error=ErrorCode.none):
                 assert reply.epoch <= 32_766
-                client.producer = Producer(reply.producer_id, reply.epoch)
+                client.producer = ProducerIdAndEpoch(reply.producer_id, reply.epoch)
                 client.transaction, client.verdict, client.is_kept = 0, None, False
 
     # Markers
@@ -314,7 +327,7 @@ class World:
                 )
                 assert told == (markers.committed, markers.partitions), "decided twice"
 
-    def write_markers(self, markers: Markers, partitions: tuple[TopicPartition, ...]) -> None:
+    def write_markers(self, markers: TransactionMarkers, partitions: tuple[TopicPartition, ...]) -> None:
         work = self.shard.markers_written(markers, partitions, "writer", now_ms=self.now_ms)
         self.apply(work, lambda old, new: self.ghosts[new.transactional_id])
 
@@ -329,15 +342,15 @@ class World:
         for record in work.records:
             _, before, after = self._change(record)
             assert before is not None
-            assert before.state is State.ONGOING
-            assert after.state is State.PREPARE_ABORT
+            assert before.state is TransactionState.ONGOING
+            assert after.state is TransactionState.PREPARE_ABORT
             assert not before.is_two_phase, "time decided about a two-phase transaction"
             assert before.start_timestamp_ms + TIMEOUT_MS < self.now_ms
         self.apply(work, self._timed_out)
         for _, reply in work.replies:
             self.later(lambda reply=reply: self.receive_markers(reply))  # type: ignore[misc]
 
-    def _timed_out(self, _: Transaction | None, after: Transaction) -> Ghost:
+    def _timed_out(self, _: TransactionMetadata | None, after: TransactionMetadata) -> Ghost:
         ghost = self.ghosts[after.transactional_id]
         self._check_promise(ghost.transaction, False)
         return ghost
@@ -357,8 +370,10 @@ class World:
             for markers in tuple(self.handed_out):
                 self.write_markers(markers, markers.partitions)
         for found in self.shard.transactions.values():
-            is_open = found.state is State.ONGOING and found.is_two_phase
-            assert is_open or found.state is State.EMPTY or found.state.is_complete, f"{found} hangs"
+            is_open = found.state is TransactionState.ONGOING and found.is_two_phase
+            assert is_open or found.state is TransactionState.EMPTY or found.state.is_complete, (
+                f"{found} hangs"
+            )
         self._check_promises()
 
     def _check_promises(self) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.class_archive import QUICK_JAVA
 
-from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
+from penstock.spark.session import FILE_MANAGER_SETTING, FILE_MANAGER_WITHOUT_PROCESSES
 
 MISSING = [name for name in ("numba", "pyarrow", "pyspark") if find_spec(name) is None]
 collect_ignore_glob = ["*"] if MISSING else []
@@ -19,9 +20,7 @@ SPARK_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.log.level": "ERROR",
     #: All checkpoints of tests are on the local disk.
-    FILE_MANAGER: WITHOUT_PROCESSES,
-    #: Queries are over before the better compiler and the parallel collectors have paid for themselves.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
 }
 #: The limit is there to end a test that hangs. Spark on a busy machine is slow: that is no failure.
 HANG_S = 900
@@ -37,6 +36,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(HANG_S))
+
+
+@pytest.fixture(autouse=True)
+def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in QUICK_JAVA.items():
+        monkeypatch.setenv(name, value)
 
 
 class SharedSession:
@@ -60,7 +65,7 @@ class SharedSession:
         """Without a word to the JVM, which may never answer."""
         from pyspark import SparkContext
 
-        from penstock.spark.session import forget_dead
+        from penstock.spark.session import forget_dead_jvm
 
         self._session = None
         gateway = SparkContext._gateway
@@ -70,7 +75,7 @@ class SharedSession:
         gateway.proc.wait()
         with suppress(Exception):
             gateway.shutdown_callback_server()
-        forget_dead()
+        forget_dead_jvm()
 
     def stop(self) -> None:
         if self._session is not None:

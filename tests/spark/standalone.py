@@ -12,17 +12,20 @@ from pathlib import Path
 
 import pyspark
 from tests.ports import free_address
+from tests.spark.class_archive import QUICK_JAVA
 from tests.waiting import eventually
 
-from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
-from penstock.spark.java import find_java, home_for_spark
+from penstock.spark.session import (
+    FILE_MANAGER_SETTING,
+    FILE_MANAGER_WITHOUT_PROCESSES,
+    find_java,
+    home_for_spark,
+)
 
 MASTER_HOST, WORKER_HOSTS = "127.0.0.1", ("127.0.0.2", "127.0.0.3")
 START_S = 180.0
 STOP_S = 30.0
 _DAEMON_MEMORY = "256m"
-#: For every Java machine of a test that is over before the better compiler has paid for itself.
-QUICK_JAVA = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 class Standalone:
@@ -44,7 +47,7 @@ class Standalone:
             "spark.executor.memory": "512m",
             "spark.python.daemon.module": "penstock.spark.daemon",
             "spark.sql.shuffle.partitions": "4",  # each has a task, and state of its own, in every batch
-            FILE_MANAGER: WITHOUT_PROCESSES,
+            FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
             **{f"spark.executorEnv.{name}": value for name, value in code_path().items()},
         }
 
@@ -98,7 +101,7 @@ class ConnectServer:
             "spark.driver.memory": "1g",
             "spark.master": "local[2,4]",
             "spark.sql.shuffle.partitions": "2",
-            FILE_MANAGER: WITHOUT_PROCESSES,
+            FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
             "spark.ui.enabled": "false",
         }
         given = [word for item in settings.items() for word in ("--conf", "=".join(item))]

@@ -10,7 +10,7 @@ from kio.schema.metadata.v12.request import MetadataRequest, MetadataRequestTopi
 from kio.serial import entity_writer
 from tests.fuzz.messages import Requests
 
-from penstock.broker.apis import APIS
+from penstock.broker.network.apis import APIS
 from penstock.protocol.bounds import bounds_check
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.schemas import request_decoder

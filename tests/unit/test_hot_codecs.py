@@ -11,13 +11,13 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch
+from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch_request
 from penstock.protocol.produce import (
     PARTITIONS_MAX,
-    Endpoint,
-    PartitionResult,
+    NodeEndpoint,
+    PartitionProduceResponse,
     encode_produce_response,
-    parse_produce,
+    parse_produce_request,
 )
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -50,7 +50,7 @@ def produce_request(version: int) -> Any:
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 def test_produce_request_is_read_as_kio_writes_it(version: int) -> None:
-    request = parse_produce(written(produce_request(version)), 0, version)
+    request = parse_produce_request(written(produce_request(version)), 0, version)
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     assert request.transactional_id == ("tx" if version % 2 else None)
     assert (request.acks, request.timeout_ms) == (-1, 1500)
@@ -71,18 +71,21 @@ def test_a_produce_request_of_too_many_parts_is_refused_before_they_are_read(ver
             s.ProduceRequest(transactional_id=None, acks=1, timeout=1500 * MS, topic_data=(data,) * topics)
         )
 
-    assert len(parse_produce(request(1, PARTITIONS_MAX - 10), 0, version).topics[0][1]) == PARTITIONS_MAX - 10
+    assert (
+        len(parse_produce_request(request(1, PARTITIONS_MAX - 10), 0, version).topics[0][1])
+        == PARTITIONS_MAX - 10
+    )
     for topics, partitions in ((1, PARTITIONS_MAX + 1), (PARTITIONS_MAX + 1, 0), (150, 200)):
         with pytest.raises(MalformedFrame, match="topics and partitions"):
-            parse_produce(request(topics, partitions), 0, version)
+            parse_produce_request(request(topics, partitions), 0, version)
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 def test_produce_response_is_what_kio_reads(version: int) -> None:
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     results = [
-        PartitionResult(0, 0, 42, 1_600_000_000_000, 7),
-        PartitionResult(
+        PartitionProduceResponse(0, 0, 42, 1_600_000_000_000, 7),
+        PartitionProduceResponse(
             1, ErrorCode.invalid_record.value, message="no key in record 3", record_errors=(3, 70_000)
         ),
     ]
@@ -144,7 +147,7 @@ def fetch_request(version: int) -> Any:
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_fetch_request_is_read_as_kio_writes_it(version: int) -> None:
-    request = parse_fetch(written(fetch_request(version)), 0, version)
+    request = parse_fetch_request(written(fetch_request(version)), 0, version)
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 1000)
     assert (request.isolation_level, request.replica_id) == (1, 6)
@@ -188,7 +191,7 @@ def test_produce_request_cut_anywhere_is_malformed_and_nothing_else(version: int
     frame = written(produce_request(version))
     for end in range(len(frame) - (1 if version >= 9 else 0)):
         with pytest.raises(MalformedFrame):
-            parse_produce(frame[:end], 0, version)
+            parse_produce_request(frame[:end], 0, version)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
@@ -196,18 +199,20 @@ def test_fetch_request_cut_anywhere_is_malformed_and_nothing_else(version: int) 
     frame = written(fetch_request(version))
     for end in range(len(frame)):
         with pytest.raises(MalformedFrame):
-            parse_fetch(frame[:end], 0, version)
+            parse_fetch_request(frame[:end], 0, version)
 
 
-LEADERS = [Endpoint(4, "host-4", 9094, "rack-b"), Endpoint(5, "::1", 70_000, None)]
+LEADERS = [NodeEndpoint(4, "host-4", 9094, "rack-b"), NodeEndpoint(5, "::1", 70_000, None)]
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 def test_a_producer_at_the_wrong_broker_is_told_the_leader_as_kio_reads_it(version: int) -> None:
     key = TOPIC_ID.bytes if version >= 13 else b"orders"
     results = [
-        PartitionResult(0, ErrorCode.not_leader_or_follower.value, current_leader=(4, 7)),
-        PartitionResult(1, ErrorCode.not_leader_or_follower.value, message="moved", current_leader=(5, 8)),
+        PartitionProduceResponse(0, ErrorCode.not_leader_or_follower.value, current_leader=(4, 7)),
+        PartitionProduceResponse(
+            1, ErrorCode.not_leader_or_follower.value, message="moved", current_leader=(5, 8)
+        ),
     ]
     frame = encode_produce_response(version, 1, [(key, results)], LEADERS)
     response, error = read_response("produce", version, frame, 1, flexible=version >= 9)

@@ -8,29 +8,31 @@ import pytest
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
     CONTROL,
     DELETE_HORIZON,
-    HEADER_BYTES,
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
     EndMarker,
     Record,
+    RecordSpan,
     checksum,
     decode_records,
     encode_batch,
+    encode_coordinator_batch,
     encode_end_marker,
-    encode_entries,
     iter_batches,
     open_batch,
     pack_batch,
     parse_end_marker,
     read_header,
-    restamp,
+    scan_records,
+    set_max_timestamp,
+    shift_timestamp,
 )
-from penstock.protocol.scan import RecordSpan, retimed, scan_records
-from penstock.protocol.varint import encode_varint, read_varint, read_varlong
+from penstock.protocol.wire import encode_varint, read_varint, read_varlong
 
 BOUND = 1 << 20
 NOW_MS = 1_700_000_000_000
@@ -100,7 +102,7 @@ def test_a_batch_of_no_records_keeps_its_offsets_and_its_producer() -> None:
 
 def test_restamping_gives_every_record_the_append_time() -> None:
     batch = encode_batch(RECORDS)
-    restamp(batch, attributes=LOG_APPEND_TIME, max_timestamp=123_456)
+    set_max_timestamp(batch, attributes=LOG_APPEND_TIME, max_timestamp=123_456)
     assert {record.timestamp for record in decode_records(batch, BOUND)} == {123_456}
     assert read_header(batch).crc == checksum(batch)
 
@@ -132,7 +134,7 @@ def test_header_keys_that_are_not_text_survive() -> None:
     batch = with_body(record_body(content))
     records = decode_records(batch, BOUND)
     assert decode_records(encode_batch(records), BOUND) == records
-    assert encode_batch(records)[HEADER_BYTES:] == batch[HEADER_BYTES:]
+    assert encode_batch(records)[BATCH_HEADER_BYTES:] == batch[BATCH_HEADER_BYTES:]
 
 
 def test_batches_of_a_slice_are_walked_and_a_partial_one_is_left() -> None:
@@ -159,7 +161,7 @@ def test_scanned_records_can_be_written_again_byte_for_byte() -> None:
 @pytest.mark.parametrize("shift_ms", [0, 1, -1, 300, -86_400_000_000, (1 << 63) - 1])
 def test_a_moved_base_timestamp_leaves_every_timestamp_alone(shift_ms: int) -> None:
     header, body = open_batch(encode_batch(RECORDS), BOUND)
-    moved = b"".join(retimed(body, span, shift_ms) for span in scan_records(header, body))
+    moved = b"".join(shift_timestamp(body, span, shift_ms) for span in scan_records(header, body))
     assert (
         decode_records(pack_batch(header._replace(base_timestamp=1_000 - shift_ms), moved), BOUND) == RECORDS
     )
@@ -190,7 +192,7 @@ HOSTILE: dict[str, Callable[[], bytearray]] = {
     "a length of six bytes": lambda: with_body(b"\x90\x80\x80\x80\x80\x00" + PLAIN_RECORD[1:]),
     "a varint that never ends": lambda: with_body(b"\x80" * 40),
     "a varint cut short": lambda: with_body(b"\x80"),
-    "less than a header": lambda: encode_batch(RECORDS)[: HEADER_BYTES - 1],
+    "less than a header": lambda: encode_batch(RECORDS)[: BATCH_HEADER_BYTES - 1],
     "less than its length": lambda: encode_batch(RECORDS)[:-1],
     "more than its length": lambda: encode_batch(RECORDS) + b"\x00",
 }  # fmt: skip
@@ -271,5 +273,5 @@ def test_entries_are_records_of_one_moment(count: int) -> None:
     entries = [(b"key %d" % place, None if place % 3 == 1 else bytes(place)) for place in range(count)]
     producer: dict[str, Any] = {"attributes": TRANSACTIONAL, "producer_id": 7, "producer_epoch": 2}
     records = [Record(place, NOW_MS, key, value) for place, (key, value) in enumerate(entries)]
-    assert encode_entries(entries, NOW_MS) == encode_batch(records)
-    assert encode_entries(entries, NOW_MS, **producer) == encode_batch(records, **producer)
+    assert encode_coordinator_batch(entries, NOW_MS) == encode_batch(records)
+    assert encode_coordinator_batch(entries, NOW_MS, **producer) == encode_batch(records, **producer)

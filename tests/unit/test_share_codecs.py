@@ -13,14 +13,14 @@ from kio.schema.share_fetch.v2 import request as fetching
 from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import Endpoint
+from penstock.protocol.produce import NodeEndpoint
 from penstock.protocol.share import (
     AcknowledgedPartition,
-    FetchedPartition,
-    encode_share_acknowledge,
-    encode_share_fetch,
-    parse_share_acknowledge,
-    parse_share_fetch,
+    SharePartitionData,
+    encode_share_acknowledge_response,
+    encode_share_fetch_response,
+    parse_share_acknowledge_request,
+    parse_share_fetch_request,
 )
 
 SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
@@ -77,7 +77,7 @@ def _written(api_key: int, version: int, request) -> bytes:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_share_fetch_is_read_as_kio_writes_it(version: int) -> None:
-    request = parse_share_fetch(memoryview(_fetch(version)), 0, version)
+    request = parse_share_fetch_request(memoryview(_fetch(version)), 0, version)
     assert request[:8] == ("g", "m", 5, 500, 1, 2, 3, 4)
     assert (request.acquire_mode, request.is_renewal) == ((1, True) if version == 2 else (0, False))
     assert request.topics == [(TOPIC.bytes, [(2, SAID), (7, [])])]
@@ -86,15 +86,15 @@ def test_share_fetch_is_read_as_kio_writes_it(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_share_acknowledge_is_read_as_kio_writes_it(version: int) -> None:
-    request = parse_share_acknowledge(memoryview(_acknowledge(version)), 0, version)
+    request = parse_share_acknowledge_request(memoryview(_acknowledge(version)), 0, version)
     assert request == ("g", None, -1, version == 2, [(TOPIC.bytes, [(2, SAID)])])
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_request_cut_anywhere_is_malformed_and_nothing_else(version: int) -> None:
     for whole, parse in (
-        (_fetch(version), parse_share_fetch),
-        (_acknowledge(version), parse_share_acknowledge),
+        (_fetch(version), parse_share_fetch_request),
+        (_acknowledge(version), parse_share_acknowledge_request),
     ):
         for size in range(len(whole) - 1):
             with pytest.raises(MalformedFrame):
@@ -106,19 +106,19 @@ def test_a_claim_of_very_many_elements_is_malformed() -> None:
     place = whole.index(TOPIC.bytes) - 1
     whole[place : place + 1] = b"\xff\xff\xff\xff\x0f"
     with pytest.raises(MalformedFrame):
-        parse_share_fetch(memoryview(whole), 0, 2)
+        parse_share_fetch_request(memoryview(whole), 0, 2)
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_share_fetch_answer_is_what_kio_reads(version: int) -> None:
-    full = FetchedPartition(2, records=[b"abc", memoryview(b"defg")], acquired=[(3, 5, 1), (9, 9, 4)])
-    wrong = FetchedPartition(3, 6, "elsewhere", 121, "not yours", (4, 17))
+    full = SharePartitionData(2, records=[b"abc", memoryview(b"defg")], acquired=[(3, 5, 1), (9, 9, 4)])
+    wrong = SharePartitionData(3, 6, "elsewhere", 121, "not yours", (4, 17))
     frame = b"".join(
-        encode_share_fetch(
+        encode_share_fetch_response(
             77,
             lock_ms=30_000,
             topics=[(TOPIC.bytes, [full, wrong])],
-            endpoints=[Endpoint(4, "host", 9092, None)],
+            endpoints=[NodeEndpoint(4, "host", 9092, None)],
         )
     )
     answer = _read(SHARE_FETCH, version, frame)
@@ -138,14 +138,14 @@ def test_a_share_fetch_answer_is_what_kio_reads(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_share_acknowledge_answer_is_what_kio_reads(version: int) -> None:
-    frame = encode_share_acknowledge(
+    frame = encode_share_acknowledge_response(
         version,
         77,
         error=122,
         message="no",
         lock_ms=30_000,
         topics=[(TOPIC.bytes, [AcknowledgedPartition(2), AcknowledgedPartition(3, 6, "there", (4, 17))])],
-        endpoints=[Endpoint(4, "host", 9092, "rack")],
+        endpoints=[NodeEndpoint(4, "host", 9092, "rack")],
     )
     answer = _read(SHARE_ACKNOWLEDGE, version, frame)
     assert (answer.error_code.value, answer.error_message) == (122, "no")

@@ -10,11 +10,11 @@ from kio.schema.find_coordinator.v6.response import Coordinator
 from kio.serial import entity_writer
 from tests.fuzz.messages import Requests
 
-from penstock.broker.apis import APIS
-from penstock.protocol.writing import Write, message_writer
+from penstock.broker.network.apis import APIS
+from penstock.protocol.schemas import MessageWriter, message_writer
 
 
-def written(write: Write, message: Any) -> bytes:
+def written(write: MessageWriter, message: Any) -> bytes:
     out = io.BytesIO()
     write(out, message)
     return out.getvalue()

@@ -1,1 +1,1 @@
-"""The node: the only room with sockets and tasks."""
+"""The broker: everything of a node that does I/O, from sockets and tasks to files."""

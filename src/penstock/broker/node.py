@@ -1,4 +1,4 @@
-"""One node: opens its data, takes its place in the cluster, listens, and stops without losing anything."""
+"""Assembly and life cycle of a node: it opens the data, joins the cluster, listens, and shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -16,84 +16,81 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from penstock.broker.channel import ControllerChannel
-from penstock.broker.controller import Controller
-from penstock.broker.coordinator import GroupCoordinator
-from penstock.broker.dynamic_settings import DynamicSettings
-from penstock.broker.fetch_sessions import FetchSessions
-from penstock.broker.flusher import end_process
-from penstock.broker.housekeeping import Housekeeping
-from penstock.broker.lifecycle import BrokerLifecycle
-from penstock.broker.listeners import Listener
-from penstock.broker.metadata import MetadataLog
-from penstock.broker.metrics import Metrics
-from penstock.broker.partitions import PartitionTable
-from penstock.broker.preparation import DecompressionBudget, prepare, unfolded_bytes
-from penstock.broker.producer_ids import ProducerIds
+from penstock.broker.config.definitions import REPLICA_SELECTORS
+from penstock.broker.config.effective_settings import DynamicSettings
+from penstock.broker.config.listeners import Listener
+from penstock.broker.config.node_settings import NodeSettings
+from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
+from penstock.broker.controller.channel import ControllerChannel
+from penstock.broker.controller.controller import Controller
+from penstock.broker.controller.producer_id_manager import ProducerIdManager
+from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+from penstock.broker.metrics.counters import Metrics
+from penstock.broker.network.server import Server
+from penstock.broker.partition.fetch_sessions import FetchSessions
+from penstock.broker.partition.flusher import end_process
+from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.produced_batch import DecompressionBudget, decompressed_bytes, prepare
+from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.broker.quorum import Quorum
 from penstock.broker.quorum.driver import QuorumFailed
-from penstock.broker.quorum.election_file import DamagedElection
+from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.snapshots import DamagedSnapshot
-from penstock.broker.server import Server
-from penstock.broker.settings import Settings
-from penstock.broker.settings_table import REPLICA_SELECTORS
-from penstock.cluster.controller.features import ELIGIBLE_LEADER_REPLICAS
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
-from penstock.cluster.serde import UnreadableRecord
-from penstock.cluster.state import ResourceType
-from penstock.log.files import open_files_limit
-from penstock.log.identity import WrongOwner
+from penstock.broker.quorum.storage import DamagedElection
+from penstock.cluster.controller.brokers import ELIGIBLE_LEADER_REPLICAS
+from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
+from penstock.cluster.metadata_records import UnreadableRecord
+from penstock.cluster.topic_names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.log.data_directory import InconsistentMetaProperties
+from penstock.log.log_manager import DataDirectoryLocked, LogManager
+from penstock.log.reader import DecompressionLimitReached
 from penstock.log.recovery import CorruptLog
-from penstock.log.store import LogStore, StoreLocked
-from penstock.log.timestamps import MoreToUnfold
+from penstock.log.segment_files import open_files_limit
 from penstock.protocol.compression import Codec, DecompressedTooLarge
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.core import HistoryLost
+from penstock.raft.state import CommittedRecordsLost
 
 if TYPE_CHECKING:
-    from penstock.broker.bandwidth import Bandwidth
-    from penstock.broker.connection import Connection
-    from penstock.broker.context import RequestContext
-    from penstock.broker.dispatch import Dispatcher
-    from penstock.broker.fetchers import Fetchers
-    from penstock.broker.group_settings import GroupConfigs
-    from penstock.broker.http import HttpServer
-    from penstock.broker.isr import IsrChanges
-    from penstock.broker.partition import Partition
-    from penstock.broker.peers import Peers
-    from penstock.broker.schedule.service import Schedule
-    from penstock.broker.sharded_coordinator import ShardedCoordinator
-    from penstock.broker.share.table import SharePartitions
-    from penstock.broker.share.upkeep import ShareUpkeep
-    from penstock.broker.share_state.coordinator import ShareStateCoordinator
-    from penstock.broker.telemetry import Telemetry
-    from penstock.broker.topic_answers import TopicAnswers
-    from penstock.broker.topic_creation import AutoCreation
-    from penstock.broker.transactions.coordinator import TransactionCoordinator
-    from penstock.log.flush import FlushTicket
+    from penstock.broker.controller.topic_creation import AutoTopicCreationManager
+    from penstock.broker.coordinators.groups.group_config import GroupConfigManager
+    from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
+    from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+    from penstock.broker.coordinators.share.coordinator import ShareCoordinator
+    from penstock.broker.coordinators.share.partitions import SharePartitionManager
+    from penstock.broker.coordinators.share.state_reconciler import ShareStateReconciler
+    from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
+    from penstock.broker.metrics.client_telemetry import ClientTelemetry
+    from penstock.broker.network.connection import Connection
+    from penstock.broker.network.dispatch import Dispatcher
+    from penstock.broker.network.http import HttpServer
+    from penstock.broker.network.peers import Peers
+    from penstock.broker.network.requests import RequestContext
+    from penstock.broker.network.response_cache import TopicResponseCache
+    from penstock.broker.partition.isr import AlterPartitionManager
+    from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
+    from penstock.log.flush import FlushJob
     from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Faults = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
+FaultInjector = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
 
-#: How long founders of a cluster wait for each other to vote before they serve.
-_FOUNDING_SECONDS_MAX: Final = 15.0
-#: Below this many open files connections and logs would take them from each other all the time.
+#: How long the initial voters of a new cluster wait for each other to vote before they serve.
+_INITIAL_VOTERS_SECONDS_MAX: Final = 15.0
+#: With fewer open files, connections and logs would constantly compete for descriptors.
 _OPEN_FILES_MIN: Final = 128
-#: When a sync that found no descriptors is tried again.
-_POSTPONED_SECONDS: Final = 0.1
-#: How long a thread that computes (a batch with many records, compaction) keeps the loop from running. Python's default
-#: of 5 ms is paid each time the loop has waited for something.
+#: The pause before a sync that found no free descriptor is retried.
+_SYNC_RETRY_SECONDS: Final = 0.1
+#: How long a thread that computes (a batch with many records, compaction) may keep the event loop from running. The
+#: event loop would pay Python's default of 5 ms each time that it has waited for something.
 _THREAD_SWITCH_S: Final = 0.0005
-#: How long a stopping node waits for replies that are under way.
+#: How long a stopping node waits for pending replies.
 _DRAIN_SECONDS: Final = 2.0
-#: What a search for a timestamp may unfold at first: enough for a batch of ordinary size.
-_SEARCH_BYTES: Final = 1 << 20
+#: How much a search for a timestamp may decompress at first: enough for a batch of ordinary size.
+_TIMESTAMP_SEARCH_BYTES: Final = 1 << 20
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
 _RECOVERY_THREADS: Final = "num.recovery.threads.per.data.dir"
 _CODECS: Final = {
@@ -104,17 +101,17 @@ _CODECS: Final = {
     "zstd": Codec.ZSTD,
 }
 
-#: Coordinators that are made when they are first needed, and the topics whose partitions they lead.
-_LATER_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": SHARE_GROUP_STATE}
+#: Coordinators that are created when they are first needed, and the topics that hold their state.
+_LAZY_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": SHARE_GROUP_STATE}
 
 
-#: What members of a cluster ask each other while they elect a controller, register and report: AlterPartition,
-#: Vote, BeginQuorumEpoch, EndQuorumEpoch, Envelope, FetchSnapshot, BrokerRegistration and BrokerHeartbeat.
+#: The requests that nodes send to each other while they elect a controller, register and report: AlterPartition, Vote,
+#: BeginQuorumEpoch, EndQuorumEpoch, Envelope, FetchSnapshot, BrokerRegistration and BrokerHeartbeat.
 _PEER_APIS: Final = (56, 52, 53, 54, 58, 59, 62, 63)
 
 
 class StartFailed(Exception):
-    """The node cannot start; the message tells the user why, the hint what to do."""
+    """The node cannot start; the message says why, and the hint says what the user can do."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -129,7 +126,7 @@ class DescriptorBudget(NamedTuple):
 
 
 def descriptor_budget(readers_max: int) -> DescriptorBudget:
-    """Raises StartFailed where the system lets the process have too few."""
+    """Raises StartFailed if the limit on the open files of the process is too low."""
     limit = open_files_limit()
     if limit < _OPEN_FILES_MIN:
         raise StartFailed(
@@ -140,8 +137,8 @@ def descriptor_budget(readers_max: int) -> DescriptorBudget:
     return DescriptorBudget(min(readers_max, quarter), quarter)
 
 
-class Feature(NamedTuple):
-    """`level` is what the cluster promises now; a level is raised only when what it promises is built."""
+class SupportedFeature(NamedTuple):
+    """`level` is the level of the cluster now. A supported level is added only once it is implemented."""
 
     name: str
     level_min: int
@@ -149,77 +146,77 @@ class Feature(NamedTuple):
     level: int = 0
 
 
-#: metadata.version 23 (Kafka 4.0-IV1) is the one whose record formats are written here. The others promise
-#: transactions that bump epochs, the server-side consumer protocol, share groups and streams groups. Eligible leader
-#: replicas (KIP-966) are always kept, so that they cannot be switched off.
+#: The controller writes the record formats of metadata.version 23 (Kafka 4.0-IV1). The other features are transactions
+#: that bump epochs, the server-side consumer protocol, share groups and streams groups. Eligible leader replicas
+#: (KIP-966) are always maintained and cannot be switched off.
 SUPPORTED_FEATURES: Final = (
-    Feature("metadata.version", 23, 23),
-    Feature(ELIGIBLE_LEADER_REPLICAS, 1, 1),
-    Feature("transaction.version", 0, 2),
-    Feature("group.version", 0, 1),
-    Feature("share.version", 0, 1),
-    Feature("streams.version", 0, 1),
+    SupportedFeature("metadata.version", 23, 23),
+    SupportedFeature(ELIGIBLE_LEADER_REPLICAS, 1, 1),
+    SupportedFeature("transaction.version", 0, 2),
+    SupportedFeature("group.version", 0, 1),
+    SupportedFeature("share.version", 0, 1),
+    SupportedFeature("streams.version", 0, 1),
 )
 
 
 class Node:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
         self.dynamic = DynamicSettings(settings)
         self.node_id = settings.node_id
         self.metrics = Metrics()
         self.executor = ThreadPoolExecutor(settings.integer("penstock.io.threads"), "penstock-io")
-        # Of their own, so that an acknowledgement never waits behind somebody's cold read.
+        # A separate pool, so that an acknowledgement never waits behind a cold read.
         self.sync_executor = ThreadPoolExecutor(settings.integer("penstock.sync.threads"), "penstock-sync")
-        self.partitions = PartitionTable(self)
+        self.partitions = ReplicaManager(self)
         self.fetch_sessions = FetchSessions(
             settings.integer("max.incremental.fetch.session.cache.slots"),
             partial(random.randint, 1, 2**31 - 1),
         )
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
-        self.producer_ids = ProducerIds(self)
+        self.producer_ids = ProducerIdManager(self)
         self.quorum = Quorum(self)
         self.metadata = MetadataLog(self, self._follow, self.partitions.remove_leftovers)
         self.channel = ControllerChannel(self)
         self.controller = Controller(self)
-        self.lifecycle = BrokerLifecycle(self)
+        self.lifecycle = BrokerLifecycleManager(self)
         self.housekeeping = Housekeeping(self)
-        self.faults: Faults | None = None
+        self.faults: FaultInjector | None = None
         self.decompression = DecompressionBudget(
             settings.integer("penstock.decompress.inflight.max.bytes"),
             settings.integer("penstock.decompress.inflight.connection.max.bytes"),
         )
-        #: Held by what goes through all groups, so that many who ask take turns.
-        self.describing = asyncio.Lock()
-        self.store: LogStore
+        #: Held by a request that goes through all groups, so that such requests run one after the other.
+        self.group_scan_lock = asyncio.Lock()
+        self.store: LogManager
         self.server: Server
         self.groups: GroupCoordinator
         self.http: HttpServer | None = None
-        self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 has become a real one
+        self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 is replaced with the actual port
         self.state = "starting"
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._in_threads: set[Future[Any]] = set()
+        self._thread_futures: set[Future[Any]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self.stopped_cleanly = True
 
     def __repr__(self) -> str:
         return f"<Node {self.node_id} {self.state}, {len(self.partitions)} partitions>"
 
-    # -- life ----------------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StartFailed; nothing is left open then."""
+        """Start the node. Raises StartFailed, after everything is closed again."""
         try:
             await self._start_http()
             await self._open_data()
             if self._has_peers:
-                _load_for_peers()
+                _preload_cluster_modules()
             await self._listen()
             await self._join_quorum()
             if self.settings.is_broker:
                 await self._join_as_broker()
-            self.state = "serving"  # first, or whoever waits at the door would be sent away
+            self.state = "serving"  # before `serve`, or the first connections would be closed
             await self.server.serve()
             await self.lifecycle.noted()
         except BaseException:
@@ -230,7 +227,7 @@ class Node:
     async def _start_http(self) -> None:
         if self.settings.http_address is None:
             return
-        from penstock.broker.http import start_http
+        from penstock.broker.network.http import start_http
 
         try:
             self.http = await start_http(self)
@@ -240,17 +237,17 @@ class Node:
     async def _open_data(self) -> None:
         budget = descriptor_budget(self.settings.integer("penstock.open.files.max"))
         try:
-            self.store = LogStore.open(
+            self.store = LogManager.open(
                 Path(self.settings.data_dir),
                 node_id=self.node_id,
-                founding=self.quorum.is_lone,
+                founding=self.quorum.is_standalone,
                 threads=self.settings.integer(_RECOVERY_THREADS),
                 descriptors_max=budget.readers,
                 tails_max=budget.writers,
                 reserve_bytes=self.settings.integer("penstock.disk.reserve.bytes"),
                 producer_expiry_ms=self.settings.integer(_PRODUCER_EXPIRY),
             )
-        except (StoreLocked, WrongOwner) as error:
+        except (DataDirectoryLocked, InconsistentMetaProperties) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
         self.store.files.tails.written_by_this_thread()
         try:
@@ -276,7 +273,7 @@ class Node:
         self.server = Server(self)
         self.listeners = await self._bind()
         if self._has_peers:
-            await self.server.serve_nodes()
+            await self.server.serve_inter_broker()
 
     def _check_node_listener(self) -> None:
         """Raises StartFailed."""
@@ -294,42 +291,51 @@ class Node:
 
     @property
     def _has_peers(self) -> bool:
-        return not self.quorum.is_lone or len(self.quorum.state.voters.latest) > 1
+        return not self.quorum.is_standalone or len(self.quorum.state.voters.latest) > 1
 
     async def _join_quorum(self) -> None:
         is_new = not self.quorum.has_cluster
         try:
             await self.quorum.start()
             await self.metadata.caught_up()
-            if is_new and self.node_id in self.settings.founders:
-                await self._found_together()
-        except (QuorumFailed, WrongOwner, HistoryLost, DamagedSnapshot, UnreadableRecord) as error:
+            if is_new and self.node_id in self.settings.initial_voters:
+                await self._wait_for_initial_voters()
+        except (
+            QuorumFailed,
+            InconsistentMetaProperties,
+            CommittedRecordsLost,
+            DamagedSnapshot,
+            UnreadableRecord,
+        ) as error:
             raise StartFailed(f"{self.settings.data_dir}: {error}") from None
         if not self.settings.is_broker:
             await self.metadata.follow(self.metadata.applied_offset)
 
-    async def _found_together(self) -> None:
-        """Bounded: one founder that went away meanwhile may join later."""
+    async def _wait_for_initial_voters(self) -> None:
+        """Wait for a bounded time: an initial voter that is gone meanwhile may join later."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FOUNDING_SECONDS_MAX):
-                await self.quorum.all_founders_vote()
+            async with asyncio.timeout(_INITIAL_VOTERS_SECONDS_MAX):
+                await self.quorum.all_initial_voters_vote()
 
     async def _join_as_broker(self) -> None:
-        """Nothing is led or followed before the cluster knows of this incarnation: the last one's epochs are over."""
+        """Register first: the node leads and follows nothing before the cluster knows this incarnation.
+
+        The epochs of the last incarnation are over.
+        """
         await self.lifecycle.register()
         await self.metadata.follow(self.lifecycle.broker_epoch)
         if len(self.partitions.lost):
             await self.partitions.lost.told()
-        if overruled := self.dynamic.overruled():
-            logger.warning("settings of this node that the cluster overrules", extra={"settings": overruled})
+        if overridden := self.dynamic.overridden():
+            logger.warning("settings of this node that the cluster overrules", extra={"settings": overridden})
         self.lifecycle.ready()
         await self.lifecycle.unfenced()
         self.spawn(self._start_coordinators())
 
     async def _start_coordinators(self) -> None:
         await self.groups.start()
-        self._follow_schedule(ImageDelta())
-        for name, topic in _LATER_COORDINATORS.items():
+        self._update_schedule(ImageDelta())
+        for name, topic in _LAZY_COORDINATORS.items():
             if topic in self.image.topics:
                 await self._coordinator(name).start()
 
@@ -348,7 +354,7 @@ class Node:
     async def stop(self, *, clean: bool = True) -> None:
         """`clean=False` leaves the data as a crash would, for tests and failed starts.
 
-        Whoever asks again waits for the same stop.
+        A second call waits for the same stop.
         """
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop(clean))
@@ -377,7 +383,7 @@ class Node:
             await partition.close()
         if self.http is not None:
             await self.http.close()
-        await self._threads_idle()
+        await self._wait_for_threads()
         if hasattr(self, "store"):
             await self._close_store(clean)
         self.sync_executor.shutdown(wait=True)
@@ -385,9 +391,9 @@ class Node:
         self.state = "stopped"
 
     async def _hand_over(self) -> None:
-        """Others lead in this node's place before it goes."""
+        """Let other brokers take over leadership before this node stops."""
         if self.settings.is_broker and self.settings.boolean("controlled.shutdown.enable"):
-            await self.lifecycle.hand_over()
+            await self.lifecycle.controlled_shutdown()
 
     async def _end_tasks(self) -> None:
         if "fetchers" in self.__dict__:
@@ -398,10 +404,10 @@ class Node:
         if "peers" in self.__dict__:
             await self.peers.close()
 
-    async def _threads_idle(self) -> None:
-        """A start that was broken off may still be opening files."""
-        while self._in_threads:
-            under_way = map(asyncio.wrap_future, tuple(self._in_threads))
+    async def _wait_for_threads(self) -> None:
+        """Wait for threads, because a cancelled start may still be opening files."""
+        while self._thread_futures:
+            under_way = map(asyncio.wrap_future, tuple(self._thread_futures))
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _close_store(self, clean: bool) -> None:
@@ -412,7 +418,7 @@ class Node:
             self.stopped_cleanly = False
             logger.error("not closed cleanly; the next start recovers", extra={"reason": str(error)})
 
-    # -- what handlers use ---------------------------------------------------------------------------
+    # -- used by handlers ----------------------------------------------------------------------------
 
     @property
     def image(self) -> ClusterImage:
@@ -420,90 +426,90 @@ class Node:
 
     @cached_property
     def peers(self) -> Peers:
-        """Made when it is first needed, which a node alone never does."""
-        from penstock.broker.peers import Peers
+        """Created when it is first needed; a standalone node never needs it."""
+        from penstock.broker.network.peers import Peers
 
         return Peers(self)
 
     @cached_property
-    def fetchers(self) -> Fetchers:
-        from penstock.broker.fetchers import Fetchers
+    def fetchers(self) -> ReplicaFetcherManager:
+        from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
 
-        return Fetchers(self)
-
-    @cached_property
-    def leader_throttle(self) -> Bandwidth:
-        """Of what this node sends, as a leader, to followers that are not in sync."""
-        from penstock.broker.bandwidth import Bandwidth, throttled_rate
-
-        rate = throttled_rate(self.dynamic, "leader.replication.throttled.rate")
-        return Bandwidth(rate, asyncio.get_running_loop().time)
+        return ReplicaFetcherManager(self)
 
     @cached_property
-    def telemetry(self) -> Telemetry:
-        """Made with the first client that asks for a subscription."""
-        from penstock.broker.telemetry import Telemetry
+    def leader_throttle(self) -> ReplicationQuota:
+        """The quota for what this node, as leader, sends to followers that are not in sync."""
+        from penstock.broker.partition.replica_fetcher import ReplicationQuota, replication_rate
 
-        return Telemetry(self)
-
-    @cached_property
-    def group_configs(self) -> GroupConfigs:
-        from penstock.broker.group_settings import GroupConfigs
-
-        return GroupConfigs(self)
+        rate = replication_rate(self.dynamic, "leader.replication.throttled.rate")
+        return ReplicationQuota(rate, asyncio.get_running_loop().time)
 
     @cached_property
-    def auto_creation(self) -> AutoCreation:
-        from penstock.broker.topic_creation import AutoCreation
+    def telemetry(self) -> ClientTelemetry:
+        """Created when the first client requests a subscription."""
+        from penstock.broker.metrics.client_telemetry import ClientTelemetry
 
-        return AutoCreation(self)
+        return ClientTelemetry(self)
 
     @cached_property
-    def isr(self) -> IsrChanges:
-        from penstock.broker.isr import IsrChanges
+    def group_configs(self) -> GroupConfigManager:
+        from penstock.broker.coordinators.groups.group_config import GroupConfigManager
 
-        changes = IsrChanges(self)
+        return GroupConfigManager(self)
+
+    @cached_property
+    def auto_creation(self) -> AutoTopicCreationManager:
+        from penstock.broker.controller.topic_creation import AutoTopicCreationManager
+
+        return AutoTopicCreationManager(self)
+
+    @cached_property
+    def isr(self) -> AlterPartitionManager:
+        from penstock.broker.partition.isr import AlterPartitionManager
+
+        changes = AlterPartitionManager(self)
         changes.start()
         return changes
 
     @cached_property
-    def topic_answers(self) -> TopicAnswers:
-        from penstock.broker.topic_answers import TopicAnswers
+    def topic_answers(self) -> TopicResponseCache:
+        from penstock.broker.network.response_cache import TopicResponseCache
 
-        return TopicAnswers(self)
+        return TopicResponseCache(self)
 
     @cached_property
     def transactions(self) -> TransactionCoordinator:
-        from penstock.broker.transactions.coordinator import TransactionCoordinator
+        from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
 
         return TransactionCoordinator(self)
 
     @cached_property
-    def share_state(self) -> ShareStateCoordinator:
-        from penstock.broker.share_state.coordinator import ShareStateCoordinator
+    def share_state(self) -> ShareCoordinator:
+        from penstock.broker.coordinators.share.coordinator import ShareCoordinator
 
-        return ShareStateCoordinator(self)
-
-    @cached_property
-    def share(self) -> SharePartitions:
-        """Made with the first share session."""
-        from penstock.broker.share.table import SharePartitions
-
-        return SharePartitions(self)
+        return ShareCoordinator(self)
 
     @cached_property
-    def share_upkeep(self) -> ShareUpkeep:
-        """Made with the first share group."""
-        from penstock.broker.share.upkeep import ShareUpkeep
+    def share(self) -> SharePartitionManager:
+        """Created with the first share session."""
+        from penstock.broker.coordinators.share.partitions import SharePartitionManager
 
-        return ShareUpkeep(self)
+        return SharePartitionManager(self)
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """Made with the first partition that has a schedule, or leads a part of it."""
-        from penstock.broker.schedule.service import Schedule
+    def share_state_reconciler(self) -> ShareStateReconciler:
+        """Created with the first share group."""
+        from penstock.broker.coordinators.share.state_reconciler import ShareStateReconciler
 
-        return Schedule(self)
+        return ShareStateReconciler(self)
+
+    @cached_property
+    def schedule(self) -> ScheduleCoordinator:
+        """Created with the first partition that may hold scheduled records, or that belongs to the schedule topic."""
+        from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+
+        return ScheduleCoordinator(self)
 
     @property
     def cluster_id(self) -> str:
@@ -512,14 +518,14 @@ class Node:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def features(self) -> list[Feature]:
+    def features(self) -> list[SupportedFeature]:
         levels = self.image.features
         return [
             feature._replace(level=max(feature.level_min, levels.get(feature.name, 0)))
             for feature in SUPPORTED_FEATURES
         ]
 
-    async def prepared_batch(
+    async def prepare_batch_in_thread(
         self,
         partition: Partition,
         records: bytearray,
@@ -527,18 +533,19 @@ class Node:
         *,
         is_owed: bool = False,
     ) -> bytearray | memoryview:
-        """What a topic that must be looked into makes of a batch, when there is room for what that unfolds to.
+        """Run `prepare_batch` in a thread, once there is memory for the decompressed batch.
 
-        Where the answer `is_owed` to a connection that ends meanwhile, the batch is given up. Raises ApiError.
+        If the reply `is_owed` to a connection that ends meanwhile, the batch is abandoned. Raises ApiError.
         """
         max_bytes = self.settings.integer("penstock.decompress.max.bytes")
-        announced = unfolded_bytes(
+        announced = decompressed_bytes(
             records,
             looks_inside=partition.is_compacted or partition.is_scheduled,
             codec=None if partition.codec is None else _CODECS[partition.codec],
             max_bytes=max_bytes,
         )
-        # What announces too much is refused without any work; what holds more than it announces is tried once more.
+        # A batch that announces too many bytes is refused at once. A batch that holds more than it announces is tried
+        # once more, with the largest size.
         sizes = (0,) if announced > max_bytes else (announced, max_bytes)
         for size in sizes:
             await self.decompression.take(connection, size)
@@ -556,7 +563,7 @@ class Node:
     def prepare_batch(
         self, partition: Partition, records: bytearray, max_bytes: int | None = None
     ) -> bytearray | memoryview:
-        """Blocking: what a topic that must be looked into makes of a batch. Raises ApiError."""
+        """Return a batch in the form that the partition's topic requires; see `prepare`. Blocks. Raises ApiError."""
         if max_bytes is None:
             max_bytes = self.settings.integer("penstock.decompress.max.bytes")
         return prepare(
@@ -568,20 +575,23 @@ class Node:
             schedule=self.schedule.limits(partition) if partition.is_scheduled else None,
         )
 
-    async def looked_up(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
-        """What a search of a log for a timestamp finds, when there is room for what that unfolds.
+    async def search_log(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
+        """Search a log for a timestamp, once there is memory for what the search decompresses.
 
-        `look` is called in a thread with the bytes that it may unfold; None: as many as one batch. The search is given
-        up where the connection has ended meanwhile. Raises ApiError.
+        `look` is called in a thread with the number of bytes that it may decompress; None: as many as one batch. The
+        search is abandoned if the connection has ended meanwhile. Raises ApiError.
         """
         max_bytes = self.settings.integer("penstock.decompress.max.bytes")
-        for size, allowed in ((min(_SEARCH_BYTES, max_bytes), _SEARCH_BYTES), (max_bytes, None)):
+        for size, allowed in (
+            (min(_TIMESTAMP_SEARCH_BYTES, max_bytes), _TIMESTAMP_SEARCH_BYTES),
+            (max_bytes, None),
+        ):
             await self.decompression.take(connection, size)
             try:
                 if connection is not None and not connection.is_open:
                     raise ApiError(ErrorCode.request_timed_out)
                 return await self.in_thread(look, allowed)
-            except MoreToUnfold:
+            except DecompressionLimitReached:
                 pass
             finally:
                 self.decompression.give_back(connection, size)
@@ -590,7 +600,7 @@ class Node:
     # -- tasks and threads ---------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """A task that is not lost when nobody awaits it, and ends with the node."""
+        """Start a task that is not lost if nothing awaits it, and that is cancelled when the node stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -602,31 +612,31 @@ class Node:
         return self._watched(self.executor.submit(call, *args, **kwargs))
 
     def _watched(self, future: Future[Result]) -> asyncio.Future[Result]:
-        self._in_threads.add(future)
-        future.add_done_callback(self._in_threads.discard)
+        self._thread_futures.add(future)
+        future.add_done_callback(self._thread_futures.discard)
         return asyncio.wrap_future(future)
 
     async def sync(self, log: Log) -> None:
         """Make everything appended so far durable. A failure ends the process."""
         while True:
             try:
-                ticket = log.flush_begin()
+                flush_job = log.flush_begin()
             except OSError:
-                pass  # nothing could be opened; what is idle is closed, and it is tried again
+                pass  # no free descriptor: idle files are closed below, and the sync is retried
             else:
-                if ticket is None or await self._synced(log, ticket):
+                if flush_job is None or await self._synced(log, flush_job):
                     return
             log.files.close_idle()
-            await asyncio.sleep(_POSTPONED_SECONDS)
+            await asyncio.sleep(_SYNC_RETRY_SECONDS)
 
-    async def _synced(self, log: Log, ticket: FlushTicket) -> bool:
-        """False where there was no descriptor for it."""
+    async def _synced(self, log: Log, flush_job: FlushJob) -> bool:
+        """Return False if there was no free descriptor for the sync."""
         try:
-            await self._watched(self.sync_executor.submit(ticket.run))
+            await self._watched(self.sync_executor.submit(flush_job.run))
         except OSError as error:
             end_process(error)
-        log.flush_done(ticket)
-        return not ticket.postponed
+        log.flush_done(flush_job)
+        return not flush_job.postponed
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         if self.lifecycle.is_replaced_in(image):
@@ -635,53 +645,53 @@ class Node:
         await self.partitions.apply(delta, image)
 
     def image_changed(self, delta: ImageDelta) -> None:
-        """Called once the new image can be seen."""
+        """Called once the new image is published."""
         if any(resource.type == ResourceType.BROKER for resource in delta.configs_changed):
             self.dynamic.image_changed(self.image)
         if delta.brokers_changed and "fetchers" in self.__dict__:
             self.fetchers.brokers_changed(delta.brokers_changed)
-        for name, topic in _LATER_COORDINATORS.items():
+        for name, topic in _LAZY_COORDINATORS.items():
             if any(place[0] == topic and self.partitions.led(*place) for place in delta.partitions_changed):
                 self._coordinator(name)
         for coordinator in self._coordinators():
             coordinator.image_changed(delta)
         if "share" in self.__dict__:
             self.share.image_changed(delta)
-        self._follow_schedule(delta)
+        self._update_schedule(delta)
 
-    def may_hold_records(self, partition: Partition) -> bool:
-        """Whether records may be in a partition's log that are held back until they are due."""
+    def may_hold_scheduled_records(self, partition: Partition) -> bool:
+        """Whether a partition's log may contain records that are held back until they are due."""
         return partition.is_scheduled or (
-            "schedule" in self.__dict__ and self.schedule.looks_after(partition)
+            "schedule" in self.__dict__ and self.schedule.has_active_mover(partition)
         )
 
-    def _follow_schedule(self, delta: ImageDelta) -> None:
-        """A node on which nothing is scheduled never loads it."""
-        if "schedule" in self.__dict__ or any(map(_is_of_schedule, self._touched(delta))):
+    def _update_schedule(self, delta: ImageDelta) -> None:
+        """Update the schedule coordinator; a node without scheduled records never creates it."""
+        if "schedule" in self.__dict__ or any(map(_uses_schedule, self._changed_partitions(delta))):
             self.schedule.image_changed(delta)
 
-    def _touched(self, delta: ImageDelta) -> Iterable[Partition | None]:
+    def _changed_partitions(self, delta: ImageDelta) -> Iterable[Partition | None]:
         """Partitions whose role or settings may have changed."""
         if delta.configs_changed:
             return self.partitions
         return (self.partitions.get(*place) for place in delta.partitions_changed)
 
     def _coordinator(self, name: str) -> ShardedCoordinator[Any]:
-        """Made, if it has not been yet."""
+        """Return a coordinator, which is created if it does not exist yet."""
         coordinator: ShardedCoordinator[Any] = getattr(self, name)
         return coordinator
 
     def _coordinators(self) -> list[ShardedCoordinator[Any]]:
-        """Those that have been made."""
+        """Return the coordinators that exist."""
         return [
             self.groups,
-            *(self._coordinator(name) for name in _LATER_COORDINATORS if name in self.__dict__),
+            *(self._coordinator(name) for name in _LAZY_COORDINATORS if name in self.__dict__),
         ]
 
 
-def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) -> int:
-    """Run a node until SIGINT or SIGTERM; a second signal does not wait. Raises StartFailed."""
-    from penstock.broker.logs import configure_logging
+def serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None = None) -> int:
+    """Run a node until SIGINT or SIGTERM; a second signal ends the process at once. Raises StartFailed."""
+    from penstock.broker.config.logging import configure_logging
 
     configure_logging(settings.string("penstock.log.format"), settings.string("penstock.log.level"))
     sys.setswitchinterval(_THREAD_SWITCH_S)
@@ -689,7 +699,7 @@ def serve(settings: Settings, on_ready: Callable[[Node], None] | None = None) ->
         return runner.run(_serve(settings, on_ready))
 
 
-async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) -> int:
+async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None) -> int:
     import signal
 
     stop = asyncio.Event()
@@ -697,20 +707,20 @@ async def _serve(settings: Settings, on_ready: Callable[[Node], None] | None) ->
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _on_signal, stop)
     node = Node(settings)
-    if not await _start_unless(stop, node):
+    if not await _start_until_signal(stop, node):
         return 0
     logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})
     if on_ready is not None:
         on_ready(node)
-    gc.freeze()  # modules and schemas live as long as the process: no need to look through them again and again
+    gc.freeze()  # modules and schemas live as long as the process, so the garbage collector need not scan them
     await stop.wait()
     logger.info("stopping", extra={"node": node.node_id})
     await node.stop()
     return 0 if node.stopped_cleanly else 1
 
 
-async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
-    """A signal breaks off a start, which may have much to recover."""
+async def _start_until_signal(stop: asyncio.Event, node: Node) -> bool:
+    """Start the node; a signal cancels the start, which may have much to recover. Return whether it has started."""
     starting = asyncio.create_task(node.start())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -724,23 +734,23 @@ async def _start_unless(stop: asyncio.Event, node: Node) -> bool:
     return True
 
 
-def _load_for_peers() -> None:
-    """What a member of a cluster needs as soon as it listens.
+def _preload_cluster_modules() -> None:
+    """Load what a node of a cluster needs as soon as it listens.
 
-    Loaded when it is first used, it would hold up the event loop in the middle of an election: for seconds, where the
-    processor is busy, and longer than votes are waited for.
+    Loading it on first use would block the event loop in the middle of an election: for seconds if the processor is
+    busy, which is longer than the election timeout.
     """
-    from penstock.broker import fetchers, isr, leader_care, relay  # noqa: F401
-    from penstock.broker.peers import load_codecs
-    from penstock.broker.quorum import asking, fetching, joining  # noqa: F401
-    from penstock.broker.routes import route
-    from penstock.cluster.controller import fencing, heartbeats  # noqa: F401
+    from penstock.broker.controller import forwarding, leader_balancer  # noqa: F401
+    from penstock.broker.network.apis import route
+    from penstock.broker.network.peers import load_codecs
+    from penstock.broker.quorum import inbound_requests, membership, outbound_requests  # noqa: F401
+    from penstock.cluster.controller import heartbeats  # noqa: F401
 
     for api_key, version in load_codecs(_PEER_APIS):
         route(api_key, version)
 
 
-def _is_of_schedule(partition: Partition | None) -> bool:
+def _uses_schedule(partition: Partition | None) -> bool:
     return partition is not None and (partition.is_scheduled or partition.topic == SCHEDULE)
 
 
@@ -753,12 +763,12 @@ def _on_signal(stop: asyncio.Event) -> None:
 
 
 def _reason(error: OSError) -> str:
-    """uvloop and asyncio word the same failure differently; the system's own words are short."""
+    """Return the system's own short message, because uvloop and asyncio word the same failure differently."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop where it can be had."""
+    """Return a uvloop event loop if uvloop is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,14 +1,14 @@
-"""`penstock config`: the settings a broker started here would have, and where each comes from."""
+"""`penstock config`: the settings that a broker started here would have, and where each of them comes from."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from penstock.broker.settings import NODE_SETTINGS, InvalidSetting, Settings, variable_name
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.flags import Flags, settings_from
+from penstock.broker.config.node_settings import NODE_SETTINGS, InvalidSetting, NodeSettings, variable_name
+from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.output import note, print_json, print_table
+from penstock.cli.serve import Flags, settings_from_flags
 
 
 def show(
@@ -24,12 +24,12 @@ def show(
     flags as serve.
     """
     try:
-        settings = settings_from(flags, os.environ)
+        settings = settings_from_flags(flags, os.environ)
     except InvalidSetting as error:
-        raise Failure(str(error), exit_code=WRONG_USAGE) from None
-    names = _chosen(settings, filters or [], everything)
+        raise CommandError(str(error), exit_code=EXIT_USAGE) from None
+    names = _matching_names(settings, filters or [], everything)
     if as_json:
-        print_json({name: _document(settings, name) for name in names})
+        print_json({name: _setting_document(settings, name) for name in names})
     elif names:
         _print(settings, names, docs)
     if not names and not as_json:
@@ -37,7 +37,7 @@ def show(
     return 0
 
 
-def _chosen(settings: Settings, filters: list[str], everything: bool) -> list[str]:
+def _matching_names(settings: NodeSettings, filters: list[str], everything: bool) -> list[str]:
     names = [name for name in sorted(NODE_SETTINGS) if all(part in name for part in filters)]
     return names if everything or filters else [name for name in names if name in settings.origins]
 
@@ -48,7 +48,7 @@ def _nothing_to_show(filters: list[str]) -> str:
     return f"all {len(NODE_SETTINGS)} settings are at their defaults; --all shows them"
 
 
-def _document(settings: Settings, name: str) -> dict[str, object]:
+def _setting_document(settings: NodeSettings, name: str) -> dict[str, object]:
     declared, origin = NODE_SETTINGS[name], settings.source(name)
     return {
         "value": settings[name],
@@ -60,7 +60,7 @@ def _document(settings: Settings, name: str) -> dict[str, object]:
     }
 
 
-def _print(settings: Settings, names: list[str], docs: bool) -> None:
+def _print(settings: NodeSettings, names: list[str], docs: bool) -> None:
     rows = []
     for name in names:
         setting = NODE_SETTINGS[name]

@@ -1,34 +1,36 @@
-"""The raw client for commands: its settings from flags, and its errors as sentences."""
+"""A command's connection to a cluster through the raw client of `penstock.client`. It takes settings from flags and
+reports errors as sentences.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from penstock.cli.client import reach
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.options import pairs
-from penstock.client.cluster import Cluster
+from penstock.cli.cluster_client import check_reachable
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import parse_pairs
 from penstock.client.errors import ClientError
-from penstock.client.settings import ConnectionSettings
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
 
-PATIENCE_MS = 10_000
+API_TIMEOUT_MS = 10_000
 
 
 @contextmanager
 def open_cluster(bootstrap: str, properties: Sequence[str] | None = None) -> Iterator[Cluster]:
-    """Whatever goes wrong with it is a Failure."""
+    """Raises every client error as a CommandError."""
     settings = {
         "client.id": "penstock-cli",
-        "default.api.timeout.ms": str(PATIENCE_MS),
-        **pairs(properties or (), "--property"),
+        "default.api.timeout.ms": str(API_TIMEOUT_MS),
+        **parse_pairs(properties or (), "--property"),
         "bootstrap.servers": bootstrap,
     }
-    reach(bootstrap)
+    check_reachable(bootstrap)
     try:
         parsed = ConnectionSettings.parse(settings)
     except ClientError as error:
-        raise Failure(f"--property {error}", exit_code=WRONG_USAGE) from None
+        raise CommandError(f"--property {error}", exit_code=EXIT_USAGE) from None
     try:
         with Cluster(parsed) as cluster:
             yield cluster
     except ClientError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None

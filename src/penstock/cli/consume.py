@@ -1,4 +1,4 @@
-"""`penstock consume`: records become lines."""
+"""`penstock consume`: print records, one per line."""
 
 import select
 import signal
@@ -10,17 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.client import Cluster, Place, explain
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap
-from penstock.cli.positions import Anchor, Position, parse_position
-from penstock.cli.records import FIELDS, FORMATS, Incoming, line_writer
-from penstock.cli.starting import starting_offsets
+from penstock.cli.cluster_client import LibrdkafkaCluster, PartitionName, explain_kafka_error, resolve_offsets
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, OffsetSpec, OffsetSpecKind, parse_offset_spec
+from penstock.cli.record_formats import FORMATS, TEMPLATE_FIELDS, ConsumerRecord, line_writer
 
 BATCH_RECORDS = 500
 POLL_S = 0.1
-READER = (
-    "penstock-cli-reader"  # the client library wants a group id; nothing is ever committed under this one
+READER_GROUP = (
+    "penstock-cli-reader"  # the client library requires a group id; nothing is ever committed under this one
 )
 
 
@@ -60,7 +58,7 @@ Format = Annotated[
         "--format",
         "-f",
         metavar="FORMAT",
-        help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(FIELDS)}}}.",
+        help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(TEMPLATE_FIELDS)}}}.",
     ),
 ]
 Keys = Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")]
@@ -87,42 +85,42 @@ def consume(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
 ) -> None:
     """Print records, one per line, until interrupted."""
-    write = _writer("json" if as_json else format_name, keys, headers)
-    position = _position(start)
-    cluster = Cluster(bootstrap)
-    places = _chosen(cluster, topics, partitions)
+    write = _make_line_writer("json" if as_json else format_name, keys, headers)
+    position = _parse_from(start)
+    cluster = LibrdkafkaCluster(bootstrap)
+    places = _select_partitions(cluster, topics, partitions)
     consumer = cluster.consumer(
-        group_id=group or READER,
+        group_id=group or READER_GROUP,
         enable_auto_commit=group is not None,
         enable_auto_offset_store=False,
-        auto_offset_reset=_reset(position, group),
+        auto_offset_reset=_auto_offset_reset(position, group),
         enable_partition_eof=True,
         isolation_level="read_uncommitted" if uncommitted else "read_committed",
         fetch_wait_max_ms=100,
     )
-    limits = Limits(max_messages=max_messages, idle_s=timeout_s, stop_at_end=exit_at_end)
-    with _closing(consumer), _ended_by_signals():
+    limits = StopConditions(max_messages=max_messages, idle_s=timeout_s, stop_at_end=exit_at_end)
+    with _closing(consumer), _end_on_signals():
         if group:
-            _join(consumer, topics, partitions, limits)
+            _subscribe(consumer, topics, partitions, limits)
         else:
-            _assign(consumer, starting_offsets(cluster, places, position), limits)
-        _copy(consumer, write, limits, bootstrap, commit=group is not None)
+            _assign(consumer, resolve_offsets(cluster, places, position), limits)
+        _print_records(consumer, write, limits, bootstrap, commit=group is not None)
 
 
-class Limits:
-    """When to stop."""
+class StopConditions:
+    """When to stop: after a number of records, at the end of the partitions, or after a time without records."""
 
     def __init__(self, *, max_messages: int | None, idle_s: float | None, stop_at_end: bool) -> None:
         self.remaining = max_messages
         self.idle_s = idle_s
         self.stop_at_end = stop_at_end
-        self.unfinished: set[Place] | None = None  # not known before partitions are assigned
+        self.unfinished: set[PartitionName] | None = None  # unknown until partitions are assigned
         self.last_seen = time.monotonic()
 
     def wanted(self) -> int:
         return BATCH_RECORDS if self.remaining is None else min(BATCH_RECORDS, self.remaining)
 
-    def reading(self, places: set[Place]) -> None:
+    def reading(self, places: set[PartitionName]) -> None:
         self.unfinished = places
 
     def saw_record(self) -> None:
@@ -130,7 +128,7 @@ class Limits:
         if self.remaining is not None:
             self.remaining -= 1
 
-    def saw_end(self, place: Place) -> None:
+    def saw_end(self, place: PartitionName) -> None:
         if self.unfinished is not None:
             self.unfinished.discard(place)
 
@@ -140,49 +138,51 @@ class Limits:
         return self.idle_s is not None and time.monotonic() - self.last_seen >= self.idle_s
 
 
-def _writer(format_name: str, keys: bool, headers: bool) -> Callable[[Incoming], bytes]:
+def _make_line_writer(format_name: str, keys: bool, headers: bool) -> Callable[[ConsumerRecord], bytes]:
     try:
         return line_writer(format_name, keys=keys, headers=headers)
     except ValueError as error:
-        raise Failure(f"--format: {error}", exit_code=WRONG_USAGE) from None
+        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
 
 
-def _position(text: str) -> Position:
+def _parse_from(text: str) -> OffsetSpec:
     try:
-        return parse_position(text, now_ms=int(time.time() * 1000))
+        return parse_offset_spec(text, now_ms=int(time.time() * 1000))
     except ValueError as error:
-        raise Failure(f"--from: {error}", exit_code=WRONG_USAGE) from None
+        raise CommandError(f"--from: {error}", exit_code=EXIT_USAGE) from None
 
 
-def _reset(position: Position, group: str | None) -> str:
-    """For a group, --from only says what happens where it has no committed offset."""
-    match position.anchor:
-        case Anchor.BEGINNING:
+def _auto_offset_reset(position: OffsetSpec, group: str | None) -> str:
+    """For a group, --from only says where to start without a committed offset."""
+    match position.kind:
+        case OffsetSpecKind.BEGINNING:
             return "earliest"
-        case Anchor.END:
+        case OffsetSpecKind.END:
             return "latest"
         case _ if group:
-            raise Failure(
+            raise CommandError(
                 "a group starts where it is: --from may only be beginning or end, for where it has not been",
                 hint="penstock group reset moves a group",
-                exit_code=WRONG_USAGE,
+                exit_code=EXIT_USAGE,
             )
         case _:
             return "earliest"
 
 
-def _chosen(cluster: Cluster, topics: list[str], partitions: list[int] | None) -> list[Place]:
+def _select_partitions(
+    cluster: LibrdkafkaCluster, topics: list[str], partitions: list[int] | None
+) -> list[PartitionName]:
     places = cluster.places(topics)
     if not partitions:
         return places
     for topic in topics:
         for index in partitions:
-            if Place(topic, index) not in places:
-                raise Failure(f"topic {topic} has no partition {index}")
+            if PartitionName(topic, index) not in places:
+                raise CommandError(f"topic {topic} has no partition {index}")
     return [place for place in places if place.partition in partitions]
 
 
-def _assign(consumer: Any, offsets: dict[Place, int], limits: Limits) -> None:
+def _assign(consumer: Any, offsets: dict[PartitionName, int], limits: StopConditions) -> None:
     from confluent_kafka import TopicPartition
 
     consumer.assign(
@@ -191,56 +191,65 @@ def _assign(consumer: Any, offsets: dict[Place, int], limits: Limits) -> None:
     limits.reading(set(offsets))
 
 
-def _join(consumer: Any, topics: list[str], partitions: list[int] | None, limits: Limits) -> None:
+def _subscribe(
+    consumer: Any, topics: list[str], partitions: list[int] | None, limits: StopConditions
+) -> None:
     if partitions:
-        raise Failure(
+        raise CommandError(
             "a group shares out the partitions itself: --partition does not go with --group",
-            exit_code=WRONG_USAGE,
+            exit_code=EXIT_USAGE,
         )
 
     def on_assign(_consumer: Any, assigned: list[Any]) -> None:
-        limits.reading({Place(entry.topic, entry.partition) for entry in assigned})
+        limits.reading({PartitionName(entry.topic, entry.partition) for entry in assigned})
 
     consumer.subscribe(topics, on_assign=on_assign)
 
 
-def _copy(
-    consumer: Any, write: Callable[[Incoming], bytes], limits: Limits, bootstrap: str, *, commit: bool
+def _print_records(
+    consumer: Any,
+    write: Callable[[ConsumerRecord], bytes],
+    limits: StopConditions,
+    bootstrap: str,
+    *,
+    commit: bool,
 ) -> None:
     out = sys.stdout.buffer
     while not limits.reached():
-        _stop_if_nobody_reads()
+        _check_stdout_is_read()
         for message in consumer.consume(limits.wanted(), timeout=POLL_S):
             if message.error() is not None:
-                _note_end(message, limits, bootstrap)
+                _handle_error(message, limits, bootstrap)
                 continue
-            out.write(write(_incoming(message)))
+            out.write(write(_consumer_record(message)))
             if commit:
                 consumer.store_offsets(message)
             limits.saw_record()
         out.flush()
 
 
-def _stop_if_nobody_reads() -> None:
-    """A pipe whose reader has gone only complains when written to, which on a quiet topic may be never."""
+def _check_stdout_is_read() -> None:
+    """Raises BrokenPipeError when the reader of stdout is gone; on a quiet topic no write would notice it."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if any(events & (select.POLLERR | select.POLLNVAL) for _, events in poll.poll(0)):
         raise BrokenPipeError
 
 
-def _note_end(message: Any, limits: Limits, bootstrap: str) -> None:
+def _handle_error(message: Any, limits: StopConditions, bootstrap: str) -> None:
     from confluent_kafka import KafkaError
 
     error = message.error()
     if error.code() == KafkaError._PARTITION_EOF:
-        limits.saw_end(Place(message.topic(), message.partition()))
+        limits.saw_end(PartitionName(message.topic(), message.partition()))
     elif error.fatal() or not error.retriable():
-        raise explain(error, bootstrap, subject=f"topic {message.topic()}" if message.topic() else "")
+        raise explain_kafka_error(
+            error, bootstrap, subject=f"topic {message.topic()}" if message.topic() else ""
+        )
 
 
-def _incoming(message: Any) -> Incoming:
-    return Incoming(
+def _consumer_record(message: Any) -> ConsumerRecord:
+    return ConsumerRecord(
         message.topic(),
         message.partition(),
         message.offset(),
@@ -253,7 +262,7 @@ def _incoming(message: Any) -> Incoming:
 
 @contextmanager
 def _closing(consumer: Any) -> Iterator[None]:
-    """Leave the group and commit, also when the reader of our output has gone away."""
+    """Leaves the group and commits, also when the reader of stdout is gone."""
     try:
         yield
     finally:
@@ -261,8 +270,8 @@ def _closing(consumer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are how one stops reading, not failures."""
+def _end_on_signals() -> Iterator[None]:
+    """Ends normally on Ctrl-C and SIGTERM: they are the usual way to stop reading."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`penstock demo`: a whole story on one machine, shown while it happens."""
+"""`penstock demo`: a broker, an application and Spark pipelines on one machine, shown while they run."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.failure import Failure
+from penstock.cli.errors import CommandError
 
 
 def demo(
@@ -29,9 +29,9 @@ def demo(
         float, typer.Option(min=0.1, help="Seconds between lines that tell how things are.")
     ] = 5.0,
 ) -> None:
-    """Orders that flow, fail, are mended, summed up and archived: broker, subscriber and Spark pipelines in one go."""
+    """Run a broker, an application and Spark pipelines that process, repair, sum up and archive orders."""
     from penstock.client.errors import ClientError
-    from penstock.demo.house import DemoFailed, DemoSettings, House
+    from penstock.demo.launcher import Demo, DemoFailed, DemoSettings
 
     settings = DemoSettings(
         data=data_dir,
@@ -43,9 +43,9 @@ def demo(
         lines_every_s=every,
     )
     try:
-        code = House(settings).run()
+        code = Demo(settings).run()
     except DemoFailed as error:
-        raise Failure(str(error), hint=error.hint) from None
+        raise CommandError(str(error), hint=error.hint) from None
     except ClientError as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     raise typer.Exit(code)

@@ -1,4 +1,7 @@
-"""`penstock disk`: what is damaged in a data folder, and giving up what cannot be had back. For a stopped node."""
+"""`penstock disk`: list damage in a data directory, and accept the loss of what cannot be recovered.
+
+For a stopped node.
+"""
 
 import time
 from pathlib import Path
@@ -6,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes
 from penstock.cli.output import confirm, note, plural, print_json, print_table
 
 if TYPE_CHECKING:
-    from penstock.log.repair import Finding
+    from penstock.log.repair import DamageFinding
 
 app = typer.Typer(help="Find damage in a data folder, and accept the loss.", no_args_is_help=True)
 
@@ -27,22 +30,22 @@ def list_damage(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what is damaged. Records there are refused to readers (CORRUPT_MESSAGE); all others are served.
+    """List damage. Reading the damaged records fails (CORRUPT_MESSAGE); all others are served.
 
-    What --verify finds in the folder of a stopped node is noted there: from the next start on it is refused, or fetched
-    again where other replicas have it. A node may run meanwhile, but then nothing is noted, and what it is just writing
-    can look damaged.
+    --verify records the damage that it finds, if the node is stopped: from the next start on the node refuses to serve
+    it, or fetches it again from other replicas. While the node runs nothing is recorded, and batches that are being
+    written can look damaged.
     """
     from penstock.log import repair
-    from penstock.log.checkpoints import DamagedCheckpoint
+    from penstock.log.checkpoints import CorruptCheckpoint
 
     try:
         new = _verify(data_dir) if verify else []
         found = repair.list_damage(data_dir)
-    except (OSError, DamagedCheckpoint) as error:
-        raise Failure(str(error)) from None
-    rows = [_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
-    rows += [_row(item, "not met yet") for item in new]
+    except (OSError, CorruptCheckpoint) as error:
+        raise CommandError(str(error)) from None
+    rows = [_damage_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
+    rows += [_damage_row(item, "not met yet") for item in new]
     if as_json:
         print_json(rows)
     elif rows:
@@ -51,22 +54,25 @@ def list_damage(
         note("no damage found" if verify else "no damage is known; --verify reads everything")
 
 
-def _verify(data_dir: Path) -> "list[Finding]":
-    """Returns what was not noted. The metadata log needs no note: each start reads all of it."""
-    from penstock.cluster.names import CLUSTER_METADATA
+def _verify(data_dir: Path) -> "list[DamageFinding]":
+    """Returns the damage that was not recorded. The metadata log needs no record: each start reads all of it."""
+    from penstock.cluster.topic_names import CLUSTER_METADATA
     from penstock.log import repair
-    from penstock.log.store import StoreLocked
+    from penstock.log.log_manager import DataDirectoryLocked
 
     try:
-        with repair.stopped(data_dir):
+        with repair.locked_directory(data_dir):
             found = list(repair.verify(data_dir))
             metadata = [item for item in found if item.topic == CLUSTER_METADATA]
-            return [*metadata, *repair.note(data_dir, [item for item in found if item not in metadata])]
-    except StoreLocked:
+            return [
+                *metadata,
+                *repair.record_damage(data_dir, [item for item in found if item not in metadata]),
+            ]
+    except DataDirectoryLocked:
         return list(repair.verify(data_dir))
 
 
-def _row(finding: "Finding", state: str) -> dict[str, str | int]:
+def _damage_row(finding: "DamageFinding", state: str) -> dict[str, str | int]:
     damage = finding.damage
     return {
         "partition": f"{finding.topic}-{finding.partition}",
@@ -79,56 +85,56 @@ def _row(finding: "Finding", state: str) -> dict[str, str | int]:
 
 @app.command("accept-loss")
 def accept_loss(name: Partition, data_dir: DataDir, yes: Yes = False) -> None:
-    """Give up what is damaged in a partition, while its node is stopped; nothing is deleted from the disk.
+    """Accept the loss of damaged records of a partition, while its node is stopped. Nothing is deleted from the disk.
 
-    Readers then pass over the damage. A partition whose folder is gone begins again, empty, after its last offset.
-    The metadata log (__cluster_metadata-0) is cut where the damage begins, after a copy of it was made: what was
-    decided later is forgotten, topics too.
+    Readers then skip the damage. A partition whose folder is missing starts again, empty, after its last offset.
+    The metadata log (__cluster_metadata-0) is truncated where the damage begins, after a copy was made: later
+    changes of the metadata are lost, including new topics.
     """
-    from penstock.cluster.names import CLUSTER_METADATA
-    from penstock.log.names import parse_partition_folder
+    from penstock.cluster.topic_names import CLUSTER_METADATA
+    from penstock.log.data_directory import parse_log_dir_name
 
-    parsed = parse_partition_folder(name)
+    parsed = parse_log_dir_name(name)
     if parsed is None:
-        raise Failure(f"{name!r} does not name a partition, as orders-0 does", exit_code=WRONG_USAGE)
+        raise CommandError(f"{name!r} does not name a partition, as orders-0 does", exit_code=EXIT_USAGE)
     if not (data_dir / "meta.properties").exists():
-        raise Failure(f"{data_dir} is not the data folder of a node", hint="--data-dir names another")
+        raise CommandError(f"{data_dir} is not the data folder of a node", hint="--data-dir names another")
     confirm(f"Give up the damaged records of {name} for good?", yes=yes)
     if parsed == (CLUSTER_METADATA, 0):
-        _accept_metadata(data_dir)
+        _accept_metadata_loss(data_dir)
     else:
-        _accept_partition(data_dir, *parsed)
+        _accept_partition_loss(data_dir, *parsed)
 
 
-def _accept_partition(data_dir: Path, topic: str, index: int) -> None:
-    from penstock.log.checkpoints import DamagedCheckpoint
-    from penstock.log.repair import NothingToAccept
+def _accept_partition_loss(data_dir: Path, topic: str, index: int) -> None:
+    from penstock.log.checkpoints import CorruptCheckpoint
+    from penstock.log.log_manager import DataDirectoryLocked
+    from penstock.log.repair import NoKnownDamage
     from penstock.log.repair import accept_loss as accept
-    from penstock.log.store import StoreLocked
 
     try:
         accepted = accept(data_dir, topic, index)
-    except StoreLocked as error:
-        raise Failure(str(error), hint="stop the node first") from None
-    except (OSError, NothingToAccept, DamagedCheckpoint) as error:
-        raise Failure(str(error)) from None
+    except DataDirectoryLocked as error:
+        raise CommandError(str(error), hint="stop the node first") from None
+    except (OSError, NoKnownDamage, CorruptCheckpoint) as error:
+        raise CommandError(str(error)) from None
     if not accepted:
         note(f"{topic}-{index} begins again, empty, when the node starts")
     for item in accepted:
         note(f"accepted: {item}")
 
 
-def _accept_metadata(data_dir: Path) -> None:
+def _accept_metadata_loss(data_dir: Path) -> None:
     from penstock.broker.quorum.repair import Unrepairable, cut_damage
-    from penstock.log.identity import WrongOwner
-    from penstock.log.store import StoreLocked
+    from penstock.log.data_directory import InconsistentMetaProperties
+    from penstock.log.log_manager import DataDirectoryLocked
 
     try:
         done = cut_damage(data_dir, now_ms=time.time_ns() // 1_000_000)
-    except StoreLocked as error:
-        raise Failure(str(error), hint="stop the node first") from None
-    except (OSError, Unrepairable, WrongOwner) as error:
-        raise Failure(str(error)) from None
+    except DataDirectoryLocked as error:
+        raise CommandError(str(error), hint="stop the node first") from None
+    except (OSError, Unrepairable, InconsistentMetaProperties) as error:
+        raise CommandError(str(error)) from None
     note(
         f"the metadata log ends at offset {done.end_offset} now, {plural(done.offsets_cut, 'offset')} earlier"
     )

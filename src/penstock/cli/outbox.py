@@ -1,4 +1,6 @@
-"""`penstock outbox`: relay rows of a database to topics, and see to those that no broker takes."""
+"""`penstock outbox`: relay the outbox rows of a database to topics, and retry or discard the rows that brokers
+reject.
+"""
 
 import contextlib
 import logging
@@ -9,14 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.client import reach
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, pairs
+from penstock.cli.cluster_client import check_reachable
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, parse_pairs
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
-from penstock.client.outbox.databases.base import Database, Rejected
-from penstock.client.outbox.databases.opening import dialect_of, make_tables, open_database
-from penstock.client.outbox.errors import Disturbed, OutboxError
-from penstock.client.outbox.schema import schema
+from penstock.client.outbox.database import (
+    OutboxDatabase,
+    RejectedRow,
+    create_tables,
+    open_database,
+    url_dialect,
+)
+from penstock.client.outbox.messages import OutboxError, RelayInterrupted, schema
 from penstock.client.signals import SignalEvent
 
 app = typer.Typer(
@@ -33,7 +39,7 @@ DatabaseUrl = Annotated[
         help="sqlite:///shop.db or postgresql://user@host/database.",
     ),
 ]
-Ids = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", show_default=False)]
+RowIds = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", show_default=False)]
 All = Annotated[bool, typer.Option("--all", help="All of them.")]
 _ALL_SHARDS = "all"
 
@@ -45,12 +51,12 @@ def init(
         bool, typer.Option("--print", help="Print the SQL, for a migration, and change nothing.")
     ] = False,
 ) -> None:
-    """Make the tables of an outbox where they are missing."""
-    with _explained():
+    """Create the tables of an outbox if they are missing."""
+    with _errors_as_sentences():
         if print_sql:
-            print(";\n".join(schema(dialect_of(database))) + ";")
+            print(";\n".join(schema(url_dialect(database))) + ";")
             return
-        make_tables(database)
+        create_tables(database)
     note("the tables of the outbox are there")
 
 
@@ -82,18 +88,17 @@ def relay(
         typer.Option("--property", metavar="NAME=VALUE", help="A client setting, such as sasl.username."),
     ] = None,
 ) -> None:
-    """Relay rows to their topics until Ctrl-C or SIGTERM, each of them once and in the order of its key.
+    """Relay rows to their topics until Ctrl-C or SIGTERM, each row once and in order within its key.
 
-    A second relay of the same rows waits, and takes over when the first is gone.
+    A second relay for the same rows waits, and takes over when the first is gone.
     """
-    from penstock.client.outbox.relay import Relay
-    from penstock.client.outbox.together import run_together
+    from penstock.client.outbox.relay import Relay, run_relays
 
-    _check_choice(on_reject)
-    reach(bootstrap)
-    _quieten()
-    settings = pairs(properties or [], "--property")
-    with _explained(), _stopped_by_signals() as stopping:
+    _check_on_reject(on_reject)
+    check_reachable(bootstrap)
+    _silence_librdkafka()
+    settings = parse_pairs(properties or [], "--property")
+    with _errors_as_sentences(), _stop_on_signals() as stopping:
         open_database(database).close()
         relays = [
             Relay(
@@ -108,9 +113,9 @@ def relay(
                 settings=settings,
                 say=note,
             )
-            for each in _chosen(shard, shards)
+            for each in _selected_shards(shard, shards)
         ]
-        run_together(relays, stopping, once=once)
+        run_relays(relays, stopping, once=once)
     relayed, rejected = (
         sum(getattr(each.counts, what) for each in relays) for what in ("relayed", "rejected")
     )
@@ -125,8 +130,8 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many rows wait, for how long, and how many were rejected."""
-    with _opened(database) as opened:
+    """Show how many rows are waiting, for how long, and how many were rejected."""
+    with _open_outbox(database) as opened:
         agreed = opened.agreement()
         found = opened.status(shards or (agreed.shards if agreed else 1))
     rows: list[dict[str, Any]] = [
@@ -150,9 +155,9 @@ def status(
 
 @app.command()
 def rejected(database: DatabaseUrl, as_json: AsJson = False) -> None:
-    """List the rows that no broker took, and why."""
-    with _opened(database) as opened:
-        rows = [_document(each) for each in opened.rejected()]
+    """List the rows that brokers rejected, and why."""
+    with _open_outbox(database) as opened:
+        rows = [_rejected_document(each) for each in opened.rejected()]
     if as_json:
         print_json(rows)
     elif rows:
@@ -162,37 +167,37 @@ def rejected(database: DatabaseUrl, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def retry(database: DatabaseUrl, ids: Ids = None, every: All = False) -> None:
-    """Put rejected rows back, before all that came after them."""
-    with _opened(database) as opened:
-        count = opened.retry(_asked(opened, ids, every))
+def retry(database: DatabaseUrl, ids: RowIds = None, every: All = False) -> None:
+    """Put rejected rows back to be relayed, ahead of rows that were written after them."""
+    with _open_outbox(database) as opened:
+        count = opened.retry(_selected_ids(opened, ids, every))
     note(f"{plural(count, 'row')} put back")
 
 
 @app.command()
-def discard(database: DatabaseUrl, ids: Ids = None, every: All = False, yes: Yes = False) -> None:
-    """Give up rejected rows: they are never published, and what waits behind them goes on."""
-    with _opened(database) as opened:
-        asked = _asked(opened, ids, every)
+def discard(database: DatabaseUrl, ids: RowIds = None, every: All = False, yes: Yes = False) -> None:
+    """Discard rejected rows: they are never published, and rows that wait behind them are relayed."""
+    with _open_outbox(database) as opened:
+        asked = _selected_ids(opened, ids, every)
         confirm(f"Give up {plural(len(asked), 'message')} for good?", yes=yes)
         count = opened.discard(asked)
     note(f"{plural(count, 'row')} given up")
 
 
-def _asked(database: Database, ids: list[int] | None, every: bool) -> list[int]:
+def _selected_ids(database: OutboxDatabase, ids: list[int] | None, every: bool) -> list[int]:
     there = [each.id for each in database.rejected()]
     if every:
         if not there:
-            raise Failure("no row is rejected")
+            raise CommandError("no row is rejected")
         return there
     if not ids:
-        raise Failure("which rows? name their ids, or all of them with --all", exit_code=WRONG_USAGE)
+        raise CommandError("which rows? name their ids, or all of them with --all", exit_code=EXIT_USAGE)
     if missing := sorted(set(ids) - set(there)):
-        raise Failure(f"row {missing[0]} is not rejected", hint="penstock outbox rejected shows what is")
+        raise CommandError(f"row {missing[0]} is not rejected", hint="penstock outbox rejected shows what is")
     return ids
 
 
-def _document(found: Rejected) -> dict[str, Any]:
+def _rejected_document(found: RejectedRow) -> dict[str, Any]:
     return {
         "id": found.id,
         "topic": found.topic,
@@ -203,38 +208,40 @@ def _document(found: Rejected) -> dict[str, Any]:
     }
 
 
-def _chosen(shard: str, shards: int) -> range:
+def _selected_shards(shard: str, shards: int) -> range:
     if shard == _ALL_SHARDS:
-        return range(max(shards, 1))  # a relay says what is wrong with none
+        return range(max(shards, 1))  # at least one, so that Relay reports an invalid --shards
     if not shard.isdecimal():
-        raise Failure(f"--shard takes a number or all, not {shard!r}", exit_code=WRONG_USAGE)
+        raise CommandError(f"--shard takes a number or all, not {shard!r}", exit_code=EXIT_USAGE)
     return range(int(shard), int(shard) + 1)
 
 
-def _check_choice(on_reject: str) -> None:
+def _check_on_reject(on_reject: str) -> None:
     from penstock.client.outbox.relay import OnReject
 
     if on_reject not in list(OnReject):
-        raise Failure(f"--on-reject takes {', '.join(OnReject)}, not {on_reject!r}", exit_code=WRONG_USAGE)
+        raise CommandError(
+            f"--on-reject takes {', '.join(OnReject)}, not {on_reject!r}", exit_code=EXIT_USAGE
+        )
 
 
 @contextlib.contextmanager
-def _opened(url: str) -> Iterator[Database]:
-    with _explained(), contextlib.closing(open_database(url)) as opened:
+def _open_outbox(url: str) -> Iterator[OutboxDatabase]:
+    with _errors_as_sentences(), contextlib.closing(open_database(url)) as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _errors_as_sentences() -> Iterator[None]:
     try:
         yield
-    except (OutboxError, Disturbed) as error:
-        raise Failure(str(error)) from None
+    except (OutboxError, RelayInterrupted) as error:
+        raise CommandError(str(error)) from None
 
 
 @contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """The batch in hand is finished first; a second signal does not wait."""
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """Lets the current batch finish first; a second signal interrupts it."""
     stopping = SignalEvent()
     kinds = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(kind) for kind in kinds]
@@ -253,8 +260,8 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
             signal.signal(kind, handler)
 
 
-def _quieten() -> None:
-    """What the client library has to say is told in sentences."""
+def _silence_librdkafka() -> None:
+    """The client library's errors are reported as sentences instead."""
     logger = logging.getLogger("penstock.client.librdkafka")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

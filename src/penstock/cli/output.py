@@ -1,25 +1,25 @@
-"""What commands print: tables for people, JSON for scripts, notes on stderr. The only printer of tables."""
+"""What commands print: tables for people, JSON for scripts, notes on stderr. No other module prints tables."""
 
 import json
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.errors import EXIT_USAGE, CommandError
 
 Cell = str | int | float | bool | None
-PIPE_WIDTH = 100_000  # a pipe has no edge to cut a line at
+PIPE_WIDTH_CHARS = 100_000  # a pipe has no width, so lines are never wrapped there
 
 
 def print_json(document: Any) -> None:
-    """One document, indented; its keys are stable."""
+    """Prints one indented document. Its keys are a stable interface."""
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, unfolded: Sequence[str] = ()
 ) -> None:
-    """Columns of numbers are aligned right, None is a dash; `unfolded` columns leave the folding to others."""
+    """Aligns columns of numbers right; None is a dash. On a narrow terminal, columns in `unfolded` are not wrapped."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -35,7 +35,7 @@ def print_table(
     )
     for index, column in enumerate(columns):
         numeric = _is_numeric(row[index] for row in cells)
-        # A name is what people copy, so it folds rather than losing its end.
+        # People copy names, so a long name is wrapped rather than truncated.
         table.add_column(
             column,
             justify="right" if numeric else "left",
@@ -43,8 +43,8 @@ def print_table(
             no_wrap=numeric or column in unfolded,
         )
     for row in cells:
-        table.add_row(*(Text(_text(cell), style="dim" if cell is None else "") for cell in row))
-    console = Console(width=None if for_people else PIPE_WIDTH, highlight=False)
+        table.add_row(*(Text(_cell_text(cell), style="dim" if cell is None else "") for cell in row))
+    console = Console(width=None if for_people else PIPE_WIDTH_CHARS, highlight=False)
     with console.capture() as capture:
         console.print(table)
     lines = (line.rstrip() for line in capture.get().splitlines())
@@ -52,28 +52,28 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, Cell]]) -> None:
-    """A short list of names and values, aligned."""
-    known = [(name, _text(value)) for name, value in facts]
+    """Prints a short list of names and values, aligned."""
+    known = [(name, _cell_text(value)) for name, value in facts]
     width = max(len(name) for name, _ in known)
     for name, value in known:
         print(f"{_bold(name.ljust(width))}  {value}")
 
 
 def note(text: str) -> None:
-    """Something a person should know that is not part of the result."""
+    """Prints something on stderr that a person should know, but that is not part of the result."""
     print(text, file=sys.stderr)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only with the user's word, given as --yes or typed at a terminal."""
+    """Raises CommandError unless the user agrees, with --yes or at a terminal."""
     import typer
 
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure("this needs a confirmation", hint="add --yes", exit_code=WRONG_USAGE)
+        raise CommandError("this needs a confirmation", hint="add --yes", exit_code=EXIT_USAGE)
     if not typer.confirm(question, err=True):
-        raise Failure("nothing was changed")
+        raise CommandError("nothing was changed")
 
 
 def human_bytes(count: int | None) -> str | None:
@@ -96,7 +96,7 @@ def _is_numeric(cells: Iterable[Cell]) -> bool:
     )
 
 
-def _text(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     match cell:
         case None:
             return "-"

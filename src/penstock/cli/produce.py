@@ -1,4 +1,4 @@
-"""`penstock produce`: lines become records."""
+"""`penstock produce`: publish values, or the lines of a file or of standard input, as records."""
 
 import contextlib
 import json
@@ -10,14 +10,14 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from penstock.cli.client import Cluster, explain
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, pairs
+from penstock.cli.cluster_client import LibrdkafkaCluster, explain_kafka_error
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_pairs
 from penstock.cli.output import note, plural
-from penstock.cli.records import FORMATS, Outgoing, line_reader
+from penstock.cli.record_formats import FORMATS, ProducerRecord, line_reader
 
 UNKNOWN_TOPIC_TIMEOUT_MS = 5000
-RECORD_BYTES_MAX = 100_000_000  # the library's own bound; what is too large is for the topic to say
+RECORD_BYTES_MAX = 100_000_000  # the library's own maximum; the topic decides which records are too large
 PROGRESS_EVERY_LINES = 1000
 
 
@@ -88,11 +88,11 @@ def produce(
     A line of --format json is {"key": ..., "value": ..., "headers": [["name", "value"]]}, as consume --json
     writes it; a value of null is a tombstone, and bytes that are not text are {"base64": "..."}.
     """
-    read = _reader(format_name, key_separator)
-    extra = tuple((name, text.encode()) for name, text in pairs(headers or (), "--header").items())
+    read = _make_line_reader(format_name, key_separator)
+    extra = tuple((name, text.encode()) for name, text in parse_pairs(headers or (), "--header").items())
     fixed_key = None if key is None else key.encode()
 
-    def outgoing(line: bytes) -> Outgoing:
+    def outgoing(line: bytes) -> ProducerRecord:
         record = read(line)
         return record._replace(
             key=record.key if fixed_key is None else fixed_key,
@@ -100,7 +100,7 @@ def produce(
             partition=record.partition if partition is None else partition,
         )
 
-    producer = Cluster(bootstrap).producer(
+    producer = LibrdkafkaCluster(bootstrap).producer(
         acks=acks.value,
         compression_type=compression.value,
         enable_idempotence=acks is Acks.ALL,
@@ -109,22 +109,22 @@ def produce(
         linger_ms=5,
         message_max_bytes=RECORD_BYTES_MAX,
     )
-    sent = Sent(topic, bootstrap, as_json)
-    with _lines(values, file) as lines:
+    sent = DeliveryReport(topic, bootstrap, as_json)
+    with _input_lines(values, file) as lines:
         _send_all(producer, topic, lines, outgoing, sent)
     sent.finish()
 
 
-def _reader(format_name: str, key_separator: str | None) -> Callable[[bytes], Outgoing]:
+def _make_line_reader(format_name: str, key_separator: str | None) -> Callable[[bytes], ProducerRecord]:
     separator = key_separator.replace("\\t", "\t").encode() if key_separator else None
     try:
         return line_reader(format_name, key_separator=separator)
     except ValueError as error:
-        raise Failure(f"--format: {error}", exit_code=WRONG_USAGE) from None
+        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
 
 
-class Sent:
-    """What became of the records; told by the client library as it hears of it."""
+class DeliveryReport:
+    """The outcome of the records, as the client library reports it."""
 
     def __init__(self, topic: str, bootstrap: str, as_json: bool) -> None:
         self.topic = topic
@@ -142,7 +142,7 @@ class Sent:
             return
         self.delivered += 1
         partition, offset = message.partition(), message.offset()
-        if offset is not None:  # the broker tells no offset where it is asked for no answer (acks 0)
+        if offset is not None:  # with acks=0 the broker does not answer, so there is no offset
             first, last = self.ranges.get(partition, (offset, offset))
             self.ranges[partition] = (min(first, offset), max(last, offset))
         if self.as_json:
@@ -151,9 +151,9 @@ class Sent:
 
     def finish(self) -> None:
         if self.failed:
-            failure = explain(self.first_error, self.bootstrap, subject=f"topic {self.topic}")
+            failure = explain_kafka_error(self.first_error, self.bootstrap, subject=f"topic {self.topic}")
             total = self.failed + self.delivered
-            raise Failure(
+            raise CommandError(
                 f"{self.failed} of {plural(total, 'record')} not sent: {failure.message}", hint=failure.hint
             )
         if not self.as_json:
@@ -168,22 +168,26 @@ class Sent:
 
 
 def _send_all(
-    producer: Any, topic: str, lines: Iterable[bytes], outgoing: Callable[[bytes], Outgoing], sent: Sent
+    producer: Any,
+    topic: str,
+    lines: Iterable[bytes],
+    outgoing: Callable[[bytes], ProducerRecord],
+    sent: DeliveryReport,
 ) -> None:
-    """Everything read so far is delivered even when a line is wrong or the user interrupts."""
+    """Delivers everything read so far even when a line is wrong or the user interrupts."""
     try:
         for number, line in enumerate(lines, 1):
             try:
                 record = outgoing(line)
             except ValueError as error:
-                raise Failure(f"line {number}: {error}") from None
+                raise CommandError(f"line {number}: {error}") from None
             _send(producer, topic, record, sent)
     finally:
         while producer.flush(1.0):
             pass
 
 
-def _send(producer: Any, topic: str, record: Outgoing, sent: Sent) -> None:
+def _send(producer: Any, topic: str, record: ProducerRecord, sent: DeliveryReport) -> None:
     from confluent_kafka import KafkaException
 
     while True:
@@ -200,17 +204,17 @@ def _send(producer: Any, topic: str, record: Outgoing, sent: Sent) -> None:
         except BufferError:
             producer.poll(0.1)  # the queue is full: wait for the broker
         except KafkaException as error:
-            raise explain(error, sent.bootstrap, subject=f"topic {topic}") from None
+            raise explain_kafka_error(error, sent.bootstrap, subject=f"topic {topic}") from None
         else:
             producer.poll(0)
             return
 
 
 @contextlib.contextmanager
-def _lines(values: list[str] | None, file: str | None) -> Iterator[Iterable[bytes]]:
-    """The input as lines without their ends; with a progress bar where someone watches and waits."""
+def _input_lines(values: list[str] | None, file: str | None) -> Iterator[Iterable[bytes]]:
+    """The input as lines without line ends; with a progress bar if stderr is a terminal."""
     if values and file:
-        raise Failure("give values or --file, not both", exit_code=WRONG_USAGE)
+        raise CommandError("give values or --file, not both", exit_code=EXIT_USAGE)
     if values:
         yield (value.encode() for value in values)
         return
@@ -218,19 +222,19 @@ def _lines(values: list[str] | None, file: str | None) -> Iterator[Iterable[byte
         try:
             source: IO[bytes] = open(file, "rb")  # noqa: SIM115 - closed below, by the with
         except OSError as error:
-            raise Failure(f"cannot read {file}: {error.strerror}") from None
+            raise CommandError(f"cannot read {file}: {error.strerror}") from None
         with source, _progress(source, os.fstat(source.fileno()).st_size) as counted:
             yield counted
         return
     if sys.stdin.isatty():
         note("one record per line; Ctrl-D ends")
-        yield _stripped(sys.stdin.buffer)
+        yield _without_line_ends(sys.stdin.buffer)
         return
     with _progress(sys.stdin.buffer, None) as counted:
         yield counted
 
 
-def _stripped(source: Iterable[bytes]) -> Iterator[bytes]:
+def _without_line_ends(source: Iterable[bytes]) -> Iterator[bytes]:
     for line in source:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
@@ -238,7 +242,7 @@ def _stripped(source: Iterable[bytes]) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _progress(source: Iterable[bytes], total_bytes: int | None) -> Iterator[Iterable[bytes]]:
     if not sys.stderr.isatty():
-        yield _stripped(source)
+        yield _without_line_ends(source)
         return
     from rich.console import Console
     from rich.progress import (

@@ -1,28 +1,27 @@
 """The client side, in two layers.
 
-Below: blocking connections to brokers of Penstock and Apache Kafka that move raw record batches. Everything there
-belongs to one thread and one process, waits no longer than its deadline says, and imports neither a broker nor a client
-library.
+The lower layer, `penstock.client.wire`, has blocking connections that move raw record batches to and from Penstock and
+Apache Kafka brokers. Each of its objects belongs to one thread and one process and waits no longer than its deadline.
+The layer imports neither the broker nor a client library.
 
-Above: `Penstock`, an application that publishes and subscribes under a delivery contract, on confluent-kafka. Its names
-are found here and loaded when they are first used, so that the layer below stays light.
+The upper layer, `penstock.client.app`, is `Penstock`: an application that publishes and subscribes under a delivery
+contract, on confluent-kafka. This package exports its names and loads them on first use, so that the lower layer stays
+light.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.client.app.committing import CommitLost, CommitRefused
-    from penstock.client.app.delivery import Delivery
-    from penstock.client.app.failing import Reject, Retry
+    from penstock.client.app.application import Penstock
+    from penstock.client.app.breaker import Breaker
+    from penstock.client.app.failures import Backoff, Reject, Retry
+    from penstock.client.app.librdkafka import ApplicationError
+    from penstock.client.app.membership import CommitLost, CommitRefused
     from penstock.client.app.message import Message
-    from penstock.client.app.penstock import Penstock
-    from penstock.client.app.plain import PlainConsumer
-    from penstock.client.app.plain_async import AsyncConsumer
-    from penstock.client.app.publishing import NotPublished, Published
-    from penstock.client.app.settings import ApplicationError
-    from penstock.client.backoff import Backoff
-    from penstock.client.breaker import Breaker
+    from penstock.client.app.plain_consumer import AsyncConsumer, PlainConsumer
+    from penstock.client.app.publisher import NotPublished, Published
+    from penstock.client.app.subscription import Delivery
     from penstock.client.errors import ClientError
     from penstock.client.payloads import PayloadError
 
@@ -46,22 +45,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ApplicationError": "app.settings",
-    "AsyncConsumer": "app.plain_async",
-    "Backoff": "backoff",
-    "Breaker": "breaker",
+    "ApplicationError": "app.librdkafka",
+    "AsyncConsumer": "app.plain_consumer",
+    "Backoff": "app.failures",
+    "Breaker": "app.breaker",
     "ClientError": "errors",
-    "CommitLost": "app.committing",
-    "CommitRefused": "app.committing",
-    "Delivery": "app.delivery",
+    "CommitLost": "app.membership",
+    "CommitRefused": "app.membership",
+    "Delivery": "app.subscription",
     "Message": "app.message",
-    "NotPublished": "app.publishing",
+    "NotPublished": "app.publisher",
     "PayloadError": "payloads",
-    "Penstock": "app.penstock",
-    "PlainConsumer": "app.plain",
-    "Published": "app.publishing",
-    "Reject": "app.failing",
-    "Retry": "app.failing",
+    "Penstock": "app.application",
+    "PlainConsumer": "app.plain_consumer",
+    "Published": "app.publisher",
+    "Reject": "app.failures",
+    "Retry": "app.failures",
 }
 
 

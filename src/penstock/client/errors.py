@@ -1,12 +1,17 @@
-"""What can go wrong for a client. Every message is a sentence for whoever runs the program."""
+"""Errors that the client raises, and which error codes of a broker a client may retry.
+
+Every message is a sentence for the person who runs the program. `RETRIABLE_ERRORS` is the one table for all requests:
+it says what to do before a client sends the request again.
+"""
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any, Final
 
 from penstock.protocol.errors import ErrorCode
 
-_FENCING: Final = frozenset(
+_FENCING_ERRORS: Final = frozenset(
     {
         ErrorCode.invalid_producer_epoch,
         ErrorCode.producer_fenced,
@@ -15,7 +20,7 @@ _FENCING: Final = frozenset(
     }
 )
 #: It is the records themselves that are wrong.
-_OF_RECORDS: Final = frozenset(
+_RECORD_ERRORS: Final = frozenset(
     {
         ErrorCode.message_too_large,
         ErrorCode.record_list_too_large,
@@ -86,22 +91,59 @@ class TopicChanged(ClientError):
     """The topic was deleted, or deleted and created anew: offsets of the old one mean nothing in the new one."""
 
 
-def refusal(code: ErrorCode, subject: str, detail: str | None = None) -> Refused:
+def broker_error(code: ErrorCode, subject: str, detail: str | None = None) -> Refused:
     """The broker's error about `subject` as an exception."""
-    kind = Fenced if code in _FENCING else RecordsRefused if code in _OF_RECORDS else Refused
+    kind = Fenced if code in _FENCING_ERRORS else RecordsRefused if code in _RECORD_ERRORS else Refused
     words = code.name.replace("_", " ")
     return kind(code, f"{subject}: {words}" + (f" ({detail})" if detail else ""))
 
 
-def check(code: ErrorCode, subject: str, detail: str | None = None) -> None:
+def raise_for_error(code: ErrorCode, subject: str, detail: str | None = None) -> None:
     """Raises Refused unless the broker answered that all is well."""
     if code is not ErrorCode.none:
-        raise refusal(code, subject, detail)
+        raise broker_error(code, subject, detail)
 
 
-def code_of(number: int) -> ErrorCode:
+def parse_error_code(number: int) -> ErrorCode:
     """A newer broker may know errors that we do not."""
     try:
         return ErrorCode(number)  # type: ignore[call-arg, arg-type, unused-ignore]
     except ValueError:
         return ErrorCode.unknown_server_error
+
+
+class RetryAction(Enum):
+    RETRY = auto()
+    #: Whoever was asked is not, or no longer, in charge.
+    REFRESH_METADATA = auto()
+
+
+RETRIABLE_ERRORS: Final = {
+    ErrorCode.broker_not_available: RetryAction.REFRESH_METADATA,
+    ErrorCode.concurrent_transactions: RetryAction.RETRY,
+    ErrorCode.coordinator_load_in_progress: RetryAction.RETRY,
+    ErrorCode.coordinator_not_available: RetryAction.REFRESH_METADATA,
+    ErrorCode.fenced_leader_epoch: RetryAction.REFRESH_METADATA,
+    ErrorCode.inconsistent_topic_id: RetryAction.REFRESH_METADATA,
+    ErrorCode.kafka_storage_error: RetryAction.REFRESH_METADATA,
+    ErrorCode.leader_not_available: RetryAction.REFRESH_METADATA,
+    ErrorCode.network_exception: RetryAction.REFRESH_METADATA,
+    ErrorCode.not_controller: RetryAction.REFRESH_METADATA,
+    ErrorCode.not_coordinator: RetryAction.REFRESH_METADATA,
+    ErrorCode.not_enough_replicas: RetryAction.RETRY,
+    ErrorCode.not_enough_replicas_after_append: RetryAction.RETRY,
+    ErrorCode.not_leader_or_follower: RetryAction.REFRESH_METADATA,
+    ErrorCode.offset_not_available: RetryAction.RETRY,
+    ErrorCode.replica_not_available: RetryAction.REFRESH_METADATA,
+    ErrorCode.request_timed_out: RetryAction.RETRY,
+    ErrorCode.throttling_quota_exceeded: RetryAction.RETRY,
+    ErrorCode.unknown_leader_epoch: RetryAction.RETRY,
+    ErrorCode.unknown_topic_id: RetryAction.REFRESH_METADATA,
+    ErrorCode.unknown_topic_or_partition: RetryAction.REFRESH_METADATA,
+    ErrorCode.unstable_offset_commit: RetryAction.RETRY,
+}
+
+#: Brokers hear of a new topic one after the other; these pass soon (`unknown_topic_ms_max`) or not at all.
+UNKNOWN_TOPIC_ERRORS: Final = frozenset(
+    {ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id}
+)

@@ -1,7 +1,7 @@
-"""JSON into dataclasses and TypedDicts by the standard library alone, for those who have no msgspec.
+"""Converts JSON into dataclasses and TypedDicts with the standard library alone, where msgspec is not installed.
 
-Reads what the annotation asks for and nothing else: a number for a number, text for text, and for moments,
-identifiers and decimals the text that `written` makes of them.
+It accepts only what the annotation asks for: a number for a number, text for text, and for times, UUIDs and decimals
+the text that `encode_json` writes for them.
 """
 
 from __future__ import annotations
@@ -30,108 +30,116 @@ from typing import (
 )
 from uuid import UUID
 
-__all__ = ["Misfit", "reader", "written"]
+__all__ = ["JsonMismatch", "encode_json", "json_reader"]
 
 #: Takes what JSON has and where it was; returns what the annotation asks for.
-Check = Callable[[Any, str], Any]
+Converter = Callable[[Any, str], Any]
 
 
-class Misfit(ValueError):
+class JsonMismatch(ValueError):
     """A part of the value is not what is asked for; the sentence names it."""
 
 
-def reader(annotation: Any) -> Callable[[bytes], Any]:
+def json_reader(annotation: Any) -> Callable[[bytes], Any]:
     """Raises TypeError for an annotation that is not understood."""
-    check = _check(annotation, {})
-    return lambda data: check(json.loads(data, parse_constant=_no_constant), "$")
+    check = _converter(annotation, {})
+    return lambda data: check(json.loads(data, parse_constant=_reject_constant), "$")
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise Misfit(f"{name} is no JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise JsonMismatch(f"{name} is no JSON")
 
 
-def _misfit(wanted: str, value: Any, place: str) -> Misfit:
-    return Misfit(f"expected {wanted}, got {_KINDS.get(type(value), type(value).__name__)} at {place}")
+def _mismatch(wanted: str, value: Any, path: str) -> JsonMismatch:
+    return JsonMismatch(
+        f"expected {wanted}, got {_JSON_TYPE_NAMES.get(type(value), type(value).__name__)} at {path}"
+    )
 
 
-_KINDS: Final = {dict: "an object", list: "an array", str: "text", bool: "a flag", type(None): "null"}
+_JSON_TYPE_NAMES: Final = {
+    dict: "an object",
+    list: "an array",
+    str: "text",
+    bool: "a flag",
+    type(None): "null",
+}
 
 
 # By annotation
 
 
-def _check(annotation: Any, known: dict[Any, Check]) -> Check:
+def _converter(annotation: Any, known: dict[Any, Converter]) -> Converter:
     if get_origin(annotation) in (Annotated, Required, NotRequired):
-        return _check(get_args(annotation)[0], known)
+        return _converter(get_args(annotation)[0], known)
     if annotation in (Any, object):
-        return lambda value, place: value
-    if annotation in _SCALARS:
-        return _SCALARS[annotation]
+        return lambda value, path: value
+    if annotation in _SCALAR_CONVERTERS:
+        return _SCALAR_CONVERTERS[annotation]
     if isinstance(annotation, type) and get_origin(annotation) is None:
-        return _of_class(annotation, known)
-    return _of_generic(annotation, known)
+        return _class_converter(annotation, known)
+    return _generic_converter(annotation, known)
 
 
-def _of_class(kind: type, known: dict[Any, Check]) -> Check:
-    if kind in _BARE:
-        return _check(_BARE[kind], known)
-    if kind in _FROM_TEXT:
-        return _from(kind, _FROM_TEXT[kind])
+def _class_converter(kind: type, known: dict[Any, Converter]) -> Converter:
+    if kind in _UNPARAMETRIZED:
+        return _converter(_UNPARAMETRIZED[kind], known)
+    if kind in _TEXT_PARSERS:
+        return _parsed_converter(kind, _TEXT_PARSERS[kind])
     if issubclass(kind, Enum):
-        return _from(kind, kind)
+        return _parsed_converter(kind, kind)
     if dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        return _of_fields(kind, known)
+        return _fields_converter(kind, known)
     raise TypeError(f"nothing is known of how JSON becomes a {kind.__qualname__}; msgspec knows more kinds")
 
 
-def _of_generic(annotation: Any, known: dict[Any, Check]) -> Check:
+def _generic_converter(annotation: Any, known: dict[Any, Converter]) -> Converter:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return _any_of(annotation, [_check(each, known) for each in arguments])
+        return _union_converter(annotation, [_converter(each, known) for each in arguments])
     if origin is Literal:
-        return _one_of(arguments)
+        return _literal_converter(arguments)
     if origin in (list, set, frozenset):
-        return _items(origin, _check(arguments[0], known))
+        return _array_converter(origin, _converter(arguments[0], known))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _items(tuple, _check(arguments[0], known))
+        return _array_converter(tuple, _converter(arguments[0], known))
     if origin is dict and arguments[0] is str:
-        return _members(_check(arguments[1], known))
+        return _object_converter(_converter(arguments[1], known))
     raise TypeError(f"nothing is known of how JSON becomes a {annotation}; msgspec knows more kinds")
 
 
 # One value
 
 
-def _scalar(kind: type | tuple[type, ...], wanted: str) -> Check:
-    def check(value: Any, place: str) -> Any:
+def _scalar_converter(kind: type | tuple[type, ...], wanted: str) -> Converter:
+    def check(value: Any, path: str) -> Any:
         # True is an int for Python, and none for anybody else.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise _misfit(wanted, value, place)
+            raise _mismatch(wanted, value, path)
         return value
 
     return check
 
 
-def _float(value: Any, place: str) -> float:
-    return float(_NUMBER(value, place))
+def _convert_float(value: Any, path: str) -> float:
+    return float(_convert_number(value, path))
 
 
-_NUMBER: Final = _scalar((int, float), "a number")
-_SCALARS: Final[dict[Any, Check]] = {
-    bool: _scalar(bool, "a flag"),
-    int: _scalar(int, "a whole number"),
-    float: _float,
-    str: _scalar(str, "text"),
-    types.NoneType: _scalar(types.NoneType, "null"),
+_convert_number: Final = _scalar_converter((int, float), "a number")
+_SCALAR_CONVERTERS: Final[dict[Any, Converter]] = {
+    bool: _scalar_converter(bool, "a flag"),
+    int: _scalar_converter(int, "a whole number"),
+    float: _convert_float,
+    str: _scalar_converter(str, "text"),
+    types.NoneType: _scalar_converter(types.NoneType, "null"),
 }
-_BARE: Final[dict[Any, Any]] = {
+_UNPARAMETRIZED: Final[dict[Any, Any]] = {
     dict: dict[str, Any],
     list: list[Any],
     tuple: tuple[Any, ...],
     set: set[Any],
     frozenset: frozenset[Any],
 }
-_FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
+_TEXT_PARSERS: Final[dict[Any, Callable[[str], Any]]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
     time: time.fromisoformat,
@@ -141,36 +149,36 @@ _FROM_TEXT: Final[dict[Any, Callable[[str], Any]]] = {
 }
 
 
-def _from(kind: type, made: Callable[[Any], Any]) -> Check:
-    def check(value: Any, place: str) -> Any:
-        if kind in _FROM_TEXT and not isinstance(value, str):
-            raise _misfit("text", value, place)
+def _parsed_converter(kind: type, made: Callable[[Any], Any]) -> Converter:
+    def check(value: Any, path: str) -> Any:
+        if kind in _TEXT_PARSERS and not isinstance(value, str):
+            raise _mismatch("text", value, path)
         try:
             return made(value)
         except (ValueError, ArithmeticError) as flaw:
-            raise Misfit(f"expected a {kind.__qualname__} at {place}: {flaw}") from None
+            raise JsonMismatch(f"expected a {kind.__qualname__} at {path}: {flaw}") from None
 
     return check
 
 
-def _one_of(allowed: tuple[Any, ...]) -> Check:
-    def check(value: Any, place: str) -> Any:
+def _literal_converter(allowed: tuple[Any, ...]) -> Converter:
+    def check(value: Any, path: str) -> Any:
         if not any(value == each and type(value) is type(each) for each in allowed):
-            raise Misfit(f"expected one of {', '.join(map(repr, allowed))} at {place}")
+            raise JsonMismatch(f"expected one of {', '.join(map(repr, allowed))} at {path}")
         return value
 
     return check
 
 
-def _any_of(annotation: Any, checks: list[Check]) -> Check:
-    def check(value: Any, place: str) -> Any:
+def _union_converter(annotation: Any, checks: list[Converter]) -> Converter:
+    def check(value: Any, path: str) -> Any:
         flaws = []
         for each in checks:
             try:
-                return each(value, place)
-            except Misfit as flaw:
+                return each(value, path)
+            except JsonMismatch as flaw:
                 flaws.append(str(flaw))
-        raise Misfit("; ".join(flaws))
+        raise JsonMismatch("; ".join(flaws))
 
     return check
 
@@ -178,48 +186,46 @@ def _any_of(annotation: Any, checks: list[Check]) -> Check:
 # Several
 
 
-def _items(made: Callable[[list[Any]], Any], item: Check) -> Check:
-    def check(value: Any, place: str) -> Any:
+def _array_converter(made: Callable[[list[Any]], Any], item: Converter) -> Converter:
+    def check(value: Any, path: str) -> Any:
         if not isinstance(value, list):
-            raise _misfit("an array", value, place)
-        return made([item(each, f"{place}[{index}]") for index, each in enumerate(value)])
+            raise _mismatch("an array", value, path)
+        return made([item(each, f"{path}[{index}]") for index, each in enumerate(value)])
 
     return check
 
 
-def _members(member: Check) -> Check:
-    def check(value: Any, place: str) -> Any:
+def _object_converter(member: Converter) -> Converter:
+    def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _misfit("an object", value, place)
-        return {name: member(each, f"{place}.{name}") for name, each in value.items()}
+            raise _mismatch("an object", value, path)
+        return {name: member(each, f"{path}.{name}") for name, each in value.items()}
 
     return check
 
 
-def _of_fields(kind: Any, known: dict[Any, Check]) -> Check:
+def _fields_converter(kind: Any, known: dict[Any, Converter]) -> Converter:
     """Members that are not asked for are let be, as msgspec does."""
     if kind in known:
         return known[kind]
-    fields: dict[str, Check] = {}
+    fields: dict[str, Converter] = {}
 
-    def check(value: Any, place: str) -> Any:
+    def check(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _misfit("an object", value, place)
+            raise _mismatch("an object", value, path)
         for name in required:
             if name not in value:
-                raise Misfit(f"object missing required field {name} at {place}")
-        return kind(
-            **{name: fields[name](value[name], f"{place}.{name}") for name in fields if name in value}
-        )
+                raise JsonMismatch(f"object missing required field {name} at {path}")
+        return kind(**{name: fields[name](value[name], f"{path}.{name}") for name in fields if name in value})
 
     known[kind] = check  # before its fields are looked at: a kind may have itself for a field
     hints = get_type_hints(kind, include_extras=True)
-    names, required = _fields(kind, hints)
-    fields.update({name: _check(hints[name], known) for name in names})
+    names, required = _field_names(kind, hints)
+    fields.update({name: _converter(hints[name], known) for name in names})
     return check
 
 
-def _fields(kind: Any, hints: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _field_names(kind: Any, hints: dict[str, Any]) -> tuple[list[str], list[str]]:
     """All that may be given, and what must be."""
     if is_typeddict(kind):
         return list(hints), [name for name in hints if _is_required(kind, name, hints[name])]
@@ -239,13 +245,13 @@ def _is_required(kind: Any, name: str, hint: Any) -> bool:
 # And back
 
 
-def written(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Raises TypeError or ValueError for what has no JSON."""
-    text = json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, default=_json_value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if hasattr(type(value), "__pydantic_serializer__"):
         return type(value).__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,7 +1,8 @@
-"""Spans of OpenTelemetry around handling and publishing, by its semantic conventions for messaging.
+"""OpenTelemetry spans around handling and publishing, by the semantic conventions for messaging.
 
-Needs opentelemetry-api, so only `tracing` imports it, and only where that is installed. Headers are read and written
-by the propagators that the application has set up, which are W3C's unless it says otherwise.
+This module needs opentelemetry-api, so only `penstock.client.tracing` imports it, and only where that package is
+installed. The application's own propagators read and write the headers; they are W3C's unless the application sets up
+others.
 """
 
 from __future__ import annotations
@@ -16,37 +17,36 @@ from opentelemetry.propagators.textmap import Getter, Setter
 from opentelemetry.trace import Link, NoOpTracerProvider, ProxyTracerProvider, SpanKind
 
 from penstock import __version__
-from penstock.client.letters import Header
-from penstock.client.trace_context import TRACEPARENT, Trace, headers_of, outgoing
-from penstock.client.tracing import Traced
+from penstock.client.deadletters.headers import Header
+from penstock.client.tracing import TRACEPARENT, TraceContext, TracedMessage, inject_trace, trace_headers
 
 __all__ = ["consuming", "consuming_batch", "is_recording", "publishing"]
 
-_NAME: Final = "penstock.client"
+_TRACER_NAME: Final = "penstock.client"
 _KEY_CHARACTERS_MAX: Final = 128
 #: Whether the environment names a provider, which the interface sets up when it is asked for one.
-_IS_NAMED: Final = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+_HAS_PROVIDER_VARIABLE: Final = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
 
 def is_recording() -> bool:
     """The interface alone records nothing: an application has to set a provider up, which it may do at any time."""
-    if getattr(trace, "_TRACER_PROVIDER", trace) is None and not _IS_NAMED:
+    if getattr(trace, "_TRACER_PROVIDER", trace) is None and not _HAS_PROVIDER_VARIABLE:
         return False  # the interface would look at the environment each time, which takes longer than all the rest
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 
 @contextmanager
-def consuming(message: Traced, *, client: str, group: str | None) -> Iterator[None]:
+def consuming(message: TracedMessage, *, client: str, group: str | None) -> Iterator[None]:
     attributes = _attributes("process", message.topic, client)
-    attributes |= _place(message)
+    attributes |= _message_attributes(message)
     if group is not None:
         attributes["messaging.consumer.group.name"] = group
-    with _inside(message), _span(f"{message.topic} process", SpanKind.CONSUMER, attributes):
+    with _message_context(message), _span(f"{message.topic} process", SpanKind.CONSUMER, attributes):
         yield
 
 
 @contextmanager
-def consuming_batch(messages: Sequence[Traced], *, client: str, group: str | None) -> Iterator[None]:
+def consuming_batch(messages: Sequence[TracedMessage], *, client: str, group: str | None) -> Iterator[None]:
     topic = messages[0].topic
     attributes = _attributes("process", topic, client)
     attributes["messaging.batch.message_count"] = len(messages)
@@ -63,9 +63,9 @@ def publishing(
 ) -> Iterator[list[Header]]:
     attributes = _attributes("publish", topic, client)
     if key is not None:
-        attributes |= _key(key)
+        attributes |= _key_attributes(key)
     with _span(f"{topic} publish", SpanKind.PRODUCER, attributes):
-        yield _with_context(headers)
+        yield _headers_with_context(headers)
 
 
 # Spans
@@ -79,7 +79,7 @@ def _span(
     *,
     links: list[Link] | None = None,
 ) -> Iterator[None]:
-    tracer = trace.get_tracer(_NAME, __version__)
+    tracer = trace.get_tracer(_TRACER_NAME, __version__)
     with tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
         try:
             yield
@@ -89,44 +89,44 @@ def _span(
 
 
 @contextmanager
-def _inside(message: Traced) -> Iterator[None]:
+def _message_context(message: TracedMessage) -> Iterator[None]:
     """The trace of a message, and the baggage that it carries, in place of whatever went on before."""
-    token = context.attach(_context_of(message))
+    token = context.attach(_extract_context(message))
     try:
         yield
     finally:
         context.detach(token)
 
 
-def _context_of(message: Traced) -> context.Context:
-    return propagate.extract(message.headers, context=context.Context(), getter=_HEADERS_IN)
+def _extract_context(message: TracedMessage) -> context.Context:
+    return propagate.extract(message.headers, context=context.Context(), getter=_HEADER_GETTER)
 
 
 def _attributes(operation: str, topic: str, client: str) -> dict[str, str | int]:
     kind = {"process": "process", "publish": "send"}[operation]
-    told: dict[str, str | int] = {
+    result: dict[str, str | int] = {
         "messaging.system": "kafka",
         "messaging.operation.name": operation,
         "messaging.operation.type": kind,
         "messaging.destination.name": topic,
     }
-    return told | ({"messaging.client.id": client} if client else {})
+    return result | ({"messaging.client.id": client} if client else {})
 
 
-def _place(message: Traced) -> dict[str, str | int]:
-    told: dict[str, str | int] = {
+def _message_attributes(message: TracedMessage) -> dict[str, str | int]:
+    result: dict[str, str | int] = {
         "messaging.destination.partition.id": str(message.partition),
         "messaging.kafka.offset": message.offset,
         "messaging.message.id": message.id,
     }
     if message.key is not None:
-        told |= _key(message.key)
+        result |= _key_attributes(message.key)
     if message.value is None:
-        told["messaging.kafka.message.tombstone"] = True
-    return told
+        result["messaging.kafka.message.tombstone"] = True
+    return result
 
 
-def _key(key: bytes) -> dict[str, str | int]:
+def _key_attributes(key: bytes) -> dict[str, str | int]:
     """A key that is no text is nothing to look at."""
     try:
         return {"messaging.kafka.message.key": key.decode()[:_KEY_CHARACTERS_MAX]}
@@ -134,32 +134,32 @@ def _key(key: bytes) -> dict[str, str | int]:
         return {}
 
 
-def _link(message: Traced) -> Link | None:
-    producer = trace.get_current_span(_context_of(message)).get_span_context()
+def _link(message: TracedMessage) -> Link | None:
+    producer = trace.get_current_span(_extract_context(message)).get_span_context()
     return Link(producer) if producer.is_valid else None
 
 
 # Headers
 
 
-def _with_context(headers: list[Header]) -> list[Header]:
+def _headers_with_context(headers: list[Header]) -> list[Header]:
     """A caller that gives a trace context of its own has its reasons."""
     if any(name == TRACEPARENT for name, _ in headers):
         return headers
-    told = list(headers)
-    propagate.inject(told, setter=_HEADERS_OUT)
-    current = _current()
-    if current is None or any(name == TRACEPARENT for name, _ in told):
-        return outgoing(told, None)
+    result = list(headers)
+    propagate.inject(result, setter=_HEADER_SETTER)
+    current = _current_trace()
+    if current is None or any(name == TRACEPARENT for name, _ in result):
+        return inject_trace(result, None)
     # The application's propagators speak another language, and W3C's is spoken too.
-    return told + headers_of(current)
+    return result + trace_headers(current)
 
 
-def _current() -> Trace | None:
+def _current_trace() -> TraceContext | None:
     span = trace.get_current_span().get_span_context()
     if not span.is_valid:
         return None
-    return Trace(
+    return TraceContext(
         trace_id=f"{span.trace_id:032x}",
         span_id=f"{span.span_id:016x}",
         flags=span.trace_flags,
@@ -167,7 +167,7 @@ def _current() -> Trace | None:
     )
 
 
-class _In(Getter[list[Header]]):
+class _HeaderGetter(Getter[list[Header]]):
     def get(self, carrier: list[Header], key: str) -> list[str] | None:
         """The last of a name, but all states: those are parts of one list."""
         found = [value.decode("latin-1") for name, value in carrier if name == key and value is not None]
@@ -177,10 +177,10 @@ class _In(Getter[list[Header]]):
         return [name for name, _ in carrier]
 
 
-class _Out(Setter[list[Header]]):
+class _HeaderSetter(Setter[list[Header]]):
     def set(self, carrier: list[Header], key: str, value: str) -> None:
         carrier.append((key, value.encode()))
 
 
-_HEADERS_IN: Final = _In()
-_HEADERS_OUT: Final = _Out()
+_HEADER_GETTER: Final = _HeaderGetter()
+_HEADER_SETTER: Final = _HeaderSetter()

@@ -1,12 +1,70 @@
-"""How long to try, and how long to rest in between: the one backoff of the client side."""
+"""Durations, deadlines and backoff: how long a client tries, and how long it waits between attempts.
+
+Users write a duration as "250ms", "1s", "5m", "2h", "7d", a timedelta, or a number of seconds. `Backoff` is the one
+backoff of the client side.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
+from typing import Final
+
+__all__ = (
+    "UNITS_MS",
+    "Duration",
+    "DurationError",
+    "duration_s",
+)
+
+
+Duration = str | float | timedelta
+
+UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+#: A hundred years: what is longer is a slip of the pen, and would leave the range of timestamps.
+_DURATION_S_MAX: Final = 36_500 * 86_400.0
+_DURATION_TEXT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(ms|s|min|m|h|d)", re.ASCII)
+
+
+class DurationError(ValueError):
+    """No length of time; a sentence for whoever wrote it."""
+
+
+def duration_s(value: Duration) -> float:
+    """At least 0. Raises DurationError."""
+    length_s = _parse_duration_s(value)
+    if not 0 <= length_s <= _DURATION_S_MAX:  # false for what is no number, too
+        raise DurationError(f"{value!r} is no length of time: it is at least 0, and at most 36500d")
+    return length_s
+
+
+def _parse_duration_s(value: object) -> float:
+    match value:
+        case str():
+            return _parse_text_s(value)
+        case timedelta():
+            return value.total_seconds()
+        case bool():
+            pass
+        case int() | float():
+            return float(value) if abs(value) <= _DURATION_S_MAX else math.inf
+    raise DurationError(f'{value!r} is no length of time: write "250ms", "1s", "5m", "2h", "7d" or seconds')
+
+
+def _parse_text_s(text: str) -> float:
+    match = _DURATION_TEXT.fullmatch(text.strip())
+    if match is None:
+        raise DurationError(
+            f'{text!r} is no length of time: write a number and a unit, as in "250ms", "1s", "5m"'
+        )
+    return float(match[1]) * UNITS_MS[match[2]] / 1000
+
 
 Clock = Callable[[], float]
 

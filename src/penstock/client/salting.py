@@ -1,9 +1,9 @@
-"""Hot keys spread over partitions, on request: one key becomes several, told apart by a salt at its end.
+"""Salting: spreads a hot key over several partitions by appending a salt, so that one key becomes several.
 
-What it costs: records of one key are in order only within each of its salted keys, because those lie in different
-partitions; who needs the order of some of them together gives what they have in common as `of`. Consumers that
-work by key see several keys until they take the salt off, a compacted topic keeps one value for each salted key, and
-`buckets` bounds how many partitions a key is spread over: two salted keys may still meet in one.
+The price: records of one key keep their order only within each salted key, because the salted keys lie in different
+partitions. A caller who needs some records in order together passes what they have in common as `of`. A consumer that
+works by key sees several keys until it removes the salt, a compacted topic keeps one value for each salted key, and
+`buckets` is only an upper bound for the number of partitions: two salted keys may land in the same one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def salted(
 
     Raises ValueError where there is nothing to choose from.
     """
-    _check(buckets)
+    _check_buckets(buckets)
     if of is not None:
-        return _with(key, zlib.crc32(of) % buckets)
-    return _with(key, (chance or _CHANCE).randrange(buckets))
+        return _salted_key(key, zlib.crc32(of) % buckets)
+    return _salted_key(key, (chance or _RANDOM).randrange(buckets))
 
 
 def salted_keys(key: bytes, buckets: int) -> list[bytes]:
     """All that `salted` may answer, for who looks a key up. Raises ValueError."""
-    _check(buckets)
-    return [_with(key, bucket) for bucket in range(buckets)]
+    _check_buckets(buckets)
+    return [_salted_key(key, bucket) for bucket in range(buckets)]
 
 
 def unsalted(key: bytes) -> bytes:
@@ -42,13 +42,13 @@ def unsalted(key: bytes) -> bytes:
     return _SALT.sub(b"", key, count=1)
 
 
-_CHANCE: Final = random.Random()
+_RANDOM: Final = random.Random()
 
 
-def _with(key: bytes, bucket: int) -> bytes:
+def _salted_key(key: bytes, bucket: int) -> bytes:
     return b"%b%b%d" % (key, _SEPARATOR, bucket)
 
 
-def _check(buckets: int) -> None:
+def _check_buckets(buckets: int) -> None:
     if not 1 <= buckets <= BUCKETS_MAX:
         raise ValueError(f"a key is spread over 1 to {BUCKETS_MAX} buckets, not {buckets}")

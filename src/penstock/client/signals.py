@@ -1,4 +1,4 @@
-"""Ending by a signal: what a signal handler may do without a lock."""
+"""Stops a program on SIGTERM or SIGINT, with an event that a signal handler may set without taking a lock."""
 
 import queue
 import signal
@@ -44,7 +44,7 @@ class SignalEvent(threading.Event):
 
 
 @contextmanager
-def ended_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """SIGTERM and SIGINT call `stop` meanwhile; only in the main thread, which alone has signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield

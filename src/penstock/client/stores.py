@@ -1,4 +1,8 @@
-"""The store that a URL names, with its driver imported only now."""
+"""Dedupe stores for effectively-once: which messages a group has handled, for as long as they may come again.
+
+`open_store(url)` opens one and imports its driver only then. SQLite and PostgreSQL keep the ids in a table of the
+user's database, so that a result and its id can be one transaction. Redis keeps only ids.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,28 @@ import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from penstock.client.stores.base import DedupeStore, StoreError
-from penstock.client.stores.locating import Kind, Location, locate
+from penstock.client.databases.base import (
+    DatabaseKind,
+    DatabaseLocation,
+    DedupeStore,
+    StoreError,
+    StoreUnavailable,
+    Transaction,
+    TransactionSpoiled,
+    parse_database_url,
+    schema,
+)
 
-__all__ = ["open_store", "require_driver"]
+__all__ = (
+    "DedupeStore",
+    "StoreError",
+    "StoreUnavailable",
+    "Transaction",
+    "TransactionSpoiled",
+    "open_store",
+    "require_driver",
+    "schema",
+)
 
 
 def open_store(url: str, *, clock: Callable[[], float] = time.time) -> DedupeStore:
@@ -17,25 +39,25 @@ def open_store(url: str, *, clock: Callable[[], float] = time.time) -> DedupeSto
 
     Raises StoreUnavailable when nobody answers, StoreError for what cannot be.
     """
-    location = locate(url)
+    location = parse_database_url(url)
     match location.kind:
-        case Kind.SQLITE:
-            from penstock.client.stores.sqlite import SqliteStore
+        case DatabaseKind.SQLITE:
+            from penstock.client.databases.sqlite import SqliteStore
 
             return SqliteStore(location, clock)
-        case Kind.POSTGRESQL:
+        case DatabaseKind.POSTGRESQL:
             require_driver(location, "psycopg", "postgres")
-            from penstock.client.stores.postgres import PostgresStore
+            from penstock.client.databases.postgres import PostgresStore
 
             return PostgresStore(location)
-        case Kind.REDIS:
+        case DatabaseKind.REDIS:
             require_driver(location, "redis", "redis")
-            from penstock.client.stores.redis import RedisStore
+            from penstock.client.databases.redis import RedisStore
 
             return RedisStore(location)
 
 
-def require_driver(location: Location, package: str, extra: str) -> None:
+def require_driver(location: DatabaseLocation, package: str, extra: str) -> None:
     """Raises StoreError that says what to install."""
     if find_spec(package) is None:
         raise StoreError(f"{location.shown} needs the package {package}: pip install 'penstock[{extra}]'")

@@ -1,1 +1,1 @@
-"""Metadata records, the image built from them, and controller decisions. Pure: no I/O, no clock."""
+"""Metadata records, the cluster image that they build, and the controller's decisions. Pure: no I/O, no clock."""

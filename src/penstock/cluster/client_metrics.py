@@ -1,18 +1,23 @@
-"""Client metrics subscriptions (KIP-714): which clients are to push which metrics, and how often."""
+"""Client metrics subscriptions (KIP-714): which clients push which metrics, and how often."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from penstock.cluster.declaring import Declare
-from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, effective_setting
+from penstock.cluster.topic_settings import (
+    NO_LAYERS,
+    ConfigSource,
+    EffectiveSetting,
+    SettingFactory,
+    effective_setting,
+)
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.regex import InvalidExpression, compile_expression
-from penstock.protocol.settings import InvalidSetting, Setting, SettingType
+from penstock.protocol.regex import InvalidRegex, compile_regex
 
 ALL_METRICS: Final = "*"
 INTERVAL_MS_DEFAULT: Final = 300_000
 _INTERVAL_MS: Final = range(100, 3_600_001)
-#: What a client can be matched by.
+#: Properties that a subscription can match clients by.
 _SELECTORS: Final = frozenset(
     {
         "client_id",
@@ -24,24 +29,24 @@ _SELECTORS: Final = frozenset(
     }
 )
 
-_subscription = Declare({}, {})
+_setting = SettingFactory({}, {})
 
 CLIENT_METRICS_SETTINGS: Final[dict[str, Setting]] = {
     setting.name: setting
     for setting in (
-        _subscription(
+        _setting(
             "interval.ms",
             SettingType.INT,
             INTERVAL_MS_DEFAULT,
             "How often clients push, in milliseconds; from 100 to 3600000.",
         ),
-        _subscription(
+        _setting(
             "match",
             SettingType.LIST,
             (),
             "Which clients: SELECTOR=REGEX, comma separated, all of which must match; nothing matches every client.",
         ),
-        _subscription(
+        _setting(
             "metrics",
             SettingType.LIST,
             (),
@@ -51,36 +56,36 @@ CLIENT_METRICS_SETTINGS: Final[dict[str, Setting]] = {
 }
 
 
-class Subscription(NamedTuple):
+class ClientMetricsSubscription(NamedTuple):
     metrics: tuple[str, ...]
     interval_ms: int
-    #: Selectors and compiled expressions.
+    #: Pairs of a selector and a compiled regular expression.
     match: tuple[tuple[str, Any], ...]
 
     def is_for(self, client: Mapping[str, str]) -> bool:
-        """`client` maps each selector to what the client is."""
+        """Returns whether the client matches; `client` maps each selector to the client's value."""
         return all(pattern.fullmatch(client.get(selector, "")) for selector, pattern in self.match)
 
 
-def effective_client_metrics(own: Mapping[str, str]) -> dict[str, Effective]:
+def effective_client_metrics(own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
     return {
-        name: effective_setting(setting, own, NO_NODE, synonyms=(), own=ConfigSource.CLIENT_METRICS)
+        name: effective_setting(setting, own, NO_LAYERS, synonyms=(), own=ConfigSource.CLIENT_METRICS)
         for name, setting in CLIENT_METRICS_SETTINGS.items()
     }
 
 
-def subscription_of(own: Mapping[str, str]) -> Subscription:
-    """Of settings that were valid when they were stored."""
+def client_metrics_subscription(own: Mapping[str, str]) -> ClientMetricsSubscription:
+    """Raises ApiError for a `match` that this version does not accept; another version may have stored it."""
     value = {name: effective.value for name, effective in effective_client_metrics(own).items()}
     metrics, interval_ms, match = value["metrics"], value["interval.ms"], value["match"]
     assert isinstance(metrics, tuple)
     assert isinstance(interval_ms, int)
     assert isinstance(match, tuple)
-    return Subscription(metrics, interval_ms, _parsed_match(match))
+    return ClientMetricsSubscription(metrics, interval_ms, _parsed_match(match))
 
 
 def validate_client_metrics(own: Mapping[str, str]) -> None:
-    """Raises ApiError with the codes and words that Apache Kafka has for it."""
+    """Raises ApiError with the same error codes and messages as Apache Kafka."""
     for name, text in own.items():
         setting = CLIENT_METRICS_SETTINGS.get(name)
         if setting is None:
@@ -105,8 +110,8 @@ def _parsed_match(patterns: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
         selector, separator, pattern = (part.strip() for part in text.partition("="))
         try:
             if not separator or selector not in _SELECTORS:
-                raise InvalidExpression("no selector")
-            parsed.append((selector, compile_expression(pattern)))
-        except InvalidExpression:
+                raise InvalidRegex("no selector")
+            parsed.append((selector, compile_regex(pattern)))
+        except InvalidRegex:
             raise ApiError(ErrorCode.invalid_config, f"Illegal client matching pattern: {text}") from None
     return tuple(parsed)

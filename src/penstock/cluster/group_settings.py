@@ -1,26 +1,34 @@
-"""The settings of a group: Kafka's names, types and defaults, ours beside them, and the node settings behind them.
+"""The settings of a group: Kafka's names, types and defaults, Penstock's own, and the node settings behind them.
 
-A node's bounds hold for what is set while they are in force. What was stored under wider ones is not refused later;
-it is brought within the bounds where it is read.
+A node's bounds apply to a value when it is set. A value that was stored under wider bounds is not refused later; it is
+clamped to the bounds where it is read.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from penstock.cluster.declaring import Declare, NodeSynonym
-from penstock.cluster.effective import NO_NODE, ConfigSource, Effective, Layer, Synonym, effective_setting
-from penstock.cluster.names import is_internal, topic_name_flaw
+from penstock.cluster.topic_names import is_internal, topic_name_error
+from penstock.cluster.topic_settings import (
+    NO_LAYERS,
+    ConfigLayer,
+    ConfigSource,
+    ConfigSynonym,
+    EffectiveSetting,
+    NodeSynonym,
+    SettingFactory,
+    effective_setting,
+)
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
 _INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
 _STRING, _BOOLEAN = SettingType.STRING, SettingType.BOOLEAN
 
 #: Stands for the source topic in the name of a dead-letter topic.
-TOPIC_PLACE: Final = "{topic}"
+TOPIC_PLACEHOLDER: Final = "{topic}"
 _BY_DURATION: Final = "by_duration:"
-#: PnDTnHnMn.nS, of which any part may be missing but not all.
+#: PnDTnHnMn.nS; single parts may be missing, but not all of them.
 _ISO_DURATION = re.compile(
     r"P(?=[0-9T])(?:([0-9]{1,9})D)?(?:T(?=[0-9])(?:([0-9]{1,9})H)?(?:([0-9]{1,9})M)?(?:([0-9]{1,9})(?:\.([0-9]{1,9}))?S)?)?",
     re.IGNORECASE,
@@ -28,14 +36,14 @@ _ISO_DURATION = re.compile(
 
 
 class NodeBounds(NamedTuple):
-    """The node settings that say how low and how high a group's own value may be."""
+    """The node settings that hold the minimum and the maximum of a group's own value."""
 
     lowest: str | None
     highest: str
 
 
 def duration_ms(text: str) -> int | None:
-    """An ISO-8601 duration in days and below, or None where the text is no such thing."""
+    """Parses an ISO-8601 duration of days and smaller units; returns None for any other text."""
     match = _ISO_DURATION.fullmatch(text)
     if match is None:
         return None
@@ -49,20 +57,20 @@ def reset_duration_ms(value: str) -> int | None:
     return duration_ms(value.removeprefix(_BY_DURATION)) if value.startswith(_BY_DURATION) else None
 
 
-def _offset_reset_flaw(value: Value) -> str | None:
+def _offset_reset_flaw(value: SettingValue) -> str | None:
     assert isinstance(value, str)
     if value in ("earliest", "latest") or reset_duration_ms(value) is not None:
         return None
     return "must be earliest, latest or by_duration: and an ISO-8601 duration that is not negative (PnDTnHnMn.nS)"
 
 
-def _dead_letter_topic_flaw(value: Value) -> str | None:
+def _dead_letter_topic_flaw(value: SettingValue) -> str | None:
     assert isinstance(value, str)
     if is_internal(value):
         return f"'{value}' is an internal topic"
-    if value == TOPIC_PLACE:
+    if value == TOPIC_PLACEHOLDER:
         return "must not be the topic that they are from"
-    return topic_name_flaw(value.replace(TOPIC_PLACE, "topic")) if value else None
+    return topic_name_error(value.replace(TOPIC_PLACEHOLDER, "topic")) if value else None
 
 
 _CHECKS = {
@@ -70,7 +78,7 @@ _CHECKS = {
     "errors.deadletterqueue.topic.name": _dead_letter_topic_flaw,
 }
 
-#: Where a group gets what it does not set itself.
+#: The node settings that a group's unset values come from.
 GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "consumer.session.timeout.ms": (NodeSynonym("group.consumer.session.timeout.ms"),),
     "consumer.heartbeat.interval.ms": (NodeSynonym("group.consumer.heartbeat.interval.ms"),),
@@ -87,7 +95,7 @@ GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "share.partition.max.record.locks": (NodeSynonym("group.share.partition.max.record.locks"),),
 }
 
-_group = Declare(GROUP_SYNONYMS, _CHECKS)
+_group = SettingFactory(GROUP_SYNONYMS, _CHECKS)
 
 GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
     "consumer.session.timeout.ms": NodeBounds(
@@ -240,8 +248,8 @@ _DEAD_LETTERS = (
     _group(
         "errors.deadletterqueue.topic.name",
         _STRING,
-        f"{TOPIC_PLACE}.dlq",
-        f"Where records go that the group gives up or rejects; {TOPIC_PLACE} stands for the topic they are from. "
+        f"{TOPIC_PLACEHOLDER}.dlq",
+        f"Where records go that the group gives up or rejects; {TOPIC_PLACEHOLDER} stands for the topic they are from. "
         "Empty keeps none, which is Apache Kafka's default.",
     ),
     _group(
@@ -274,23 +282,27 @@ GROUP_SETTINGS: Final[dict[str, Setting]] = {
 
 
 def effective_group_values(
-    overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE
-) -> dict[str, Effective]:
+    overrides: Mapping[str, str], node: tuple[ConfigLayer, ...] = NO_LAYERS
+) -> dict[str, EffectiveSetting]:
     """Every setting of a group. `node` is the node's layers, strongest first."""
-    return {name: _effective(setting, overrides, node) for name, setting in GROUP_SETTINGS.items()}
+    return {
+        name: _effective_group_setting(setting, overrides, node) for name, setting in GROUP_SETTINGS.items()
+    }
 
 
-def _effective(setting: Setting, overrides: Mapping[str, str], node: tuple[Layer, ...]) -> Effective:
+def _effective_group_setting(
+    setting: Setting, overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]
+) -> EffectiveSetting:
     synonyms = GROUP_SYNONYMS.get(setting.name, ())
     effective = effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.GROUP)
     if synonyms:
         return effective
-    default = Synonym(setting.name, setting.text(setting.default), ConfigSource.DEFAULT)
+    default = ConfigSynonym(setting.name, setting.text(setting.default), ConfigSource.DEFAULT)
     return effective._replace(synonyms=(*effective.synonyms, default))
 
 
-def validate_group_settings(overrides: Mapping[str, str], node: tuple[Layer, ...] = NO_NODE) -> None:
-    """All of a group's own settings together. Raises INVALID_CONFIG."""
+def validate_group_settings(overrides: Mapping[str, str], node: tuple[ConfigLayer, ...] = NO_LAYERS) -> None:
+    """Checks all of a group's own settings together. Raises INVALID_CONFIG."""
     for name, text in overrides.items():
         setting = GROUP_SETTINGS.get(name)
         if setting is None:
@@ -303,7 +315,7 @@ def validate_group_settings(overrides: Mapping[str, str], node: tuple[Layer, ...
     _refuse_contradictions(effective_group_values(overrides, node))
 
 
-def within_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> Value:
+def clamp_to_bounds(name: str, value: SettingValue, node: tuple[ConfigLayer, ...]) -> SettingValue:
     bounds = GROUP_BOUNDS.get(name)
     if bounds is None:
         return value
@@ -313,8 +325,8 @@ def within_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> Value:
     return value if highest is None else min(value, highest)
 
 
-def _refuse_beyond_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> None:
-    held = within_bounds(name, value, node)
+def _refuse_beyond_bounds(name: str, value: SettingValue, node: tuple[ConfigLayer, ...]) -> None:
+    held = clamp_to_bounds(name, value, node)
     if held != value:
         assert isinstance(value, int)
         assert isinstance(held, int)
@@ -327,15 +339,15 @@ def _refuse_beyond_bounds(name: str, value: Value, node: tuple[Layer, ...]) -> N
         raise ApiError(ErrorCode.invalid_config, f"{name} must be {how} ({held})")
 
 
-def _bound(name: str | None, node: tuple[Layer, ...]) -> int | None:
-    """None where there is no bound."""
+def _bound(name: str | None, node: tuple[ConfigLayer, ...]) -> int | None:
+    """Returns None if there is no bound."""
     if name is None:
         return None
     text = next((layer.values[name] for layer in node if name in layer.values), None)
     return None if text is None else int(text)
 
 
-def _refuse_contradictions(values: Mapping[str, Effective]) -> None:
+def _refuse_contradictions(values: Mapping[str, EffectiveSetting]) -> None:
     for protocol in ("consumer", "streams", "share"):
         session, heartbeat = f"{protocol}.session.timeout.ms", f"{protocol}.heartbeat.interval.ms"
         session_ms, heartbeat_ms = values[session].value, values[heartbeat].value

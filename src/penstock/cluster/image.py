@@ -1,36 +1,174 @@
-"""The cluster as its metadata records tell it. Replaying records is the only way it changes."""
+"""The cluster image: the state of the cluster as its metadata records describe it.
 
-from collections.abc import Callable, Iterable
+Replaying records is the only way in which an image changes. The module defines the values that an image is made of, the
+image, and the delta: what a run of records changed, which is all that a broker has to look at after it has replayed
+them. `diff_images` computes the delta between two images, for a node that has to move from one to the other without the
+records between them.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.cluster import records as kinds
-from penstock.cluster.delta import DeltaNotes, ImageDelta
-from penstock.cluster.names import collision_key
-from penstock.cluster.state import (
-    BrokerState,
-    ConfigResource,
-    Endpoint,
-    PartitionState,
-    ResourceType,
-    TopicState,
-)
-from penstock.cluster.tenants import TenantState
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster import metadata_records as kinds
+from penstock.cluster.metadata_records import NO_LEADER, MetadataRecord
+from penstock.cluster.security_image import SecurityImage
+from penstock.cluster.topic_names import collision_key
 
 if TYPE_CHECKING:
-    from penstock.cluster import seldom_records as seldom
+    from penstock.cluster import rare_records as seldom
+
+
+class ResourceType(IntEnum):
+    """The kind of resource that a configuration belongs to, numbered as in DescribeConfigs."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigResource(NamedTuple):
+    """A broker named "" stands for all brokers."""
+
+    type: int
+    name: str
+
+
+class Endpoint(NamedTuple):
+    """The address of a broker's listener."""
+
+    host: str
+    port: int
+    security_protocol: int = 0
+
+
+class PartitionState(NamedTuple):
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    directories: tuple[UUID | None, ...]
+    removing_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+    #: The leader was elected uncleanly and has not yet recovered.
+    leader_recovering: bool = False
+
+    @property
+    def has_leader(self) -> bool:
+        return self.leader != NO_LEADER
+
+
+class TopicState(NamedTuple):
+    """Only replay changes `partitions`, before readers see it; partition numbers run from 0 without gaps."""
+
+    name: str
+    id: UUID
+    partitions: dict[int, PartitionState]
+
+
+class BrokerState(NamedTuple):
+    id: int
+    epoch: int
+    incarnation: UUID
+    endpoints: Mapping[str, Endpoint]  # by listener name
+    features: Mapping[str, tuple[int, int]]
+    rack: str | None
+    fenced: bool
+    in_controlled_shutdown: bool
+    log_dirs: tuple[UUID, ...]
+
+    @property
+    def rack_or_host(self) -> str:
+        """The failure domain: the rack, or without a rack all nodes of one host."""
+        if self.rack is not None:
+            return self.rack
+        return next((f"host {endpoint.host}" for endpoint in self.endpoints.values()), "")
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the broker may lead and may be in an ISR."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class ImageDelta(NamedTuple):
+    """What a run of records changed.
+
+    A topic that is created and deleted within the run is in neither list. A topic that is re-created under its old name
+    is in both, so readers handle deletions first.
+    """
+
+    topics_deleted: tuple[TopicState, ...] = ()  # their last states
+    topics_created: tuple[TopicState, ...] = ()
+    partitions_changed: tuple[TopicPartition, ...] = ()  # including new ones; all exist in the image
+    configs_changed: tuple[ConfigResource, ...] = ()
+    brokers_changed: tuple[int, ...] = ()
+    features_changed: bool = False
+
+    def __bool__(self) -> bool:
+        return self != _EMPTY_DELTA
+
+
+class DeltaBuilder:
+    """Collects an ImageDelta while records are replayed. Dictionaries keep the order and drop duplicates."""
+
+    __slots__ = ("brokers", "configs", "created", "deleted", "features_changed", "partitions")
+
+    def __init__(self) -> None:
+        self.created: dict[UUID, TopicState] = {}
+        self.deleted: dict[UUID, TopicState] = {}
+        self.partitions: dict[tuple[UUID, int], TopicPartition] = {}
+        self.configs: dict[ConfigResource, None] = {}
+        self.brokers: dict[int, None] = {}
+        self.features_changed = False
+
+    def topic_created(self, topic: TopicState) -> None:
+        self.created[topic.id] = topic
+
+    def topic_deleted(self, topic: TopicState) -> None:
+        if self.created.pop(topic.id, None) is None:
+            self.deleted[topic.id] = topic
+        for index in topic.partitions:
+            self.partitions.pop((topic.id, index), None)
+        self.configs.pop(ConfigResource(ResourceType.TOPIC, topic.name), None)
+
+    def partition_changed(self, topic: TopicState, index: int) -> None:
+        self.partitions[topic.id, index] = TopicPartition(topic.name, index)
+
+    def finish(self) -> ImageDelta:
+        return ImageDelta(
+            topics_deleted=tuple(self.deleted.values()),
+            topics_created=tuple(self.created.values()),
+            partitions_changed=tuple(self.partitions.values()),
+            configs_changed=tuple(self.configs),
+            brokers_changed=tuple(self.brokers),
+            features_changed=self.features_changed,
+        )
+
+
+_EMPTY_DELTA = ImageDelta()
+
 
 #: BeginTransactionRecord, EndTransactionRecord, AbortTransactionRecord.
 _TRANSACTION_KEYS: Final = frozenset({23, 24, 25})
 
-#: What readers see; two images with the same are equal.
+#: What readers see, and what equality compares.
 _CONTENTS: Final = ("topics", "brokers", "configs", "features", "next_producer_id", "tenants")
 
 
 class ClusterImage:
-    """Readers take what they need from its attributes, at any time, and change nothing."""
+    """Readers may read its attributes at any time, and must not change them."""
 
     __slots__ = (
         "_collisions",
@@ -53,10 +191,10 @@ class ClusterImage:
         self.configs: dict[ConfigResource, dict[str, str]] = {}
         self.features: dict[str, int] = {}
         self.next_producer_id = 0
-        self.tenants = TenantState()
+        self.tenants = SecurityImage()
         self._collisions: dict[str, frozenset[str]] = {}
-        self._own_topics: set[UUID] = set()  # the others are shared with the image this was forked from
-        self._notes = DeltaNotes()
+        self._own_topics: set[UUID] = set()  # the others are shared with the image that this was forked from
+        self._notes = DeltaBuilder()
         self._transaction: list[MetadataRecord] | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -72,7 +210,7 @@ class ClusterImage:
     # --- reading ---
 
     def config(self, resource_type: ResourceType, name: str) -> dict[str, str]:
-        """What has been set for a resource; empty when nothing has."""
+        """Returns what has been set for a resource; empty if nothing has."""
         return self.configs.get(ConfigResource(resource_type, name), {})
 
     def partition(self, topic: str, index: int) -> PartitionState | None:
@@ -80,7 +218,7 @@ class ClusterImage:
         return None if found is None else found.partitions.get(index)
 
     def colliding_topic(self, name: str) -> str | None:
-        """An existing topic whose name differs from this one only in '.' and '_'."""
+        """Returns an existing topic whose name differs from this one only in '.' and '_'."""
         return min(self._collisions.get(collision_key(name), frozenset()) - {name}, default=None)
 
     def active_brokers(self) -> list[BrokerState]:
@@ -93,7 +231,7 @@ class ClusterImage:
     # --- changing ---
 
     def fork(self) -> "ClusterImage":
-        """A copy to replay into while readers still see this one; a topic is copied when it changes."""
+        """Returns a copy to replay into while readers still use this image; a topic is copied when it changes."""
         image = ClusterImage()
         image.topics, image.topics_by_id = dict(self.topics), dict(self.topics_by_id)
         image.brokers, image.configs = dict(self.brokers), dict(self.configs)
@@ -104,18 +242,18 @@ class ClusterImage:
         return image
 
     def apply(self, records: Iterable[MetadataRecord]) -> ImageDelta:
-        """Replay records and tell what they changed."""
-        self._notes = notes = DeltaNotes()
+        """Replays the records and returns what they changed."""
+        self._notes = notes = DeltaBuilder()
         for record in records:
             self.replay(record)
         return notes.finish()
 
     def replay(self, record: MetadataRecord) -> None:
-        """The one way in. A record that contradicts the image is a bug in what wrote it."""
+        """The only way to change the image. A record that contradicts the image is a bug in its writer."""
         if self._transaction is not None and record.__api_key__ not in _TRANSACTION_KEYS:
             self._transaction.append(record)
             return
-        handler = _REPLAY.get(type(record)) or _replay_seldom().get(type(record))
+        handler = _REPLAY.get(type(record)) or _replay_rare().get(type(record))
         if handler is not None:
             handler(self, record)
         else:
@@ -249,7 +387,7 @@ class ClusterImage:
     # --- checking ---
 
     def check_invariants(self) -> None:
-        """What must hold after every record batch. For tests and simulations."""
+        """Checks what must hold after every record batch. For tests and simulations."""
         assert {topic.name: topic for topic in self.topics_by_id.values()} == self.topics
         for topic in self.topics.values():
             assert sorted(topic.partitions) == list(range(len(topic.partitions))), topic
@@ -279,7 +417,7 @@ def _new_partition(record: kinds.PartitionRecord) -> PartitionState:
 
 
 def changed_partition(old: PartitionState, record: kinds.PartitionChangeRecord) -> PartitionState:
-    """What a change leaves of a partition: a reply is made from it before the record is replayed."""
+    """Returns the partition after the change. A reply is built from it before the record is replayed."""
     new_leader = record.leader != kinds.NO_LEADER_CHANGE
     return PartitionState(
         replicas=_or(record.replicas, old.replicas),
@@ -299,7 +437,7 @@ def changed_partition(old: PartitionState, record: kinds.PartitionChangeRecord) 
 
 
 def next_leader_epoch(old: PartitionState, record: kinds.PartitionChangeRecord) -> int:
-    """Naming a leader starts an epoch even when it is the same one: that is how a restart is told."""
+    """A record that names a leader starts an epoch, even for the same leader: a restarted leader needs a new one."""
     return old.leader_epoch + (record.leader != kinds.NO_LEADER_CHANGE)
 
 
@@ -337,8 +475,8 @@ _REPLAY: dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]] = {
 
 
 @cache
-def _replay_seldom() -> dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]]:
-    from penstock.cluster import seldom_records as seldom
+def _replay_rare() -> dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]]:
+    from penstock.cluster import rare_records as seldom
 
     return {
         seldom.BeginTransactionRecord: ClusterImage._begin_transaction,
@@ -350,3 +488,37 @@ def _replay_seldom() -> dict[type[MetadataRecord], Callable[[ClusterImage, Any],
         seldom.BrokerRegistrationChangeRecord: ClusterImage._broker_registration_change,
         seldom.NoOpRecord: ClusterImage._no_op,
     }
+
+
+Key = TypeVar("Key")
+
+
+def diff_images(old: ClusterImage, new: ClusterImage) -> ImageDelta:
+    """Returns the delta that replaying the records between the two images would give."""
+    return ImageDelta(
+        topics_deleted=tuple(topic for id, topic in old.topics_by_id.items() if id not in new.topics_by_id),
+        topics_created=tuple(topic for id, topic in new.topics_by_id.items() if id not in old.topics_by_id),
+        partitions_changed=tuple(_partitions_changed(old, new)),
+        configs_changed=_changed_keys(old.configs, new.configs),
+        brokers_changed=_changed_keys(old.brokers, new.brokers),
+        features_changed=old.features != new.features,
+    )
+
+
+def _partitions_changed(old: ClusterImage, new: ClusterImage) -> list[TopicPartition]:
+    changed = []
+    for id, topic in new.topics_by_id.items():
+        before = old.topics_by_id.get(id)
+        if before is topic:
+            continue
+        known = before.partitions if before is not None else {}
+        changed += [
+            TopicPartition(topic.name, index)
+            for index, state in topic.partitions.items()
+            if known.get(index) != state
+        ]
+    return changed
+
+
+def _changed_keys(old: Mapping[Key, object], new: Mapping[Key, object]) -> tuple[Key, ...]:
+    return tuple(key for key in {**old, **new} if old.get(key) != new.get(key))

@@ -1,28 +1,27 @@
-"""An image as the records that make it again: what a snapshot of the metadata log holds."""
+"""The records that rebuild an image: the content of a snapshot of the metadata log."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import (
+from penstock.cluster.image import BrokerState, ClusterImage, PartitionState, ResourceType, TopicState
+from penstock.cluster.metadata_records import (
     BrokerEndpoint,
     BrokerFeature,
     ConfigRecord,
     FeatureLevelRecord,
+    MetadataRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     TopicRecord,
 )
-from penstock.cluster.state import BrokerState, PartitionState, ResourceType, TopicState
-from penstock.cluster.wire import MetadataRecord
 
-#: Records of one batch, so that no batch grows with the cluster.
+#: Records in one batch, so that batches do not grow with the cluster.
 RECORDS_MAX: Final = 500
 
 
 def snapshot_records(image: ClusterImage) -> Iterator[list[MetadataRecord]]:
-    """Batches that, replayed into a new image, make an equal one. The image must not change meanwhile."""
+    """Yields batches that rebuild an equal image when replayed into a new one. The image must not change meanwhile."""
     assert not image.in_transaction, "half a metadata transaction has no snapshot"
     batch: list[MetadataRecord] = []
     for record in _records(image):
@@ -44,7 +43,7 @@ def _records(image: ClusterImage) -> Iterator[MetadataRecord]:
             yield from _configs(resource.type, resource.name, values)
     for topic in image.topics.values():
         yield TopicRecord(name=topic.name, topic_id=topic.id)
-        # Before the partitions, so that whoever opens these knows their settings.
+        # Before the partitions, so that a broker that opens them knows their settings.
         yield from _configs(ResourceType.TOPIC, topic.name, image.config(ResourceType.TOPIC, topic.name))
         yield from (_partition(topic, index, partition) for index, partition in topic.partitions.items())
     if image.next_producer_id:

@@ -1,21 +1,58 @@
-# ruff: noqa: RUF009 - wire() is dataclasses.field()
-"""Kafka's metadata records: topics, partitions, brokers, settings. The newest version's layout of each.
+"""Kafka's metadata records of topics, partitions, brokers and settings, and how they are encoded.
 
-kio has no schemas for these, so they are declared once, on its serializers. An all-zero UUID is None. Records that
-a start seldom meets are in `seldom_records` and `tenant_records`, because every class costs half a millisecond.
+kio has no schemas for these records, so they are declared here once, on kio's serializers, in the layout of the newest
+version of each. An all-zero UUID is None. An encoded record is the frame version, the record's key and its version as
+unsigned varints, then the message. Records that are rarely read at start-up are in `rare_records`, because every record
+class adds half a millisecond to the start-up time.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+import io
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from penstock.cluster.wire import MetadataRecord, Struct, wire
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.serial.readers import read_unsigned_varint
+from kio.serial.writers import write_unsigned_varint
 
-#: The leader of a partition that has none.
+
+class MetadataRecord:
+    """The attributes that kio requires of a record; all records are flexible from their first version."""
+
+    __slots__ = ()
+    __api_key__: ClassVar[int]
+    __version__: ClassVar[int] = 0
+    #: The oldest version with the same layout, tagged fields aside.
+    __readable_from__: ClassVar[int] = 0
+    __flexible__: ClassVar[bool] = True
+
+
+class Struct:
+    """A structure inside a record."""
+
+    __slots__ = ()
+    __version__: ClassVar[int] = 0
+    __flexible__: ClassVar[bool] = True
+
+
+def wire(kafka_type: str, *, default: object = MISSING, tag: int | None = None) -> Any:
+    """Returns a dataclass field with its wire type; a tagged field is written only if it is not its default."""
+    assert tag is None or default is not MISSING
+    metadata = {"kafka_type": kafka_type} if tag is None else {"kafka_type": kafka_type, "tag": tag}
+    return field(default=default, metadata=metadata)
+
+
+# ruff: noqa: RUF009 - wire() is dataclasses.field()
+
+
+#: The leader id of a partition without a leader.
 NO_LEADER: Final = -1
-#: A PartitionChangeRecord with this leader leaves the leader and its epoch alone.
+#: A PartitionChangeRecord with this leader keeps the leader and its epoch.
 NO_LEADER_CHANGE: Final = -2
-#: A replica whose broker has not yet said which of its directories holds it.
+#: The directory of a replica whose broker has not yet reported which of its directories holds it.
 UNASSIGNED_DIRECTORY: Final = UUID(int=1)
 
 
@@ -91,7 +128,7 @@ class ConfigRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionChangeRecord(MetadataRecord):
-    """What is absent (None, NO_LEADER_CHANGE, -1) stays as it was."""
+    """Absent fields (None, NO_LEADER_CHANGE, -1) keep their values."""
 
     __api_key__: ClassVar[int] = 5
     __version__: ClassVar[int] = 2
@@ -146,3 +183,70 @@ RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
         ProducerIdsRecord,
     )
 }
+
+
+FRAME_VERSION: Final = 1
+
+
+class UnreadableRecord(Exception):
+    """A metadata record that this version cannot read. Without it the image would be wrong."""
+
+
+def encode_record(record: MetadataRecord) -> bytes:
+    buffer = io.BytesIO()
+    write_unsigned_varint(buffer, FRAME_VERSION)
+    write_unsigned_varint(buffer, record.__api_key__)
+    write_unsigned_varint(buffer, record.__version__)
+    entity_writer(type(record))(buffer, record)
+    return buffer.getvalue()
+
+
+def encode_records(records: Iterable[MetadataRecord]) -> list[bytes]:
+    """Returns the values of the log records, in order; metadata records have no key."""
+    return [encode_record(record) for record in records]
+
+
+def decode_record(data: bytes) -> MetadataRecord:
+    """Raises UnreadableRecord."""
+    try:
+        return _decode(data)
+    except SerialError as error:
+        raise UnreadableRecord(f"metadata record is cut short or damaged: {error}") from error
+    except KeyError as error:
+        # kio's reader cannot skip an unknown tagged field.
+        raise UnreadableRecord(f"metadata record is of a newer kind: {error}") from error
+
+
+def _decode(data: bytes) -> MetadataRecord:
+    frame_version, position = read_unsigned_varint(data, 0)
+    if frame_version != FRAME_VERSION:
+        raise UnreadableRecord(f"metadata record has frame version {frame_version}, expected {FRAME_VERSION}")
+    key, size = read_unsigned_varint(data, position)
+    position += size
+    version, size = read_unsigned_varint(data, position)
+    position += size
+    record_type = _record_type(key)
+    if not record_type.__readable_from__ <= version <= record_type.__version__:
+        raise UnreadableRecord(
+            f"{record_type.__name__} has version {version}, readable are "
+            f"{record_type.__readable_from__} to {record_type.__version__}"
+        )
+    record: MetadataRecord
+    record, size = entity_reader(record_type)(data, position)
+    if position + size != len(data):
+        raise UnreadableRecord(f"{len(data) - position - size} bytes after {record_type.__name__}")
+    return record
+
+
+def _record_type(key: int) -> type[MetadataRecord]:
+    found = RECORD_TYPES.get(key) or _rare_record_types().get(key)
+    if found is None:
+        raise UnreadableRecord(f"metadata record has unknown key {key}")
+    return found
+
+
+@cache
+def _rare_record_types() -> dict[int, type[MetadataRecord]]:
+    from penstock.cluster.rare_records import RARE_RECORD_TYPES, SECURITY_RECORD_TYPES
+
+    return RARE_RECORD_TYPES | SECURITY_RECORD_TYPES

@@ -1,14 +1,90 @@
-# ruff: noqa: RUF009 - wire() is dataclasses.field()
-"""Kafka's metadata records about tenants (quotas, access rules, credentials) and controllers.
+"""Kafka's metadata records that a small cluster rarely writes; the module is imported when the first one is needed.
 
-Apart from the others because few clusters have any: they are loaded when the first one is met.
+They are about broker fencing, metadata transactions and no-ops, about security (SCRAM credentials, quotas, ACLs), and
+about controllers.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
 from uuid import UUID
 
-from penstock.cluster.wire import MetadataRecord, Struct, wire
+from penstock.cluster.metadata_records import MetadataRecord, Struct, wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnregisterBrokerRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 1
+    broker_id: int = wire("int32")
+    broker_epoch: int = wire("int64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceBrokerRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 7
+    id: int = wire("int32")
+    epoch: int = wire("int64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfenceBrokerRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 8
+    id: int = wire("int32")
+    epoch: int = wire("int64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRegistrationChangeRecord(MetadataRecord):
+    """`fenced`: -1 unfences, 0 leaves it, 1 fences. `in_controlled_shutdown`: 1 enters it."""
+
+    __api_key__: ClassVar[int] = 17
+    __version__: ClassVar[int] = 2
+    broker_id: int = wire("int32")
+    broker_epoch: int = wire("int64")
+    fenced: int = wire("int8", default=0, tag=0)
+    in_controlled_shutdown: int = wire("int8", default=0, tag=1)
+    log_dirs: tuple[UUID, ...] = wire("uuid", default=(), tag=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOpRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTransactionRecord(MetadataRecord):
+    """The records that follow take effect at the EndTransactionRecord, or not at all."""
+
+    __api_key__: ClassVar[int] = 23
+    name: str | None = wire("string", default=None, tag=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortTransactionRecord(MetadataRecord):
+    __api_key__: ClassVar[int] = 25
+    reason: str | None = wire("string", default=None, tag=0)
+
+
+RARE_RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
+    record.__api_key__: record
+    for record in (
+        UnregisterBrokerRecord,
+        FenceBrokerRecord,
+        UnfenceBrokerRecord,
+        BrokerRegistrationChangeRecord,
+        NoOpRecord,
+        BeginTransactionRecord,
+        EndTransactionRecord,
+        AbortTransactionRecord,
+    )
+}
+
+
+# ruff: noqa: RUF009 - wire() is dataclasses.field()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +107,7 @@ class RemoveUserScramCredentialRecord(MetadataRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaEntity(Struct):
-    """A name of None is the default of its type."""
+    """A name of None stands for the default entity of its type."""
 
     entity_type: str = wire("string")
     entity_name: str | None = wire("string")
@@ -90,7 +166,7 @@ class RegisterControllerRecord(MetadataRecord):
     features: tuple[ControllerFeature, ...] = ()
 
 
-TENANT_RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
+SECURITY_RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
     record.__api_key__: record
     for record in (
         UserScramCredentialRecord,

@@ -1,7 +1,8 @@
-"""A plan that spreads replicas and leaders evenly over brokers and racks, with as few moves as it takes.
+"""A plan that spreads replicas and leaders evenly over brokers and racks, with as few moves as possible.
 
-Replicas leave brokers that go, then racks that have two of a partition, then brokers that have more than others.
-Leaders are spread last, by putting another replica first: that moves no data. The same input gives the same plan.
+Replicas first leave brokers that are removed, then racks that hold two replicas of a partition, then brokers that hold
+more than others. Leaders are spread last, by putting another replica first, which moves no data. The same
+input gives the same plan.
 """
 
 from collections import Counter, deque
@@ -11,14 +12,14 @@ from typing import NamedTuple
 Replicas = tuple[int, ...]
 
 
-class BrokerPlace(NamedTuple):
-    """A broker that may hold replicas; what shares a rack fails together."""
+class BrokerRack(NamedTuple):
+    """A broker that may hold replicas. Brokers of one rack fail together."""
 
     id: int
     rack: str
 
 
-class PartitionPlace(NamedTuple):
+class PartitionReplicas(NamedTuple):
     topic: str
     partition: int
     replicas: Replicas
@@ -26,7 +27,7 @@ class PartitionPlace(NamedTuple):
     size_bytes: int = 0
 
 
-class Move(NamedTuple):
+class PartitionMove(NamedTuple):
     """`moved_bytes` is 0 when only the preferred leader changes."""
 
     topic: str
@@ -44,11 +45,13 @@ class BrokerLoad(NamedTuple):
     size_bytes: int
 
 
-class RebalancePlan(NamedTuple):
-    """`before` counts the leaders there are, `after` those there will be once each partition has its preferred
-    one. Brokers that go are in both."""
+class ReassignmentPlan(NamedTuple):
+    """`before` counts the current leaders, `after` the leaders once each partition has its preferred one.
 
-    moves: tuple[Move, ...]
+    Both include the brokers that are removed.
+    """
+
+    moves: tuple[PartitionMove, ...]
     before: tuple[BrokerLoad, ...]
     after: tuple[BrokerLoad, ...]
 
@@ -58,46 +61,48 @@ class RebalancePlan(NamedTuple):
 
 
 class ImpossiblePlan(Exception):
-    """Fewer brokers would be left than a partition has replicas."""
+    """Fewer brokers would remain than a partition has replicas."""
 
 
-def plan_rebalance(
-    partitions: Sequence[PartitionPlace],
-    brokers: Sequence[BrokerPlace],
+def plan_reassignment(
+    partitions: Sequence[PartitionReplicas],
+    brokers: Sequence[BrokerRack],
     *,
     remove: Collection[int] = (),
     replication_factor: int | None = None,
-) -> RebalancePlan:
-    """`brokers` are all that are there; new ones are simply those without replicas. What is on a broker that is
-    not among them, or in `remove`, goes elsewhere. `replication_factor` gives every partition as many replicas.
-    Raises ImpossiblePlan."""
+) -> ReassignmentPlan:
+    """`brokers` are all existing brokers, also new ones without replicas.
+
+    Replicas on a broker in `remove`, or on one not in `brokers`, move elsewhere. `replication_factor` sets the number
+    of replicas of every partition. Raises ImpossiblePlan.
+    """
     staying = [broker for broker in sorted(brokers) if broker.id not in remove]
     largest = replication_factor or max((len(partition.replicas) for partition in partitions), default=0)
     if largest > len(staying):
         raise ImpossiblePlan(f"{largest} replicas need {largest} brokers, {len(staying)} would be left")
-    board = _Board(sorted(partitions), staying)
+    builder = _PlanBuilder(sorted(partitions), staying)
     if replication_factor is not None:
-        board.shrink_to(replication_factor)
-    board.leave_brokers()
+        builder.shrink_to(replication_factor)
+    builder.leave_brokers()
     if replication_factor is not None:
-        board.grow_to(replication_factor)
-    board.leave_racks()
-    board.level()
-    board.spread_leaders()
-    now = [partition.replicas for partition in board.partitions]
-    leaders = [partition.leader for partition in board.partitions]
-    wanted = [tuple(replicas) for replicas in board.replicas]
-    return RebalancePlan(
-        tuple(_moves(board.partitions, wanted)),
-        _loads(board.partitions, brokers, now, leaders),
-        _loads(board.partitions, brokers, wanted, [replicas[0] for replicas in wanted]),
+        builder.grow_to(replication_factor)
+    builder.leave_racks()
+    builder.level()
+    builder.spread_leaders()
+    now = [partition.replicas for partition in builder.partitions]
+    leaders = [partition.leader for partition in builder.partitions]
+    wanted = [tuple(replicas) for replicas in builder.replicas]
+    return ReassignmentPlan(
+        tuple(_moves(builder.partitions, wanted)),
+        _loads(builder.partitions, brokers, now, leaders),
+        _loads(builder.partitions, brokers, wanted, [replicas[0] for replicas in wanted]),
     )
 
 
-class _Board:
-    """The plan while it is made: partitions by number, each with its replicas in order."""
+class _PlanBuilder:
+    """The plan while it is built: partitions by number, each with its replicas in order."""
 
-    def __init__(self, partitions: list[PartitionPlace], brokers: list[BrokerPlace]) -> None:
+    def __init__(self, partitions: list[PartitionReplicas], brokers: list[BrokerRack]) -> None:
         self.partitions = partitions
         self.replicas = [list(partition.replicas) for partition in partitions]
         self._rack = {broker.id: broker.rack for broker in brokers}
@@ -107,12 +112,12 @@ class _Board:
             for broker in replicas:
                 self._take(number, broker)
 
-    # --- another number of replicas ---
+    # --- a different number of replicas ---
 
     def shrink_to(self, replication_factor: int) -> None:
         for number, replicas in enumerate(self.replicas):
             while len(replicas) > replication_factor:
-                self._drop(number, max(replicas, key=lambda broker: self._dispensability(number, broker)))
+                self._drop(number, max(replicas, key=lambda broker: self._removal_rank(number, broker)))
 
     def grow_to(self, replication_factor: int) -> None:
         for number, replicas in enumerate(self.replicas):
@@ -120,15 +125,15 @@ class _Board:
                 replicas.append(newcomer := self._best_for(number))
                 self._take(number, newcomer)
 
-    def _dispensability(self, number: int, broker: int) -> tuple[bool, bool, int, tuple[int, int, int]]:
-        """First what is on a broker that goes, then anything but the leader, then what shares a rack."""
+    def _removal_rank(self, number: int, broker: int) -> tuple[bool, bool, int, tuple[int, int, int]]:
+        """Ranks replicas on removed brokers highest, then any but the leader, then those that share a rack."""
         crowd = self._racks_of(number)[self._rack.get(broker, "")]
         return broker not in self._rack, broker != self.partitions[number].leader, crowd, self._load(broker)
 
     # --- the three reasons to move a replica ---
 
     def leave_brokers(self) -> None:
-        """Large partitions first: they choose while there is most room."""
+        """Moves large partitions first, while there is the most room."""
         order = sorted(range(len(self.partitions)), key=lambda n: -self.partitions[n].size_bytes)
         for number in order:
             for broker in [b for b in self.replicas[number] if b not in self._rack]:
@@ -149,7 +154,7 @@ class _Board:
         return min(free, key=lambda broker: (racks[self._rack[broker]], *self._load(broker)))
 
     def _rack_move(self, number: int) -> tuple[int, int] | None:
-        """From a rack that has two more of the partition than another rack, which has a broker without it."""
+        """Moves from a rack with at least two more replicas of the partition than the target's rack."""
         racks = self._racks_of(number)
         target = self._best_for(number) if len(self.replicas[number]) < len(self._rack) else None
         if target is None:
@@ -176,7 +181,7 @@ class _Board:
         return left == entered or racks[entered] < racks[left]
 
     def _cost(self, number: int, source: int, target: int) -> tuple[bool, bool, int, int]:
-        """First what is on its way anyway or comes home; then what brings the two closest in bytes."""
+        """Prefers a replica that moves anyway or returns to its old broker, then the closest sizes of both brokers."""
         original = self.partitions[number].replicas
         gap = self._bytes[source] - self._bytes[target] - 2 * self.partitions[number].size_bytes
         return source in original, target not in original, abs(gap), number
@@ -191,17 +196,17 @@ class _Board:
                 replicas.insert(0, broker)
 
     def _path_to_fewer_leaders(self) -> list[tuple[int, int]] | None:
-        """From a broker that leads most to one that leads at least two less, each step handing one partition on."""
+        """From a broker that leads the most to one that leads at least two fewer; each step passes on one partition."""
         led: dict[int, list[int]] = {broker: [] for broker in self._rack}
         for number, replicas in enumerate(self.replicas):
             led[replicas[0]].append(number)
         for start in sorted(led, key=lambda broker: (-len(led[broker]), broker)):
-            path = self._hand_on(start, led)
+            path = self._path_from(start, led)
             if path is not None:
                 return path
         return None
 
-    def _hand_on(self, start: int, led: dict[int, list[int]]) -> list[tuple[int, int]] | None:
+    def _path_from(self, start: int, led: dict[int, list[int]]) -> list[tuple[int, int]] | None:
         paths: dict[int, list[tuple[int, int]]] = {start: []}
         waiting = deque([start])
         while waiting:
@@ -242,11 +247,11 @@ class _Board:
         self._bytes[broker] -= self.partitions[number].size_bytes
 
 
-def _moves(partitions: Sequence[PartitionPlace], wanted: Sequence[Replicas]) -> Iterator[Move]:
+def _moves(partitions: Sequence[PartitionReplicas], wanted: Sequence[Replicas]) -> Iterator[PartitionMove]:
     for partition, after in zip(partitions, wanted, strict=True):
         if after != partition.replicas:
             newcomers = len(set(after) - set(partition.replicas))
-            yield Move(
+            yield PartitionMove(
                 partition.topic,
                 partition.partition,
                 partition.replicas,
@@ -256,8 +261,8 @@ def _moves(partitions: Sequence[PartitionPlace], wanted: Sequence[Replicas]) -> 
 
 
 def _loads(
-    partitions: Sequence[PartitionPlace],
-    brokers: Sequence[BrokerPlace],
+    partitions: Sequence[PartitionReplicas],
+    brokers: Sequence[BrokerRack],
     replicas: Sequence[Replicas],
     leaders: Sequence[int],
 ) -> tuple[BrokerLoad, ...]:

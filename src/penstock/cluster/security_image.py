@@ -1,13 +1,13 @@
-"""The part of the image about tenants (quotas, access rules, credentials) and registered controllers."""
+"""The part of the cluster image about security (quotas, ACLs, SCRAM credentials) and about registered controllers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.metadata_records import MetadataRecord
 
 if TYPE_CHECKING:
-    from penstock.cluster.tenant_records import (
+    from penstock.cluster.rare_records import (
         AccessControlEntryRecord,
         ClientQuotaRecord,
         RegisterControllerRecord,
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 QuotaKey = tuple[tuple[str, str | None], ...]
 
 
-class TenantState:
+class SecurityImage:
     __slots__ = ("acls", "controllers", "credentials", "quotas")
 
     def __init__(self) -> None:
@@ -27,21 +27,21 @@ class TenantState:
         self.quotas: dict[QuotaKey, dict[str, float]] = {}
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, TenantState):
+        if not isinstance(other, SecurityImage):
             return NotImplemented
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def fork(self) -> "TenantState":
-        state = TenantState()
+    def fork(self) -> "SecurityImage":
+        state = SecurityImage()
         state.acls, state.controllers = dict(self.acls), dict(self.controllers)
         state.credentials = dict(self.credentials)
         state.quotas = {key: dict(limits) for key, limits in self.quotas.items()}
         return state
 
     def replay(self, record: MetadataRecord) -> None:
-        from penstock.cluster import tenant_records as kinds
+        from penstock.cluster import rare_records as kinds
 
         match record:
             case kinds.AccessControlEntryRecord():
@@ -60,7 +60,7 @@ class TenantState:
                 raise AssertionError(f"no rule to replay {record!r}")
 
     def records(self) -> Iterator[MetadataRecord]:
-        """What makes this state again."""
+        """Yields the records that rebuild this state."""
         yield from self.controllers.values()
         yield from self.credentials.values()
         yield from self.acls.values()
@@ -68,7 +68,7 @@ class TenantState:
             yield from self._quota_records()
 
     def _quota_records(self) -> "Iterator[ClientQuotaRecord]":
-        from penstock.cluster.tenant_records import ClientQuotaRecord, QuotaEntity
+        from penstock.cluster.rare_records import ClientQuotaRecord, QuotaEntity
 
         for key, limits in self.quotas.items():
             entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in key)

@@ -1,10 +1,64 @@
-"""The settings of a topic: Kafka's names, types, bounds and defaults, and the node settings behind them."""
+"""The settings of a topic: Kafka's names, types, bounds and defaults, and the node settings behind them.
+
+The effective value of a setting is the one in the strongest layer that sets it; the values in the weaker layers are its
+synonyms. Group settings and client metrics subscriptions are declared and resolved in the same way. Leaders and the
+controller must agree on what a topic's settings promise (min.insync.replicas, penstock.flush,
+unclean.leader.election.enable), so both read them with the functions at the end of this module.
+"""
 
 import re
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
 
-from penstock.cluster.declaring import Declare, NodeSynonym
-from penstock.protocol.settings import Setting, SettingType, Value
+from penstock.cluster.image import PartitionState
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+class NodeSynonym(NamedTuple):
+    """A node setting that gives another setting its default; `factor` converts its unit."""
+
+    name: str
+    factor: int = 1
+
+
+class SettingFactory:
+    """Creates settings; each gets its synonym and its check by its name."""
+
+    __slots__ = ("_checks", "_synonyms")
+
+    def __init__(
+        self,
+        synonyms: Mapping[str, tuple[NodeSynonym, ...]],
+        checks: Mapping[str, Callable[[SettingValue], str | None]],
+    ) -> None:
+        self._synonyms = synonyms
+        self._checks = checks
+
+    def __call__(
+        self,
+        name: str,
+        kind: SettingType,
+        default: SettingValue,
+        doc: str,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        choices: tuple[str, ...] | None = None,
+    ) -> Setting:
+        synonyms = self._synonyms.get(name)
+        return Setting(
+            name=name,
+            type=kind,
+            default=default,
+            doc=doc,
+            at_least=at_least,
+            at_most=at_most,
+            choices=choices,
+            check=self._checks.get(name),
+            synonym=synonyms[0].name if synonyms else None,
+        )
+
 
 _INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
 _STRING, _LIST, _BOOLEAN = SettingType.STRING, SettingType.LIST, SettingType.BOOLEAN
@@ -17,7 +71,7 @@ FOLLOWER_THROTTLED: Final = "follower.replication.throttled.replicas"
 _THROTTLED = re.compile(r"\d+:\d+")
 
 
-def _throttled_replicas_flaw(value: Value) -> str | None:
+def _throttled_replicas_flaw(value: SettingValue) -> str | None:
     if value in (("*",), ("none",)):
         return None
     assert isinstance(value, tuple)
@@ -26,7 +80,7 @@ def _throttled_replicas_flaw(value: Value) -> str | None:
     return "must be '*', 'none' or a list of [partitionId]:[brokerId]"
 
 
-def _gzip_level_flaw(value: Value) -> str | None:
+def _gzip_level_flaw(value: SettingValue) -> str | None:
     return None if value == -1 or value != 0 else "must be -1 or from 1 to 9"
 
 
@@ -36,7 +90,7 @@ _CHECKS = {
     FOLLOWER_THROTTLED: _throttled_replicas_flaw,
 }
 
-#: In the order they are looked at; the first that is set counts.
+#: The node settings behind each topic setting, in order; the first one that is set applies.
 NODE_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "cleanup.policy": (NodeSynonym("log.cleanup.policy"),),
     "compression.type": (NodeSynonym("compression.type"),),
@@ -77,7 +131,7 @@ NODE_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
     "penstock.flush.interval.ms": (NodeSynonym("penstock.flush.interval.ms"),),
 }
 
-_topic = Declare(NODE_SYNONYMS, _CHECKS)
+_topic = SettingFactory(NODE_SYNONYMS, _CHECKS)
 
 _SEGMENTS = (
     _topic("segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
@@ -228,3 +282,198 @@ TOPIC_SETTINGS: Final[dict[str, Setting]] = {
     for section in (_SEGMENTS, _RETENTION, _MESSAGES, _SCHEDULE, _DURABILITY)
     for setting in section
 }
+
+
+class ConfigSource(IntEnum):
+    """Numbered as DescribeConfigs reports them."""
+
+    UNKNOWN = 0
+    TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    DYNAMIC_BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
+    GROUP = 8
+
+
+class ConfigLayer(NamedTuple):
+    """Some settings as text, all from one source."""
+
+    source: ConfigSource
+    values: Mapping[str, str]
+
+
+class ConfigSynonym(NamedTuple):
+    name: str
+    text: str | None
+    source: ConfigSource
+
+
+class EffectiveSetting(NamedTuple):
+    setting: Setting
+    value: SettingValue
+    source: ConfigSource
+    synonyms: tuple[ConfigSynonym, ...]  # the first one applies
+
+    @property
+    def text(self) -> str | None:
+        return self.setting.text(self.value)
+
+
+#: For a node that sets nothing: topics use their own defaults.
+NO_LAYERS: Final[tuple[ConfigLayer, ...]] = ()
+
+
+def effective_topic_settings(
+    overrides: Mapping[str, str], node: Iterable[ConfigLayer] = NO_LAYERS
+) -> dict[str, EffectiveSetting]:
+    """Returns every topic setting. `node` is the node's layers, strongest first."""
+    layers = tuple(node)
+    return {
+        name: _effective_topic_setting(setting, overrides, layers) for name, setting in TOPIC_SETTINGS.items()
+    }
+
+
+def effective_setting(
+    setting: Setting,
+    overrides: Mapping[str, str],
+    node: tuple[ConfigLayer, ...],
+    *,
+    synonyms: tuple[NodeSynonym, ...],
+    own: ConfigSource,
+) -> EffectiveSetting:
+    """Returns one setting of any resource: `overrides` are the resource's own values, which come from `own`."""
+    behind = tuple(_node_synonyms(synonyms, node))
+    if (text := overrides.get(setting.name)) is not None:
+        try:
+            value = setting.parse(text)
+        except InvalidSetting:
+            pass  # stored by another version; ignored
+        else:
+            mine = ConfigSynonym(setting.name, setting.text(value), own)
+            return EffectiveSetting(setting, value, own, (mine, *(synonym for synonym, _ in behind)))
+    for rank, (strongest, factor) in enumerate(behind):
+        assert strongest.text is not None
+        try:
+            value = _in_unit(setting.parse(strongest.text), factor)
+        except InvalidSetting:
+            # Older versions accepted node values that no topic can have; a stored one is ignored.
+            continue
+        return EffectiveSetting(
+            setting, value, strongest.source, tuple(synonym for synonym, _ in behind[rank:])
+        )
+    return EffectiveSetting(setting, setting.default, ConfigSource.DEFAULT, ())
+
+
+def effective_topic_setting(
+    name: str, overrides: Mapping[str, str], node: Iterable[ConfigLayer] = NO_LAYERS
+) -> EffectiveSetting:
+    return _effective_topic_setting(TOPIC_SETTINGS[name], overrides, tuple(node))
+
+
+def validate_topic_settings(overrides: Mapping[str, str], node: Iterable[ConfigLayer] = NO_LAYERS) -> None:
+    """Checks all of a topic's own settings together. Raises INVALID_CONFIG."""
+    for name, text in overrides.items():
+        setting = TOPIC_SETTINGS.get(name)
+        if setting is None:
+            raise ApiError(ErrorCode.invalid_config, f"Unknown topic config name: {name}")
+        try:
+            setting.parse(text)
+        except InvalidSetting as error:
+            raise ApiError(ErrorCode.invalid_config, str(error)) from None
+    _refuse_contradictions(overrides, tuple(node))
+
+
+def validate_topic_defaults(values: Mapping[str, str]) -> None:
+    """Checks the node settings that topics fall back on. Raises InvalidSetting."""
+    for name, synonyms in NODE_SYNONYMS.items():
+        for synonym in synonyms:
+            if (text := values.get(synonym.name)) is not None:
+                TOPIC_SETTINGS[name].parse(text)
+
+
+def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]) -> None:
+    low, high = "min.compaction.lag.ms", "max.compaction.lag.ms"
+    least, most = (
+        _effective_topic_setting(TOPIC_SETTINGS[name], overrides, node).value for name in (low, high)
+    )
+    assert isinstance(least, int)
+    assert isinstance(most, int)
+    # Broker defaults that contradict each other are no reason to refuse every topic.
+    if least > most and overrides.keys() & {low, high}:
+        raise ApiError(
+            ErrorCode.invalid_config, f"conflict topic config setting {low} ({least}) > {high} ({most})"
+        )
+    if _effective_topic_setting(TOPIC_SETTINGS["remote.storage.enable"], overrides, node).value:
+        raise ApiError(
+            ErrorCode.invalid_config,
+            "Tiered Storage functionality is disabled in the broker. "
+            "Topic cannot be configured with remote log storage.",
+        )
+
+
+def _effective_topic_setting(
+    setting: Setting, overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]
+) -> EffectiveSetting:
+    synonyms = NODE_SYNONYMS.get(setting.name, ())
+    return effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.TOPIC)
+
+
+def _node_synonyms(
+    names: tuple[NodeSynonym, ...], node: tuple[ConfigLayer, ...]
+) -> Iterable[tuple[ConfigSynonym, int]]:
+    for layer in node:
+        for name, factor in names:
+            if (text := layer.values.get(name)) is not None:
+                yield ConfigSynonym(name, text, layer.source), factor
+
+
+def _in_unit(value: SettingValue, factor: int) -> SettingValue:
+    # -1 means unlimited in every unit.
+    return value * factor if factor != 1 and isinstance(value, int) and value > 0 else value
+
+
+MIN_ISR: Final = "min.insync.replicas"
+FLUSH_POLICY: Final = "penstock.flush"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+
+
+class TopicGuarantees(NamedTuple):
+    isr_min: int
+    #: A replica acknowledges only what it has synced, so an unclean stop loses no acknowledged record.
+    syncs_before_ack: bool
+    unclean_allowed: bool
+
+
+def topic_guarantees(
+    overrides: Mapping[str, str], node: Iterable[ConfigLayer] = NO_LAYERS
+) -> TopicGuarantees:
+    layers = tuple(node)
+    isr_min, flush, unclean = (
+        effective_topic_setting(name, overrides, layers).value
+        for name in (MIN_ISR, FLUSH_POLICY, UNCLEAN_ELECTION)
+    )
+    assert isinstance(isr_min, int)
+    return TopicGuarantees(isr_min, flush == "ack", bool(unclean))
+
+
+def effective_isr_min(isr_min: int, partition: PartitionState) -> int:
+    """Caps the minimum at the number of replicas, without those that a reassignment is still adding."""
+    return max(
+        capped_isr_min(isr_min, len(partition.replicas), len(partition.adding_replicas)), isr_floor(partition)
+    )
+
+
+def isr_floor(partition: PartitionState) -> int:
+    """Returns a minimum above the size of the ISR while there are eligible leader replicas.
+
+    They may be elected because the high watermark does not advance without them. So it must not, even if this node's
+    own file sets a lower min.insync.replicas than the controller's file.
+    """
+    return len(partition.isr) + 1 if partition.elr else 1
+
+
+def capped_isr_min(isr_min: int, replicas: int, adding: int) -> int:
+    return max(1, min(isr_min, replicas - adding))

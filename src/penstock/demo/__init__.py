@@ -1,5 +1,6 @@
-"""A small but whole story on one machine, `penstock demo`: orders that flow, fail, are mended, counted and kept.
+"""`penstock demo`: a small but complete example on one machine.
 
-A shop publishes orders, a plain group bills them, Spark cleans, sums up and archives them, and dead letters are
-replayed once their cause is gone. Broker and Spark are processes of their own, the rest are threads of this one.
+Orders flow, fail, are repaired, counted and archived. A shop publishes orders, a plain consumer group bills them, Spark
+cleans, sums up and archives them, and dead letters are replayed once their cause is gone. The broker and Spark run in
+their own processes, the rest in threads of this process.
 """

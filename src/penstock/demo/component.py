@@ -1,4 +1,4 @@
-"""A part of the demo: works in a thread of its own until told to stop, and its trouble is shown, never raised."""
+"""A component of the demo: it works in its own thread until it is stopped. Its errors are shown, never raised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final
 
 from penstock.client.errors import ClientError
 
-#: Before a part that failed tries again.
-PAUSE_S: Final = 2.0
+#: The pause before a failed component tries again.
+RETRY_PAUSE_S: Final = 2.0
 
 
-class Part(ABC):
+class Component(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
-        #: What keeps it from working at present.
+        #: Why the component does not work at present.
         self.trouble: str | None = None
         self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -28,34 +28,34 @@ class Part(ABC):
         self.stopping.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether it has ended."""
+        """Returns whether the thread has ended."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     @abstractmethod
     def work(self) -> None:
-        """Until `stopping` is set. What it raises is shown, and it is called again after a pause."""
+        """Runs until `stopping` is set. If it raises, the error is shown and `work` is called again after a pause."""
 
     def _live(self) -> None:
         while not self.stopping.is_set():
             try:
                 self.work()
             except Exception as error:
-                self.trouble = sentence(error)
+                self.trouble = error_message(error)
                 if not is_expected(error):
                     logging.getLogger("penstock.demo").exception("%s", self.name)
-            self.stopping.wait(PAUSE_S)
+            self.stopping.wait(RETRY_PAUSE_S)
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether it is about the world, and no mistake of ours."""
+    """Whether the error comes from the environment, and is not a bug in penstock."""
     from confluent_kafka import KafkaException
 
     return isinstance(error, (ClientError, KafkaException, OSError))
 
 
-def sentence(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     cause: Any = error.args[0] if error.args else None
     if hasattr(cause, "str"):  # a KafkaError inside its exception
         return str(cause.str())
@@ -63,7 +63,7 @@ def sentence(error: Exception) -> str:
 
 
 def client_settings(bootstrap: str, name: str) -> dict[str, object]:
-    """For librdkafka, which would write to the terminal where nobody asked it to."""
+    """Settings for librdkafka, with a logger that keeps it from writing to the terminal."""
     quiet = logging.getLogger("penstock.demo.librdkafka")
     quiet.propagate = False
     if not quiet.handlers:

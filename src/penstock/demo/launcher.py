@@ -1,4 +1,9 @@
-"""Everything put together: started in the order in which it is needed, shown, and stopped the other way round."""
+"""Starts the components of the demo in the order in which they are needed, shows them, and stops them in reverse.
+
+Two components stand for people who repair things. One enters a missing price and has those orders replayed. The other
+opens a closed road and replays to shipping the parcels that became dead letters because of it, as
+`penstock dlq replay parcels.dlq --to group --error RoadClosed` does by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +18,147 @@ from random import Random
 from types import FrameType
 from typing import Final
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
-from penstock.client.settings import ConnectionSettings
 from penstock.client.signals import SignalEvent
-from penstock.client.topics import NewTopic, ensure_topic
-from penstock.demo.billing import Billing
-from penstock.demo.broker import Broker
-from penstock.demo.children import Child
-from penstock.demo.journal import Journal
-from penstock.demo.lags import Lags
-from penstock.demo.lines import Lines, block
-from penstock.demo.names import CLEAN, GROUPS, ORDERS, PARCELS, PARTITIONS, REVENUE, Folders
-from penstock.demo.parcels import Roads
-from penstock.demo.parts import Part
-from penstock.demo.prices import PriceList
-from penstock.demo.reopening import Reopening
-from penstock.demo.repairs import Repairs
-from penstock.demo.scene import Scene
-from penstock.demo.shipping import Shipping
-from penstock.demo.shop import Shop
-from penstock.demo.spark_child import HOW_TO_GET, Spark, missing
-from penstock.demo.story import Cast, Story
-from penstock.demo.tally import Tally
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.demo.component import Component
+from penstock.demo.names import (
+    CLEAN,
+    GROUPS,
+    ORDERS,
+    PARCEL_DEAD_LETTERS,
+    PARCELS,
+    PARCELS_REPLAYED,
+    PARTITIONS,
+    REPLAYED,
+    REVENUE,
+    SHIPPING,
+    Folders,
+)
+from penstock.demo.processes import (
+    INSTALL_HINT,
+    REPLAY_COMMAND,
+    BrokerProcess,
+    ChildProcess,
+    SparkProcess,
+    missing_packages,
+)
+from penstock.demo.scene import EventLog, GroupLags, Scene, TopicCounter
+from penstock.demo.shop import PriceList, Shop
+from penstock.demo.story import Components, Story
+from penstock.demo.subscribers import Billing, RoadClosed, Roads, Shipping
+from penstock.demo.view import LineOutput, summary_lines
+
+#: A road is opened when this many parcels wait and this much time has passed since the last time.
+_PARCELS_MIN: Final = 5
+_ROAD_PAUSE_S: Final = 12.0
+_ROAD_POLL_S: Final = 0.5
+
+
+class RoadRepair(Component):
+    def __init__(
+        self,
+        bootstrap: str,
+        tally: TopicCounter,
+        roads: Roads,
+        journal: EventLog,
+        *,
+        pause_s: float = _ROAD_PAUSE_S,
+    ) -> None:
+        super().__init__("roads")
+        self._settings = ConnectionSettings.parse({"bootstrap.servers": bootstrap})
+        self._tally = tally
+        self._roads = roads
+        self._journal = journal
+        self._pause_s = pause_s
+
+    @property
+    def waiting(self) -> int:
+        """Parcels that became dead letters because of a closed road and are not replayed yet."""
+        return self._tally.errors[RoadClosed.__name__] - self._tally.records[PARCELS_REPLAYED]
+
+    def work(self) -> None:
+        rested_from = time.monotonic()
+        while not self.stopping.wait(_ROAD_POLL_S):
+            is_time = time.monotonic() - rested_from >= self._pause_s
+            if is_time and self._tally.is_current and self.waiting >= _PARCELS_MIN:
+                district = self._roads.open()
+                count = self._replay()
+                self._journal.say(
+                    f"the road to district {district} is open: {count} parcels go to shipping again"
+                )
+                rested_from, self.trouble = time.monotonic(), None
+
+    def _replay(self) -> int:
+        """Replays only to the group whose dead letters they are, not to other readers of parcels. Returns how many."""
+        from penstock.client.deadletters.dead_letter import DeadLetterFilter
+        from penstock.client.deadletters.replay import Replay, ReplayRequest, plan_replay
+        from penstock.client.deadletters.writer import ReplayDestination, ReplayTarget
+        from penstock.spark.replay.lock import SparkReplayLock
+
+        with Cluster(self._settings) as cluster:
+            request = ReplayRequest(
+                topic=cluster.await_topic(PARCEL_DEAD_LETTERS),
+                id=f"demo-{time.time_ns()}",
+                wanted=DeadLetterFilter(errors=(RoadClosed.__name__,), groups=(SHIPPING,)),
+                destination=ReplayDestination(target=ReplayTarget.GROUP),
+            )
+            replay = Replay(cluster, request, plan_replay(cluster, request), should_stop=self.stopping.is_set)
+            return replay.run(SparkReplayLock(cluster, PARCEL_DEAD_LETTERS)).replayed
+
+
+#: The class of the errors that adding a price repairs.
+REPAIRABLE_ERROR: Final = "NoPrice"
+#: A price is added when this many orders wait and this much time has passed since the last time.
+_ORDERS_MIN: Final = 5
+_PRICE_PAUSE_S: Final = 20.0
+_PRICE_POLL_S: Final = 1.0
+
+
+class PriceRepair(Component):
+    def __init__(
+        self, tally: TopicCounter, spark: SparkProcess, prices: PriceList, journal: EventLog
+    ) -> None:
+        super().__init__("repairs")
+        self._tally = tally
+        self._spark = spark
+        self._prices = prices
+        self._journal = journal
+
+    @property
+    def waiting(self) -> int:
+        """Dead letters that a price repairs and that are not replayed yet."""
+        return self._tally.errors[REPAIRABLE_ERROR] - self._tally.records[REPLAYED]
+
+    def work(self) -> None:
+        rested_from = time.monotonic()
+        while not self.stopping.wait(_PRICE_POLL_S):
+            told = self._spark.told
+            is_time = time.monotonic() - rested_from >= _PRICE_PAUSE_S
+            if told.is_replaying or not told.is_up:
+                rested_from = time.monotonic()
+            elif is_time and self._tally.is_current and self.waiting >= _ORDERS_MIN:
+                product = self._prices.add_special()
+                self._journal.say(f"{product} has a price now, its dead letters go back to the topic")
+                self._spark.tell(REPLAY_COMMAND)
+                rested_from = time.monotonic()
+
 
 _REFRESH_S: Final = 0.5
 _BROKER_START_S: Final = 30.0
-#: Queries end between two batches, and batches are short; a broker has little to finish.
-_PART_STOP_S: Final = 10.0
+#: Queries stop between two batches, and batches are short; a broker has little work to finish.
+_COMPONENT_STOP_S: Final = 10.0
 _SPARK_STOP_S: Final = 60.0
 _BROKER_STOP_S: Final = 30.0
-#: A second signal within this time is the first one by another way: `make` and the terminal send one each.
-_IMPATIENT_AFTER_S: Final = 0.5
+#: A second signal within this time is a duplicate of the first: `make` and the terminal send one each.
+_SECOND_SIGNAL_AFTER_S: Final = 0.5
 _TOPICS: Final = {ORDERS: PARTITIONS, CLEAN: PARTITIONS, REVENUE: 1, PARCELS: PARTITIONS}
 
 
 class DemoFailed(ClientError):
-    """It could not begin; says why, and what may help."""
+    """The demo could not start; says why, and what may help."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -63,24 +172,24 @@ class DemoSettings:
     http: str | None
     orders_per_s: float
     with_spark: bool
-    #: Draw a screen; else write lines, so often.
+    #: Draw a screen; otherwise write lines, at this interval.
     on_screen: bool
     lines_every_s: float
 
 
-class House:
+class Demo:
     def __init__(self, settings: DemoSettings) -> None:
         self._settings = settings
         self._folders = Folders(root=settings.data)
-        self._journal = Journal()
+        self._journal = EventLog()
         self._stop = SignalEvent()
         self._stopped_at = 0.0
-        self._broker = Broker(self._folders, listen=settings.listen, http=settings.http)
-        self._spark: Spark | None = None
-        self._parts: list[Part] = []
+        self._broker = BrokerProcess(self._folders, listen=settings.listen, http=settings.http)
+        self._spark: SparkProcess | None = None
+        self._parts: list[Component] = []
 
     def run(self) -> int:
-        """Until told to stop; 0 if all of it ended well. Raises DemoFailed."""
+        """Runs until a signal; returns 0 if broker and Spark ended well. Raises DemoFailed."""
         try:
             self._folders.make()
         except OSError as error:
@@ -93,16 +202,16 @@ class House:
                 self._end()
         return 1 if any(part.trouble for part in (self._broker, self._spark) if part is not None) else 0
 
-    # -- coming --------------------------------------------------------------------------------------
+    # -- starting ------------------------------------------------------------------------------------
 
     def _begin(self) -> Story | None:
-        """None where somebody wants it to end before it has begun."""
+        """None if a signal asks to stop before the demo has started."""
         self._broker.start()
         self._broker.decided.wait(_BROKER_START_S)
         if self._stop.is_set():
             return None
         if self._broker.address is None:
-            raise DemoFailed(_why_not(self._broker), "--listen and --http name other addresses")
+            raise DemoFailed(_start_error(self._broker), "--listen and --http name other addresses")
         self._journal.say(f"the broker is up on {self._broker.address}")
         _make_topics(self._broker.address)
         cast = self._cast(self._broker.address)
@@ -110,17 +219,17 @@ class House:
             part.start()
         return Story(cast, self._journal, data=str(self._settings.data))
 
-    def _cast(self, address: str) -> Cast:
+    def _cast(self, address: str) -> Components:
         prices = PriceList(self._folders.prices)
         shop = Shop(address, prices, per_s=self._settings.orders_per_s, chance=Random())
-        billing, tally, roads = Billing(address), Tally(address), Roads()
-        shipping, lags = Shipping(address, roads), Lags(address, tuple(GROUPS.values()))
-        reopening = Reopening(address, tally, roads, self._journal)
+        billing, tally, roads = Billing(address), TopicCounter(address), Roads()
+        shipping, lags = Shipping(address, roads), GroupLags(address, tuple(GROUPS.values()))
+        reopening = RoadRepair(address, tally, roads, self._journal)
         self._parts = [shop, billing, shipping, tally, lags, reopening]
         if self._wants_spark():
-            self._spark = Spark(address, self._folders, self._journal)
-            self._parts += [self._spark, Repairs(tally, self._spark, prices, self._journal)]
-        return Cast(
+            self._spark = SparkProcess(address, self._folders, self._journal)
+            self._parts += [self._spark, PriceRepair(tally, self._spark, prices, self._journal)]
+        return Components(
             broker=self._broker,
             shop=shop,
             billing=billing,
@@ -131,12 +240,12 @@ class House:
         )
 
     def _wants_spark(self) -> bool:
-        absent = missing()
+        absent = missing_packages()
         if absent and self._settings.with_spark:
-            self._journal.say(f"no pipelines: {' and '.join(absent)} missing here ({HOW_TO_GET})")
+            self._journal.say(f"no pipelines: {' and '.join(absent)} missing here ({INSTALL_HINT})")
         return self._settings.with_spark and not absent
 
-    # -- staying -------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------
 
     def _play(self, story: Story | None) -> None:
         if story is None:
@@ -149,15 +258,15 @@ class House:
     def _play_on_screen(self, story: Story) -> None:
         from rich.console import Console
 
-        from penstock.demo.screen import Screen
+        from penstock.demo.view import Screen
 
         with Screen(Console()) as screen:
             self._loop(story, screen.show)
-        for line in block(story.scene()):
-            _write(line)
+        for line in summary_lines(story.scene()):
+            _print_line(line)
 
     def _play_in_lines(self, story: Story) -> None:
-        lines = Lines(self._journal, _write, every_s=self._settings.lines_every_s)
+        lines = LineOutput(self._journal, _print_line, every_s=self._settings.lines_every_s)
         self._loop(story, lines.show)
         lines.show(story.scene())
 
@@ -167,13 +276,13 @@ class House:
             show(story.scene())
             self._stop.wait(_REFRESH_S)
 
-    # -- going ---------------------------------------------------------------------------------------
+    # -- stopping ------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if not self._stop.is_set():
             self._stopped_at = now
-        elif now - self._stopped_at > _IMPATIENT_AFTER_S:
+        elif now - self._stopped_at > _SECOND_SIGNAL_AFTER_S:
             self._kill_all()
         self._stop.set()
 
@@ -183,27 +292,29 @@ class House:
                 child.kill()
 
     def _end(self) -> None:
-        """Who writes ends first, and the broker last."""
+        """Stops the components first and the broker last, because they write to it."""
         self._stop.set()
         if self._parts:
-            _write("stopping; Spark ends between two batches" if self._spark else "stopping")
+            _print_line("stopping; Spark ends between two batches" if self._spark else "stopping")
         for part in self._parts:
             part.stop()
         for part in self._parts:
-            _see_off(part, _SPARK_STOP_S if part is self._spark else _PART_STOP_S)
+            _await_end(part, _SPARK_STOP_S if part is self._spark else _COMPONENT_STOP_S)
         self._broker.stop()
-        _see_off(self._broker, _BROKER_STOP_S)
+        _await_end(self._broker, _BROKER_STOP_S)
 
 
-def _see_off(part: Part, patience_s: float) -> None:
-    if not part.join(patience_s) and isinstance(part, Child):
-        _write(f"{part.name} is not stopped within {patience_s:g} s, killing it; the next start recovers")
+def _await_end(part: Component, patience_s: float) -> None:
+    if not part.join(patience_s) and isinstance(part, ChildProcess):
+        _print_line(
+            f"{part.name} is not stopped within {patience_s:g} s, killing it; the next start recovers"
+        )
         part.kill()
-        part.join(_PART_STOP_S)
+        part.join(_COMPONENT_STOP_S)
 
 
-def _why_not(broker: Broker) -> str:
-    """What the broker itself has said of it, or the end of that."""
+def _start_error(broker: BrokerProcess) -> str:
+    """The error line that the broker printed, or the last lines of its output."""
     lines = [line.strip() for line in broker.last_lines() if line.strip()]
     told = next((line for line in lines if line.startswith("error:")), "; ".join(lines[-2:]))
     return f"the broker did not start: {told.removeprefix('error:').strip() or f'see {broker.log}'}"
@@ -217,7 +328,7 @@ def _make_topics(address: str) -> None:
 
 
 def _log_applications(path: Path) -> None:
-    """What they tell of single messages is no news for the screen."""
+    """Writes the applications' log to a file: messages about single records are not for the screen."""
     logger = logging.getLogger("penstock.client")
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -225,7 +336,7 @@ def _log_applications(path: Path) -> None:
     logger.propagate = False
 
 
-def _write(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of the demo call each other by: topics, groups, and folders."""
+"""The topics, groups, pipelines and folders of the demo."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.client.letters import dead_letter_topic, original_topic, replayed_topic, retry_level
-from penstock.spark.pipelines.declaration import group_of
+from penstock.client.deadletters.headers import dead_letter_topic, original_topic, replayed_topic, retry_level
+from penstock.spark.pipelines.declaration import pipeline_group
 
 ORDERS: Final = "orders"
 CLEAN: Final = "orders.clean"
 REVENUE: Final = "revenue"
-LETTERS: Final = dead_letter_topic(ORDERS)
-REPLAYED: Final = replayed_topic(LETTERS)
+DEAD_LETTERS: Final = dead_letter_topic(ORDERS)
+REPLAYED: Final = replayed_topic(DEAD_LETTERS)
 PARCELS: Final = "parcels"
-PARCEL_LETTERS: Final = dead_letter_topic(PARCELS)
-PARCELS_REPLAYED: Final = replayed_topic(PARCEL_LETTERS)
-#: Those that are counted, with all retry topics of orders and parcels.
+PARCEL_DEAD_LETTERS: Final = dead_letter_topic(PARCELS)
+PARCELS_REPLAYED: Final = replayed_topic(PARCEL_DEAD_LETTERS)
+#: The topics whose records are counted, in addition to all retry topics of orders and parcels.
 TOPICS: Final = frozenset(
-    {ORDERS, CLEAN, REVENUE, LETTERS, REPLAYED, PARCELS, PARCEL_LETTERS, PARCELS_REPLAYED}
+    {ORDERS, CLEAN, REVENUE, DEAD_LETTERS, REPLAYED, PARCELS, PARCEL_DEAD_LETTERS, PARCELS_REPLAYED}
 )
 
 BILLING: Final = "billing"
 PACKING: Final = "packing"
 SHIPPING: Final = "shipping"
-#: Pipelines by their names.
-CLEANING: Final = "clean-orders"
-SUMMING: Final = "sum-up"
-ARCHIVING: Final = "archive-orders"
-PIPELINES: Final = (CLEANING, SUMMING, ARCHIVING)
-#: Readers, and the groups that tell how far they are.
-GROUPS: Final = {BILLING: BILLING, SHIPPING: SHIPPING, **{name: group_of(name) for name in PIPELINES}}
+#: The names of the pipelines.
+CLEAN_PIPELINE: Final = "clean-orders"
+REVENUE_PIPELINE: Final = "sum-up"
+ARCHIVE_PIPELINE: Final = "archive-orders"
+PIPELINES: Final = (CLEAN_PIPELINE, REVENUE_PIPELINE, ARCHIVE_PIPELINE)
+#: Readers, each with the group whose committed offsets show its progress.
+GROUPS: Final = {BILLING: BILLING, SHIPPING: SHIPPING, **{name: pipeline_group(name) for name in PIPELINES}}
 
 PARTITIONS: Final = 3
 
 
-def retries_of(topic: str) -> str | None:
-    """Whose records wait there to be tried again, where that is of the story."""
+def retried_topic(topic: str) -> str | None:
+    """The original topic of a retry topic of the demo; None for all other topics."""
     found = original_topic(topic) if retry_level(topic) is not None else None
     return found if found in (ORDERS, PARCELS) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Everything that the demo keeps is below one folder, so that a second start goes on with it."""
+    """All data of the demo is below one folder, so that a second start continues with it."""
 
     root: Path
 
@@ -66,7 +66,7 @@ class Folders:
 
     @property
     def schema(self) -> Path:
-        """Of what is archived."""
+        """The schema of the archived orders."""
         return self.root / "order.ddl"
 
     @property

@@ -1,4 +1,4 @@
-"""The pipelines of the demo, declared as anybody would declare their own."""
+"""The pipelines of the demo, declared as users declare their own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.client.retrying import Backoff
-from penstock.demo.names import ARCHIVING, CLEAN, CLEANING, ORDERS, REVENUE, SUMMING, Folders
-from penstock.demo.prices import PriceList
+from penstock.client.retry import Backoff
+from penstock.demo.names import (
+    ARCHIVE_PIPELINE,
+    CLEAN,
+    CLEAN_PIPELINE,
+    ORDERS,
+    REVENUE,
+    REVENUE_PIPELINE,
+    Folders,
+)
+from penstock.demo.shop import PriceList
 from penstock.spark.pipelines.declaration import DeadLetter, Errors, Pipeline, RowFunction, pipeline
-from penstock.spark.pipelines.parsing import json_rows
+from penstock.spark.pipelines.parsers import json_rows
 
-#: As the shop writes them; what does not fit is a dead letter at once.
+#: Orders as the shop writes them; a record that does not match is a dead letter at once.
 _ORDER: Final = (
     "id STRING NOT NULL, customer STRING NOT NULL, product STRING NOT NULL, quantity INT NOT NULL, "
     "placed_ms BIGINT NOT NULL, paid_ms BIGINT NOT NULL"
@@ -21,20 +29,20 @@ _ORDER: Final = (
 _PRICED: Final = "id STRING, customer STRING, product STRING, quantity INT, total DOUBLE, placed_ms BIGINT"
 _WINDOW: Final = "10 seconds"
 _WATERMARK: Final = "5 seconds"
-#: A payment comes within some seconds, sooner than the last attempt.
+#: A payment arrives within some seconds, before the last attempt.
 _ERRORS: Final = Errors(attempts=5, backoff=Backoff(base_ms=2_000, cap_ms=16_000))
 
 
 class NotPaid(Exception):
-    """Passes by itself: it is worth another try."""
+    """Goes away by itself, so a retry can succeed."""
 
 
 class NoPrice(DeadLetter):
-    """Does not pass until somebody enters the price."""
+    """Remains until the price is entered, so a retry cannot succeed."""
 
 
 class Pricing:
-    """The row function: an order with what it costs."""
+    """The row function: adds the total price to an order."""
 
     def __init__(self, path: Path) -> None:
         self._prices = PriceList(path)
@@ -48,10 +56,10 @@ class Pricing:
         return {**order, "total": round(price * order["quantity"], 2)}
 
 
-def cleaning(prices: Path) -> Pipeline:
-    """Parsed and priced, or retried, or a dead letter; each order exactly once."""
+def clean_orders(prices: Path) -> Pipeline:
+    """Parses and prices each order exactly once; orders that fail are retried or become dead letters."""
     declare = pipeline(
-        CLEANING,
+        CLEAN_PIPELINE,
         source=ORDERS,
         sink=CLEAN,
         delivery="exactly-once",
@@ -62,15 +70,15 @@ def cleaning(prices: Path) -> Pipeline:
     return declare(lambda orders: orders)
 
 
-def summing() -> Pipeline:
-    """What each product brings in, with orders that were sent twice counted once."""
+def sum_revenue() -> Pipeline:
+    """Sums the revenue of each product; orders that were sent twice count once."""
     declare = pipeline(
-        SUMMING, source=CLEAN, sink=REVENUE, delivery="exactly-once", every="2s", stateful=True
+        REVENUE_PIPELINE, source=CLEAN, sink=REVENUE, delivery="exactly-once", every="2s", stateful=True
     )
-    return declare(_per_product)
+    return declare(_revenue_per_product)
 
 
-def _per_product(orders: Any) -> Any:
+def _revenue_per_product(orders: Any) -> Any:
     from pyspark.sql import functions as F
 
     parsed = orders.select(F.from_json(F.col("value").cast("string"), _PRICED).alias("order"), "timestamp")
@@ -89,14 +97,14 @@ def _per_product(orders: Any) -> Any:
     )
 
 
-def archiving(folders: Folders) -> Pipeline:
-    """Kept for good, as a table that everybody can read."""
+def archive_orders(folders: Folders) -> Pipeline:
+    """Keeps the orders for good, in a table that other tools can read."""
     from penstock.spark.archive import archive
 
     folders.schema.write_text(_PRICED)
-    return archive(CLEAN, str(folders.archive), schema=folders.schema, name=ARCHIVING, every="5s")
+    return archive(CLEAN, str(folders.archive), schema=folders.schema, name=ARCHIVE_PIPELINE, every="5s")
 
 
-def story(folders: Folders) -> list[Pipeline]:
-    """All of them, the one that others read from first."""
-    return [cleaning(folders.prices), summing(), archiving(folders)]
+def demo_pipelines(folders: Folders) -> list[Pipeline]:
+    """All pipelines; the one that the others read from is first."""
+    return [clean_orders(folders.prices), sum_revenue(), archive_orders(folders)]

@@ -1,31 +1,46 @@
-"""Processes that the demo starts: watched, started again where they end by themselves, and stopped in good order."""
+"""The processes that the demo starts: monitored, restarted if they end by themselves, and stopped cleanly.
+
+The broker is `penstock serve` as any user would run it. The Spark process reports the state of its queries, one JSON
+document per line.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
+import sys
+import threading
 import time
 from abc import abstractmethod
 from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from penstock.client.errors import ClientError
-from penstock.demo.parts import Part
+from penstock.demo.component import Component
+from penstock.demo.names import PIPELINES, Folders
+from penstock.demo.scene import EventLog, Health
 
 _LOG_BYTES_READ: Final = 16 << 10
 _LOG_LINES_SHOWN: Final = 10
-#: What a process leaves behind ends by itself within this time.
-_LEFTOVERS_S: Final = 10.0
+#: Other processes of the group, such as the JVM, usually end by themselves within this time.
+_GROUP_END_S: Final = 10.0
 
 
-class HasEnded(ClientError):
-    """By itself, while the demo wants it."""
+class ProcessEnded(ClientError):
+    """The process ended by itself, while the demo still needs it."""
 
 
-class Child(Part):
-    """It hears of our end by the end of its stdin, however we end; its errors go to a log, its lines to `heard`."""
+class ChildProcess(Component):
+    """When this process ends for any reason, the child's stdin ends, and the child stops.
+
+    The child's stderr goes to a log file; each line of its stdout goes to `on_line`.
+    """
 
     def __init__(self, name: str, log: Path) -> None:
         super().__init__(name)
@@ -38,27 +53,29 @@ class Child(Part):
     def command(self) -> list[str]: ...
 
     @abstractmethod
-    def heard(self, line: str) -> None:
-        """A line of its output."""
+    def on_line(self, line: str) -> None:
+        """Handles a line of the child's output."""
 
     def work(self) -> None:
         process = self._launch()
-        if self.stopping.is_set():  # by somebody who did not see it yet
+        if self.stopping.is_set():  # `stop` was called before there was a process to terminate
             process.terminate()
         assert process.stdout is not None
         for line in process.stdout:
-            self.heard(line.rstrip("\n"))
+            self.on_line(line.rstrip("\n"))
         code = process.wait()
-        _end_group(process.pid)
+        _end_process_group(process.pid)
         if not self.stopping.is_set():
-            raise HasEnded(f"{self.name} has ended ({_ending(code)}), it is started again; see {self.log}")
+            raise ProcessEnded(
+                f"{self.name} has ended ({_exit_reason(code)}), it is started again; see {self.log}"
+            )
         if code:
-            raise HasEnded(f"{self.name} did not end well ({_ending(code)}); see {self.log}")
+            raise ProcessEnded(f"{self.name} did not end well ({_exit_reason(code)}); see {self.log}")
 
     def _launch(self) -> subprocess.Popen[str]:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
-            # A group of its own: a Ctrl-C at the terminal is ours to pass on, in our own time.
+            # Its own process group, so that Ctrl-C at the terminal reaches only this process, which stops the child.
             self._process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.PIPE,
@@ -72,7 +89,7 @@ class Child(Part):
         return self._process
 
     def tell(self, line: str) -> None:
-        """A line for its stdin; nobody may be there to read it."""
+        """Writes a line to the child's stdin, if it is still open."""
         process = self._process
         if process is not None and process.stdin is not None:
             with suppress(OSError, ValueError):
@@ -85,23 +102,23 @@ class Child(Part):
             self._process.terminate()
 
     def kill(self) -> None:
-        """With all that it started itself."""
+        """Kills the process and all processes that it started."""
         super().stop()
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_lines(self) -> list[str]:
-        """Of its log, of its present life."""
+        """The last lines that the current process has written to the log."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(max(self._log_start, self.log.stat().st_size - _LOG_BYTES_READ))
             return file.read().decode(errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
         return []
 
 
-def _end_group(pid: int) -> None:
-    """A Java machine outlives by a moment the process that it belongs to, and must not outlive the demo."""
-    deadline = time.monotonic() + _LEFTOVERS_S
+def _end_process_group(pid: int) -> None:
+    """Waits for the JVM, which outlives its Python process by a moment, and kills it if it takes too long."""
+    deadline = time.monotonic() + _GROUP_END_S
     while time.monotonic() < deadline:
         try:
             os.killpg(pid, 0)
@@ -112,5 +129,122 @@ def _end_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _ending(code: int) -> str:
+def _exit_reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+_LISTENING: Final = re.compile(r"listening on (?:\w+://)?(?P<address>\S+:\d+)")
+#: The demo's groups have one member each, so there is no reason to wait for others to join.
+_BROKER_SETTINGS: Final = {"group.initial.rebalance.delay.ms": "0"}
+
+
+class BrokerProcess(ChildProcess):
+    def __init__(self, folders: Folders, *, listen: str, http: str | None) -> None:
+        super().__init__("broker", folders.logs / "broker.log")
+        self._folders = folders
+        self._listen = listen
+        self._http = http
+        #: Set when the broker accepts requests, or has ended before it did.
+        self.decided = threading.Event()
+        #: None until the broker has been up once.
+        self.address: str | None = None
+
+    def command(self) -> list[str]:
+        settings = [word for name, value in _BROKER_SETTINGS.items() for word in ("--set", f"{name}={value}")]
+        http = ["--http", self._http] if self._http else []
+        return [
+            *(sys.executable, "-m", "penstock", "serve", "--stop-with-stdin"),
+            *("--listen", self.address or self._listen, "--data-dir", str(self._folders.broker)),
+            *http,
+            *settings,
+        ]
+
+    def on_line(self, line: str) -> None:
+        if match := _LISTENING.match(line):
+            self.address = match["address"]
+            self.trouble = None
+            self.decided.set()
+
+    def work(self) -> None:
+        try:
+            super().work()
+        finally:
+            self.decided.set()
+
+
+SPARK_PACKAGES: Final = ("pyspark", "pyarrow", "numba", "deltalake")
+INSTALL_HINT: Final = "pip install 'penstock[spark]'"
+#: Written to the Spark process's stdin.
+REPLAY_COMMAND: Final = "replay"
+
+
+def missing_packages() -> list[str]:
+    return [name for name in SPARK_PACKAGES if find_spec(name) is None]
+
+
+@dataclass(slots=True, kw_only=True)
+class QueryState:
+    """The reported state of a pipeline."""
+
+    #: Rows that it has read since Spark started.
+    rows: int = 0
+    batch_ms: int | None = None
+    is_running: bool = False
+    trouble: str | None = None
+    dropped: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SparkState:
+    """What the current Spark process has reported."""
+
+    queries: dict[str, QueryState] = field(default_factory=lambda: {name: QueryState() for name in PIPELINES})
+    archived: int | None = None
+    is_up: bool = False
+    is_replaying: bool = False
+
+
+class SparkProcess(ChildProcess):
+    def __init__(self, bootstrap: str, folders: Folders, journal: EventLog) -> None:
+        super().__init__("Spark", folders.logs / "spark.log")
+        self._bootstrap = bootstrap
+        self._folders = folders
+        self._journal = journal
+        self.told = SparkState()
+
+    @property
+    def health(self) -> Health:
+        if self.trouble is not None:
+            return Health.TROUBLED
+        return Health.UP if self.told.is_up else Health.STARTING
+
+    def command(self) -> list[str]:
+        self.told = SparkState()
+        words = {"bootstrap": self._bootstrap, "data": str(self._folders.root)}
+        return [sys.executable, "-m", "penstock.demo.spark_process", json.dumps(words)]
+
+    def on_line(self, line: str) -> None:
+        try:
+            document = json.loads(line)
+        except ValueError:
+            return  # printed by a library
+        if isinstance(document, dict):
+            self._learn(document)
+
+    def _learn(self, told: dict[str, Any]) -> None:
+        self.trouble = None
+        if (text := told.get("event")) is not None:
+            self._journal.say(text, is_trouble=told.get("is_trouble", False))
+        if "is_up" in told:
+            self.told.is_up = told["is_up"]
+        if "is_replaying" in told:
+            self.told.is_replaying = told["is_replaying"]
+        if "archived" in told:
+            self.told.archived = told["archived"]
+        if (name := told.get("pipeline")) in self.told.queries:
+            self._learn_of(self.told.queries[name], told)
+
+    def _learn_of(self, query: QueryState, told: dict[str, Any]) -> None:
+        for fact in ("rows", "batch_ms", "is_running", "trouble", "dropped"):
+            if fact in told:
+                setattr(query, fact, told[fact])

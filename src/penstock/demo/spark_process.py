@@ -1,36 +1,78 @@
-"""The demo's pipelines, each with a runner of its own as `penstock pipeline run` has it, in one session of Spark."""
+"""The demo's Spark, in its own process: one session for all pipelines, and for replays when they are requested.
+
+Each pipeline has its own runner, as in `penstock pipeline run`. Repaired dead letters are replayed to their original
+topic, each once, while everything else continues. The rows of the archive are counted in the table itself. The process
+reports to its parent, one JSON document per line, and ends on SIGTERM or when its stdin ends.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
-from penstock.demo.names import SUMMING, Folders
-from penstock.demo.pipelines import story
+from penstock.client.signals import SignalEvent
+from penstock.demo.names import DEAD_LETTERS, REVENUE_PIPELINE, Folders
+from penstock.demo.pipelines import NoPrice, demo_pipelines
+from penstock.demo.processes import REPLAY_COMMAND
 from penstock.spark import register
-from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.runner import Launch, Runner
-from penstock.spark.pipelines.status import State, Status
-
-_DROPPED: Final = "numDroppedDuplicateRows"
-#: How long others wait for the first batch of one.
-_HEAD_START_S: Final = 45.0
-_AT_WORK: Final = (State.RUNNING, State.IDLE)
-
-Tell = Callable[..., None]
+from penstock.spark.pipelines.declaration import JobContext, Pipeline, RunSettings
+from penstock.spark.pipelines.queries import error_info
+from penstock.spark.pipelines.runner import LaunchSettings, Runner
+from penstock.spark.pipelines.status import PipelineState, PipelineStatus
+from penstock.spark.replay import replay
+from penstock.spark.session import LOCAL_MASTER, session
 
 
-class Queries:
-    def __init__(self, spark: Any, bootstrap: str, folders: Folders, tell: Tell) -> None:
-        launch = Launch(bootstrap=bootstrap, checkpoints=str(folders.checkpoints), take_over=True)
-        self._running = [_Running(spark, pipeline, launch, tell) for pipeline in story(folders)]
+class ArchiveCounter:
+    def __init__(self, table: Path, tell: Callable[..., None]) -> None:
+        self._path = table
+        self._tell = tell
+        self._table: Any = None
+        self._version = -1
+
+    def look(self) -> None:
+        """Raises the errors of the deltalake library."""
+        from deltalake import DeltaTable
+
+        if self._table is None:
+            if not DeltaTable.is_deltatable(str(self._path)):
+                return
+            self._table = DeltaTable(str(self._path))
+        self._table.update_incremental()
+        if self._table.version() != self._version:
+            self._version = self._table.version()
+            self._tell(archived=self._table.count())
+
+
+_DROPPED_METRIC: Final = "numDroppedDuplicateRows"
+#: How long the next pipeline waits for the first batch of the one before.
+_FIRST_BATCH_WAIT_S: Final = 45.0
+_ACTIVE_STATES: Final = (PipelineState.RUNNING, PipelineState.IDLE)
+
+Report = Callable[..., None]
+
+
+class PipelineThreads:
+    def __init__(self, spark: Any, bootstrap: str, folders: Folders, tell: Report) -> None:
+        launch = LaunchSettings(bootstrap=bootstrap, checkpoints=str(folders.checkpoints), take_over=True)
+        self._running = [
+            _PipelineThread(spark, pipeline, launch, tell) for pipeline in demo_pipelines(folders)
+        ]
         self._lock = threading.Lock()
         self._is_ending = False
 
     def start(self) -> None:
-        """One after the other, so that there is something to see soon: each reads what the first one writes."""
+        """Starts one after the other, so that results appear soon: the others read what the first one writes."""
         threading.Thread(target=self._start_each, name="starting", daemon=True).start()
 
     def _start_each(self) -> None:
@@ -39,10 +81,10 @@ class Queries:
                 if self._is_ending:
                     return
                 each.start()
-            each.has_begun.wait(_HEAD_START_S)
+            each.has_begun.wait(_FIRST_BATCH_WAIT_S)
 
     def stop(self) -> None:
-        """Each between two of its batches."""
+        """Stops each pipeline between two of its batches."""
         with self._lock:
             self._is_ending = True
         started = [each for each in self._running if each.ident is not None]
@@ -52,12 +94,12 @@ class Queries:
             each.join()
 
 
-class _Running(threading.Thread):
-    """One pipeline."""
+class _PipelineThread(threading.Thread):
+    """Runs one pipeline."""
 
-    def __init__(self, spark: Any, pipeline: Pipeline, launch: Launch, tell: Tell) -> None:
+    def __init__(self, spark: Any, pipeline: Pipeline, launch: LaunchSettings, tell: Report) -> None:
         super().__init__(name=pipeline.name, daemon=True)
-        #: Its first batch is done.
+        #: Set when its first batch is done.
         self.has_begun = threading.Event()
         self._spark = spark
         self.runner = Runner(
@@ -77,11 +119,11 @@ class _Running(threading.Thread):
             self._news(is_running=False, trouble=message)
             self._warn(f"has ended: {message}")
 
-    def _hear(self, status: Status) -> None:
+    def _hear(self, status: PipelineStatus) -> None:
         if status.batch is not None:
             self.has_begun.set()
         self._news(
-            is_running=status.state in _AT_WORK,
+            is_running=status.state in _ACTIVE_STATES,
             trouble=None if status.error is None else status.error.message,
             rows=status.rows.rows_in,
             batch_ms=status.batch_ms,
@@ -99,24 +141,161 @@ class _Running(threading.Thread):
         self._tell(event=f"{self.name}: {text}", is_trouble=True)
 
 
-class Duplicates:
-    """Rows that were left out because they had been there before, counted over all batches."""
+class DuplicateCounter:
+    """Counts the rows that the pipeline dropped as duplicates, over all batches."""
 
-    def __init__(self, spark: Any, tell: Tell) -> None:
+    def __init__(self, spark: Any, tell: Report) -> None:
         self._spark = spark
         self._tell = tell
         self._count = 0
         self._last: dict[str, int] = {}
 
     def look(self) -> None:
-        """Raises what Spark raises."""
+        """Raises the errors of Spark."""
         before = self._count
         for query in self._spark.streams.active:
             for told in query.recentProgress:
                 if told.batchId > self._last.get(query.runId, -1):
                     self._last[query.runId] = told.batchId
                     self._count += sum(
-                        int(operator.customMetrics.get(_DROPPED, 0)) for operator in told.stateOperators
+                        int(operator.customMetrics.get(_DROPPED_METRIC, 0))
+                        for operator in told.stateOperators
                     )
         if self._count != before:
-            self._tell(pipeline=SUMMING, dropped=self._count)
+            self._tell(pipeline=REVENUE_PIPELINE, dropped=self._count)
+
+
+#: Dead letters that a price has repaired; records that cannot be parsed stay where they are.
+_REPAIRED_LETTERS: Final = f"error_class like '%{NoPrice.__name__}'"
+
+
+class Replayer:
+    """Runs one replay at a time."""
+
+    def __init__(
+        self, spark: Any, bootstrap: str, tell: Callable[..., None], wants_end: threading.Event
+    ) -> None:
+        self._spark = spark
+        self._run = RunSettings(bootstrap=bootstrap, checkpoint="")
+        self._tell = tell
+        self._wants_end = wants_end
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._tell(is_replaying=True)
+            self._thread = threading.Thread(target=self._replay, name="replay")
+            self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _replay(self) -> None:
+        job = replay(letters=DEAD_LETTERS, where=_REPAIRED_LETTERS, id=f"demo-{int(time.time() * 1000)}")
+        context = JobContext(
+            spark=self._spark,
+            run=self._run,
+            progress=lambda done, total: None,
+            should_stop=self._wants_end.is_set,
+            note=lambda text: self._tell(event=f"replay: {text.partition(': ')[2]}"),
+        )
+        try:
+            register(self._spark)
+            job.run(context)
+        except Exception as error:
+            self._tell(event=f"replay: {error_info(error).message}", is_trouble=True)
+        finally:
+            self._tell(is_replaying=False)
+
+
+_POLL_S: Final = 1.0
+#: Little data comes in, and three queries share the machine with everything else.
+_SPARK_SETTINGS: Final = {
+    "spark.driver.memory": "1g",
+    # Halves the time to the first batch on a small machine: nothing runs long enough to repay the second JIT compiler.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "WARN",
+}
+
+
+class ParentProcess:
+    """The process that started this one: it receives reports, and may request a replay or a stop."""
+
+    def __init__(self) -> None:
+        # Output of libraries and of the JVM goes to the log, so that only reports reach the parent.
+        self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._lock = threading.Lock()
+        self.wants_end = SignalEvent()
+        self.wants_replay = threading.Event()
+        self._is_ready = False
+
+    def tell(self, **facts: Any) -> None:
+        try:
+            with self._lock:
+                print(json.dumps(facts), file=self._out, flush=True)
+        except OSError:
+            self.wants_end.set()
+
+    def listen(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+        threading.Thread(target=self._read, name="parent", daemon=True).start()
+
+    def is_ready(self) -> None:
+        """From now on, a stop request shuts Spark down cleanly instead of exiting at once."""
+        self._is_ready = True
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            if line.strip() == REPLAY_COMMAND:
+                self.wants_replay.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_ready:
+            os._exit(0)  # nothing runs yet, and the start of Java would take too long to wait for
+        self.wants_end.set()
+
+
+def main(words: dict[str, str]) -> int:
+    parent = ParentProcess()
+    parent.listen()
+    parent.tell(event="Spark is starting, which takes some seconds; everything else flows already")
+    folders = Folders(root=Path(words["data"]))
+    spark = session("penstock-demo", master=LOCAL_MASTER, settings=_SPARK_SETTINGS)
+    java = spark.sparkContext._gateway.proc
+    parent.is_ready()
+    parent.tell(is_up=True, event="Spark is up")
+    queries = PipelineThreads(spark, words["bootstrap"], folders, parent.tell)
+    queries.start()
+    replayer = Replayer(spark, words["bootstrap"], parent.tell, parent.wants_end)
+    watched = (DuplicateCounter(spark, parent.tell), ArchiveCounter(folders.archive, parent.tell))
+    try:
+        while not parent.wants_end.wait(_POLL_S):
+            if java.poll() is not None:
+                os._exit(1)  # without Java there is nothing to stop cleanly; the parent restarts this process
+            for each in watched:
+                _log_errors(each.look)
+            if parent.wants_replay.is_set():
+                parent.wants_replay.clear()
+                replayer.begin()
+    finally:
+        replayer.join()
+        queries.stop()
+        spark.stop()
+    return 0
+
+
+def _log_errors(look: Callable[[], None]) -> None:
+    """Logs errors of a counter: it is only for display, and must not stop the pipelines."""
+    try:
+        look()
+    except Exception:
+        logging.getLogger("penstock.demo").exception("looking")
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""What belongs to the story, in the order in which it is told, with what the parts know of it at present."""
+"""The lines of the demo's tree, in the order in which they are shown, with the current figures of its components."""
 
 from __future__ import annotations
 
@@ -6,109 +6,121 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.demo.billing import Billing
-from penstock.demo.broker import Broker
-from penstock.demo.journal import Journal
-from penstock.demo.lags import Lags
-from penstock.demo.meters import Meter
+from penstock.demo.component import Component
 from penstock.demo.names import (
-    ARCHIVING,
+    ARCHIVE_PIPELINE,
     BILLING,
     CLEAN,
-    CLEANING,
+    CLEAN_PIPELINE,
+    DEAD_LETTERS,
     GROUPS,
-    LETTERS,
     ORDERS,
-    PARCEL_LETTERS,
+    PARCEL_DEAD_LETTERS,
     PARCELS,
     PARCELS_REPLAYED,
     PARTITIONS,
     PIPELINES,
     REPLAYED,
     REVENUE,
+    REVENUE_PIPELINE,
     SHIPPING,
-    SUMMING,
-    retries_of,
+    retried_topic,
 )
-from penstock.demo.parts import Part
-from penstock.demo.scene import Flow, Health, Kind, Scene
-from penstock.demo.shipping import Shipping
+from penstock.demo.processes import INSTALL_HINT, BrokerProcess, SparkProcess, missing_packages
+from penstock.demo.scene import (
+    EventLog,
+    Flow,
+    FlowKind,
+    GroupLags,
+    Health,
+    RateMeter,
+    Sale,
+    Scene,
+    TopicCounter,
+)
 from penstock.demo.shop import Shop
-from penstock.demo.spark_child import HOW_TO_GET, Spark, missing
-from penstock.demo.tally import Sale, Tally
+from penstock.demo.subscribers import Billing, Shipping
 
 RETRIES: Final = "orders.retry"
 PARCEL_RETRIES: Final = "parcels.retry"
 LAKE: Final = "lake/orders"
-REPLAYING: Final = "replay ─▶ orders"
-RESHIPPING: Final = "reship ─▶ shipping"
-#: Windows of ten seconds that make up the minute that is shown.
+REPLAY_LINE: Final = "replay ─▶ orders"
+RESHIP_LINE: Final = "reship ─▶ shipping"
+#: Windows of ten seconds in the minute that is shown.
 _WINDOWS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
-    """All who play."""
+class Components:
+    """All components of the demo."""
 
-    broker: Broker
+    broker: BrokerProcess
     shop: Shop
     billing: Billing
     shipping: Shipping
-    tally: Tally
-    lags: Lags
-    #: None where Spark is not installed.
-    spark: Spark | None
+    tally: TopicCounter
+    lags: GroupLags
+    #: None if Spark is not installed or not wanted.
+    spark: SparkProcess | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     name: str
-    kind: Kind
+    kind: FlowKind
     last: tuple[bool, ...]
     note: str
 
 
 _LINES: Final = (
-    _Line(name="shop", kind=Kind.SHOP, last=(), note="some broken, some twice"),
-    _Line(name=ORDERS, kind=Kind.TOPIC, last=(True,), note=f"topic, {PARTITIONS} partitions"),
-    _Line(name=BILLING, kind=Kind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
-    _Line(name=PARCELS, kind=Kind.TOPIC, last=(True, False), note="packed exactly once"),
-    _Line(name=SHIPPING, kind=Kind.SUBSCRIBER, last=(True, False, True), note="app, at least once"),
+    _Line(name="shop", kind=FlowKind.SHOP, last=(), note="some broken, some twice"),
+    _Line(name=ORDERS, kind=FlowKind.TOPIC, last=(True,), note=f"topic, {PARTITIONS} partitions"),
+    _Line(name=BILLING, kind=FlowKind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
+    _Line(name=PARCELS, kind=FlowKind.TOPIC, last=(True, False), note="packed exactly once"),
+    _Line(name=SHIPPING, kind=FlowKind.SUBSCRIBER, last=(True, False, True), note="app, at least once"),
     _Line(
         name=PARCEL_RETRIES,
-        kind=Kind.TROUBLE,
+        kind=FlowKind.TROUBLE,
         last=(True, False, True, False),
         note="carrier busy, again soon",
     ),
-    _Line(name=PARCEL_LETTERS, kind=Kind.TROUBLE, last=(True, False, True, True), note="the road is closed"),
     _Line(
-        name=RESHIPPING, kind=Kind.REPLAY, last=(True, False, True, True, True), note="once the road is open"
+        name=PARCEL_DEAD_LETTERS,
+        kind=FlowKind.TROUBLE,
+        last=(True, False, True, True),
+        note="the road is closed",
     ),
-    _Line(name=CLEANING, kind=Kind.SPARK, last=(True, True), note="exactly once"),
-    _Line(name=CLEAN, kind=Kind.TOPIC, last=(True, True, False), note="parsed and priced"),
-    _Line(name=SUMMING, kind=Kind.SPARK, last=(True, True, False, False), note="no duplicates"),
-    _Line(name=REVENUE, kind=Kind.TOPIC, last=(True, True, False, False, True), note="per product, 10 s"),
-    _Line(name=ARCHIVING, kind=Kind.SPARK, last=(True, True, False, True), note="exactly once"),
-    _Line(name=LAKE, kind=Kind.TABLE, last=(True, True, False, True, True), note="Delta table"),
-    _Line(name=RETRIES, kind=Kind.TROUBLE, last=(True, True, False), note="not paid yet, again soon"),
-    _Line(name=LETTERS, kind=Kind.TROUBLE, last=(True, True, True), note="poison, or no price yet"),
-    _Line(name=REPLAYING, kind=Kind.REPLAY, last=(True, True, True, True), note="once it has a price"),
+    _Line(
+        name=RESHIP_LINE,
+        kind=FlowKind.REPLAY,
+        last=(True, False, True, True, True),
+        note="once the road is open",
+    ),
+    _Line(name=CLEAN_PIPELINE, kind=FlowKind.SPARK, last=(True, True), note="exactly once"),
+    _Line(name=CLEAN, kind=FlowKind.TOPIC, last=(True, True, False), note="parsed and priced"),
+    _Line(name=REVENUE_PIPELINE, kind=FlowKind.SPARK, last=(True, True, False, False), note="no duplicates"),
+    _Line(name=REVENUE, kind=FlowKind.TOPIC, last=(True, True, False, False, True), note="per product, 10 s"),
+    _Line(name=ARCHIVE_PIPELINE, kind=FlowKind.SPARK, last=(True, True, False, True), note="exactly once"),
+    _Line(name=LAKE, kind=FlowKind.TABLE, last=(True, True, False, True, True), note="Delta table"),
+    _Line(name=RETRIES, kind=FlowKind.TROUBLE, last=(True, True, False), note="not paid yet, again soon"),
+    _Line(name=DEAD_LETTERS, kind=FlowKind.TROUBLE, last=(True, True, True), note="poison, or no price yet"),
+    _Line(name=REPLAY_LINE, kind=FlowKind.REPLAY, last=(True, True, True, True), note="once it has a price"),
 )
 
 
 class Story:
-    def __init__(self, cast: Cast, journal: Journal, *, data: str) -> None:
+    def __init__(self, cast: Components, journal: EventLog, *, data: str) -> None:
         self._cast = cast
         self._journal = journal
         self._data = data
-        self._meters: dict[str, Meter] = {line.name: Meter() for line in _LINES}
+        self._meters: dict[str, RateMeter] = {line.name: RateMeter() for line in _LINES}
 
     def scene(self) -> Scene:
-        """As it is now; to be asked for regularly, because rates are made of what was seen before."""
+        """The current scene. Call it regularly, because rates are computed from earlier calls."""
         totals = self._totals()
         self._feed(totals)
         cast, tally = self._cast, self._cast.tally
-        dropped = 0 if cast.spark is None else cast.spark.told.queries[SUMMING].dropped
+        dropped = 0 if cast.spark is None else cast.spark.told.queries[REVENUE_PIPELINE].dropped
         return Scene(
             now_s=self._journal.now_s,
             address=cast.broker.address or "",
@@ -119,7 +131,7 @@ class Story:
             flows=tuple(self._flow(line, totals.get(line.name)) for line in _LINES),
             sales=_last_windows(tally, _WINDOWS),
             letter=tally.latest_letter,
-            letters=tally.records[LETTERS] + tally.records[PARCEL_LETTERS],
+            letters=tally.records[DEAD_LETTERS] + tally.records[PARCEL_DEAD_LETTERS],
             replayed=tally.records[REPLAYED] + tally.records[PARCELS_REPLAYED],
             duplicates_dropped=dropped,
             events=self._journal.events,
@@ -128,7 +140,7 @@ class Story:
     def _spark_note(self) -> str:
         spark = self._cast.spark
         if spark is None:
-            return f"is not installed: {HOW_TO_GET}" if missing() else "is left out"
+            return f"is not installed: {INSTALL_HINT}" if missing_packages() else "is left out"
         return {
             Health.TROUBLED: "is started again",
             Health.STARTING: "is starting",
@@ -149,7 +161,7 @@ class Story:
             trouble=self._query_trouble(line.name) if part is None else part.trouble,
         )
 
-    def _part(self, name: str) -> Part | None:
+    def _part(self, name: str) -> Component | None:
         cast = self._cast
         return {"shop": cast.shop, BILLING: cast.billing, SHIPPING: cast.shipping}.get(name)
 
@@ -161,7 +173,7 @@ class Story:
 
     def _note(self, line: _Line) -> str:
         spark = self._cast.spark
-        if line.kind is not Kind.SPARK:
+        if line.kind is not FlowKind.SPARK:
             return line.note
         if spark is None:
             return "needs Spark"
@@ -172,11 +184,11 @@ class Story:
         return f"Spark, {line.note}{pace}"
 
     def _totals(self) -> dict[str, int | None]:
-        """What each line has in all; other readers than shipping tell only how far behind they are."""
+        """The total of each line. Of the readers, only shipping has one; the others have only a lag."""
         records, spark = self._cast.tally.records, self._cast.spark
-        topics = {name: name for name in (ORDERS, CLEAN, REVENUE, LETTERS, PARCELS, PARCEL_LETTERS)}
-        topics |= {REPLAYING: REPLAYED, RESHIPPING: PARCELS_REPLAYED}
-        waiting = [(retries_of(topic), count) for topic, count in records.copy().items()]
+        topics = {name: name for name in (ORDERS, CLEAN, REVENUE, DEAD_LETTERS, PARCELS, PARCEL_DEAD_LETTERS)}
+        topics |= {REPLAY_LINE: REPLAYED, RESHIP_LINE: PARCELS_REPLAYED}
+        waiting = [(retried_topic(topic), count) for topic, count in records.copy().items()]
         return {
             **{line: records[topic] for line, topic in topics.items()},
             RETRIES: sum(count for source, count in waiting if source == ORDERS),
@@ -195,7 +207,7 @@ class Story:
                 self._meters[name].feed(total, self._journal.now_s)
 
 
-def _last_windows(tally: Tally, count: int) -> tuple[Sale, ...]:
+def _last_windows(tally: TopicCounter, count: int) -> tuple[Sale, ...]:
     sales = list(tally.sales)
     windows = list(dict.fromkeys(sale.window for sale in sales))[-count:]
     return tuple(sale for sale in sales if sale.window in windows)

@@ -1,24 +1,28 @@
-"""The demo on one screen: what flows where as a tree, what it is worth, and what went wrong last."""
+"""Shows the demo on one screen: a tree of what flows where, the revenue, and the latest problems.
+
+On a terminal the whole screen is drawn twice a second, and restored at the end. Without one, events are printed as they
+happen, and a summary every few seconds.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Final, Self
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from penstock.demo.meters import STEPS
-from penstock.demo.scene import Event, Flow, Health, Kind, Scene
-from penstock.demo.tally import Letter
+from penstock.demo.scene import STEPS, Event, EventLog, Flow, FlowKind, Health, LatestDeadLetter, Scene
 
-#: From this width on there is room for what each thing is.
+#: From this width on there is room for the note of each line.
 _WIDE: Final = 94
-#: Heights of the lower panels, of the tree's frame, and of the lines above and below all.
+#: The heights of the lower panels, of the tree's frame, and of the first and the last line together.
 _LOWER_ROWS: Final = 8
 _FRAME_ROWS: Final = 3
 _OTHER_ROWS: Final = 2
@@ -26,13 +30,13 @@ _EVENTS_MIN: Final = 3
 _EVENTS_MAX: Final = 8
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _STYLES: Final = {
-    Kind.SHOP: "bold",
-    Kind.TOPIC: "cyan",
-    Kind.SUBSCRIBER: "green",
-    Kind.SPARK: "magenta",
-    Kind.TABLE: "blue",
-    Kind.TROUBLE: "red",
-    Kind.REPLAY: "yellow",
+    FlowKind.SHOP: "bold",
+    FlowKind.TOPIC: "cyan",
+    FlowKind.SUBSCRIBER: "green",
+    FlowKind.SPARK: "magenta",
+    FlowKind.TABLE: "blue",
+    FlowKind.TROUBLE: "red",
+    FlowKind.REPLAY: "yellow",
 }
 _LIGHTS: Final = {
     Health.ABSENT: ("○", "dim"),
@@ -40,14 +44,14 @@ _LIGHTS: Final = {
     Health.UP: ("●", "green"),
     Health.TROUBLED: ("●", "red"),
 }
-#: More than this many records behind is worth a look.
+#: A lag of more records than this is highlighted.
 _LAG_NOTABLE: Final = 500
 _BAR_WIDTH: Final = 16
 _PRODUCTS: Final = 5
 
 
 def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
-    """The rows that fit: where there is little room, events and the panels above them go first, then the tree's end."""
+    """Draws what fits. In a low terminal it leaves out the events first, then the lower panels, then the tree's end."""
     rows = height - _OTHER_ROWS - _FRAME_ROWS
     flows = scene.flows if len(scene.flows) <= rows else scene.flows[: max(rows - 1, 1)]
     parts: list[RenderableType] = [_head(scene, width), _tree(flows, width)]
@@ -118,7 +122,7 @@ def _name(flow: Flow) -> Text:
 
 
 def branches(last: tuple[bool, ...]) -> str:
-    """The lines of a tree before a name, from whether it and those above it are the last of theirs."""
+    """The branch before a name; `last` says for it and its ancestors whether each is the last of its siblings."""
     if not last:
         return ""
     above = "".join("   " if each else "│  " for each in last[:-1])
@@ -148,7 +152,7 @@ def _lag(lag: int | None) -> Text:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """A bar for each value, the highest as high as a line."""
+    """One bar per value; the highest has the full height of the line."""
     known = list(values)
     highest = max(known, default=0.0)
     if highest <= 0:
@@ -156,7 +160,7 @@ def sparkline(values: Iterable[float]) -> str:
     return "".join(_BARS[round(max(value, 0.0) / highest * (len(_BARS) - 1))] for value in known)
 
 
-# Below it
+# Below the tree
 
 
 def _lower(scene: Scene) -> RenderableType:
@@ -210,8 +214,8 @@ def _letter(scene: Scene) -> RenderableType:
     )
 
 
-def _letter_line(letter: Letter) -> Text:
-    """The latest one, where there is no room for more."""
+def _letter_line(letter: LatestDeadLetter) -> Text:
+    """The latest dead letter in one line, if there is no room for the panel."""
     return Text.assemble(
         (" latest dead letter: ", "dim"),
         (letter.error, "red"),
@@ -238,3 +242,67 @@ def clock_text(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+_INDENT: Final = " " * 8
+
+
+class LineOutput:
+    def __init__(self, journal: EventLog, write: Callable[[str], None], *, every_s: float) -> None:
+        self._journal = journal
+        self._write = write
+        self._seen = 0
+        self._every_s = every_s
+        self._told_at = 0.0
+
+    def show(self, scene: Scene) -> None:
+        self._tell_events()
+        if scene.now_s - self._told_at >= self._every_s:
+            self._told_at = scene.now_s
+            for line in summary_lines(scene):
+                self._write(line)
+
+    def _tell_events(self) -> None:
+        self._seen, events = self._journal.since(self._seen)
+        for event in events:
+            self._write(f"{clock_text(event.at_s):>6}  {event.text}")
+
+
+def summary_lines(scene: Scene) -> list[str]:
+    """The totals of the lines, and the lag of the readers."""
+    totals = [
+        f"{flow.name.partition(' ')[0]} {flow.total:,}" + (f" ({flow.per_s:,.0f}/s)" if flow.per_s else "")
+        for flow in scene.flows
+        if flow.total is not None
+    ]
+    lags = [f"{flow.name} {flow.lag:,}" for flow in scene.flows if flow.lag is not None]
+    return [
+        f"{clock_text(scene.now_s):>6}  {' · '.join(totals)}",
+        f"{_INDENT}lag: {', '.join(lags) or 'nobody reads yet'}",
+    ]
+
+
+class Screen:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(
+            console=console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, scene: Scene) -> None:
+        width, height = self._console.size
+        self._live.update(draw(scene, width=width, height=height), refresh=True)

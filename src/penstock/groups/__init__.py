@@ -1,1 +1,4 @@
-"""Consumer groups and committed offsets as state machines. Pure: no I/O, no clock."""
+"""Group coordination as state machines: classic, consumer, share and streams groups, and committed offsets.
+
+Pure: no I/O, no clock.
+"""

@@ -1,35 +1,150 @@
-"""What `__consumer_offsets` remembers: typed values, and their bytes in Kafka's formats."""
+"""Records of `__consumer_offsets`: committed offsets and classic groups as typed values, and their bytes.
+
+The formats are Kafka's published ones, declared on kio's serializers. Keys start with an int16 record type, values
+with an int16 version. Every Kafka release since 2.3 writes and reads version 3 values; version 1 carries an explicit
+expiry; version 4 of an offset carries the id of its topic (Kafka 4.1); version 4 of a group is only read.
+"""
 
 import struct
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from kio.serial import entity_reader, entity_writer
+from kio.static.constants import EntityType
+from kio.static.primitive import i16, i32, i64
 
-from penstock.groups import schemas
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitKey:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(1)
+    __flexible__: ClassVar[bool] = False
+    group: str = field(metadata={"kafka_type": "string"})
+    topic: str = field(metadata={"kafka_type": "string"})
+    partition: i32 = field(metadata={"kafka_type": "int32"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMetadataKey:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(2)
+    __flexible__: ClassVar[bool] = False
+    group: str = field(metadata={"kafka_type": "string"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitValueV1:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(1)
+    __flexible__: ClassVar[bool] = False
+    offset: i64 = field(metadata={"kafka_type": "int64"})
+    metadata: str = field(metadata={"kafka_type": "string"})
+    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    expire_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitValueV3:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(3)
+    __flexible__: ClassVar[bool] = False
+    offset: i64 = field(metadata={"kafka_type": "int64"})
+    leader_epoch: i32 = field(metadata={"kafka_type": "int32"})
+    metadata: str = field(metadata={"kafka_type": "string"})
+    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitValueV4:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(4)
+    __flexible__: ClassVar[bool] = True
+    offset: i64 = field(metadata={"kafka_type": "int64"})
+    leader_epoch: i32 = field(metadata={"kafka_type": "int32"})
+    metadata: str = field(metadata={"kafka_type": "string"})
+    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    topic_id: uuid.UUID | None = field(metadata={"kafka_type": "uuid", "tag": 0}, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberMetadataV3:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(3)
+    __flexible__: ClassVar[bool] = False
+    member_id: str = field(metadata={"kafka_type": "string"})
+    group_instance_id: str | None = field(metadata={"kafka_type": "string"})
+    client_id: str = field(metadata={"kafka_type": "string"})
+    client_host: str = field(metadata={"kafka_type": "string"})
+    rebalance_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    session_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    subscription: bytes = field(metadata={"kafka_type": "bytes"})
+    assignment: bytes = field(metadata={"kafka_type": "bytes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberMetadataV4:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(4)
+    __flexible__: ClassVar[bool] = True
+    member_id: str = field(metadata={"kafka_type": "string"})
+    group_instance_id: str | None = field(metadata={"kafka_type": "string"})
+    client_id: str = field(metadata={"kafka_type": "string"})
+    client_host: str = field(metadata={"kafka_type": "string"})
+    rebalance_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    session_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    subscription: bytes = field(metadata={"kafka_type": "bytes"})
+    assignment: bytes = field(metadata={"kafka_type": "bytes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMetadataValueV3:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(3)
+    __flexible__: ClassVar[bool] = False
+    protocol_type: str = field(metadata={"kafka_type": "string"})
+    generation: i32 = field(metadata={"kafka_type": "int32"})
+    protocol: str | None = field(metadata={"kafka_type": "string"})
+    leader: str | None = field(metadata={"kafka_type": "string"})
+    current_state_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    members: tuple[MemberMetadataV3, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMetadataValueV4:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(4)
+    __flexible__: ClassVar[bool] = True
+    protocol_type: str = field(metadata={"kafka_type": "string"})
+    generation: i32 = field(metadata={"kafka_type": "int32"})
+    protocol: str | None = field(metadata={"kafka_type": "string"})
+    leader: str | None = field(metadata={"kafka_type": "string"})
+    current_state_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    members: tuple[MemberMetadataV4, ...]
+
 
 OFFSET_COMMIT: Final = 1
-#: Kafka wrote key type 0 before it knew of 1; both have the same fields.
-OFFSET_KEYS: Final = (0, OFFSET_COMMIT)
+#: Old Kafka releases wrote key type 0; it has the same fields as type 1.
+OFFSET_KEY_TYPES: Final = (0, OFFSET_COMMIT)
 GROUP_METADATA: Final = 2
-CLASSIC_KEYS: Final = (GROUP_METADATA,)
-#: What is behind these is told in the room of their kind.
-CONSUMER_KEYS: Final = (3, 4, 5, 6, 7, 8, 16)
-SHARE_KEYS: Final = (10, 11, 12, 13, 14, 15)
-STREAMS_KEYS: Final = (17, 19, 20, 21, 22, 23)
-#: The version we write; see schemas.py.
+CLASSIC_KEY_TYPES: Final = (GROUP_METADATA,)
+#: The packages of the other kinds of groups define these records.
+CONSUMER_KEY_TYPES: Final = (3, 4, 5, 6, 7, 8, 16)
+SHARE_KEY_TYPES: Final = (10, 11, 12, 13, 14, 15)
+STREAMS_KEY_TYPES: Final = (17, 19, 20, 21, 22, 23)
+#: The version that we write, except for offsets with an expiry or a topic id.
 _VALUE_VERSION: Final = 3
 
 _STRING_BYTES_MAX: Final = 32_767
 _INT16: Final = struct.Struct(">h")
 _OFFSET_VALUES: Final[dict[int, Any]] = {
-    1: schemas.OffsetCommitValueV1,
-    3: schemas.OffsetCommitValueV3,
-    4: schemas.OffsetCommitValueV4,
+    1: OffsetCommitValueV1,
+    3: OffsetCommitValueV3,
+    4: OffsetCommitValueV4,
 }
-_GROUP_VALUES: Final[dict[int, Any]] = {3: schemas.GroupMetadataValueV3, 4: schemas.GroupMetadataValueV4}
+_GROUP_VALUES: Final[dict[int, Any]] = {3: GroupMetadataValueV3, 4: GroupMetadataValueV4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +153,9 @@ class CommittedOffset:
     leader_epoch: int = -1
     metadata: str = ""
     commit_timestamp_ms: int
-    #: Asked for by clients that still send a retention time; everyone else has the broker's retention.
+    #: Set only for old clients that send a retention time; all other offsets have the broker's retention.
     expire_timestamp_ms: int | None = None
-    #: Another topic may have the same name one day, and must not inherit the offset. None where nobody noted it.
+    #: Prevents a later topic of the same name from inheriting the offset. None if it was not stored.
     topic_id: UUID | None = None
 
 
@@ -67,7 +182,7 @@ class StoredGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetRecord:
+class OffsetCommitRecord:
     """`value` is None for a tombstone."""
 
     group: str
@@ -77,7 +192,7 @@ class OffsetRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRecord:
+class GroupMetadataRecord:
     """`value` is None for a tombstone."""
 
     group: str
@@ -88,11 +203,11 @@ KeyValue = tuple[bytes, bytes | None]
 
 
 class UnknownVersion(ValueError):
-    """A value in a layout newer than any that this code knows: reading on would lose what it says."""
+    """The value has a newer format than this code supports; skipping it would lose data."""
 
 
 def can_store(*texts: str) -> bool:
-    """Strings are stored with a length of 16 bits."""
+    """Whether the texts fit the 16-bit lengths of stored strings."""
     return all(len(text.encode()) <= _STRING_BYTES_MAX for text in texts)
 
 
@@ -101,37 +216,43 @@ def key_type(key: bytes) -> int:
     return int(kind)
 
 
-def encode_offset(record: OffsetRecord) -> KeyValue:
-    key = schemas.OffsetCommitKey(group=record.group, topic=record.topic, partition=record.partition)
-    return _encode(OFFSET_COMMIT, key), None if record.value is None else _encode_offset_value(record.value)
+def encode_offset_commit(record: OffsetCommitRecord) -> KeyValue:
+    key = OffsetCommitKey(group=record.group, topic=record.topic, partition=record.partition)
+    return _encode_entity(OFFSET_COMMIT, key), None if record.value is None else _encode_offset_value(
+        record.value
+    )
 
 
-def encode_group(record: GroupRecord) -> KeyValue:
-    key = _encode(GROUP_METADATA, schemas.GroupMetadataKey(group=record.group))
+def encode_group_metadata(record: GroupMetadataRecord) -> KeyValue:
+    key = _encode_entity(GROUP_METADATA, GroupMetadataKey(group=record.group))
     return key, None if record.value is None else _encode_group_value(record.value)
 
 
-def decode(key: bytes, value: bytes | None) -> OffsetRecord | GroupRecord | None:
-    """None for a record of another kind (the newer group protocols share this topic)."""
+def decode_record(key: bytes, value: bytes | None) -> OffsetCommitRecord | GroupMetadataRecord | None:
+    """None for a record of another kind (the newer group protocols use the same topic)."""
     kind = key_type(key)
-    if kind in OFFSET_KEYS:
-        parsed = _read(schemas.OffsetCommitKey, key)
+    if kind in OFFSET_KEY_TYPES:
+        parsed = _read_entity(OffsetCommitKey, key)
         offset = None if value is None else _decode_offset_value(value)
-        return OffsetRecord(group=parsed.group, topic=parsed.topic, partition=parsed.partition, value=offset)
+        return OffsetCommitRecord(
+            group=parsed.group, topic=parsed.topic, partition=parsed.partition, value=offset
+        )
     if kind == GROUP_METADATA:
-        parsed = _read(schemas.GroupMetadataKey, key)
-        return GroupRecord(group=parsed.group, value=None if value is None else _decode_group_value(value))
+        parsed = _read_entity(GroupMetadataKey, key)
+        return GroupMetadataRecord(
+            group=parsed.group, value=None if value is None else _decode_group_value(value)
+        )
     return None
 
 
-def _encode(prefix: int, entity: Any) -> bytes:
+def _encode_entity(prefix: int, entity: Any) -> bytes:
     buffer = BytesIO()
     buffer.write(_INT16.pack(prefix))
     entity_writer(type(entity))(buffer, entity)
     return buffer.getvalue()
 
 
-def _read(schema: Any, data: bytes) -> Any:
+def _read_entity(schema: Any, data: bytes) -> Any:
     entity, _ = entity_reader(schema)(data, _INT16.size)
     return entity
 
@@ -145,33 +266,33 @@ def _value_schema(schemas_by_version: dict[int, Any], value: bytes) -> Any:
 
 def _encode_offset_value(value: CommittedOffset) -> bytes:
     if value.expire_timestamp_ms is not None:
-        expiring = schemas.OffsetCommitValueV1(
+        expiring = OffsetCommitValueV1(
             offset=value.offset,
             metadata=value.metadata,
             commit_timestamp=value.commit_timestamp_ms,
             expire_timestamp=value.expire_timestamp_ms,
         )
-        return _encode(1, expiring)
+        return _encode_entity(1, expiring)
     if value.topic_id is not None:
-        of_topic = schemas.OffsetCommitValueV4(
+        of_topic = OffsetCommitValueV4(
             offset=value.offset,
             leader_epoch=value.leader_epoch,
             metadata=value.metadata,
             commit_timestamp=value.commit_timestamp_ms,
             topic_id=value.topic_id,
         )
-        return _encode(4, of_topic)
-    entity = schemas.OffsetCommitValueV3(
+        return _encode_entity(4, of_topic)
+    entity = OffsetCommitValueV3(
         offset=value.offset,
         leader_epoch=value.leader_epoch,
         metadata=value.metadata,
         commit_timestamp=value.commit_timestamp_ms,
     )
-    return _encode(_VALUE_VERSION, entity)
+    return _encode_entity(_VALUE_VERSION, entity)
 
 
 def _decode_offset_value(value: bytes) -> CommittedOffset:
-    entity = _read(_value_schema(_OFFSET_VALUES, value), value)
+    entity = _read_entity(_value_schema(_OFFSET_VALUES, value), value)
     expire_timestamp_ms = getattr(entity, "expire_timestamp", -1)
     return CommittedOffset(
         offset=entity.offset,
@@ -185,7 +306,7 @@ def _decode_offset_value(value: bytes) -> CommittedOffset:
 
 def _encode_group_value(value: StoredGroup) -> bytes:
     members = tuple(
-        schemas.MemberMetadataV3(
+        MemberMetadataV3(
             member_id=member.member_id,
             group_instance_id=member.instance_id,
             client_id=member.client_id,
@@ -197,7 +318,7 @@ def _encode_group_value(value: StoredGroup) -> bytes:
         )
         for member in value.members
     )
-    entity = schemas.GroupMetadataValueV3(
+    entity = GroupMetadataValueV3(
         protocol_type=value.protocol_type,
         generation=value.generation,
         protocol=value.protocol,
@@ -205,11 +326,11 @@ def _encode_group_value(value: StoredGroup) -> bytes:
         current_state_timestamp=value.state_timestamp_ms,
         members=members,
     )
-    return _encode(_VALUE_VERSION, entity)
+    return _encode_entity(_VALUE_VERSION, entity)
 
 
 def _decode_group_value(value: bytes) -> StoredGroup:
-    entity = _read(_value_schema(_GROUP_VALUES, value), value)
+    entity = _read_entity(_value_schema(_GROUP_VALUES, value), value)
     return StoredGroup(
         protocol_type=entity.protocol_type,
         generation=entity.generation,

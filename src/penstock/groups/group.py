@@ -1,97 +1,428 @@
-"""What every kind of group can be asked, so that one shard holds them all."""
+"""The interface that every kind of group implements, so that one shard can hold them all.
 
-from collections.abc import Iterator
-from typing import ClassVar, Protocol
+Also here: the requests and replies of the classic protocol and of offset commits, independent of the wire version;
+`Operation`, which collects the records, replies and timers of one operation; `CoordinatorResult`, which an operation
+returns; and `Timers`, named deadlines as plain data: the caller has the clock and queries which deadlines are due.
+"""
 
-from penstock.groups.messages import (
-    CommitRequest,
-    DescribedGroup,
-    HeartbeatRequest,
-    JoinRequest,
-    LeaveRequest,
-    LeaveResults,
-    SyncRequest,
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from penstock.groups.coordinator_records import (
+    CommittedOffset,
+    GroupMetadataRecord,
+    KeyValue,
+    OffsetCommitRecord,
+    encode_group_metadata,
+    encode_offset_commit,
 )
-from penstock.groups.records import CommittedOffset, KeyValue
-from penstock.groups.timers import Timers
+from penstock.groups.group_config import GroupConfig, GroupCoordinatorConfig
 from penstock.groups.topics import Topics
-from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ErrorCode
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Timers(Generic[Key]):
+    """At most one deadline per key. Moving a deadline to a later time costs nothing until the old time comes.
+
+    The heap holds one entry per key that is no later than the key's deadline; an entry that comes up early
+    is put back. Heartbeats move deadlines far more often than a deadline expires.
+    """
+
+    __slots__ = ("_deadlines", "_heap", "_order", "_queued")
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Key, int] = {}
+        self._queued: dict[Key, int] = {}
+        self._heap: list[tuple[int, int, Key]] = []
+        # Equal deadlines come up in the order in which they were queued, whatever the keys.
+        self._order = 0
+
+    def __repr__(self) -> str:
+        return f"Timers({self._deadlines})"
+
+    def schedule(self, key: Key, at_ms: int) -> None:
+        self._deadlines[key] = at_ms
+        queued_ms = self._queued.get(key)
+        if queued_ms is None or queued_ms > at_ms:
+            self._queue(key, at_ms)
+
+    def cancel(self, key: Key) -> None:
+        self._deadlines.pop(key, None)
+
+    def deadline_ms(self, key: Key) -> int | None:
+        return self._deadlines.get(key)
+
+    def next_deadline_ms(self) -> int | None:
+        self._settle()
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now_ms: int) -> Key | None:
+        """Remove and return one key whose deadline has passed, earliest first."""
+        self._settle()
+        if not self._heap or self._heap[0][0] > now_ms:
+            return None
+        _, _, key = heapq.heappop(self._heap)
+        del self._queued[key], self._deadlines[key]
+        return key
+
+    def shift(self, by_ms: int) -> None:
+        """Move every deadline with the clock, so that a clock change lets no timeout expire."""
+        deadlines, self._deadlines, self._queued, self._heap = self._deadlines, {}, {}, []
+        for key, at_ms in sorted(deadlines.items(), key=lambda item: item[1]):
+            self.schedule(key, at_ms + by_ms)
+
+    def _queue(self, key: Key, at_ms: int) -> None:
+        self._order += 1
+        self._queued[key] = at_ms
+        heapq.heappush(self._heap, (at_ms, self._order, key))
+
+    def _settle(self) -> None:
+        """Bring an entry with its key's current deadline to the top of the heap."""
+        while self._heap:
+            at_ms, _, key = self._heap[0]
+            stale = self._queued.get(key) != at_ms
+            deadline_ms = self._deadlines.get(key)
+            if not stale and deadline_ms == at_ms:
+                return
+            heapq.heappop(self._heap)
+            if stale:
+                continue
+            del self._queued[key]
+            if deadline_ms is not None:
+                self._queue(key, deadline_ms)
+
+
+#: Sent by a member that has no id yet.
+NO_MEMBER_ID = ""
+NO_GENERATION = -1
+
+Protocols = tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequest:
+    group_id: str
+    member_id: str
+    instance_id: str | None = None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: Protocols
+    #: Whether a new dynamic member must join a second time, with its assigned id (v4 and newer).
+    member_id_required: bool = True
+    #: Whether the reply can tell a leader to keep the assignment as it is (v9 and newer).
+    can_skip_assignment: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedMember:
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinReply:
+    error: ErrorCode = ErrorCode.none
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    member_id: str = NO_MEMBER_ID
+    members: tuple[JoinedMember, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequest:
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignments: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncReply:
+    error: ErrorCode = ErrorCode.none
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequest:
+    group_id: str
+    generation: int
+    member_id: str
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatReply:
+    error: ErrorCode = ErrorCode.none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeavingMember:
+    member_id: str
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest:
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+#: One error per member of the request, in the same order.
+LeaveResults = tuple[tuple[LeavingMember, ErrorCode], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveReply:
+    error: ErrorCode = ErrorCode.none
+    members: LeaveResults = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetToCommit:
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequest:
+    group_id: str
+    member_id: str = NO_MEMBER_ID
+    generation: int = NO_GENERATION
+    instance_id: str | None = None
+    offsets: tuple[OffsetToCommit, ...]
+    #: Older clients may request their own retention.
+    retention_ms: int | None = None
+    #: The error for a commit to a group that does not exist; it depends on the wire version.
+    error_if_no_group: ErrorCode = ErrorCode.group_id_not_found
+    #: Whether the wire version supports member epochs and their error codes (v9 and newer).
+    knows_member_epochs: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionError:
+    topic: str
+    partition: int
+    error: ErrorCode = ErrorCode.none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsReply:
+    """The reply to a commit or a deletion of offsets: one error for all partitions, or one per partition."""
+
+    error: ErrorCode = ErrorCode.none
+    partitions: tuple[PartitionError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedOffset:
+    """`committed` is None if there is no offset: that is -1 on the wire, never 0."""
+
+    topic: str
+    partition: int
+    committed: CommittedOffset | None
+    #: Not returned, because an open transaction may change the offset.
+    is_unstable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedGroup:
+    group_id: str
+    protocol_type: str
+    state: str
+    kind: str = "classic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedMember:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedGroup:
+    group_id: str
+    state: str
+    protocol_type: str = ""
+    protocol: str = ""
+    members: tuple[DescribedMember, ...] = ()
+
+
+#: An opaque value of the caller, returned with the reply; the group keeps it while a request waits.
+ReplyToken = Hashable
+
+
+class TransactionProducer(NamedTuple):
+    id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorResult:
+    """The caller appends the records as one batch, replays them, and sends the replies once they are committed."""
+
+    records: tuple[KeyValue, ...] = ()
+    replies: tuple[tuple[ReplyToken, object], ...] = ()
+    #: The producer of the transaction that the records belong to; they are replayed as pending.
+    producer: TransactionProducer | None = None
+
+
+class TimerKey(NamedTuple):
+    kind: str  # "expire" belongs to the shard; each kind of group defines its own others
+    group_id: str = ""
+    member_id: str = ""
+
+
+class Operation:
+    """One operation in progress: its time, its records and replies so far, and the timers that it may set."""
+
+    __slots__ = ("_records", "_replies", "config_of", "groups", "now_ms", "settings", "timers", "topics")
+
+    def __init__(
+        self,
+        *,
+        now_ms: int,
+        settings: GroupCoordinatorConfig,
+        config_of: Callable[[str], GroupConfig],
+        timers: Timers[TimerKey],
+        topics: Topics,
+        groups: "dict[str, Group]",
+    ) -> None:
+        self.now_ms = now_ms
+        self.settings = settings
+        self.config_of = config_of
+        self.timers = timers
+        self.topics = topics
+        #: The groups of the shard; an operation that converts a group to another kind replaces it here.
+        self.groups = groups
+        self._records: list[KeyValue] = []
+        self._replies: list[tuple[ReplyToken, object]] = []
+
+    @property
+    def has_records(self) -> bool:
+        return bool(self._records)
+
+    def reply(self, token: ReplyToken, reply: object) -> None:
+        self._replies.append((token, reply))
+
+    def store(self, record: KeyValue) -> None:
+        self._records.append(record)
+
+    def store_all(self, records: Iterable[KeyValue]) -> None:
+        self._records.extend(records)
+
+    def store_group(self, record: GroupMetadataRecord) -> None:
+        self._records.append(encode_group_metadata(record))
+
+    def store_offset(self, record: OffsetCommitRecord) -> None:
+        self._records.append(encode_offset_commit(record))
+
+    def schedule_in(self, timer: TimerKey, delay_ms: int) -> None:
+        self.timers.schedule(timer, self.now_ms + delay_ms)
+
+    def work(self, producer: TransactionProducer | None = None) -> CoordinatorResult:
+        return CoordinatorResult(
+            records=tuple(self._records), replies=tuple(self._replies), producer=producer
+        )
 
 
 class Group(Protocol):
-    """How a group changes is its kind's affair. It is replaced in the shard when it becomes one of another kind."""
+    """Each kind of group has its own rules. A group that is converted to another kind is replaced in the shard."""
 
-    #: As ListGroups names it.
+    #: The group type in ListGroups.
     kind: ClassVar[str]
     group_id: str
 
     @property
     def protocol_name(self) -> str:
-        """The protocol type, as ListGroups names it."""
+        """The protocol type in ListGroups."""
 
     @property
     def state_name(self) -> str:
-        """As Kafka prints it."""
+        """The name that Kafka prints."""
 
     @property
     def member_count(self) -> int: ...
     @property
     def is_empty(self) -> bool:
-        """Without members, so that it may be deleted, and that whoever is no member may commit."""
+        """Without members, so that the group may be deleted and clients that are not members may commit."""
 
     @property
     def is_idle(self) -> bool:
-        """Empty, and nobody is on the way: it goes when its offsets have."""
+        """Empty, and no member is joining: the group is removed when its offsets are gone."""
 
     @property
-    def gives_way(self) -> bool:
-        """Whether a group of another kind may take its name: its offsets stay."""
+    def can_be_replaced(self) -> bool:
+        """Whether a group of another kind may take over the name; the offsets stay."""
 
     @property
     def stored(self) -> object:
-        """All of it that is durable, to be compared; None for a group of which nothing is."""
+        """The durable state, for comparison; None if nothing is stored."""
 
-    # The classic protocol, which members may still speak in a group of another kind
+    # The classic protocol, which members may use also in a group of another kind
 
-    def join(self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None: ...
-    def sync(self, request: SyncRequest, token: Token, step: Step) -> None: ...
-    def heartbeat(self, request: HeartbeatRequest, step: Step) -> ErrorCode: ...
-    def leave(self, request: LeaveRequest, step: Step) -> LeaveResults: ...
+    def join(
+        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
+    ) -> None: ...
+    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None: ...
+    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode: ...
+    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults: ...
     def described(self) -> DescribedGroup | None:
-        """None for a group that the classic protocol does not know."""
+        """None if the classic protocol cannot describe the group."""
 
     # Offsets
 
     def check_commit(
         self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
-        """Its generation is a classic member's, or the member's epoch. One offset too many spoils all."""
+        """`generation` is a classic member's generation, or the member epoch. One invalid offset fails the request."""
 
     def needs_member_epoch(self, member_id: str) -> bool:
-        """Whether this member may commit only with a request that knows of member epochs."""
+        """Whether this member may commit only with a request version that supports member epochs."""
 
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode: ...
     def check_offset_deletion(self) -> ErrorCode: ...
     def is_subscribed(self, topic: str) -> bool:
-        """Whether somebody consumes the topic, or may do so."""
+        """Whether a member consumes the topic, or may consume it."""
 
     def retained_from_ms(self, offset: CommittedOffset) -> int | None:
-        """From when the retention of an offset counts: None while it is in use."""
+        """The start of an offset's retention time; None while the offset is in use."""
 
-    # Life
+    # Lifecycle
 
-    def loaded(self, step: Step) -> None:
-        """All records were replayed: from now on members are expected to be heard of."""
+    def loaded(self, operation: Operation) -> None:
+        """Called when all records were replayed: starts the session timeouts of the members."""
 
-    def heard_of(self, member_id: str, step: Step) -> None:
-        """A member committed."""
+    def member_committed(self, member_id: str, operation: Operation) -> None:
+        """Called when a member committed offsets."""
 
-    def time_out(self, timer: Timer, step: Step) -> None:
-        """A timer of this group came up; it may be of what the group was before."""
+    def time_out(self, timer: TimerKey, operation: Operation) -> None:
+        """Called when a timer of this group is due; the timer may stem from the group's previous kind."""
 
     def tombstones(self) -> Iterator[KeyValue]:
-        """Records that take it from the log, for a group without members."""
+        """The tombstones that delete a group without members."""
 
-    def dropped(self, timers: Timers[Timer]) -> None:
-        """It is no longer in its shard."""
+    def removed(self, timers: Timers[TimerKey]) -> None:
+        """Called when the group is no longer in its shard."""

@@ -1,6 +1,12 @@
-"""What groups know of topics: their partitions, and the racks in which those can be read."""
+"""Topics as the rules of groups see them: their partitions, and the racks in which those can be read.
 
+`coordinator_partition` computes, as Kafka does, the partition of an internal topic that a group or transactional id
+belongs to. Every node loads this module when it starts, so it imports nothing heavy.
+"""
+
+import struct
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
@@ -48,3 +54,19 @@ class NoTopics:
 
 
 NO_TOPICS: Final = NoTopics()
+
+
+#: Names whose place is remembered: it takes a step for each of their characters to find it.
+_REMEMBERED_MAX: Final = 1_024
+
+
+@lru_cache(_REMEMBERED_MAX)
+def coordinator_partition(name: str, partition_count: int) -> int:
+    """Java's String.hashCode over UTF-16, without its sign, modulo the partitions."""
+    units = name.encode("utf-16-be", "surrogatepass")
+    code = 0
+    for (unit,) in struct.iter_unpack(">H", units):
+        code = (31 * code + unit) & 0xFFFF_FFFF
+    signed = code - (1 << 32) if code >= 1 << 31 else code
+    # The smallest int has no positive counterpart; Kafka counts it as 0.
+    return 0 if signed == -(1 << 31) else abs(signed) % partition_count

@@ -1,1 +1,4 @@
-"""One partition on disk: segments, indexes, recovery, retention, compaction, producer state, epochs."""
+"""One partition on disk (`Log`), and all partitions of a node's data directory (`LogManager`).
+
+The layout on disk is Kafka's: segments with sparse indexes, checkpoints, producer snapshots, leader epochs.
+"""

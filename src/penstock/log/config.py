@@ -1,4 +1,4 @@
-"""What a topic's settings mean to one log; every bound of the room is named here."""
+"""`LogConfig`: the topic settings that one log uses, and the bounds of this package."""
 
 from typing import Final, Literal, NamedTuple
 
@@ -31,16 +31,16 @@ class LogConfig(NamedTuple):
     compression_type: str = "producer"
     flush: FlushPolicy = "ack"
     flush_interval_ms: int = 1000
-    #: A batch that must be decoded (look-up by timestamp, compaction) may grow to this and no further.
+    #: How large the records of a batch may become when it is decompressed (for a look-up by timestamp, or compaction).
     decoded_bytes_max: int = 64 << 20
-    #: Records may be held back until they are due.
+    #: Whether records may be held until they are due.
     schedule: bool = False
-    #: Written to on a full disk, too: without the metadata log nothing could be deleted.
+    #: Whether writes continue on a full disk: without the metadata log nothing could be deleted.
     uses_reserve: bool = False
 
     @property
     def segment_ms_max(self) -> int:
-        """Only closed segments are compacted, so one that must be soon may not stay open for longer."""
+        """Only closed segments are compacted, so the active one must roll within max.compaction.lag.ms."""
         if self.cleanup_compact and self.max_compaction_lag_ms > 0:
             return min(self.segment_ms, self.max_compaction_lag_ms)
         return self.segment_ms

@@ -1,8 +1,8 @@
-"""Room on the disk: a reserve for what frees space, and one answer for everything else while there is none.
+"""Disk space: a reserve for the writes that free space, and refusal of all other records while the disk is full.
 
-Deleting topics and records writes something first: a record in the metadata log, a checkpoint. On a full disk that
-would fail as any write does. So a small file is kept (`penstock-reserve`), and given up when a write finds no room.
-From then on records are refused at once, until there is room for the reserve again and as much besides.
+Deleting topics and records writes first: a record in the metadata log, a checkpoint. On a full disk those writes
+would fail like any other. So a small file (`penstock-reserve`) is kept and deleted when a write finds no space.
+From then on records are refused at once, until there is room for the reserve and as much again.
 """
 
 import logging
@@ -14,24 +14,24 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Final, TypeVar
 
-RESERVE: Final = "penstock-reserve"
+RESERVE_FILE: Final = "penstock-reserve"
 RESERVE_BYTES: Final = 1 << 20
 _MARGIN_BYTES: Final = 64 << 10
-#: What a disk, or a quota, that is full says.
-NO_SPACE: Final = frozenset({ENOSPC, EDQUOT})
+#: The errors of a full disk or quota.
+NO_SPACE_ERRNOS: Final = frozenset({ENOSPC, EDQUOT})
 
 _logger = logging.getLogger("penstock.log")
 _Result = TypeVar("_Result")
 
 
 class DiskSpace:
-    """Of one data folder. Safe in any thread."""
+    """The free space of one data folder. Thread-safe."""
 
     def __init__(self, directory: Path, reserve_bytes: int = RESERVE_BYTES) -> None:
-        self._path = directory / RESERVE
+        self._path = directory / RESERVE_FILE
         self._reserve_bytes = reserve_bytes
         self._lock = threading.Lock()
-        #: Records are refused.
+        #: Whether records are refused.
         self.is_full = False
         #: How often the disk has had room again after it was full.
         self.recoveries = 0
@@ -39,13 +39,13 @@ class DiskSpace:
             self._now_full("no room for the reserve")
 
     def refuse(self) -> bool:
-        """Whether records must be refused. Looks for room where there was none."""
+        """Returns whether records must be refused. Checks for free space again if there was none."""
         if self.is_full:
             self.look()
         return self.is_full
 
     def ran_out(self, error: OSError, recoveries: int | None = None) -> None:
-        """A write has found no room: the reserve is given up for what frees space. Said once.
+        """A write found no space: deletes the reserve, for the writes that free space. Logs it once.
 
         A thread may report its failed write late. It passes `recoveries` as read before the write: if the disk has had
         room since then, the failure is ignored.
@@ -59,7 +59,7 @@ class DiskSpace:
                 self._now_full(str(error))
 
     def look(self) -> None:
-        """Take records again once there is room for the reserve and as much besides."""
+        """Accepts records again once there is room for the reserve and as much again."""
         with self._lock:
             needed_bytes = max(2 * self._reserve_bytes, _MARGIN_BYTES)
             if self.is_full and self._free_bytes() >= needed_bytes and self._make_reserve():
@@ -69,12 +69,12 @@ class DiskSpace:
                 _logger.warning("disk has room again: records are taken", extra=extra)
 
     def with_reserve(self, write: Callable[[], _Result]) -> _Result:
-        """Write something small that must be written, once more where there was no room. Raises OSError."""
+        """Runs a small write that must succeed, and retries it once after deleting the reserve. Raises OSError."""
         recoveries = self.recoveries
         try:
             return write()
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in NO_SPACE_ERRNOS:
                 raise
             self.ran_out(error, recoveries)
         return write()

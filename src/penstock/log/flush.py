@@ -1,42 +1,72 @@
-"""Making a log durable in three steps: begin on the loop, run in a thread, done on the loop."""
+"""Makes a log durable in three steps: begin on the event loop, run in a thread, finish on the event loop.
+
+`begin_writeback` asks the kernel to start writing dirty pages now, without waiting for them and without making them
+durable. Otherwise Linux lets dirty pages grow to a tenth of memory and then makes the next writer wait for the
+disk, which here is the event loop. Where the system call does not exist, it does nothing.
+"""
 
 import errno
 import logging
 import os
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.log import epochs
-from penstock.log.checkpoints import sync_directory
-from penstock.log.epochs import EpochCache
-from penstock.log.lookup import write_indexes
-from penstock.log.names import EPOCH_CHECKPOINT
-from penstock.log.positions import LogPosition
-from penstock.log.segment import Segment
-from penstock.log.snapshots import Snapshot
-from penstock.log.synced_offsets import SyncedSlot
-from penstock.log.tail import NO_DESCRIPTORS, SharedFile
+from penstock.log import leader_epochs
+from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
+from penstock.log.data_directory import LEADER_EPOCH_CHECKPOINT_FILE
+from penstock.log.index_files import write_indexes
+from penstock.log.leader_epochs import LeaderEpochCache
+from penstock.log.producer_snapshots import ProducerSnapshot
+from penstock.log.segment import LogOffsetMetadata, LogSegment
+from penstock.log.segment_files import NO_DESCRIPTORS_ERRNOS, SharedFile
 
-#: Rolled segments that wait for a flush keep their write descriptor, which is the one that reports a failed
-#: write-back for sure; beyond this many they are reopened.
+_SYNC_FILE_RANGE_WRITE: Final = 2
+
+
+def begin_writeback(fd: int) -> None:
+    """Blocks if the disk's queue is full, so it belongs in a thread. fsync reports the errors."""
+    call = _sync_file_range()
+    if call is not None:
+        call(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # length 0: to the end of the file
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None, use_errno=True).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint)
+    call.restype = ctypes.c_int
+    return call
+
+
+#: Rolled segments that wait for a flush keep their write descriptor, because only that one is sure to report a failed
+#: write-back. Beyond this many, segments are reopened for their sync.
 HELD_FILES_MAX: Final = 32
 
-_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _logger = logging.getLogger("penstock.log")
 
 
-class Rolled(NamedTuple):
+class RolledSegment(NamedTuple):
     """A segment that is closed but not yet durable."""
 
-    segment: Segment
+    segment: LogSegment
     file: SharedFile | None
 
 
 class FlushGate:
-    """What a flush holds while it works. A ticket of another generation finds nothing left to do."""
+    """Held by a flush while it runs. A job of an earlier generation finds nothing left to do."""
 
     __slots__ = ("generation", "lock")
 
@@ -45,30 +75,30 @@ class FlushGate:
         self.generation = 0
 
     def next_generation(self) -> None:
-        """The files have been cut or closed. Waits for the flush that is under way."""
+        """Invalidates earlier jobs, because files are truncated or closed. Waits for the flush in progress."""
         with self.lock:
             self.generation += 1
 
 
 @dataclass(slots=True, kw_only=True)
-class FlushTicket:
+class FlushJob:
     """`run` blocks and belongs in a thread. An OSError from it must end the process: never run it again.
 
-    What recovery could find out by itself (indexes, snapshots, epochs) may wait while the disk is full.
+    What recovery can rebuild (indexes, snapshots, epochs) may wait while the disk is full.
     """
 
-    upto: LogPosition
+    upto: LogOffsetMetadata
     generation: int
     directory: Path
     gate: FlushGate
     tail: SharedFile
-    rolled: tuple[Rolled, ...]
-    snapshots: tuple[Snapshot, ...]
+    rolled: tuple[RolledSegment, ...]
+    snapshots: tuple[ProducerSnapshot, ...]
     epoch_entries: list[tuple[int, int]] | None
-    names_changed: bool
-    slot: SyncedSlot | None = None
+    directory_changed: bool
+    slot: SyncedOffsetSlot | None = None
     complete: bool = False
-    #: A file could not be opened for want of descriptors: nothing counts as synced, and it is to be tried again.
+    #: A file could not be opened for lack of descriptors: nothing counts as synced, and the flush is retried.
     postponed: bool = False
 
     def run(self) -> None:
@@ -77,8 +107,8 @@ class FlushTicket:
                 try:
                     self.sync()
                 except OSError as error:
-                    # No sync fails like this, only an open.
-                    if error.errno not in NO_DESCRIPTORS:
+                    # Only an open fails with these errors, never a sync.
+                    if error.errno not in NO_DESCRIPTORS_ERRNOS:
                         raise
                     self.postponed = True
 
@@ -89,26 +119,26 @@ class FlushTicket:
         if self.slot is not None:
             self.slot.note(self.upto.offset)
         try:
-            self._write_notes()
+            self._write_metadata_files()
             self.complete = True
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in _NO_SPACE_ERRNOS:
                 raise
             _logger.debug("no space to flush", extra={"log": str(self.directory), "reason": str(error)})
-        if self.names_changed:
+        if self.directory_changed:
             sync_directory(self.directory)
 
-    def _write_notes(self) -> None:
+    def _write_metadata_files(self) -> None:
         for item in self.rolled:
             if not item.segment.is_deleted:
                 write_indexes(item.segment)
         for snapshot in self.snapshots:
             snapshot.write(self.directory)
         if self.epoch_entries is not None:
-            epochs.write(self.directory / EPOCH_CHECKPOINT, self.epoch_entries)
+            leader_epochs.write(self.directory / LEADER_EPOCH_CHECKPOINT_FILE, self.epoch_entries)
 
     def hold_files(self) -> None:
-        """The descriptors stay open until `release_files`, whatever the log does meanwhile."""
+        """Keeps the descriptors open until `release_files`, whatever the log does meanwhile."""
         self.tail.hold()
         for item in self.rolled:
             if item.file is not None:
@@ -122,39 +152,39 @@ class FlushTicket:
 
 
 class FlushState:
-    """What of a log is not durable yet. Appending belongs to the loop; compaction lets go in its thread."""
+    """What of a log is not durable yet. The event loop appends; compaction releases segments in its thread."""
 
     __slots__ = (
+        "_flush_job",
         "_held",
         "_lock",
         "_slot",
         "_snapshots",
-        "_ticket",
+        "directory_changed",
         "gate",
-        "names_changed",
         "recovery_point",
         "synced",
     )
 
-    def __init__(self, synced: LogPosition, slot: SyncedSlot | None = None) -> None:
+    def __init__(self, synced: LogOffsetMetadata, slot: SyncedOffsetSlot | None = None) -> None:
         self.synced = synced
         self._slot = slot
         if slot is not None:
             slot.note(synced.offset)
         self.recovery_point = synced.offset
-        self.names_changed = False
+        self.directory_changed = False
         self.gate = FlushGate()
-        self._held: list[Rolled] = []
-        #: The producers as they were at the end of rolled segments; what is known of them outlives the segments.
-        self._snapshots: list[Snapshot] = []
-        self._ticket: FlushTicket | None = None
+        self._held: list[RolledSegment] = []
+        #: The producer state at the end of rolled segments; it is needed even after the segments are deleted.
+        self._snapshots: list[ProducerSnapshot] = []
+        self._flush_job: FlushJob | None = None
         self._lock = threading.Lock()
 
     @property
     def rolled_count(self) -> int:
         return max(len(self._held), len(self._snapshots))
 
-    def add(self, rolled: Rolled, snapshot: Snapshot) -> None:
+    def add(self, rolled: RolledSegment, snapshot: ProducerSnapshot) -> None:
         with self._lock:
             self._held.append(rolled)
             self._snapshots.append(snapshot)
@@ -162,14 +192,14 @@ class FlushState:
             if surplus >= 0 and (file := self._held[surplus].file) is not None:
                 file.drop()
                 self._held[surplus] = self._held[surplus]._replace(file=None)
-        self.names_changed = True
+        self.directory_changed = True
 
     def begin(
-        self, directory: Path, end: LogPosition, tail: SharedFile, epoch_cache: EpochCache
-    ) -> FlushTicket:
-        assert self._ticket is None, "a flush is under way"
+        self, directory: Path, end: LogOffsetMetadata, tail: SharedFile, epoch_cache: LeaderEpochCache
+    ) -> FlushJob:
+        assert self._flush_job is None, "a flush is under way"
         with self._lock:
-            self._ticket = ticket = FlushTicket(
+            self._flush_job = flush_job = FlushJob(
                 upto=end,
                 generation=self.gate.generation,
                 directory=directory,
@@ -178,33 +208,33 @@ class FlushState:
                 rolled=tuple(self._held),
                 snapshots=tuple(self._snapshots),
                 epoch_entries=epoch_cache.entries() if epoch_cache.dirty else None,
-                names_changed=self.names_changed,
+                directory_changed=self.directory_changed,
                 slot=self._slot,
             )
-            ticket.hold_files()
-        epoch_cache.dirty = self.names_changed = False
-        return ticket
+            flush_job.hold_files()
+        epoch_cache.dirty = self.directory_changed = False
+        return flush_job
 
-    def done(self, ticket: FlushTicket, epoch_cache: EpochCache) -> list[Segment]:
+    def done(self, flush_job: FlushJob, epoch_cache: LeaderEpochCache) -> list[LogSegment]:
         """Returns the segments that are durable now and were not before."""
-        if ticket is not self._ticket:
+        if flush_job is not self._flush_job:
             return []  # the log was closed meanwhile
-        self._ticket = None
-        flushed = [item.segment for item in ticket.rolled]
+        self._flush_job = None
+        flushed = [item.segment for item in flush_job.rolled]
         with self._lock:
-            ticket.release_files()
-        if ticket.generation == self.gate.generation and not ticket.postponed:
-            self.synced = ticket.upto
-        if not ticket.complete:
-            epoch_cache.dirty = self.names_changed = True
+            flush_job.release_files()
+        if flush_job.generation == self.gate.generation and not flush_job.postponed:
+            self.synced = flush_job.upto
+        if not flush_job.complete:
+            epoch_cache.dirty = self.directory_changed = True
             return []
         self.recovery_point = self.synced.offset
-        written = {snapshot.offset for snapshot in ticket.snapshots}
+        written = {snapshot.offset for snapshot in flush_job.snapshots}
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset not in written]
-        self.let_go(flushed)
+        self.release_segments(flushed)
         return [segment for segment in flushed if not segment.is_deleted]
 
-    def let_go(self, segments: Sequence[Segment]) -> None:
+    def release_segments(self, segments: Sequence[LogSegment]) -> None:
         leaving = set(segments)
         with self._lock:
             for item in self._held:
@@ -212,46 +242,48 @@ class FlushState:
                     item.file.drop()
             self._held = [item for item in self._held if item.segment not in leaving]
 
-    def starts_at(self, offset: int) -> Snapshot | None:
-        """Everything before has gone. Returns the producers there, unless they are on disk already."""
+    def drop_snapshots_before(self, offset: int) -> ProducerSnapshot | None:
+        """Everything before the offset is gone. Returns the snapshot there, unless it is on disk already."""
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset >= offset]
         return next((snapshot for snapshot in self._snapshots if snapshot.offset == offset), None)
 
-    def lower_note(self, offset: int) -> None:
-        """Before the log is cut there, and in a new generation: no flush may note what is about to go."""
+    def lower_synced_offset(self, offset: int) -> None:
+        """Call it before the log is truncated, and in a new generation: no flush may record a higher offset then."""
         if self._slot is not None:
             self._slot.lower(offset)
 
-    def cut_to(self, end: LogPosition) -> None:
-        """Nothing at or beyond an offset is there any more, so nothing of it can be durable."""
-        self.let_go([item.segment for item in self._held if item.segment.base_offset >= end.segment_base])
+    def truncate_to(self, end: LogOffsetMetadata) -> None:
+        """Nothing at or beyond this position is in the log any more, so none of it is durable."""
+        self.release_segments(
+            [item.segment for item in self._held if item.segment.base_offset >= end.segment_base]
+        )
         self._snapshots = [snapshot for snapshot in self._snapshots if snapshot.offset <= end.offset]
         if self.synced.offset > end.offset:
             self.synced = end
         self.recovery_point = min(self.recovery_point, end.offset)
-        self.names_changed = True
+        self.directory_changed = True
 
     def stop(self) -> None:
-        """Waits for the flush that is under way; one that has not started will find nothing to do."""
+        """Waits for the flush in progress; a job that has not started will find nothing to do."""
         self.gate.next_generation()
-        if self._ticket is not None:
+        if self._flush_job is not None:
             with self._lock:
-                self._ticket.release_files()
-            self._ticket = None
+                self._flush_job.release_files()
+            self._flush_job = None
 
-    def let_go_of_all(self) -> None:
+    def release_all_segments(self) -> None:
         self._snapshots = []
-        self.let_go([item.segment for item in self._held])
+        self.release_segments([item.segment for item in self._held])
 
 
-def _sync_rolled(item: Rolled) -> None:
+def _sync_rolled(item: RolledSegment) -> None:
     if item.file is not None:
         os.fdatasync(item.file.fd)
     else:
         _sync_closed(item.segment)
 
 
-def _sync_closed(segment: Segment) -> None:
+def _sync_closed(segment: LogSegment) -> None:
     try:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

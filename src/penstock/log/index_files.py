@@ -1,73 +1,77 @@
-"""Indexes on demand: loaded from their files, checked, and rebuilt from the log when they do not hold."""
+"""Index files on demand: loads and checks them, writes them, and rebuilds them from the log when they are missing
+or corrupt.
+"""
 
 import logging
 import os
 from pathlib import Path
 
-from penstock.log.aborted import AbortedIndex
 from penstock.log.checkpoints import write_synced
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.log.index import TIME_ENTRY_BYTES, DamagedIndex, OffsetIndex, TimeIndex
-from penstock.log.segment import UNKNOWN, Segment
-from penstock.log.walk import NEAR_BYTES, walk
+from penstock.log.indexes import TIME_ENTRY_BYTES, CorruptIndex, OffsetIndex, TimeIndex, TransactionIndex
+from penstock.log.segment import INDEX_INTERVAL_READ_BYTES, UNKNOWN_TIMESTAMP, LogSegment, iter_batch_headers
+from penstock.log.segment_files import FilePool
 
 _logger = logging.getLogger("penstock.log")
 _REBUILD_CONFIG = LogConfig()
 
 
-def offset_index(segment: Segment, files: FilePool) -> OffsetIndex:
+def offset_index(segment: LogSegment, files: FilePool) -> OffsetIndex:
     index = segment.offsets
-    return _load(segment, files)[0] if index is None else index
+    return _load_indexes(segment, files)[0] if index is None else index
 
 
-def time_index(segment: Segment, files: FilePool) -> TimeIndex:
+def time_index(segment: LogSegment, files: FilePool) -> TimeIndex:
     index = segment.times
-    return _load(segment, files)[1] if index is None else index
+    return _load_indexes(segment, files)[1] if index is None else index
 
 
-def aborted_index(segment: Segment, files: FilePool) -> AbortedIndex:
-    """Raises DamagedIndex: only who knows the transactions before this segment can make it anew."""
+def transaction_index(segment: LogSegment, files: FilePool) -> TransactionIndex:
+    """Raises CorruptIndex: rebuilding it needs the transactions from before this segment."""
     index = segment.aborted
     if index is not None:
         return index
     if not segment.has_aborted:
-        return AbortedIndex()
+        return TransactionIndex()
     suffix = segment.suffix
-    index = AbortedIndex.decode(_content(segment.transaction_index_file), segment.base_offset)
+    index = TransactionIndex.decode(_content(segment.transaction_index_file), segment.base_offset)
     if segment.suffix != suffix:
-        raise DamagedIndex("renamed while it was read, so this may be another segment's")
-    files.aborted_loaded(segment, index)
+        raise CorruptIndex("renamed while it was read, so this may be another segment's")
+    files.transaction_index_loaded(segment, index)
     return index
 
 
-def largest_timestamp(segment: Segment, files: FilePool) -> int:
-    """-1 when no batch of the segment has one."""
-    if segment.max_timestamp == UNKNOWN:
-        _learn_largest_timestamp(segment, files)
+def largest_timestamp(segment: LogSegment, files: FilePool) -> int:
+    """Returns -1 if no batch of the segment has a timestamp."""
+    if segment.max_timestamp == UNKNOWN_TIMESTAMP:
+        _load_largest_timestamp(segment, files)
     return segment.max_timestamp
 
 
-def retention_timestamp(segment: Segment, files: FilePool) -> int:
-    """When the segment was last added to, by its records or else by its file."""
+def retention_timestamp(segment: LogSegment, files: FilePool) -> int:
+    """Returns when the segment was last written, according to its records or else to its file."""
     timestamp = largest_timestamp(segment, files)
     return timestamp if timestamp >= 0 else modified_ms(segment)
 
 
-def modified_ms(segment: Segment) -> int:
+def modified_ms(segment: LogSegment) -> int:
     return segment.path.stat().st_mtime_ns // 1_000_000
 
 
-def first_timestamp(segment: Segment, files: FilePool) -> int:
-    """The largest timestamp of the first batch, which decides when the segment has grown old."""
-    if segment.first_timestamp == UNKNOWN and segment.size:
+def first_timestamp(segment: LogSegment, files: FilePool) -> int:
+    """Returns the largest timestamp of the first batch, which decides how old the segment is."""
+    if segment.first_timestamp == UNKNOWN_TIMESTAMP and segment.size:
         file = files.pin(segment)
         try:
             segment.first_timestamp = next(
                 (
                     header.max_timestamp
-                    for _, header in walk(
-                        file.fd, 0, segment.size, chunk_bytes=NEAR_BYTES, holes=segment.holes
+                    for _, header in iter_batch_headers(
+                        file.fd,
+                        0,
+                        segment.size,
+                        chunk_bytes=INDEX_INTERVAL_READ_BYTES,
+                        damaged_ranges=segment.damaged_ranges,
                     )
                 ),
                 -1,
@@ -77,24 +81,24 @@ def first_timestamp(segment: Segment, files: FilePool) -> int:
     return segment.first_timestamp
 
 
-def write_indexes(segment: Segment) -> None:
-    """Synced, because nothing rebuilds the indexes below the recovery point unless they look wrong."""
+def write_indexes(segment: LogSegment) -> None:
+    """Syncs the files, because indexes below the recovery point are rebuilt only if they look corrupt."""
     segment.finish_indexing()
     offsets, times = segment.loaded_indexes
     index_path, time_path = segment.index_files
     try:
-        _write_aborted(segment)
+        _write_transaction_index(segment)
         write_synced(index_path, offsets.encode())
         write_synced(time_path, times.encode())
     except OSError:
-        # The first half of an index could pass for a whole one.
+        # Half of an index could pass for a whole one.
         for path in (index_path, time_path, segment.transaction_index_file):
             path.unlink(missing_ok=True)
         raise
 
 
-def _write_aborted(segment: Segment) -> None:
-    """Few segments have one; of an earlier self, cut or compacted since, nothing may stay."""
+def _write_transaction_index(segment: LogSegment) -> None:
+    """Few segments have one. A file from before the segment was truncated or compacted must not stay."""
     if segment.has_aborted:
         assert segment.aborted is not None
         write_synced(segment.transaction_index_file, segment.aborted.encode())
@@ -102,15 +106,17 @@ def _write_aborted(segment: Segment) -> None:
         segment.transaction_index_file.unlink(missing_ok=True)
 
 
-def rebuild(
-    segment: Segment, files: FilePool, config: LogConfig = _REBUILD_CONFIG
+def rebuild_indexes(
+    segment: LogSegment, files: FilePool, config: LogConfig = _REBUILD_CONFIG
 ) -> tuple[OffsetIndex, TimeIndex]:
-    """Index a closed segment anew from its batches, beside whatever readers use until it is done."""
-    fresh = Segment(segment.directory, segment.base_offset, suffix=segment.suffix)
+    """Rebuilds the index of a closed segment from its batches; readers use the old index until it is done."""
+    fresh = LogSegment(segment.directory, segment.base_offset, suffix=segment.suffix)
     fresh.start_indexing()
     file = files.pin(segment)
     try:
-        for position, header in walk(file.fd, 0, segment.size, holes=segment.holes):
+        for position, header in iter_batch_headers(
+            file.fd, 0, segment.size, damaged_ranges=segment.damaged_ranges
+        ):
             fresh.size = position
             fresh.note(header.last_offset, header.max_timestamp, header.size, config)
     finally:
@@ -120,25 +126,26 @@ def rebuild(
     return fresh.loaded_indexes
 
 
-def reindex(segment: Segment, files: FilePool) -> None:
-    """The index of a closed segment was caught in a lie: the files go, so that nobody loads them again."""
+def rebuild_index_files(segment: LogSegment, files: FilePool) -> None:
+    """Call it if the index of a closed segment does not match the log. Deletes the files, so that none is loaded
+    again."""
     _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": "does not match the log"})
     for path in segment.index_files:
         path.unlink(missing_ok=True)
-    files.index_loaded(segment, *rebuild(segment, files))
+    files.index_loaded(segment, *rebuild_indexes(segment, files))
 
 
-def _load(segment: Segment, files: FilePool) -> tuple[OffsetIndex, TimeIndex]:
+def _load_indexes(segment: LogSegment, files: FilePool) -> tuple[OffsetIndex, TimeIndex]:
     suffix = segment.suffix
     index_path, time_path = segment.index_files
     try:
         offsets = OffsetIndex.decode(_content(index_path), segment.size)
         times = TimeIndex.decode(_content(time_path))
         if segment.suffix != suffix:
-            raise DamagedIndex("renamed while it was read, so this may be another segment's")
-    except DamagedIndex as error:
+            raise CorruptIndex("renamed while it was read, so this may be another segment's")
+    except CorruptIndex as error:
         _logger.warning("index rebuilt", extra={"file": str(segment.path), "reason": str(error)})
-        offsets, times = rebuild(segment, files)
+        offsets, times = rebuild_indexes(segment, files)
     files.index_loaded(segment, offsets, times)
     return offsets, times
 
@@ -147,11 +154,11 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DamagedIndex("missing") from None
+        raise CorruptIndex("missing") from None
 
 
-def _learn_largest_timestamp(segment: Segment, files: FilePool) -> None:
-    """The last entry of the time index is enough, and one small read."""
+def _load_largest_timestamp(segment: LogSegment, files: FilePool) -> None:
+    """Reads only the last entry of the time index."""
     if segment.size == 0:
         segment.max_timestamp = -1
         return
@@ -159,11 +166,11 @@ def _learn_largest_timestamp(segment: Segment, files: FilePool) -> None:
         with open(segment.index_files[1], "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0 or size % TIME_ENTRY_BYTES:
-                raise DamagedIndex(f"time index of {size} bytes")
+                raise CorruptIndex(f"time index of {size} bytes")
             last = os.pread(file.fileno(), TIME_ENTRY_BYTES, size - TIME_ENTRY_BYTES)
             timestamp, relative = TimeIndex.decode(last).last_entry()
-    except (FileNotFoundError, DamagedIndex):
-        rebuild(segment, files)
+    except (FileNotFoundError, CorruptIndex):
+        rebuild_indexes(segment, files)
     else:
         segment.max_timestamp_offset = segment.base_offset + relative
         segment.max_timestamp = timestamp

@@ -1,4 +1,4 @@
-"""One partition on disk. Appends belong to the event loop; reads may come from any thread meanwhile."""
+"""`Log`: one partition on disk. Only the event loop appends; any thread may read at the same time."""
 
 import logging
 import struct
@@ -11,38 +11,41 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from penstock.log import damage, leftovers, lookup, recovery, replay, retention, snapshots, timestamps
-from penstock.log.aborted import Aborted, AbortedIndex
-from penstock.log.checkpoints import sync_directory
+from penstock.log import damage, index_files, producer_snapshots, reader, recovery, retention, segment_files
+from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage import Damage
-from penstock.log.files import FilePool
-from penstock.log.flush import FlushState, FlushTicket, Rolled
-from penstock.log.names import DELETED, SNAPSHOT, offset_file
-from penstock.log.positions import Appended, LogPosition, Slice, TimestampMatch
-from penstock.log.producers import trace_of
-from penstock.log.reader import Reader, damaged
-from penstock.log.segment import Segment
-from penstock.log.segments import SegmentList
-from penstock.log.space import NO_SPACE
-from penstock.log.synced_offsets import SyncedSlot
-from penstock.log.tail import SharedFile, Tail
-from penstock.log.transactions import VerificationGuard
-from penstock.log.validation import checked_header, checked_replica
-from penstock.log.walk import NEAR_BYTES, walk
+from penstock.log.data_directory import DELETED_SUFFIX, PRODUCER_SNAPSHOT_SUFFIX, offset_file_name
+from penstock.log.disk_space import NO_SPACE_ERRNOS
+from penstock.log.flush import FlushJob, FlushState, RolledSegment
+from penstock.log.indexes import AbortedTransaction, TransactionIndex
+from penstock.log.producer_state import VerificationGuard, batch_metadata
+from penstock.log.reader import LogReader, damaged_read
+from penstock.log.segment import (
+    INDEX_INTERVAL_READ_BYTES,
+    LogAppendInfo,
+    LogOffsetMetadata,
+    LogSegment,
+    LogSegments,
+    LogSlice,
+    TimestampAndOffset,
+    iter_batch_headers,
+)
+from penstock.log.segment_files import FilePool, SharedFile, Tail
+from penstock.log.validation import validate_batch, validate_replicated_batch
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     CONTROL,
-    LENGTH_OVERHEAD_BYTES,
     LOG_APPEND_TIME,
+    LOG_OVERHEAD_BYTES,
     TRANSACTIONAL,
     parse_end_marker,
-    restamp,
+    set_max_timestamp,
 )
 
-__all__ = ("Appended", "Log", "LogPosition", "SegmentsChanged", "Slice", "TimestampMatch")
+__all__ = ("Log", "LogAppendInfo", "LogOffsetMetadata", "LogSlice", "SegmentsChanged", "TimestampAndOffset")
 
-#: Base offset, length and leader epoch: what a broker stamps, and the checksum does not cover.
+#: Base offset, length and leader epoch: the fields that a broker sets, and that the checksum does not cover.
 _STAMP: Final = struct.Struct(">qii")
 
 Found = TypeVar("Found")
@@ -51,43 +54,43 @@ _logger = logging.getLogger("penstock.log")
 
 
 class SegmentsChanged(Exception):
-    """Retention or truncation took segments that compaction was about to replace."""
+    """Retention or truncation removed segments that compaction was about to replace."""
 
 
 class Log:
-    """Open one with `Log.open`. `end` is where the next batch goes, `synced` is how far the disk has it."""
+    """Created by `Log.open`. `end` is where the next batch goes, `synced` is how far the log is on disk."""
 
     def __init__(
         self,
         directory: Path,
         config: LogConfig,
         files: FilePool,
-        loaded: recovery.Loaded,
-        slot: SyncedSlot | None = None,
+        loaded: recovery.LoadedLog,
+        slot: SyncedOffsetSlot | None = None,
     ) -> None:
         segments = loaded.segments
         self.directory = directory
         self.config = config
         self.files = files
         self.start_offset = loaded.start_offset
-        #: When it was opened, files from before its start had gone that nobody has deleted.
-        self.was_beheaded = loaded.is_beheaded
+        #: Whether segments before the start were missing when the log was opened, although nothing had deleted them.
+        self.lost_first_segments = loaded.lost_first_segments
         self.producers = loaded.producers
         self.epochs = loaded.epochs
-        #: Whether there is anything for `aborted_in` to find, or was since it was opened.
+        #: Whether `aborted_in` may find anything, now or at some time since the log was opened.
         self.has_aborted = any(segment.has_aborted for segment in segments)
-        self.end = LogPosition(loaded.end_offset, segments.last.base_offset, segments.last.size)
-        self._reader = Reader(segments, files)
+        self.end = LogOffsetMetadata(loaded.end_offset, segments.last.base_offset, segments.last.size)
+        self._reader = LogReader(segments, files)
         self._tail = self._new_tail(segments.last)
         self._flush = FlushState(self.end, slot)
         self._set_damages(loaded.damages)
         self._segment_ms_max = config.segment_ms_max
-        self._replacing: tuple[Segment, ...] = ()
-        # Taken by whoever changes the list of segments: rolling on the loop, compaction in its thread.
+        self._replacing: tuple[LogSegment, ...] = ()
+        # Held to change the list of segments: the event loop rolls segments, compaction replaces them in its thread.
         self._lock = threading.Lock()
-        # Held for all of a replacement or a truncation, which would pull the files from under each other.
+        # Held for a whole replacement or truncation: each would remove files that the other uses.
         self._rearranging = threading.Lock()
-        #: The files are let go of: the partition was deleted, moved away or replaced, or the node stops.
+        #: Whether the files are released: the partition was deleted, moved or replaced, or the node stops.
         self.is_closed = False
 
     @classmethod
@@ -102,14 +105,14 @@ class Log:
         start_offset: int = 0,
         now_ms: int,
         producer_expiry_ms: int = 86_400_000,
-        crash: recovery.Crash = recovery.UNKNOWN_CRASH,
-        slot: SyncedSlot | None = None,
+        crash: recovery.CrashEvidence = recovery.NO_CRASH_EVIDENCE,
+        slot: SyncedOffsetSlot | None = None,
     ) -> Self:
-        """Blocking. A new folder is made when there is none. Raises OSError.
+        """Blocking. Creates the folder if there is none. Raises OSError.
 
-        `slot` is where each sync is noted, `crash` what the notes of the last run say.
+        `slot` is where each sync is recorded, `crash` what is known about the end of the last run.
         """
-        loaded = recovery.load(
+        loaded = recovery.load_log(
             directory,
             config,
             files=files,
@@ -130,11 +133,11 @@ class Log:
         return self.end.offset
 
     @property
-    def segments(self) -> Sequence[Segment]:
+    def segments(self) -> Sequence[LogSegment]:
         return self._reader.segments.items
 
     @property
-    def active_segment(self) -> Segment:
+    def active_segment(self) -> LogSegment:
         return self._tail.segment
 
     @property
@@ -142,20 +145,20 @@ class Log:
         return self._reader.segments.size_bytes
 
     @property
-    def synced(self) -> LogPosition:
+    def synced(self) -> LogOffsetMetadata:
         return self._flush.synced
 
     @property
     def recovery_point(self) -> int:
-        """Below this offset a crash leaves nothing to find out: data, indexes and notes are all durable."""
+        """A crash needs no recovery below this offset: data, indexes, snapshots and epochs are durable."""
         return self._flush.recovery_point
 
     @property
     def needs_flush(self) -> bool:
-        """Something is not durable yet. A rolled segment wants a flush under every policy."""
+        """Whether something is not durable yet. A rolled segment needs a flush under every policy."""
         flush = self._flush
         behind = flush.synced.offset < self.end.offset
-        return behind or flush.rolled_count > 0 or flush.names_changed or self.epochs.dirty
+        return behind or flush.rolled_count > 0 or flush.directory_changed or self.epochs.dirty
 
     @property
     def rolled_unsynced(self) -> int:
@@ -176,15 +179,15 @@ class Log:
         internal: bool = False,
         guard: VerificationGuard | None = None,
         control: bytearray | None = None,
-    ) -> Appended:
-        """Check, stamp and write one batch. Raises ApiError, and then nothing has changed.
+    ) -> LogAppendInfo:
+        """Checks, stamps and writes one batch. Raises ApiError, and then nothing has changed.
 
-        `guard` is of the verification that a transactional batch has gone through, if it had to. `control` is a control
-        batch that goes right before it, with the records that were taken out of it. It may be in the log alone when
-        the disk fails in between, and does not count then.
+        `guard` comes from the verification of a transactional batch, if it needed one. `control` is a control batch
+        with the records that were taken out of this batch, and is written right before it. If the disk fails in
+        between, the control batch may be in the log alone; it is not valid then.
         """
         config = self.config
-        header = checked_header(batch, config, now_ms, internal, control is not None)
+        header = validate_batch(batch, config, now_ms, internal, control is not None)
         _, length, _, _, _, attributes, delta, _, max_timestamp, producer_id, epoch, sequence, _ = header
         if producer_id >= 0:
             if internal:
@@ -195,7 +198,9 @@ class Log:
                 )
                 if repeated is not None:
                     appended_ms = repeated.timestamp if config.timestamp_type == "LogAppendTime" else -1
-                    return Appended(repeated.base_offset, repeated.last_offset, appended_ms, True, self.end)
+                    return LogAppendInfo(
+                        repeated.base_offset, repeated.last_offset, appended_ms, True, self.end
+                    )
                 if guard is not None:
                     self.producers.check_guard(producer_id, epoch, guard)
         if control is not None:
@@ -203,7 +208,7 @@ class Log:
         append_time_ms = -1
         if config.timestamp_type == "LogAppendTime":
             append_time_ms = max_timestamp = now_ms
-            restamp(batch, attributes=attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
+            set_max_timestamp(batch, attributes=attributes | LOG_APPEND_TIME, max_timestamp=now_ms)
         base_offset = self.end.offset
         _STAMP.pack_into(batch, 0, base_offset, length, leader_epoch)
         end = self._write(batch, base_offset + delta, max_timestamp, now_ms)
@@ -211,49 +216,52 @@ class Log:
             self.epochs.assign(leader_epoch, base_offset)
         if producer_id >= 0:
             self._learn(batch, header, base_offset, max_timestamp, now_ms)
-        return Appended(base_offset, base_offset + delta, append_time_ms, False, end)
+        return LogAppendInfo(base_offset, base_offset + delta, append_time_ms, False, end)
 
     def _write_control(self, control: bytearray, leader_epoch: int, now_ms: int) -> None:
         base_offset = self.end.offset
-        _STAMP.pack_into(control, 0, base_offset, len(control) - LENGTH_OVERHEAD_BYTES, leader_epoch)
+        _STAMP.pack_into(control, 0, base_offset, len(control) - LOG_OVERHEAD_BYTES, leader_epoch)
         self._write(memoryview(control), base_offset, now_ms, now_ms)
         if leader_epoch > self.epochs.latest:
             self.epochs.assign(leader_epoch, base_offset)
 
-    def append_replicated(self, batch: memoryview, *, now_ms: int) -> Appended:
-        """Write one batch as its leader stamped it. Raises ApiError when it does not continue this log."""
-        header = checked_replica(batch, self.end.offset)
+    def append_replicated(self, batch: memoryview, *, now_ms: int) -> LogAppendInfo:
+        """Writes one batch as its leader stamped it. Raises ApiError if it does not continue this log."""
+        header = validate_replicated_batch(batch, self.end.offset)
         base_offset, epoch, delta, max_timestamp = header[0], header[2], header[6], header[8]
         if base_offset != self.end.offset:
-            self.producers.is_complete = False  # what compaction took may be all that a producer wrote
+            self.producers.is_complete = False  # compaction may have removed all that a producer wrote
         if base_offset + delta - self.end.offset > INT32_MAX:
-            # Compaction left a gap that relative offsets do not span: the next segment begins beyond it.
+            # Compaction left a gap that relative offsets do not span: the next segment starts after it.
             self.roll(now_ms, base_offset)
         end = self._write(batch, base_offset + delta, max_timestamp, now_ms)
         if epoch > self.epochs.latest:
             self.epochs.assign(epoch, base_offset)
         if header[9] >= 0:
             self._learn(batch, header, base_offset, max_timestamp, now_ms)
-        return Appended(base_offset, base_offset + delta, -1, False, end)
+        return LogAppendInfo(base_offset, base_offset + delta, -1, False, end)
 
     def roll(self, now_ms: int, next_offset: int | None = None) -> None:
-        """Close the active segment and start the next one at the end of the log, or further on. Raises ApiError."""
+        """Closes the active segment and starts the next one at the end of the log, or further on. Raises ApiError."""
         closed, end_offset = self._tail, self.end.offset if next_offset is None else next_offset
         assert end_offset > closed.segment.base_offset, "an empty segment has nothing to close"
-        segment = Segment(self.directory, end_offset, created_ms=now_ms)
+        segment = LogSegment(self.directory, end_offset, created_ms=now_ms)
         segment.start_indexing()
         try:
             self._tail = self._new_tail(segment, fresh=True)
         except OSError as error:
-            if self.files.space is not None and error.errno in NO_SPACE:
+            if self.files.space is not None and error.errno in NO_SPACE_ERRNOS:
                 self.files.space.ran_out(error)
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot start a segment: {error}") from None
-        self._flush.add(Rolled(closed.segment, closed.released()), snapshots.take(self.producers, end_offset))
+        self._flush.add(
+            RolledSegment(closed.segment, closed.released()),
+            producer_snapshots.take_snapshot(self.producers, end_offset),
+        )
         with self._lock:
             self._reader.segments.add(segment)
-        self.end = LogPosition(end_offset, end_offset, 0)
+        self.end = LogOffsetMetadata(end_offset, end_offset, 0)
 
-    def _new_tail(self, segment: Segment, *, fresh: bool = False) -> Tail:
+    def _new_tail(self, segment: LogSegment, *, fresh: bool = False) -> Tail:
         uses_reserve = self.config.uses_reserve
 
         def made() -> Tail:
@@ -262,18 +270,20 @@ class Log:
         space = self.files.space
         return space.with_reserve(made) if uses_reserve and space is not None else made()
 
-    def _write(self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int) -> LogPosition:
+    def _write(
+        self, batch: memoryview, last_offset: int, max_timestamp: int, now_ms: int
+    ) -> LogOffsetMetadata:
         segment = self._tail.segment
         if self._must_roll(segment, len(batch), last_offset, max_timestamp, now_ms):
             self.roll(now_ms)
             segment = self._tail.segment
         self._tail.write(batch)
         segment.note(last_offset, max_timestamp, len(batch), self.config)
-        self.end = end = LogPosition(last_offset + 1, segment.base_offset, segment.size)
+        self.end = end = LogOffsetMetadata(last_offset + 1, segment.base_offset, segment.size)
         return end
 
     def _must_roll(
-        self, segment: Segment, size: int, last_offset: int, max_timestamp: int, now_ms: int
+        self, segment: LogSegment, size: int, last_offset: int, max_timestamp: int, now_ms: int
     ) -> bool:
         if segment.size == 0:
             return not segment.can_hold(last_offset)
@@ -298,7 +308,7 @@ class Log:
                 self.has_aborted = self.has_aborted or not ended.committed
         else:
             transactional = bool(attributes & TRANSACTIONAL)
-            trace = trace_of(sequence, base_offset, delta, max_timestamp)
+            trace = batch_metadata(sequence, base_offset, delta, max_timestamp)
             self.producers.learn(producer_id, epoch, trace, transactional, now_ms)
 
     # Reading
@@ -307,26 +317,26 @@ class Log:
         self,
         offset: int,
         max_bytes: int,
-        upto: LogPosition,
+        upto: LogOffsetMetadata,
         *,
         at_least_one: bool = True,
         nowait: bool = False,
-    ) -> Slice:
-        """Whole batches from the one that holds `offset`, within one segment and never beyond `upto`.
+    ) -> LogSlice:
+        """Returns whole batches from the one that contains `offset`, within one segment and never beyond `upto`.
 
-        Raises OFFSET_OUT_OF_RANGE; with `nowait`, BlockingIOError when the disk would have to be waited for.
+        Raises OFFSET_OUT_OF_RANGE; with `nowait`, BlockingIOError if the read would have to wait for the disk.
         """
         if not self.start_offset <= offset <= self.end.offset:
             raise self._out_of_range(offset)
         if offset >= upto.offset:
-            return Slice(b"", offset)
+            return LogSlice(b"", offset)
         if self.damages:
             return self._read_around_damage(offset, max_bytes, upto, at_least_one, nowait)
         return self._read(offset, max_bytes, upto, at_least_one, nowait)
 
     def _read(
-        self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool
-    ) -> Slice:
+        self, offset: int, max_bytes: int, upto: LogOffsetMetadata, at_least_one: bool, nowait: bool
+    ) -> LogSlice:
         try:
             return self._reader.read(offset, max_bytes, upto, at_least_one, nowait)
         except BlockingIOError:
@@ -337,14 +347,14 @@ class Log:
             return self._looked_up(partial(self._reader.read, offset, max_bytes, upto, at_least_one, nowait))
 
     def _looked_up(self, look: Callable[[], Found]) -> Found:
-        """Raises ApiError when the disk does not answer."""
+        """Raises ApiError if the disk cannot be read."""
         try:
             while True:
                 segments = self._reader.segments
                 try:
                     return look()
                 except FileNotFoundError:
-                    # Retention or compaction may have taken the file away between finding and opening it.
+                    # Retention or compaction may have removed the file between finding and opening it.
                     if self._reader.segments is segments:
                         raise
         except BlockingIOError:
@@ -352,25 +362,27 @@ class Log:
         except OSError as error:
             raise ApiError(ErrorCode.kafka_storage_error, f"cannot read the log: {error}") from error
 
-    def aborted_in(self, start_offset: int, upto_offset: int, *, nowait: bool = False) -> tuple[Aborted, ...]:
-        """The aborted transactions with data between two offsets: producer id and first offset of each.
+    def aborted_in(
+        self, start_offset: int, upto_offset: int, *, nowait: bool = False
+    ) -> tuple[AbortedTransaction, ...]:
+        """Returns the aborted transactions with data between two offsets: producer id and first offset of each.
 
-        Complete for offsets below the last stable one. Raises ApiError; with `nowait`, BlockingIOError when an index
+        Complete for offsets below the last stable offset. Raises ApiError; with `nowait`, BlockingIOError if an index
         would have to be loaded.
         """
         return self._looked_up(
             partial(self._reader.aborted_in, start_offset, upto_offset, nowait, self.start_offset)
         )
 
-    def aborted_index(self, segment: Segment) -> AbortedIndex:
-        """Blocking, where it is not loaded. Raises OSError."""
-        return self._reader.aborted_index(segment, self.start_offset)
+    def transaction_index(self, segment: LogSegment) -> TransactionIndex:
+        """Blocks if the index is not loaded. Raises OSError."""
+        return self._reader.transaction_index(segment, self.start_offset)
 
-    def position_of(self, offset: int) -> LogPosition:
-        """Where the batch that holds an offset starts; the end of the log for an offset beyond it."""
+    def position_of(self, offset: int) -> LogOffsetMetadata:
+        """Returns where the batch that contains an offset starts; the end of the log for an offset beyond it."""
         return self._looked_up(partial(self._position_of, offset))
 
-    def _position_of(self, offset: int) -> LogPosition:
+    def _position_of(self, offset: int) -> LogOffsetMetadata:
         end = self.end
         if self._all_damages and offset < end.offset:
             lost = damage.at_offset(self._all_damages, offset)
@@ -383,38 +395,47 @@ class Log:
         file = self.files.pin(segment)
         try:
             walked = next(
-                walk(file.fd, position, segment.size, chunk_bytes=NEAR_BYTES, holes=segment.holes), None
+                iter_batch_headers(
+                    file.fd,
+                    position,
+                    segment.size,
+                    chunk_bytes=INDEX_INTERVAL_READ_BYTES,
+                    damaged_ranges=segment.damaged_ranges,
+                ),
+                None,
             )
         finally:
             self.files.unpin(file)
         if walked is None:
-            raise damaged(segment, position)
+            raise damaged_read(segment, position)
         position, header = walked
-        return LogPosition(min(offset, header.base_offset), segment.base_offset, position)
+        return LogOffsetMetadata(min(offset, header.base_offset), segment.base_offset, position)
 
-    def offset_for_timestamp(self, timestamp: int, bytes_max: int | None = None) -> TimestampMatch | None:
-        """The first record whose timestamp is not below the given one. Blocking: decodes a batch.
+    def offset_for_timestamp(self, timestamp: int, bytes_max: int | None = None) -> TimestampAndOffset | None:
+        """Returns the first record whose timestamp is not below the given one. Blocking: decodes a batch.
 
-        A search that may unfold so few bytes raises MoreToUnfold where they do not suffice.
+        With `bytes_max`, raises DecompressionLimitReached if the search would have to decompress more bytes.
         """
         return self._looked_up(
-            lambda: timestamps.first_at_or_after(self._reader.segments, timestamp, self._search(bytes_max))
+            lambda: reader.find_offset_by_timestamp(self._reader.segments, timestamp, self._search(bytes_max))
         )
 
-    def offset_of_max_timestamp(self, bytes_max: int | None = None) -> TimestampMatch | None:
-        """The first record that has the largest timestamp. Blocking, as above."""
-        return self._looked_up(lambda: timestamps.largest(self._reader.segments, self._search(bytes_max)))
+    def offset_of_max_timestamp(self, bytes_max: int | None = None) -> TimestampAndOffset | None:
+        """Returns the first record that has the largest timestamp. Blocking, as above."""
+        return self._looked_up(
+            lambda: reader.find_max_timestamp(self._reader.segments, self._search(bytes_max))
+        )
 
-    def _search(self, bytes_max: int | None) -> timestamps.Search:
-        return timestamps.Search(
+    def _search(self, bytes_max: int | None) -> reader.TimestampSearch:
+        return reader.TimestampSearch(
             self.files,
             self.start_offset,
             bytes_max=self.config.decoded_bytes_max if bytes_max is None else bytes_max,
-            believes_headers=bytes_max is None,
+            trusts_headers=bytes_max is None,
         )
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """OffsetForLeaderEpoch: the largest known epoch up to the asked one, and where it ended."""
+        """OffsetForLeaderEpoch: returns the largest known epoch up to the requested one, and its end offset."""
         return self.epochs.end_offset_for(epoch, self.end.offset)
 
     def _out_of_range(self, offset: int) -> ApiError:
@@ -427,13 +448,13 @@ class Log:
 
     def _set_damages(self, damages: Iterable[Damage]) -> None:
         self._all_damages = tuple(damages)
-        #: What readers are refused, in order of offsets.
+        #: The damage that reads are refused for, in order of offsets.
         self.damages = tuple(item for item in self._all_damages if not item.accepted)
 
     def _read_around_damage(
-        self, offset: int, max_bytes: int, upto: LogPosition, at_least_one: bool, nowait: bool
-    ) -> Slice:
-        """Raises CORRUPT_MESSAGE at a damaged offset; what is read before one ends there."""
+        self, offset: int, max_bytes: int, upto: LogOffsetMetadata, at_least_one: bool, nowait: bool
+    ) -> LogSlice:
+        """Raises CORRUPT_MESSAGE at a damaged offset; a read that starts before one ends there."""
         found = damage.at_offset(self.damages, offset)
         if found is not None:
             raise ApiError(ErrorCode.corrupt_message, f"{self.directory.name} is damaged at {found}")
@@ -445,10 +466,10 @@ class Log:
             return piece._replace(next_offset=following)
         return piece
 
-    def survey(self, offset: int) -> tuple[Damage, ...]:
-        """Read the segment that holds an offset, and refuse from now on what of it is damaged. Blocking.
+    def scan_for_damage(self, offset: int) -> tuple[Damage, ...]:
+        """Reads the segment that contains an offset; from now on reads of its damaged ranges are refused. Blocking.
 
-        Returns what was not known before; it is listed durably then. Raises OSError.
+        Returns the damage that was not known before, which is durably listed by then. Raises OSError.
         """
         end, segment = self.end, self._reader.segments.holding(offset)
         is_active = segment.next_base is None
@@ -456,11 +477,11 @@ class Log:
         file = self.files.pin(segment)
         try:
             found = tuple(
-                damage.survey(
+                damage.scan_for_damage(
                     file.fd,
                     size,
                     base_offset=segment.base_offset,
-                    holes=segment.holes,
+                    damaged_ranges=segment.damaged_ranges,
                     end_offset=end.offset if is_active else segment.next_base,
                 )
             )
@@ -470,7 +491,7 @@ class Log:
             return ()
         damages = sorted([*self._all_damages, *found])
         damage.save(self.directory, damages)
-        segment.holes = damage.holes_of(damages, segment.base_offset)
+        segment.damaged_ranges = damage.ranges_in_segment(damages, segment.base_offset)
         self._set_damages(damages)
         for item in found:
             _logger.critical(
@@ -479,14 +500,14 @@ class Log:
             )
         return found
 
-    def _before_damage(self, lost: Damage) -> LogPosition:
+    def _before_damage(self, lost: Damage) -> LogOffsetMetadata:
         if lost.segment_base != damage.NO_SEGMENT:
-            return LogPosition(lost.start_offset, lost.segment_base, lost.position)
+            return LogOffsetMetadata(lost.start_offset, lost.segment_base, lost.position)
         segment = self._reader.segments.holding(lost.start_offset)
-        return LogPosition(lost.start_offset, segment.base_offset, segment.size)
+        return LogOffsetMetadata(lost.start_offset, segment.base_offset, segment.size)
 
-    def continue_at(self, offset: int, now_ms: int) -> None:
-        """Files at the end have gone: what was in them is damage, and the log goes on beyond it. Blocking."""
+    def mark_lost_until(self, offset: int, now_ms: int) -> None:
+        """Files at the end are missing: records their offsets as damage, and continues the log beyond it. Blocking."""
         assert offset > self.end.offset, (self, offset)
         lost = Damage(self.end.offset, offset)
         damage.save(self.directory, [*self._all_damages, lost])
@@ -499,26 +520,26 @@ class Log:
 
     # Flushing
 
-    def flush_begin(self) -> FlushTicket | None:
-        """On the loop: what has to be synced for everything appended so far to be durable. One at a time."""
+    def flush_begin(self) -> FlushJob | None:
+        """Call it on the event loop. The returned job makes everything appended so far durable. One job at a time."""
         return self._begin_flush() if self.needs_flush else None
 
-    def flush_done(self, ticket: FlushTicket) -> None:
-        """On the loop, once `ticket.run()` has returned."""
-        for segment in self._flush.done(ticket, self.epochs):
+    def flush_done(self, flush_job: FlushJob) -> None:
+        """Call it on the event loop, once `flush_job.run()` has returned."""
+        for segment in self._flush.done(flush_job, self.epochs):
             self.files.index_loaded(segment, *segment.loaded_indexes)
 
     def hold_tail(self) -> SharedFile:
-        """The file being written, kept open until it is dropped again, on the loop."""
+        """Returns the active file. It stays open until the caller drops it, on the event loop."""
         return self._tail.opened().hold()
 
-    def _begin_flush(self) -> FlushTicket:
+    def _begin_flush(self) -> FlushJob:
         return self._flush.begin(self.directory, self.end, self._tail.opened(), self.epochs)
 
     # Retention and replacement
 
     def delete_records_before(self, offset: int) -> None:
-        """Move the start of the log; the segments that this leaves behind go with retention."""
+        """Moves the log start offset; retention deletes the segments before it."""
         if offset > self.end.offset:
             raise self._out_of_range(offset)
         if offset > self.start_offset:
@@ -531,10 +552,10 @@ class Log:
         if self._all_damages:
             self._set_damages(item for item in self._all_damages if item.end_offset > self.start_offset)
 
-    def expired_segments(self, now_ms: int, below: int | None = None) -> list[Segment]:
-        """What retention lets go of, up to the offset `below` (the high watermark). May read a few bytes."""
+    def expired_segments(self, now_ms: int, below: int | None = None) -> list[LogSegment]:
+        """Returns the segments that retention may delete below `below` (the high watermark). May read a few bytes."""
         end_offset = self.end.offset
-        return retention.expired(
+        return retention.expired_segments(
             self._reader.segments,
             self.config,
             self.files,
@@ -544,10 +565,10 @@ class Log:
             below=end_offset if below is None else below,
         )
 
-    def remove_segments(self, segments: Sequence[Segment], now_ms: int, *, end_offset: int) -> list[Path]:
-        """Take the oldest segments out of the log. Returns files to unlink after `file_delete_delay_ms`.
+    def remove_segments(self, segments: Sequence[LogSegment], now_ms: int, *, end_offset: int) -> list[Path]:
+        """Removes the oldest segments from the log. Returns files to unlink after `file_delete_delay_ms`.
 
-        `end_offset` is where the log ended when this was decided: the active segment stays if it has grown since.
+        `end_offset` is the end of the log when this was decided: the active segment stays if it has grown since.
         """
         present = self._removable(segments)
         if end_offset != self.end.offset:
@@ -562,26 +583,26 @@ class Log:
             self.start_offset = max(self.start_offset, remaining.first.base_offset)
             self.producers.is_complete = False
             self._reader.use(remaining)
-            self._flush.let_go(present)
+            self._flush.release_segments(present)
             for segment in present:
-                self.files.rename(segment, DELETED)
+                self.files.rename(segment, DELETED_SUFFIX)
                 self.files.forget(segment)
         self.epochs.truncate_start(self.start_offset)
         self._forget_damage_before_start()
         bases = [segment.base_offset for segment in present]
-        stale = [self.directory / offset_file(base, SNAPSHOT) for base in bases]
-        return [*leftovers.existing_files(present), *(path for path in stale if path.exists())]
+        stale = [self.directory / offset_file_name(base, PRODUCER_SNAPSHOT_SUFFIX) for base in bases]
+        return [*segment_files.existing_files(present), *(path for path in stale if path.exists())]
 
     def _save_producers_at(self, start_offset: int | None) -> None:
-        """What is left of the log will not tell who wrote before; the next flush makes this durable."""
+        """Saves the producer state that the rest of the log cannot restore; the next flush makes it durable."""
         assert start_offset is not None
-        snapshot = self._flush.starts_at(start_offset)
+        snapshot = self._flush.drop_snapshots_before(start_offset)
         if snapshot is not None:
             with suppress(OSError):
                 snapshot.write(self.directory, synced=False)
 
-    def _removable(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Those still there, up to the first that compaction is just about to replace."""
+    def _removable(self, segments: Sequence[LogSegment]) -> list[LogSegment]:
+        """Returns the segments that are still there, up to the first that compaction is about to replace."""
         with self._lock:
             busy, current = self._replacing, self._reader.segments.items
             there = set(current)
@@ -589,33 +610,33 @@ class Log:
         assert present == current[: len(present)], "only the oldest segments can go"
         return list(takewhile(lambda segment: segment not in busy, present))
 
-    def replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
-        """Put finished segments of a SegmentWriter in the place of old ones. In any thread.
+    def replace_segments(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> list[Path]:
+        """Replaces old segments with finished ones of a CleanedSegmentWriter. In any thread.
 
-        Returns files to unlink after `file_delete_delay_ms`; until then reads under way may use them.
-        Raises SegmentsChanged when an old segment has gone meanwhile; nothing has changed then.
+        Returns files to unlink after `file_delete_delay_ms`; until then reads in progress may use them.
+        Raises SegmentsChanged if an old segment is already gone; nothing has changed then.
         """
         assert new, "even an empty range keeps a segment"
         with self._rearranging:
             return self._replace_segments(old, new)
 
-    def _replace_segments(self, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
+    def _replace_segments(self, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> list[Path]:
         self._begin_replacing(old)
         try:
-            leftovers.commit_swap(new, self.files)
-            # A flush would write the old segments' indexes under names that now are the new ones'.
+            segment_files.commit_swap(new, self.files)
+            # A flush would write the indexes of the old segments under names that now belong to the new ones.
             with self._flush.gate.lock:
                 with self._lock:
                     self._reader.use(self._reader.segments.replaced(old, new))
-                self._flush.let_go(old)
-                unlink = leftovers.finish_swap(old, new, self.files)
+                self._flush.release_segments(old)
+                unlink = segment_files.finish_swap(old, new, self.files)
         finally:
             self._replacing = ()
         for segment in old:
             self.files.forget(segment)
         return unlink
 
-    def _begin_replacing(self, old: Sequence[Segment]) -> None:
+    def _begin_replacing(self, old: Sequence[LogSegment]) -> None:
         with self._lock:
             if self.is_closed or not set(self._reader.segments.items).issuperset(old):
                 raise SegmentsChanged(f"{self.directory.name}: segments to replace have gone")
@@ -625,9 +646,9 @@ class Log:
     # Truncation
 
     def truncate_to(self, offset: int, now_ms: int) -> None:
-        """Drop every batch that reaches `offset` or beyond. Blocking, while nothing else appends.
+        """Removes every batch that reaches `offset` or beyond. Blocking; nothing may append meanwhile.
 
-        A log in a store is truncated by `LogStore.truncate`, and then `Cleaner.truncated` must hear of it.
+        For a log of a LogManager use `LogManager.truncate`, and call `LogCleaner.truncated` afterwards.
         """
         if offset >= self.end.offset:
             return
@@ -635,57 +656,60 @@ class Log:
             if offset <= self.segments[0].base_offset:
                 self._restart_at(offset, now_ms)
             else:
-                self._cut_to(self.position_of(offset), now_ms)
+                self._truncate_to(self.position_of(offset), now_ms)
 
     def truncate_fully_and_start_at(self, offset: int, now_ms: int) -> None:
-        """Drop everything; the next batch gets this offset. As for `truncate_to`."""
+        """Removes everything; the next batch gets this offset. As for `truncate_to`."""
         with self._rearranging:
             self._restart_at(offset, now_ms)
 
-    def _cut_to(self, target: LogPosition, now_ms: int) -> None:
+    def _truncate_to(self, target: LogOffsetMetadata, now_ms: int) -> None:
         self._flush.gate.next_generation()
-        self._flush.lower_note(target.offset)
+        self._flush.lower_synced_offset(target.offset)
         segments = self._reader.segments
         slot = segments.slot_of(target.segment_base)
         recovery.discard_segments(segments.items[slot + 1 :], self.files)
         self._tail.close()
-        # Another segment from here on, so that who still rewrites or reads the old one notices.
+        # A new segment object, so that threads which still rewrite or read the old one notice.
         cut = segments.items[slot]
-        kept = recovery.shortened(cut, target, self.aborted_index(cut), self.files, self.config)
+        kept = recovery.truncate_segment(cut, target, self.transaction_index(cut), self.files, self.config)
         self._tail = self._new_tail(kept)
-        self._reader.use(SegmentList([*segments.items[:slot], kept]))
+        self._reader.use(LogSegments([*segments.items[:slot], kept]))
         self._after_truncation(target, now_ms)
 
     def _restart_at(self, offset: int, now_ms: int) -> None:
         self._flush.gate.next_generation()
-        self._flush.lower_note(offset)
-        self._flush.let_go_of_all()
+        self._flush.lower_synced_offset(offset)
+        self._flush.release_all_segments()
         self._tail.close()
         recovery.discard_segments(list(self.segments), self.files)
-        segment = Segment(self.directory, offset, created_ms=now_ms)
+        segment = LogSegment(self.directory, offset, created_ms=now_ms)
         segment.start_indexing()
         self._tail = self._new_tail(segment, fresh=True)
-        self._reader.use(SegmentList([segment]))
+        self._reader.use(LogSegments([segment]))
         self.start_offset = offset
         self.producers.is_complete = offset == 0
         self.epochs.clear()
-        snapshots.remove(self.directory, snapshots.list_offsets(self.directory))
-        self._after_truncation(LogPosition(offset, offset, 0), now_ms)
+        producer_snapshots.remove_snapshots(
+            self.directory, producer_snapshots.list_snapshot_offsets(self.directory)
+        )
+        self._after_truncation(LogOffsetMetadata(offset, offset, 0), now_ms)
 
-    def _after_truncation(self, end: LogPosition, now_ms: int) -> None:
+    def _after_truncation(self, end: LogOffsetMetadata, now_ms: int) -> None:
         self.end = end
         self.start_offset = min(self.start_offset, end.offset)
-        self._flush.cut_to(end)
+        self._flush.truncate_to(end)
         self.epochs.truncate_end(end.offset)
-        snapshots.remove(
-            self.directory, (o for o in snapshots.list_offsets(self.directory) if o > end.offset)
+        producer_snapshots.remove_snapshots(
+            self.directory,
+            (o for o in producer_snapshots.list_snapshot_offsets(self.directory) if o > end.offset),
         )
-        # One that came back after a power cut would tell of a sync that was taken back.
+        # A snapshot that reappeared after a power failure would claim a sync that no longer holds.
         sync_directory(self.directory)
         if self._all_damages:
             self._set_damages(item for item in self._all_damages if item.start_offset < end.offset)
             damage.save(self.directory, self._all_damages)
-        replay.restore_producers(
+        producer_snapshots.restore_producer_state(
             self.producers,
             self.directory,
             self._reader.segments,
@@ -698,7 +722,7 @@ class Log:
     # Closing
 
     def close(self) -> None:
-        """Blocking: make everything durable and leave what a clean start needs. Raises OSError."""
+        """Blocking. Makes everything durable and writes what a clean start needs. Raises OSError."""
         try:
             self._finish()
         finally:
@@ -706,29 +730,29 @@ class Log:
 
     def _finish(self) -> None:
         self._flush.stop()
-        self.epochs.dirty = self._flush.names_changed = True
-        ticket = self._begin_flush()
-        ticket.sync()
-        self.flush_done(ticket)
-        if not ticket.complete:
+        self.epochs.dirty = self._flush.directory_changed = True
+        flush_job = self._begin_flush()
+        flush_job.sync()
+        self.flush_done(flush_job)
+        if not flush_job.complete:
             raise OSError(ENOSPC, f"no space to close {self.directory}")
-        lookup.write_indexes(self._tail.segment)
-        snapshots.take(self.producers, self.end.offset).write(self.directory)
+        index_files.write_indexes(self._tail.segment)
+        producer_snapshots.take_snapshot(self.producers, self.end.offset).write(self.directory)
 
     def abandon(self) -> None:
-        """Let go of the files as they are; the next start has to recover."""
+        """Releases the files as they are; the next start has to recover."""
         self._flush.stop()
         self._close_files()
 
     def moved_to(self, directory: Path) -> None:
-        """The folder has another name now; reads under way may still open files in it."""
+        """The folder has been renamed; reads in progress may still open files in it."""
         self.directory = directory
         for segment in self.segments:
             segment.directory = directory
 
     def _close_files(self) -> None:
         self.is_closed = True
-        self._flush.let_go_of_all()
+        self._flush.release_all_segments()
         self._tail.close()
         for segment in self.segments:
             self.files.forget(segment)

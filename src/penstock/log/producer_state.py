@@ -1,27 +1,136 @@
-"""What a partition remembers of its idempotent and transactional producers, so that retries never double."""
+"""What a partition knows about its idempotent and transactional producers: sequences, epochs and open transactions.
+
+Sequence checks keep retried batches from being appended twice. A transaction holds the last stable offset back from
+its first record until its marker is committed: while it is open, and after it has ended for as long as the marker
+is at or above the high watermark. Completed transactions are not remembered through a clean restart. If such a
+marker is lost with its leader, the coordinator writes the same one again, because its decision was durable before
+the first marker was written.
+"""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from penstock.log.config import INT32_MAX
-from penstock.log.transactions import Ended, Transactions, VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker
+from penstock.protocol.record_batch import EndMarker
 
-#: Producers may have this many requests in flight, so this many of their batches can be repeated.
-WINDOW_BATCHES: Final = 5
-#: Producers whose refused batches are remembered; the oldest makes room.
-REFUSALS_MAX: Final = 1000
 
-#: Ids from here on are of producers that append by plan, and may have to repeat the last one after a long time.
-PLANNED_IDS_FROM: Final = 1 << 62
+class CompletedTransaction(NamedTuple):
+    """A transaction with data in this partition, and the marker that ended it."""
+
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+    last_stable_offset: int  # of this log once the marker is committed
+    committed: bool
+
+
+class VerificationGuard:
+    """Held while the coordinator verifies that a producer's transaction is open; invalid once that may have changed."""
+
+    __slots__ = ("__weakref__", "producer_id")
+
+    def __init__(self, producer_id: int) -> None:
+        self.producer_id = producer_id
+
+    def __repr__(self) -> str:
+        return f"<VerificationGuard of producer {self.producer_id}>"
+
+
+class PartitionTransactions:
+    __slots__ = ("_ended", "_guards", "_open")
+
+    def __init__(self) -> None:
+        #: First offset by producer id. Transactions are added in log order, so the oldest comes first.
+        self._open: dict[int, int] = {}
+        #: First offset by marker offset, for transactions whose marker may not be committed.
+        self._ended: dict[int, int] = {}
+        self._guards: WeakValueDictionary[int, VerificationGuard] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Transactions open={self._open} ended={self._ended}>"
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether a transaction may hold the last stable offset below the high watermark."""
+        return bool(self._open or self._ended)
+
+    @property
+    def first_open_offset(self) -> int | None:
+        return next(iter(self._open.values()), None)
+
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """Returns the lowest first offset of the transactions that are open or whose marker is not committed."""
+        if not self._ended:
+            return self.first_open_offset
+        self.settle(high_watermark)
+        return min((*self._ended.values(), *islice(self._open.values(), 1)), default=None)
+
+    def begin(self, producer_id: int, first_offset: int) -> None:
+        self._open[producer_id] = first_offset
+        self._drop_guard(producer_id)
+
+    def end(self, producer_id: int, marker_offset: int, *, committed: bool) -> CompletedTransaction | None:
+        """Records a marker in the log. Returns None if its producer has no open transaction here."""
+        self._drop_guard(producer_id)
+        first_offset = self._open.pop(producer_id, None)
+        if first_offset is None:
+            return None
+        self._ended[marker_offset] = first_offset
+        stable = self.first_open_offset
+        last_stable_offset = marker_offset + 1 if stable is None else stable
+        return CompletedTransaction(producer_id, first_offset, marker_offset, last_stable_offset, committed)
+
+    def settle(self, high_watermark: int) -> None:
+        """Removes markers below the high watermark, which no longer hold anything back."""
+        ended = self._ended
+        while ended and (marker_offset := next(iter(ended))) < high_watermark:
+            del ended[marker_offset]
+
+    def restore(self, open_offsets: Iterable[tuple[int, int]]) -> None:
+        """Starts over with these pairs of first offset and producer id."""
+        self._open = {producer_id: first_offset for first_offset, producer_id in sorted(open_offsets)}
+        self._guards = None
+
+    def truncate(self, end_offset: int) -> None:
+        """Call it after the log up to here has been read again: markers beyond it are gone."""
+        self._ended = {marker: first for marker, first in sorted(self._ended.items()) if marker < end_offset}
+
+    # -- verification ------------------------------------------------------------------------------
+
+    def begin_verification(self, producer_id: int) -> VerificationGuard:
+        """Returns the guard that all current verifications of this producer share; it is freed with the last one."""
+        if self._guards is None:
+            self._guards = WeakValueDictionary()
+        guard = self._guards.get(producer_id)
+        if guard is None:
+            guard = self._guards[producer_id] = VerificationGuard(producer_id)
+        return guard
+
+    def is_valid(self, guard: VerificationGuard) -> bool:
+        return self._guards is not None and self._guards.get(guard.producer_id) is guard
+
+    def _drop_guard(self, producer_id: int) -> None:
+        if self._guards is not None:
+            self._guards.pop(producer_id, None)
+
+
+#: Producers may have this many requests in flight, so they may repeat this many batches.
+BATCHES_TO_RETAIN: Final = 5
+#: How many producers' rejected batches are remembered; the oldest entry is dropped first.
+REJECTED_PRODUCERS_MAX: Final = 1000
+
+#: Ids from here on belong to producers that append by a stored plan, and may repeat their last append much later.
+PLANNED_PRODUCER_IDS_FROM: Final = 1 << 62
 _PLANNED_EXPIRY_MS: Final = 30 * 86_400_000
 
-#: From this version of transactions on, each one has an epoch of its own and its marker the next (KIP-890).
+#: From this transaction version on, each transaction has its own epoch, and its marker the next one (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2
 
 
-class BatchTrace(NamedTuple):
+class BatchMetadata(NamedTuple):
     first_sequence: int
     last_sequence: int
     base_offset: int
@@ -29,10 +138,10 @@ class BatchTrace(NamedTuple):
     timestamp: int
 
 
-class Refusal(NamedTuple):
-    """Batches of a producer that were turned away, from the first to the last by their sequences.
+class RejectedBatches(NamedTuple):
+    """Rejected batches of a producer, from the first to the last sequence.
 
-    The first of them may be in the log all the same, from the leader before.
+    The first of them may be in the log nevertheless, appended by the previous leader.
     """
 
     epoch: int
@@ -41,10 +150,10 @@ class Refusal(NamedTuple):
     code: ErrorCode
 
     def covers(self, sequence: int) -> bool:
-        return not _is_before(sequence, self.first) and not _is_before(self.last, sequence)
+        return not _precedes(sequence, self.first) and not _precedes(self.last, sequence)
 
 
-class ProducerState:
+class ProducerStateEntry:
     """One producer id in one partition. The newest of `batches` comes last."""
 
     __slots__ = (
@@ -59,7 +168,7 @@ class ProducerState:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.next_sequence = 0
-        self.batches: list[BatchTrace] = []
+        self.batches: list[BatchMetadata] = []
         self.last_timestamp = -1
         self.coordinator_epoch = -1
         self.txn_first_offset = -1
@@ -77,51 +186,51 @@ class ProducerState:
             self.batches.clear()
             self.next_sequence = 0
 
-    def add(self, trace: BatchTrace) -> None:
+    def add(self, trace: BatchMetadata) -> None:
         self.batches.append(trace)
-        if len(self.batches) > WINDOW_BATCHES:
+        if len(self.batches) > BATCHES_TO_RETAIN:
             del self.batches[0]
-        self.next_sequence = following_sequence(trace.last_sequence)
+        self.next_sequence = sequence_after(trace.last_sequence)
 
-    def repeat_of(self, first_sequence: int, last_sequence: int) -> BatchTrace | None:
+    def find_duplicate(self, first_sequence: int, last_sequence: int) -> BatchMetadata | None:
         for trace in self.batches:
             if trace.first_sequence == first_sequence and trace.last_sequence == last_sequence:
                 return trace
         return None
 
 
-def following_sequence(sequence: int) -> int:
+def sequence_after(sequence: int) -> int:
     return 0 if sequence == INT32_MAX else sequence + 1
 
 
-def advance_sequence(sequence: int, steps: int) -> int:
-    """Sequences wrap from 2^31-1 to 0; -1 means none and stays."""
+def increment_sequence(sequence: int, steps: int) -> int:
+    """Sequences wrap from 2^31-1 to 0; -1 means no sequence, and stays."""
     return sequence if sequence < 0 else (sequence + steps) & INT32_MAX
 
 
-def _is_before(sequence: int, other: int) -> bool:
-    """Sequences go round, so which of two comes first is decided by the shorter way."""
+def _precedes(sequence: int, other: int) -> bool:
+    """Sequences wrap, so the shorter distance decides which of two comes first."""
     return 0 < ((other - sequence) & INT32_MAX) <= INT32_MAX // 2
 
 
-def trace_of(sequence: int, base_offset: int, last_delta: int, timestamp: int) -> BatchTrace:
-    last_sequence = advance_sequence(sequence, last_delta)
-    return BatchTrace(sequence, last_sequence, base_offset, base_offset + last_delta, timestamp)
+def batch_metadata(sequence: int, base_offset: int, last_delta: int, timestamp: int) -> BatchMetadata:
+    last_sequence = increment_sequence(sequence, last_delta)
+    return BatchMetadata(sequence, last_sequence, base_offset, base_offset + last_delta, timestamp)
 
 
-class Producers:
-    """All producers of one partition. `check` decides, the others learn from what the log holds."""
+class ProducerStateManager:
+    """All producers of one partition. `check` validates a batch; the `learn` methods replay the log."""
 
     __slots__ = ("_refusals", "expiry_ms", "is_complete", "states", "transactions")
 
     def __init__(self, expiry_ms: int) -> None:
-        self.states: dict[int, ProducerState] = {}
-        #: Every producer that ever wrote to the partition is known: the log holds all that was ever in it, and no
+        self.states: dict[int, ProducerStateEntry] = {}
+        #: Whether every producer that ever wrote to the partition is known: the log still has all its records, and no
         #: state has expired. The log clears this when it loses its beginning.
         self.is_complete = True
-        self.transactions = Transactions()
+        self.transactions = PartitionTransactions()
         self.expiry_ms = expiry_ms
-        self._refusals: dict[int, Refusal] = {}
+        self._refusals: dict[int, RejectedBatches] = {}
 
     def __len__(self) -> int:
         return len(self.states)
@@ -134,15 +243,15 @@ class Producers:
         last_delta: int,
         transactional: bool,
         leader_epoch: int = 0,
-    ) -> BatchTrace | None:
-        """The batch that this one repeats, or None when it may be appended. Raises ApiError otherwise.
+    ) -> BatchMetadata | None:
+        """Returns the batch that this one repeats, or None if it may be appended. Raises ApiError otherwise.
 
-        A producer id that is not known, or no longer, is welcome at any sequence, unless every producer is known and
-        the partition has had another leader: then that one has taken the earlier batches, and lost them.
+        A producer id that is unknown, or no longer known, may start at any sequence. The exception: if every producer
+        is known and the partition has had another leader, then that leader accepted the earlier batches and lost them.
 
-        What was sent right behind a batch that was turned away for a passing reason is turned away for the same
-        reason: an error of sequence makes clients start a new epoch, and repeat under it what may be in other
-        partitions already.
+        A batch that was sent right after one rejected for a transient reason is rejected for the same reason. A
+        sequence error would make the client start a new epoch and repeat batches that other partitions may already
+        have.
         """
         state = self.states.get(producer_id)
         if state is None:
@@ -157,9 +266,9 @@ class Producers:
         if epoch != state.epoch:
             if epoch > state.epoch:
                 self._check_refusal(producer_id, epoch, sequence, 0)
-            _refuse_wrong_epoch(producer_id, epoch, sequence, state)
+            _check_new_epoch(producer_id, epoch, sequence, state)
         elif sequence != state.next_sequence:
-            repeated = state.repeat_of(sequence, advance_sequence(sequence, last_delta))
+            repeated = state.find_duplicate(sequence, increment_sequence(sequence, last_delta))
             if repeated is None:
                 self._check_refusal(producer_id, epoch, sequence, state.next_sequence)
                 raise ApiError(
@@ -172,60 +281,61 @@ class Producers:
         return None
 
     def _must_begin(self, producer_id: int, leader_epoch: int) -> bool:
-        """Whether a producer that is not known cannot have written before.
+        """Whether an unknown producer cannot have written before.
 
-        In the first leader epoch one may come whose sequences go on from a deleted topic of the same name; librdkafka
-        does not recover from a refusal there. Plans outlive their topic too.
+        In the first leader epoch a producer may continue the sequences of a deleted topic of the same name, and
+        librdkafka does not recover from an error there. Planned producers outlive their topic too.
         """
-        return self.is_complete and leader_epoch > 0 and producer_id < PLANNED_IDS_FROM
+        return self.is_complete and leader_epoch > 0 and producer_id < PLANNED_PRODUCER_IDS_FROM
 
     def refused(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
-        """A batch was turned away before it was checked, and its producer will send it again."""
+        """Records a batch that was rejected before it was checked, and that its producer will send again."""
         known = self._refusals.get(producer_id)
         if known is not None and known.epoch == epoch:
-            if _is_before(known.last, sequence):
+            if _precedes(known.last, sequence):
                 self._refusals[producer_id] = known._replace(last=sequence)
             return
-        if len(self._refusals) >= REFUSALS_MAX:
+        if len(self._refusals) >= REJECTED_PRODUCERS_MAX:
             del self._refusals[next(iter(self._refusals))]
-        self._refusals[producer_id] = Refusal(epoch, sequence, sequence, code)
+        self._refusals[producer_id] = RejectedBatches(epoch, sequence, sequence, code)
 
-    def _settle_refusal(self, producer_id: int, epoch: int, trace: BatchTrace) -> None:
-        """All have come again. What a follower still learns of earlier batches settles nothing."""
+    def _settle_refusal(self, producer_id: int, epoch: int, trace: BatchMetadata) -> None:
+        """Forgets the rejected batches once all were sent again. Earlier batches that a follower learns do not
+        count."""
         refusal = self._refusals.get(producer_id)
         if refusal is not None and (
-            epoch > refusal.epoch or not _is_before(trace.last_sequence, refusal.last)
+            epoch > refusal.epoch or not _precedes(trace.last_sequence, refusal.last)
         ):
             del self._refusals[producer_id]
 
     def _check_refusal(self, producer_id: int, epoch: int, sequence: int, expected: int | None) -> None:
-        """`expected` is None for a producer that nothing is known of."""
+        """`expected` is None for an unknown producer."""
         refusal = self._refusals.get(producer_id)
         if refusal is None or refusal.epoch != epoch:
             return
         if expected is None:
             expected = refusal.first
-        if refusal.covers(expected) and _is_before(expected, sequence):
+        if refusal.covers(expected) and _precedes(expected, sequence):
             raise ApiError(
                 refusal.code, f"producer {producer_id} has to repeat sequence {expected} before {sequence}"
             )
 
     def check_epoch(self, producer_id: int, epoch: int) -> None:
-        """What coordinators' own batches are held to: they have no sequence."""
+        """Checks the batches that coordinators write themselves, which have no sequence."""
         state = self.states.get(producer_id)
         if state is not None and epoch < state.epoch:
-            raise _stale_epoch(producer_id, epoch, state)
+            raise _invalid_producer_epoch(producer_id, epoch, state)
 
     def check_marker(self, marker: EndMarker, transaction_version: int) -> bool:
-        """Whether this marker has to be written; False for one that is in the log already. Raises ApiError.
+        """Returns whether this marker must be written; False if it is in the log already. Raises ApiError.
 
-        Where each transaction has its own epoch, a marker that is late never ends the next transaction.
+        If each transaction has its own epoch, a late marker never ends the next transaction.
         """
         state = self.states.get(marker.producer_id)
         if state is None:
             return True
         if marker.producer_epoch < state.epoch:
-            raise _stale_epoch(marker.producer_id, marker.producer_epoch, state)
+            raise _invalid_producer_epoch(marker.producer_id, marker.producer_epoch, state)
         if marker.coordinator_epoch < state.coordinator_epoch:
             raise ApiError(
                 ErrorCode.transaction_coordinator_fenced,
@@ -233,28 +343,28 @@ class Producers:
             )
         if transaction_version >= EPOCH_PER_TRANSACTION and marker.producer_epoch == state.epoch:
             if state.txn_first_offset >= 0:
-                raise _stale_epoch(marker.producer_id, marker.producer_epoch - 1, state)
+                raise _invalid_producer_epoch(marker.producer_id, marker.producer_epoch - 1, state)
             return False
         return True
 
     # -- verification (KIP-890) ----------------------------------------------------------------------
 
     def needs_verification(self, producer_id: int, epoch: int) -> bool:
-        """Whether the coordinator must be asked before this producer's transactional batch is appended."""
+        """Whether the coordinator must verify the transaction before this producer's batch is appended."""
         state = self.states.get(producer_id)
         return state is None or state.txn_first_offset < 0 or state.epoch != epoch
 
     def begin_verification(self, producer_id: int, epoch: int) -> VerificationGuard:
-        """Hold on to the guard until the append: it is void when a marker has come in between. Raises ApiError."""
+        """Keep the guard until the append: a marker that arrives in between makes it invalid. Raises ApiError."""
         self.check_epoch(producer_id, epoch)
         return self.transactions.begin_verification(producer_id)
 
-    def is_guarded(self, guard: VerificationGuard) -> bool:
-        """Whether no marker has come in since."""
+    def is_guard_valid(self, guard: VerificationGuard) -> bool:
+        """Whether no marker has arrived since the guard was issued."""
         return self.transactions.is_valid(guard)
 
     def check_guard(self, producer_id: int, epoch: int, guard: VerificationGuard) -> None:
-        """Raises ApiError when the transaction that was verified may have ended meanwhile."""
+        """Raises ApiError if the verified transaction may have ended meanwhile."""
         if self.needs_verification(producer_id, epoch) and not self.transactions.is_valid(guard):
             raise ApiError(
                 ErrorCode.invalid_txn_state, f"the transaction of producer {producer_id} ended meanwhile"
@@ -263,14 +373,14 @@ class Producers:
     # -- learning from the log -----------------------------------------------------------------------
 
     def learn(
-        self, producer_id: int, epoch: int, trace: BatchTrace, transactional: bool, seen_ms: int
+        self, producer_id: int, epoch: int, trace: BatchMetadata, transactional: bool, seen_ms: int
     ) -> None:
-        """A batch of data is in the log. `seen_ms` counts for idleness, as timestamps of records may lie."""
+        """Records a data batch in the log. `seen_ms` decides about idleness, because record timestamps may be wrong."""
         if self._refusals:
             self._settle_refusal(producer_id, epoch, trace)
         state = self.states.get(producer_id)
         if state is None:
-            state = self.states[producer_id] = ProducerState(epoch)
+            state = self.states[producer_id] = ProducerStateEntry(epoch)
         state.enter_epoch(epoch)
         state.add(trace)
         state.last_timestamp = seen_ms
@@ -278,11 +388,11 @@ class Producers:
             state.txn_first_offset = trace.base_offset
             self.transactions.begin(producer_id, trace.base_offset)
 
-    def learn_marker(self, marker: EndMarker, offset: int, seen_ms: int) -> Ended | None:
-        """A commit or abort marker is in the log. Returns the transaction that it ended, if there was one."""
+    def learn_marker(self, marker: EndMarker, offset: int, seen_ms: int) -> CompletedTransaction | None:
+        """Records a commit or abort marker in the log. Returns the transaction that it ended, if there was one."""
         state = self.states.get(marker.producer_id)
         if state is None:
-            state = self.states[marker.producer_id] = ProducerState(marker.producer_epoch)
+            state = self.states[marker.producer_id] = ProducerStateEntry(marker.producer_epoch)
         state.enter_epoch(marker.producer_epoch)
         state.coordinator_epoch = marker.coordinator_epoch
         state.txn_first_offset = -1
@@ -290,7 +400,7 @@ class Producers:
         return self.transactions.end(marker.producer_id, offset, committed=marker.committed)
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers that have been idle for too long; not those in a transaction. Returns how many."""
+        """Removes producers that have been idle for too long, but not those in a transaction. Returns how many."""
         idle = [id for id, state in self.states.items() if self._is_idle(id, state, now_ms)]
         for producer_id in idle:
             del self.states[producer_id]
@@ -300,9 +410,9 @@ class Producers:
 
     def clear(self) -> None:
         self.states.clear()
-        self.transactions = Transactions()
+        self.transactions = PartitionTransactions()
 
-    def restore(self, states: Iterable[tuple[int, ProducerState]], now_ms: int) -> None:
+    def restore(self, states: Iterable[tuple[int, ProducerStateEntry]], now_ms: int) -> None:
         self.states = dict(states)
         self.expire(now_ms)
         self.transactions.restore(
@@ -311,16 +421,16 @@ class Producers:
             if state.txn_first_offset >= 0
         )
 
-    def _is_idle(self, producer_id: int, state: ProducerState, now_ms: int) -> bool:
+    def _is_idle(self, producer_id: int, state: ProducerStateEntry, now_ms: int) -> bool:
         expiry_ms = self.expiry_ms
-        if producer_id >= PLANNED_IDS_FROM:
+        if producer_id >= PLANNED_PRODUCER_IDS_FROM:
             expiry_ms = max(expiry_ms, _PLANNED_EXPIRY_MS)
         return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiry_ms
 
 
-def _refuse_wrong_epoch(producer_id: int, epoch: int, sequence: int, state: ProducerState) -> None:
+def _check_new_epoch(producer_id: int, epoch: int, sequence: int, state: ProducerStateEntry) -> None:
     if epoch < state.epoch:
-        raise _stale_epoch(producer_id, epoch, state)
+        raise _invalid_producer_epoch(producer_id, epoch, state)
     if sequence != 0:
         raise ApiError(
             ErrorCode.out_of_order_sequence_number,
@@ -328,7 +438,7 @@ def _refuse_wrong_epoch(producer_id: int, epoch: int, sequence: int, state: Prod
         )
 
 
-def _stale_epoch(producer_id: int, epoch: int, state: ProducerState) -> ApiError:
+def _invalid_producer_epoch(producer_id: int, epoch: int, state: ProducerStateEntry) -> ApiError:
     return ApiError(
         ErrorCode.invalid_producer_epoch,
         f"producer {producer_id} has epoch {state.epoch}, not {epoch} any more",

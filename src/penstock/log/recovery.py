@@ -1,7 +1,9 @@
-"""Opening a log: nothing is read after a clean end; after any other, what may not be on disk is checked.
+"""Opens a log.
 
-A bad batch is a torn tail or damage. Only a torn tail is cut: what lies beyond the last sync that is known of, and can
-be explained by a crash. Damage stays on disk (see `damage.py` and decision 26).
+After a clean shutdown nothing is read; after a crash, everything that may not be on disk is checked.
+
+A bad batch is either a torn tail or damage. Only a torn tail is truncated: bytes beyond the last known sync that a
+crash can explain. Damage stays on disk (see `damage.py` and decision 26).
 """
 
 import logging
@@ -11,73 +13,80 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
 
-from penstock.log import damage, snapshots
-from penstock.log import epochs as epoch_files
-from penstock.log.aborted import AbortedIndex
-from penstock.log.checkpoints import DamagedCheckpoint, sync_directory, write_synced
+from penstock.log import damage, producer_snapshots
+from penstock.log import leader_epochs as epoch_files
+from penstock.log.checkpoints import CorruptCheckpoint, sync_directory, write_synced
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage import Damage
-from penstock.log.epochs import EpochCache
-from penstock.log.files import FilePool
-from penstock.log.index import DamagedIndex, OffsetIndex, TimeIndex
-from penstock.log.leftovers import existing_files, finish_interrupted_work
-from penstock.log.lookup import (
-    aborted_index,
+from penstock.log.data_directory import (
+    COMPACTED_MARKER_FILE,
+    LEADER_EPOCH_CHECKPOINT_FILE,
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    PARTITION_METADATA_FILE,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    parse_offset_file_name,
+)
+from penstock.log.index_files import (
     first_timestamp,
     offset_index,
     time_index,
+    transaction_index,
     write_indexes,
 )
-from penstock.log.names import (
-    COMPACTED,
-    EPOCH_CHECKPOINT,
-    INDEX,
-    LOG,
-    PARTITION_METADATA,
-    TIME_INDEX,
-    TRANSACTION_INDEX,
-    parse_offset_file,
+from penstock.log.indexes import CorruptIndex, OffsetIndex, TimeIndex, TransactionIndex
+from penstock.log.leader_epochs import LeaderEpochCache
+from penstock.log.producer_snapshots import (
+    prune_snapshots,
+    rebuild_transaction_indexes,
+    restore_producer_state,
 )
-from penstock.log.positions import LogPosition
-from penstock.log.producers import Producers
-from penstock.log.replay import prune_snapshots, reindex_aborted, restore_producers
-from penstock.log.segment import Segment
-from penstock.log.segments import SegmentList
-from penstock.log.walk import Hole, checksum_holds, past_holes, walk
-from penstock.protocol.records import BatchHeader
+from penstock.log.producer_state import ProducerStateManager
+from penstock.log.segment import (
+    DamagedRange,
+    LogOffsetMetadata,
+    LogSegment,
+    LogSegments,
+    checksum_holds,
+    iter_batch_headers,
+    skip_damaged_ranges,
+)
+from penstock.log.segment_files import FilePool, existing_files, finish_interrupted_swap
+from penstock.protocol.record_batch import BatchHeader
 
 _logger = logging.getLogger("penstock.log")
 
 
 class CorruptLog(Exception):
-    """Damage in the part of a log that was synced: not ours to cut, as it held acknowledged records."""
+    """Damage in the synced part of a log, which held acknowledged records: it must not be truncated."""
 
 
-class Loaded(NamedTuple):
-    segments: SegmentList
+class LoadedLog(NamedTuple):
+    segments: LogSegments
     start_offset: int
     end_offset: int
-    producers: Producers
-    epochs: EpochCache
-    #: Segments from before its first one have gone, and nobody has deleted them.
-    is_beheaded: bool = False
+    producers: ProducerStateManager
+    epochs: LeaderEpochCache
+    #: Whether segments before the first one are missing, although nothing deleted them.
+    lost_first_segments: bool = False
     damages: tuple[Damage, ...] = ()
 
 
-class Crash(NamedTuple):
-    """What is known of how the last run ended."""
+class CrashEvidence(NamedTuple):
+    """What is known about the end of the last run."""
 
-    #: Up to here the log was synced for sure.
+    #: The log was certainly synced up to this offset.
     durable_offset: int = 0
-    #: The machine has not been restarted since, so whatever was written is still there.
+    #: Whether the machine has not restarted since, so that everything written is still there.
     same_boot: bool = False
 
 
 #: Nothing is known.
-UNKNOWN_CRASH: Final = Crash()
+NO_CRASH_EVIDENCE: Final = CrashEvidence()
 
 
-def load(
+def load_log(
     directory: Path,
     config: LogConfig,
     *,
@@ -87,74 +96,76 @@ def load(
     start_offset: int,
     now_ms: int,
     producer_expiry_ms: int,
-    crash: Crash,
-) -> Loaded:
-    """Raises OSError for what cannot be read."""
+    crash: CrashEvidence,
+) -> LoadedLog:
+    """Raises OSError if something cannot be read."""
     directory.mkdir(parents=True, exist_ok=True)
-    deleted = finish_interrupted_work(directory)
+    deleted = finish_interrupted_swap(directory)
     listed, orphans = _list_segments(directory, now_ms)
-    segments = SegmentList(listed)
-    epochs = epoch_files.load(directory / EPOCH_CHECKPOINT)
-    crash = crash._replace(durable_offset=max(crash.durable_offset, recovery_point, _rolled_at(directory)))
+    segments = LogSegments(listed)
+    epochs = epoch_files.load(directory / LEADER_EPOCH_CHECKPOINT_FILE)
+    crash = crash._replace(
+        durable_offset=max(crash.durable_offset, recovery_point, _last_snapshot_offset(directory))
+    )
     if not segments.items:
-        _unlink(orphans)
-        if damage.take_given_up(directory):
-            # Offsets that were given out once stay with the records that had them.
+        _unlink_files(orphans)
+        if damage.clear_given_up(directory):
+            # Offsets that were assigned once are never assigned to other records.
             start_offset = max(start_offset, crash.durable_offset)
         _warn_if_short(directory, start_offset, crash.durable_offset)
-        producers = Producers(producer_expiry_ms)
+        producers = ProducerStateManager(producer_expiry_ms)
         producers.is_complete = start_offset == crash.durable_offset == 0
-        return _start_at(directory, start_offset, now_ms, producers, epochs or EpochCache())
+        return _create_empty_log(directory, start_offset, now_ms, producers, epochs or LeaderEpochCache())
     damages = _known_damage(directory, segments)
-    damages = _with_gone(damages, directory, segments, orphans, files, config, start_offset)
-    _unlink(orphans)
+    damages = _add_missing_segments(damages, directory, segments, orphans, files, config, start_offset)
+    _unlink_files(orphans)
     if epochs is None:
-        # Of what recovery checks, it learns the epochs itself.
+        # Recovery itself finds the epochs of the segments that it checks.
         known = segments.items if clean else segments.items[: segments.slot_of(recovery_point)]
-        epochs = _rebuilt_epochs(known, files)
-    end_offset = _resume(segments.last, files, config) if clean else None
+        epochs = _rebuild_leader_epochs(known, files)
+    end_offset = _resume_last_segment(segments.last, files, config) if clean else None
     if end_offset is None:
-        recovery = _Recovery(directory, segments, epochs, files, config, recovery_point, crash, damages)
+        recovery = _LogRecovery(directory, segments, epochs, files, config, recovery_point, crash, damages)
         end_offset = recovery.run(start_offset)
         segments, damages = recovery.segments, recovery.damages
     _warn_if_short(directory, end_offset, crash.durable_offset)
-    producers = Producers(producer_expiry_ms)
+    producers = ProducerStateManager(producer_expiry_ms)
     if start_offset > end_offset:
-        return _restart_beyond_end(directory, segments, start_offset, now_ms, producers, epochs)
+        return _restart_at_start_offset(directory, segments, start_offset, now_ms, producers, epochs)
     first = segments.first.base_offset
-    is_beheaded = first > start_offset and not any(base < first for base in deleted)
+    lost_first_segments = first > start_offset and not any(base < first for base in deleted)
     found = damage.at_offset(damages, start_offset)
     if found is None or found.accepted:
-        if is_beheaded and found is None:
+        if lost_first_segments and found is None:
             extra = {"directory": str(directory), "start_offset": start_offset, "first_offset": first}
             _logger.error("log begins later than it did: segments have gone", extra=extra)
         start_offset = max(start_offset, first)
     epochs.truncate_end(end_offset)
     epochs.truncate_start(start_offset)
-    # What a replica has learned since it was made cannot have expired before it is as old as that takes.
-    is_young = now_ms - _made_ms(directory) < producer_expiry_ms
+    # The producer state of a replica that is younger than the expiry time cannot have expired.
+    is_young = now_ms - _created_ms(directory) < producer_expiry_ms
     producers.is_complete = start_offset == 0 and is_young and not config.cleanup_compact and not damages
-    restore_producers(producers, directory, segments, files, start_offset, end_offset, now_ms)
+    restore_producer_state(producers, directory, segments, files, start_offset, end_offset, now_ms)
     prune_snapshots(directory, segments, end_offset)
     kept = tuple(item for item in damages if item.end_offset > start_offset)
-    return Loaded(segments, start_offset, end_offset, producers, epochs, is_beheaded, kept)
+    return LoadedLog(segments, start_offset, end_offset, producers, epochs, lost_first_segments, kept)
 
 
-def _made_ms(directory: Path) -> int:
-    """When this replica was made; long ago where nothing tells."""
+def _created_ms(directory: Path) -> int:
+    """Returns when this replica was created; 0 if unknown."""
     try:
-        return os.stat(directory / PARTITION_METADATA).st_mtime_ns // 1_000_000
+        return os.stat(directory / PARTITION_METADATA_FILE).st_mtime_ns // 1_000_000
     except FileNotFoundError:
         return 0
 
 
-def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: int) -> int | None:
-    """Take up a segment for writing where its indexes leave off; None when the batches do not reach `end`.
+def resume_indexing(segment: LogSegment, files: FilePool, config: LogConfig, end: int) -> int | None:
+    """Resumes a segment for writing where its indexes end; returns None if the batches do not reach `end`.
 
-    Raises DamagedIndex for its transactions.
+    Raises CorruptIndex for its transaction index.
     """
     offsets, times = offset_index(segment, files), time_index(segment, files)
-    aborted = aborted_index(segment, files) if segment.has_aborted else None
+    aborted = transaction_index(segment, files) if segment.has_aborted else None
     files.keep_index(segment)
     segment.offsets, segment.times, segment.aborted = offsets, times, aborted
     segment.size = offsets.positions[-1] if len(offsets) else 0
@@ -165,7 +176,9 @@ def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: i
     indexed_offset = end_offset + offsets.offsets[-1] if len(offsets) else None
     file = files.pin(segment)
     try:
-        for position, header in walk(file.fd, segment.size, end, holes=segment.holes):
+        for position, header in iter_batch_headers(
+            file.fd, segment.size, end, damaged_ranges=segment.damaged_ranges
+        ):
             if header.base_offset < end_offset or indexed_offset not in (None, header.last_offset):
                 return None
             indexed_offset = None
@@ -174,18 +187,27 @@ def resume_indexing(segment: Segment, files: FilePool, config: LogConfig, end: i
             end_offset = header.last_offset + 1
     finally:
         files.unpin(file)
-    segment.size = past_holes(segment.size, segment.holes)
+    segment.size = skip_damaged_ranges(segment.size, segment.damaged_ranges)
     first_timestamp(segment, files)
-    return _past_lost_offsets(segment, end_offset) if segment.size == end else None
+    return _end_after_damage(segment, end_offset) if segment.size == end else None
 
 
-def _past_lost_offsets(segment: Segment, offset: int) -> int:
-    """The offsets of a hole at the end of a segment were given out, too."""
-    return max([offset, *(hole.end_offset for hole in segment.holes if hole.end <= segment.size)])
+def _end_after_damage(segment: LogSegment, offset: int) -> int:
+    """Offsets in a damaged range at the end of a segment were assigned, too."""
+    return max(
+        [
+            offset,
+            *(
+                damaged_range.end_offset
+                for damaged_range in segment.damaged_ranges
+                if damaged_range.end <= segment.size
+            ),
+        ]
+    )
 
 
-def discard_segments(segments: list[Segment], files: FilePool) -> None:
-    """Unlink at once and durably, the last first, so that a crash on the way leaves a log without a hole."""
+def discard_segments(segments: list[LogSegment], files: FilePool) -> None:
+    """Unlinks segments at once and durably, the last first, so that a crash in between leaves a log without a gap."""
     for segment in reversed(segments):
         files.forget(segment)
         for path in reversed(existing_files([segment])):
@@ -194,54 +216,56 @@ def discard_segments(segments: list[Segment], files: FilePool) -> None:
         sync_directory(segments[0].directory)
 
 
-def _list_segments(directory: Path, now_ms: int) -> tuple[list[Segment], dict[Path, int]]:
-    """In order; and index files without a log, by the base offset in their names."""
-    found: dict[int, Segment] = {}
+def _list_segments(directory: Path, now_ms: int) -> tuple[list[LogSegment], dict[Path, int]]:
+    """Returns the segments in order, and the index files without a log file by the base offset in their names."""
+    found: dict[int, LogSegment] = {}
     companions: list[tuple[int, Path]] = []
     with os.scandir(directory) as entries:
         for entry in entries:
-            parsed = parse_offset_file(entry.name)
+            parsed = parse_offset_file_name(entry.name)
             if parsed is None or parsed[2]:
                 continue
-            if parsed[1] == LOG:
+            if parsed[1] == LOG_SUFFIX:
                 size = entry.stat().st_size
-                found[parsed[0]] = Segment(directory, parsed[0], size=size, created_ms=now_ms)
-            elif parsed[1] in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
+                found[parsed[0]] = LogSegment(directory, parsed[0], size=size, created_ms=now_ms)
+            elif parsed[1] in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
                 companions.append((parsed[0], Path(entry.path)))
     orphans: dict[Path, int] = {}
     for base_offset, path in companions:
         if base_offset not in found:
             orphans[path] = base_offset
-        elif path.suffix == TRANSACTION_INDEX:
+        elif path.suffix == TRANSACTION_INDEX_SUFFIX:
             found[base_offset].has_aborted = path.stat().st_size > 0
     return [found[base_offset] for base_offset in sorted(found)], orphans
 
 
-def _unlink(paths: Iterable[Path]) -> None:
+def _unlink_files(paths: Iterable[Path]) -> None:
     for path in paths:
         path.unlink()
 
 
-def _start_at(directory: Path, offset: int, now_ms: int, producers: Producers, epochs: EpochCache) -> Loaded:
-    segment = Segment(directory, offset, created_ms=now_ms)
+def _create_empty_log(
+    directory: Path, offset: int, now_ms: int, producers: ProducerStateManager, epochs: LeaderEpochCache
+) -> LoadedLog:
+    segment = LogSegment(directory, offset, created_ms=now_ms)
     segment.start_indexing()
     with open(segment.path, "wb"):
         pass
     sync_directory(directory)
-    snapshots.remove(directory, snapshots.list_offsets(directory))
+    producer_snapshots.remove_snapshots(directory, producer_snapshots.list_snapshot_offsets(directory))
     epochs.clear()
-    return Loaded(SegmentList([segment]), offset, offset, producers, epochs)
+    return LoadedLog(LogSegments([segment]), offset, offset, producers, epochs)
 
 
-def _restart_beyond_end(
+def _restart_at_start_offset(
     directory: Path,
-    segments: SegmentList,
+    segments: LogSegments,
     start_offset: int,
     now_ms: int,
-    producers: Producers,
-    epochs: EpochCache,
-) -> Loaded:
-    """Everything that is left lies below the start of the log."""
+    producers: ProducerStateManager,
+    epochs: LeaderEpochCache,
+) -> LoadedLog:
+    """Everything that is left is below the log start offset."""
     _logger.warning(
         "log restarted at its start offset", extra={"directory": str(directory), "offset": start_offset}
     )
@@ -249,68 +273,74 @@ def _restart_beyond_end(
     for segment in reversed(segments.items):
         for path in existing_files([segment]):
             path.unlink()
-    return _start_at(directory, start_offset, now_ms, producers, epochs)
+    return _create_empty_log(directory, start_offset, now_ms, producers, epochs)
 
 
-def _resume(segment: Segment, files: FilePool, config: LogConfig) -> int | None:
+def _resume_last_segment(segment: LogSegment, files: FilePool, config: LogConfig) -> int | None:
     end = segment.size
     try:
         end_offset = resume_indexing(segment, files, config, end)
-    except DamagedIndex:
+    except CorruptIndex:
         end_offset = None
     if end_offset is None:
-        # The index may be what is wrong; recovery reads the log alone and knows.
+        # The index may be wrong; recovery reads only the log.
         segment.size = end
         _logger.warning("clean log does not add up, recovering", extra={"file": str(segment.path)})
     return end_offset
 
 
 def _warn_if_short(directory: Path, end_offset: int, recovery_point: int) -> None:
-    """Files have gone that were on disk once. There is nothing left to refuse, but somebody should know."""
+    """Files are missing that were once on disk. There is nothing left to refuse, so it only logs a warning."""
     if end_offset < recovery_point:
         extra = {"directory": str(directory), "end": end_offset, "recovery_point": recovery_point}
         _logger.warning("log ends below its recovery point", extra=extra)
 
 
-def _rolled_at(directory: Path) -> int:
-    """A segment's end is written down with its producers only after the segment was synced."""
-    return max(snapshots.list_offsets(directory), default=0)
+def _last_snapshot_offset(directory: Path) -> int:
+    """The producer snapshot at a segment's end is written only after the segment has been synced."""
+    return max(producer_snapshots.list_snapshot_offsets(directory), default=0)
 
 
-def _known_damage(directory: Path, segments: SegmentList) -> list[Damage]:
-    """What earlier starts have found; the segments learn what to pass over."""
+def _known_damage(directory: Path, segments: LogSegments) -> list[Damage]:
+    """Returns the damage that earlier starts found, and sets the byte ranges that the segments skip."""
     try:
         known = damage.load(directory)
-    except DamagedCheckpoint as error:
+    except CorruptCheckpoint as error:
         _logger.error("list of damage dropped", extra={"directory": str(directory), "reason": str(error)})
         return []
     for segment in segments:
-        segment.holes = tuple(
-            hole for hole in damage.holes_of(known, segment.base_offset) if hole.end <= segment.size
+        segment.damaged_ranges = tuple(
+            damaged_range
+            for damaged_range in damage.ranges_in_segment(known, segment.base_offset)
+            if damaged_range.end <= segment.size
         )
     return known
 
 
-def _with_gone(
+def _add_missing_segments(
     known: list[Damage],
     directory: Path,
-    segments: SegmentList,
+    segments: LogSegments,
     orphans: dict[Path, int],
     files: FilePool,
     config: LogConfig,
     start_offset: int,
 ) -> list[Damage]:
-    """The known damage, and segments that have gone from before or between others: what was in them is damage too.
+    """Adds segments that are missing before or between others to the known damage.
 
-    Whatever takes a segment away takes its indexes first, or names all its files anew; so an index that is left alone
-    tells of a log file that has gone. In a log that was never compacted, producers saved at an offset that no
-    segment reaches tell of one whose files have all gone.
+    Whatever removes a segment removes its indexes first, or renames all its files. So an index file without its log
+    file shows that the log file was lost. In a log that was never compacted, a producer snapshot at an offset that no
+    segment reaches shows that all files of a segment were lost.
     """
     bases = segments.bases
     is_compacted = _is_compacted(directory, config)
     traces = {base for base in orphans.values() if start_offset <= base < bases[-1]}
     if not is_compacted:
-        traces |= {offset for offset in snapshots.list_offsets(directory) if bases[0] < offset < bases[-1]}
+        traces |= {
+            offset
+            for offset in producer_snapshots.list_snapshot_offsets(directory)
+            if bases[0] < offset < bases[-1]
+        }
     found: dict[int, Damage] = {}
     for offset in sorted(traces.difference(bases)):
         if offset < bases[0]:
@@ -318,7 +348,7 @@ def _with_gone(
             continue
         before = segments.holding(offset)
         assert before.next_base is not None
-        end_offset = _reached(before, offset, files)
+        end_offset = _end_offset_up_to(before, offset, files)
         if end_offset is not None and before.next_base > start_offset:
             first = offset if is_compacted else end_offset
             found.setdefault(before.next_base, Damage(first, before.next_base))
@@ -335,39 +365,41 @@ def _with_gone(
 
 
 def _is_compacted(directory: Path, config: LogConfig) -> bool:
-    """Whether offsets may be missing that nothing has lost."""
-    return config.cleanup_compact or (directory / COMPACTED).exists()
+    """Whether offsets may be missing without any loss."""
+    return config.cleanup_compact or (directory / COMPACTED_MARKER_FILE).exists()
 
 
-def _reached(segment: Segment, offset: int, files: FilePool) -> int | None:
-    """Where a closed segment ends, if it ends at or before an offset; None where it reaches further, or is damaged."""
+def _end_offset_up_to(segment: LogSegment, offset: int, files: FilePool) -> int | None:
+    """Returns where a closed segment ends, if that is at or before an offset; None if it ends later, or is damaged."""
     index = offset_index(segment, files)
     if len(index) and segment.base_offset + index.offsets[-1] >= offset:
         return None
     position, end_offset = index.positions[-1] if len(index) else 0, segment.base_offset
     file = files.pin(segment)
     try:
-        for at, header in walk(file.fd, position, segment.size, holes=segment.holes):
+        for at, header in iter_batch_headers(
+            file.fd, position, segment.size, damaged_ranges=segment.damaged_ranges
+        ):
             position, end_offset = at + header.size, header.last_offset + 1
     finally:
         files.unpin(file)
-    is_whole = past_holes(position, segment.holes) >= segment.size
-    end_offset = _past_lost_offsets(segment, end_offset)
+    is_whole = skip_damaged_ranges(position, segment.damaged_ranges) >= segment.size
+    end_offset = _end_after_damage(segment, end_offset)
     return end_offset if is_whole and end_offset <= offset else None
 
 
-class _Recovery:
-    """Checks every batch from the recovery point's segment on, and tells a torn tail from damage."""
+class _LogRecovery:
+    """Checks every batch from the recovery point's segment on, and distinguishes a torn tail from damage."""
 
     def __init__(
         self,
         directory: Path,
-        segments: SegmentList,
-        epochs: EpochCache,
+        segments: LogSegments,
+        epochs: LeaderEpochCache,
         files: FilePool,
         config: LogConfig,
         recovery_point: int,
-        crash: Crash,
+        crash: CrashEvidence,
         damages: list[Damage],
     ) -> None:
         self.segments = segments
@@ -381,23 +413,23 @@ class _Recovery:
         self._is_compacted = _is_compacted(directory, config)
         self._found: list[Damage] = []
         self._last_epoch = -1
-        self._marked: list[Segment] = []  # may hold markers of transactions
+        self._marked: list[LogSegment] = []  # may contain transaction markers
 
     def run(self, start_offset: int) -> int:
         """Returns the end of the log. Raises OSError."""
         items = self.segments.items
         first = self.segments.slot_of(self._recovery_point)
         if first > 0 and items[first].base_offset == self._recovery_point:
-            # The one before was rolled right there. Its index files may be of an earlier clean stop, or missing.
+            # The segment before it was rolled there. Its index files may be from an earlier clean shutdown, or missing.
             first -= 1
         expected = items[first].base_offset
         for slot in range(first, len(items)):
             expected, is_whole = self._check(slot, max(expected, items[slot].base_offset))
             if not is_whole:
-                self.segments = SegmentList(items[: slot + 1])
+                self.segments = LogSegments(items[: slot + 1])
                 break
         if self._marked:
-            reindex_aborted(self.segments, self.segments.items[first:], self._files, start_offset)
+            rebuild_transaction_indexes(self.segments, self.segments.items[first:], self._files, start_offset)
         _make_durable(self.segments.items[first:])
         if self._found:
             self.damages = sorted([*self.damages, *self._found])
@@ -405,7 +437,7 @@ class _Recovery:
         return expected
 
     def _check(self, slot: int, expected: int) -> tuple[int, bool]:
-        """Index a segment again. Returns the offset at its end, and False where a torn tail was cut from it."""
+        """Rebuilds the index of a segment. Returns its end offset, and False if a torn tail was truncated."""
         segment = self.segments.items[slot]
         file_bytes = segment.size
         self._files.keep_index(segment)
@@ -418,7 +450,7 @@ class _Recovery:
                 if position >= file_bytes:
                     self._note_cut_short(segment, expected)
                     return expected, True
-                found = damage.next_batch(
+                found = damage.find_next_batch(
                     file.fd,
                     position,
                     file_bytes,
@@ -435,25 +467,25 @@ class _Recovery:
         self._cut(slot, position, file_bytes, expected, keep=has_more)
         return expected, False
 
-    def _note_cut_short(self, segment: Segment, expected: int) -> None:
-        """A closed segment that ends between two batches, and before what its own indexes tell of, has lost its end."""
+    def _note_cut_short(self, segment: LogSegment, expected: int) -> None:
+        """A closed segment that ends at a batch boundary, but before offsets in its own indexes, has lost its end."""
         following = segment.next_base
         if following is None or expected >= following or not self._is_damage(expected, has_more=True):
             return
         if damage.at_offset(self.damages, expected) is None and _indexed_end(segment) > expected:
             self._add(Damage(expected, following), segment)
 
-    def _add(self, item: Damage, segment: Segment) -> None:
+    def _add(self, item: Damage, segment: LogSegment) -> None:
         self._found.append(item)
         _logger.critical(
             "log damaged: acknowledged records cannot be read",
             extra={"file": str(segment.path), "damage": str(item)},
         )
 
-    def _index(self, fd: int, segment: Segment, position: int, end: int, expected: int) -> tuple[int, int]:
-        """Up to the first batch that does not hold. Returns the offset and the position there."""
+    def _index(self, fd: int, segment: LogSegment, position: int, end: int, expected: int) -> tuple[int, int]:
+        """Indexes up to the first invalid batch. Returns the offset and the position there."""
         segment.size = position
-        for at, header in walk(fd, position, end, holes=segment.holes):
+        for at, header in iter_batch_headers(fd, position, end, damaged_ranges=segment.damaged_ranges):
             if not self._holds(fd, at, end, header, segment, expected):
                 return expected, at
             if header.leader_epoch > self._epochs.latest:
@@ -463,11 +495,11 @@ class _Recovery:
             expected, self._last_epoch = header.last_offset + 1, header.leader_epoch
             if header.is_control and segment not in self._marked:
                 self._marked.append(segment)
-        segment.size = past_holes(segment.size, segment.holes)
-        return _past_lost_offsets(segment, expected), segment.size
+        segment.size = skip_damaged_ranges(segment.size, segment.damaged_ranges)
+        return _end_after_damage(segment, expected), segment.size
 
     def _holds(
-        self, fd: int, position: int, end: int, header: BatchHeader, segment: Segment, expected: int
+        self, fd: int, position: int, end: int, header: BatchHeader, segment: LogSegment, expected: int
     ) -> bool:
         if (
             header.base_offset < expected
@@ -482,39 +514,41 @@ class _Recovery:
         return self._is_believable(fd, position + header.size, end, header, segment, expected)
 
     def _is_believable(
-        self, fd: int, next_position: int, end: int, header: BatchHeader, segment: Segment, expected: int
+        self, fd: int, next_position: int, end: int, header: BatchHeader, segment: LogSegment, expected: int
     ) -> bool:
-        """Whether offset and leader epoch, which the checksum does not cover, fit what follows.
+        """Whether offset and leader epoch, which the checksum does not cover, fit the batch that follows.
 
-        A batch may leave a gap before it, where compaction has been, and may begin an epoch. The next one shows
-        whether it did.
+        A batch may follow a gap that compaction left, and may start an epoch. The next batch shows whether it did.
         """
         skips = header.base_offset != expected
         if skips and not self._is_compacted and expected < self._crash.durable_offset <= header.last_offset:
-            return False  # a sync ended within what is skipped, where no batch ends
+            return False  # a sync ended inside the gap or this batch, but syncs end at the end of a batch
         if segment.next_base is not None and header.last_offset >= segment.next_base:
             return False
         following = damage.batch_at(fd, next_position, end, segment.base_offset, expected)
         if following is None:
             return True
-        # One that goes on where the last one ended has the right offset, whatever the next one says.
+        # A batch that starts where the last one ended has the right offset, whatever the next one says.
         fits = not skips or following.base_offset > header.last_offset
         return fits and not self._last_epoch <= following.leader_epoch < header.leader_epoch
 
     def _is_damage(self, expected: int, has_more: bool) -> bool:
-        """A crash leaves nothing bad below what was synced. Beyond that, a process that is killed can leave only its
-        last write unfinished; a machine that goes down can leave any of the writes since the sync."""
+        """Whether a bad batch is damage, not a torn tail.
+
+        A crash leaves no bad batch below the synced offset. Beyond it, a killed process can leave only its last write
+        unfinished; a machine that goes down can leave any write since the sync unfinished.
+        """
         return expected < self._crash.durable_offset or (self._crash.same_boot and has_more)
 
     def _pass_over(
         self,
-        segment: Segment,
+        segment: LogSegment,
         position: int,
         found: tuple[int, BatchHeader] | None,
         file_bytes: int,
         expected: int,
     ) -> tuple[int, int]:
-        """Note the damage. Returns the position and the offset after it."""
+        """Records the damage. Returns the position and the offset after it."""
         if found is not None:
             end_position, end_offset = found[0], found[1].base_offset
         else:
@@ -522,11 +556,13 @@ class _Recovery:
             if segment.next_base is not None:
                 end_offset = max(expected, segment.next_base)
         self._add(Damage(expected, end_offset, segment.base_offset, position, end_position), segment)
-        segment.holes = tuple(sorted([*segment.holes, Hole(position, end_position, expected, end_offset)]))
+        segment.damaged_ranges = tuple(
+            sorted([*segment.damaged_ranges, DamagedRange(position, end_position, expected, end_offset)])
+        )
         return end_position, end_offset
 
     def _cut(self, slot: int, position: int, file_bytes: int, end_offset: int, *, keep: bool) -> None:
-        """Nothing that was acknowledged under flush policy `ack` is here. Batches that look whole are kept aside."""
+        """Truncates what was never acknowledged under flush policy `ack`. Keeps copies of batches that look whole."""
         segment, dropped = self.segments.items[slot], self.segments.items[slot + 1 :]
         segment.size = position
         kept_as = self._keep_aside(segment, dropped) if keep else None
@@ -540,8 +576,8 @@ class _Recovery:
         discard_segments(dropped, self._files)
         os.truncate(segment.path, position)
 
-    def _keep_aside(self, segment: Segment, dropped: list[Segment]) -> str:
-        """Copies of what is about to be cut, for an operator to look at and remove."""
+    def _keep_aside(self, segment: LogSegment, dropped: list[LogSegment]) -> str:
+        """Copies what is about to be truncated, for an operator to inspect and remove."""
         suffix = f".{uuid4().hex[:8]}-cut"
         with open(segment.path, "rb") as file:
             file.seek(segment.size)
@@ -552,20 +588,21 @@ class _Recovery:
         return f"*{suffix}"
 
 
-def _indexed_end(segment: Segment) -> int:
-    """The offset after the last one that the index files of a closed segment name; its base where they name none."""
+def _indexed_end(segment: LogSegment) -> int:
+    """Returns the offset after the last one in the index files of a closed segment; its base offset if there is
+    none."""
     index_path, time_path = segment.index_files
     try:
         offsets = OffsetIndex.decode(index_path.read_bytes(), INT32_MAX).offsets
         times = TimeIndex.decode(time_path.read_bytes())
-    except (FileNotFoundError, DamagedIndex):
+    except (FileNotFoundError, CorruptIndex):
         return segment.base_offset
     last_time = times.last_entry()[1] if len(times) else -1
     return segment.base_offset + max([last_time, *offsets[-1:]]) + 1
 
 
-def _make_durable(segments: list[Segment]) -> None:
-    """What was recovered may be in the page cache only; from here on it counts as synced."""
+def _make_durable(segments: list[LogSegment]) -> None:
+    """Recovered data may be only in the page cache; from here on it counts as synced."""
     for segment in segments:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -577,13 +614,15 @@ def _make_durable(segments: list[Segment]) -> None:
     sync_directory(segments[0].directory)
 
 
-def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
-    epochs = EpochCache()
+def _rebuild_leader_epochs(segments: list[LogSegment], files: FilePool) -> LeaderEpochCache:
+    epochs = LeaderEpochCache()
     end_offset = 0
     for segment in segments:
         file = files.pin(segment)
         try:
-            for _, header in walk(file.fd, 0, segment.size, holes=segment.holes):
+            for _, header in iter_batch_headers(
+                file.fd, 0, segment.size, damaged_ranges=segment.damaged_ranges
+            ):
                 if header.leader_epoch > epochs.latest and header.base_offset >= end_offset:
                     epochs.assign(header.leader_epoch, header.base_offset)
                 end_offset = header.last_offset + 1
@@ -592,10 +631,10 @@ def _rebuilt_epochs(segments: list[Segment], files: FilePool) -> EpochCache:
     return epochs
 
 
-def shortened(
-    segment: Segment, end: LogPosition, aborted: AbortedIndex, files: FilePool, config: LogConfig
-) -> Segment:
-    """Cut the file durably, keep what the indexes say of the rest, and learn its end."""
+def truncate_segment(
+    segment: LogSegment, end: LogOffsetMetadata, aborted: TransactionIndex, files: FilePool, config: LogConfig
+) -> LogSegment:
+    """Truncates the file durably, keeps the index entries of the rest, and finds its end."""
     offsets, times = offset_index(segment, files), time_index(segment, files)
     files.forget(segment)
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
@@ -607,10 +646,12 @@ def shortened(
     offsets.truncate(end.position)
     times.truncate(max(end.offset - segment.base_offset, 0))
     aborted.truncate(end.offset)
-    kept = Segment(segment.directory, segment.base_offset, created_ms=segment.created_ms)
+    kept = LogSegment(segment.directory, segment.base_offset, created_ms=segment.created_ms)
     kept.offsets, kept.times, kept.aborted = offsets, times, aborted
     kept.has_aborted = len(aborted) > 0
-    kept.holes = tuple(hole for hole in segment.holes if hole.end <= end.position)
+    kept.damaged_ranges = tuple(
+        damaged_range for damaged_range in segment.damaged_ranges if damaged_range.end <= end.position
+    )
     reached = resume_indexing(kept, files, config, end.position)
     assert reached is not None, (segment, end)
     return kept

@@ -1,47 +1,47 @@
-"""What a batch must satisfy before it may be appended, and Kafka's error for each way to fail."""
+"""What a batch must satisfy before it is appended, and Kafka's error for each way to fail."""
 
 from typing import Final
 
 from penstock.log.config import INT32_MAX, LogConfig
-from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import BytesLike, Codec
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    BATCH_HEADER,
+    BATCH_HEADER_BYTES,
     CODEC_MASK,
     CONTROL,
-    CRC_FROM,
     DELETE_HORIZON,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_OVERHEAD_BYTES,
     LOG_APPEND_TIME,
+    LOG_OVERHEAD_BYTES,
     RECORD_BYTES_MIN,
+    crc32c,
     iter_batches,
 )
 
-Header = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+BatchHeaderFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
-_CODEC_LAST: Final = max(Codec)
-#: How much longer each format lets its output be than its input: deflate's 1032 bytes for 8 bits, snappy's copies of 64
-#: bytes in 3, LZ4's lengths of 255 for a byte, zstd's blocks of 128 KiB in 4 bytes.
-_EXPANSION_MAX: Final = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32768}
+_CODEC_MAX: Final = max(Codec)
+#: The largest expansion of each format: deflate makes 1032 bytes of 8 bits, snappy copies of 64 bytes of 3, LZ4 lengths
+#: of 255 of one byte, zstd blocks of 128 KiB of 4 bytes.
+EXPANSION_RATIO_MAX: Final = {Codec.GZIP: 1032, Codec.SNAPPY: 22, Codec.LZ4: 255, Codec.ZSTD: 32768}
 _MAGIC: Final = 2
 _OLDER_MAGICS: Final = (0, 1)
-#: A delete horizon in a client's hands would end tombstones on the first pass that sees them.
-_BROKERS_ATTRIBUTES: Final = CONTROL | DELETE_HORIZON
+#: A delete horizon set by a client would let the first compaction pass remove its tombstones.
+_BROKER_ONLY_ATTRIBUTES: Final = CONTROL | DELETE_HORIZON
 
 
-def checked_header(
+def validate_batch(
     batch: memoryview, config: LogConfig, now_ms: int, internal: bool, sparse: bool = False
-) -> Header:
-    """The header fields of exactly one sound batch. Raises ApiError.
+) -> BatchHeaderFields:
+    """Returns the header fields of exactly one valid batch. Raises ApiError.
 
-    A sparse one is a client's batch of which some records, or all, have been taken out.
+    `sparse` allows a client's batch from which some or all records have been removed.
     """
     size = len(batch)
-    if size < HEADER_BYTES:
+    if size < BATCH_HEADER_BYTES:
         raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
-    header: Header = HEADER.unpack_from(batch)
+    header: BatchHeaderFields = BATCH_HEADER.unpack_from(batch)
     (
         base_offset,
         length,
@@ -57,22 +57,23 @@ def checked_header(
         sequence,
         count,
     ) = header
-    if magic != _MAGIC or length != size - LENGTH_OVERHEAD_BYTES:
+    if magic != _MAGIC or length != size - LOG_OVERHEAD_BYTES:
         raise _shape_error(header, size)
     if (size > config.max_message_bytes or size > config.segment_bytes) and not (
-        internal and attributes & CONTROL  # a transaction must be able to end, whatever the topic's settings
+        internal
+        and attributes & CONTROL  # a transaction must be able to end, whatever the topic's settings are
     ):
         raise _size_error(size, config)
-    if crc32c(batch[CRC_FROM:]) != crc:
+    if crc32c(batch[ATTRIBUTES_OFFSET:]) != crc:
         raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")
     if (count < 1 or delta != count - 1) and not (sparse and 0 <= count <= delta):
         raise _invalid(f"record batch of {count} records with last offset delta {delta}")
-    if attributes & CODEC_MASK > _CODEC_LAST:
+    if attributes & CODEC_MASK > _CODEC_MAX:
         raise ApiError(ErrorCode.unsupported_compression_type, "unknown compression codec")
-    if count * RECORD_BYTES_MIN > size - HEADER_BYTES:
-        _check_room_for_records(attributes, count, size, config)
+    if count * RECORD_BYTES_MIN > size - BATCH_HEADER_BYTES:
+        _check_record_count(attributes, count, size, config)
     if not internal and (
-        base_offset or attributes & _BROKERS_ATTRIBUTES or (producer >= 0 and (sequence < 0 or epoch < 0))
+        base_offset or attributes & _BROKER_ONLY_ATTRIBUTES or (producer >= 0 and (sequence < 0 or epoch < 0))
     ):
         raise _client_error(header)
     if config.timestamp_type == "CreateTime":
@@ -83,29 +84,29 @@ def checked_header(
     return header
 
 
-def _check_room_for_records(attributes: int, count: int, size: int, config: LogConfig) -> None:
-    """Raises ApiError where a batch claims more records, and so offsets, than its bytes can hold.
+def _check_record_count(attributes: int, count: int, size: int, config: LogConfig) -> None:
+    """Raises ApiError if a batch claims more records, and so offsets, than its bytes can hold.
 
-    A compressed one may hold as many as the smallest records that its codec could make of it, and as fit what the
-    node decodes of a batch anywhere.
+    A compressed batch may claim as many of the smallest records as its codec could expand to, within the node's
+    limit for the decompressed size of a batch.
     """
-    body_bytes = size - HEADER_BYTES
+    body_bytes = size - BATCH_HEADER_BYTES
     codec = attributes & CODEC_MASK
     if codec:
-        body_bytes = min(body_bytes * _EXPANSION_MAX[Codec(codec)], config.decoded_bytes_max)
+        body_bytes = min(body_bytes * EXPANSION_RATIO_MAX[Codec(codec)], config.decoded_bytes_max)
     if count * RECORD_BYTES_MIN > body_bytes:
         raise _invalid(f"record batch of {size} bytes claims {count} records, which it cannot hold")
 
 
-def checked_replica(batch: memoryview, end_offset: int) -> Header:
-    """The header of a batch as its leader stamped it, which must continue this log. Raises ApiError."""
+def validate_replicated_batch(batch: memoryview, end_offset: int) -> BatchHeaderFields:
+    """Returns the header of a batch as the leader wrote it, which must continue this log. Raises ApiError."""
     size = len(batch)
-    if size < HEADER_BYTES:
+    if size < BATCH_HEADER_BYTES:
         raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
-    header: Header = HEADER.unpack_from(batch)
-    if header[3] != _MAGIC or header[1] != size - LENGTH_OVERHEAD_BYTES:
+    header: BatchHeaderFields = BATCH_HEADER.unpack_from(batch)
+    if header[3] != _MAGIC or header[1] != size - LOG_OVERHEAD_BYTES:
         raise _shape_error(header, size)
-    if crc32c(batch[CRC_FROM:]) != header[4]:
+    if crc32c(batch[ATTRIBUTES_OFFSET:]) != header[4]:
         raise ApiError(ErrorCode.corrupt_message, "checksum of the record batch does not match")
     if header[0] < end_offset or not 0 <= header[6] <= INT32_MAX or header[2] < 0:
         raise _invalid(
@@ -114,25 +115,25 @@ def checked_replica(batch: memoryview, end_offset: int) -> Header:
     return header
 
 
-def check_served(records: BytesLike) -> None:
-    """Raises ApiError for batches out of the log that no follower would take."""
+def validate_fetched_batches(records: BytesLike) -> None:
+    """Raises ApiError for batches read from the log that no follower would accept."""
     checked_bytes = 0
     end_offset: int | None = None
     for header, batch in iter_batches(records):
-        # Where the first one may begin is not known here: a log may start in the middle of a batch.
-        checked_replica(batch, header.base_offset if end_offset is None else end_offset)
+        # The expected offset of the first batch is unknown here: a log may start in the middle of a batch.
+        validate_replicated_batch(batch, header.base_offset if end_offset is None else end_offset)
         checked_bytes += len(batch)
         end_offset = header.last_offset + 1
     if checked_bytes < len(records):
         raise ApiError(ErrorCode.corrupt_message, f"only {checked_bytes} of {len(records)} bytes are batches")
 
 
-def _shape_error(header: Header, size: int) -> ApiError:
-    """What a publisher may try again is damage; what it has sent on purpose is refused for good."""
+def _shape_error(header: BatchHeaderFields, size: int) -> ApiError:
+    """Damage gets a retriable error; a batch that the producer built wrongly gets a permanent one."""
     if header[3] in _OLDER_MAGICS:
         return _invalid(f"record batch of magic {header[3]}, only {_MAGIC} is taken")
-    batch_bytes = header[1] + LENGTH_OVERHEAD_BYTES
-    if header[3] != _MAGIC or batch_bytes < HEADER_BYTES:
+    batch_bytes = header[1] + LOG_OVERHEAD_BYTES
+    if header[3] != _MAGIC or batch_bytes < BATCH_HEADER_BYTES:
         message = f"record batch of magic {header[3]} and {batch_bytes} bytes in {size}"
         return ApiError(ErrorCode.corrupt_message, message)
     return _invalid("more than one record batch" if batch_bytes < size else "less than one record batch")
@@ -150,7 +151,7 @@ def _size_error(size: int, config: LogConfig) -> ApiError:
     )
 
 
-def _client_error(header: Header) -> ApiError:
+def _client_error(header: BatchHeaderFields) -> ApiError:
     if header[0]:
         return _invalid(f"record batch with base offset {header[0]} instead of 0")
     if header[5] & CONTROL:

@@ -1,4 +1,4 @@
-"""Bytes <-> messages: framing, headers, record batches, compression, errors."""
+"""Bytes to messages and back: framing, message schemas, record batches, compression, errors."""
 
 import sys
 

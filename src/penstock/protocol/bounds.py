@@ -1,8 +1,8 @@
-"""Bounds every length and count of a message by the bytes that remain, before anything is allocated.
+"""Checks every length and count of a message against the bytes that remain, before anything is allocated.
 
 kio's native reader trusts a count and reserves memory for it, which ends the process when a peer claims four
-billion elements. Every request therefore takes this walk first; it follows the same schemas and keeps nothing but
-the places of tagged fields that the schema does not know, which a newer client may send and kio refuses to read.
+billion elements. So every request is checked first, along the same schema. The check keeps nothing except the
+positions of tagged fields that the schema does not know, which a newer client may send and kio refuses to read.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from penstock.protocol.errors import MalformedFrame
 #: A run of bytes, and what to put in its place.
 Patch = tuple[int, int, bytes]
 #: (buffer, position, end, patches found so far) -> position after the value
-Walk = Callable[[memoryview, int, int, list[Patch]], int]
+BoundsCheck = Callable[[memoryview, int, int, list[Patch]], int]
 
 #: (buffer, position, end) -> (count, position after it)
 CountReader = Callable[[memoryview, int, int], tuple[int, int]]
@@ -31,10 +31,10 @@ _UVARINT_BYTES_MAX = 5
 
 
 @cache
-def bounds_check(entity: type[Any]) -> Walk:
+def bounds_check(entity: type[Any]) -> BoundsCheck:
     """A walk over one entity of this schema."""
-    steps: list[Walk] = []
-    tagged: dict[int, Walk] = {}
+    steps: list[BoundsCheck] = []
+    tagged: dict[int, BoundsCheck] = {}
     fixed_bytes = 0
     for field in fields(entity):
         tag = field.metadata.get("tag")
@@ -52,7 +52,7 @@ def bounds_check(entity: type[Any]) -> Walk:
     return _sequence(tuple(steps))
 
 
-def _sequence(steps: tuple[Walk, ...]) -> Walk:
+def _sequence(steps: tuple[BoundsCheck, ...]) -> BoundsCheck:
     if len(steps) == 1:
         return steps[0]
 
@@ -64,7 +64,7 @@ def _sequence(steps: tuple[Walk, ...]) -> Walk:
     return walk
 
 
-def _skip(size: int) -> tuple[Walk, ...]:
+def _skip(size: int) -> tuple[BoundsCheck, ...]:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position + size > end:
             raise _cut_short()
@@ -74,14 +74,14 @@ def _skip(size: int) -> tuple[Walk, ...]:
 
 
 def _fixed_size(field: Field[Any]) -> int | None:
-    is_array, element, _ = classify(field.type)
+    is_array, element, _ = classify_type(field.type)
     if is_array or is_dataclass(element):
         return None
     return _FIXED_BYTES.get(field.metadata["kafka_type"])
 
 
-def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
-    is_array, element, optional = classify(field.type)
+def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> BoundsCheck:
+    is_array, element, optional = classify_type(field.type)
     if is_dataclass(element):
         walk = bounds_check(element)  # type: ignore[arg-type]
         if not is_array and optional and nullable:
@@ -95,18 +95,18 @@ def _field_walk(field: Field[Any], flexible: bool, *, nullable: bool) -> Walk:
     return _fixed_array_walk(size, _count_reader(flexible, optional)) if is_array else _skip(size)[0]
 
 
-def classify(annotation: Any) -> tuple[bool, Any, bool]:
+def classify_type(annotation: Any) -> tuple[bool, Any, bool]:
     """(is an array, type of the element, may be null)"""
     optional = False
     if get_origin(annotation) in (UnionType, Union):
         optional = type(None) in get_args(annotation)
         (annotation,) = (a for a in get_args(annotation) if a is not type(None))
     if get_origin(annotation) is tuple:
-        return True, classify(get_args(annotation)[0])[1], optional
+        return True, classify_type(get_args(annotation)[0])[1], optional
     return False, annotation, optional
 
 
-def _array_walk(element: Walk, read_count: CountReader) -> Walk:
+def _array_walk(element: BoundsCheck, read_count: CountReader) -> BoundsCheck:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         count, position = read_count(data, position, end)
         if count > end - position:  # an element takes a byte at the least
@@ -118,7 +118,7 @@ def _array_walk(element: Walk, read_count: CountReader) -> Walk:
     return walk
 
 
-def _fixed_array_walk(size: int, read_count: CountReader) -> Walk:
+def _fixed_array_walk(size: int, read_count: CountReader) -> BoundsCheck:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         count, position = read_count(data, position, end)
         if count * size > end - position:
@@ -128,7 +128,7 @@ def _fixed_array_walk(size: int, read_count: CountReader) -> Walk:
     return walk
 
 
-def _nullable_entity(walk_entity: Walk) -> Walk:
+def _nullable_entity(walk_entity: BoundsCheck) -> BoundsCheck:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position >= end:
             raise _cut_short()
@@ -138,7 +138,7 @@ def _nullable_entity(walk_entity: Walk) -> Walk:
     return walk
 
 
-def _tags_walk(known: dict[int, Walk]) -> Walk:
+def _tags_walk(known: dict[int, BoundsCheck]) -> BoundsCheck:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position < end and data[position] == 0:
             return position + 1
@@ -166,7 +166,7 @@ def _tags_walk(known: dict[int, Walk]) -> Walk:
     return walk
 
 
-def patched(data: memoryview, patches: list[Patch]) -> bytes:
+def apply_patches(data: memoryview, patches: list[Patch]) -> bytes:
     """The message without what its schema does not know."""
     parts: list[bytes | memoryview] = []
     position = 0
@@ -198,7 +198,7 @@ def _compact_bytes(data: memoryview, position: int, end: int, patches: list[Patc
     return position
 
 
-def _legacy_bytes(length_bytes: int) -> Walk:
+def _legacy_bytes(length_bytes: int) -> BoundsCheck:
     def walk(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:
         if position + length_bytes > end:
             raise _cut_short()

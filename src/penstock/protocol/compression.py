@@ -1,4 +1,4 @@
-"""The four codecs of the record batch, each bounded when it decompresses."""
+"""The compression codecs of record batches. Each decompresses into a bounded buffer."""
 
 import mmap
 import struct

@@ -1,4 +1,4 @@
-"""How a named setting is declared, parsed and refused: one mechanism for topics and for nodes."""
+"""How a setting is declared, parsed and validated: one mechanism for topics and for nodes."""
 
 import re
 from collections.abc import Callable
@@ -21,11 +21,14 @@ class SettingType(IntEnum):
     PASSWORD = 9
 
 
-Value = bool | int | float | str | tuple[str, ...] | None
+SettingValue = bool | int | float | str | tuple[str, ...] | None
 
 _INTEGER_BITS = {SettingType.SHORT: 16, SettingType.INT: 32, SettingType.LONG: 64}
 #: Narrower than Python's own: no underscores, only these digits, and no more than any bound can use.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
+#: IncrementalAlterConfigs appends to lists. Every node keeps each value in memory and sends it in one reply.
+TEXT_CHARS_MAX = 262_144
+_QUOTED_CHARS_MAX = 200
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -36,17 +39,19 @@ class InvalidSetting(ValueError):
 class Setting(NamedTuple):
     name: str
     type: SettingType
-    default: Value
+    default: SettingValue
     doc: str
     at_least: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] | None = None
-    check: Callable[[Value], str | None] | None = None  # returns what is wrong, or None
+    check: Callable[[SettingValue], str | None] | None = None  # returns what is wrong, or None
     read_only: bool = False  # for nodes: set at start, not while running
     synonym: str | None = None  # for topics: the node setting that gives the default
 
-    def parse(self, text: str) -> Value:
+    def parse(self, text: str) -> SettingValue:
         """The typed value of what a user wrote. Raises InvalidSetting."""
+        if len(text) > TEXT_CHARS_MAX:
+            raise self._invalid(text, f"is longer than {TEXT_CHARS_MAX} characters")
         value = self._typed(text.strip() if self.type is not SettingType.STRING else text)
         self._refuse_out_of_bounds(value)
         if self.check is not None and (wrong := self.check(value)) is not None:
@@ -63,7 +68,7 @@ class Setting(NamedTuple):
             return False
         return True
 
-    def text(self, value: Value) -> str | None:
+    def text(self, value: SettingValue) -> str | None:
         """The value as Kafka prints it."""
         match value:
             case None:
@@ -75,7 +80,7 @@ class Setting(NamedTuple):
             case _:
                 return str(value)
 
-    def _typed(self, text: str) -> Value:
+    def _typed(self, text: str) -> SettingValue:
         match self.type:
             case SettingType.BOOLEAN:
                 if text.lower() not in _BOOLEANS:
@@ -107,7 +112,7 @@ class Setting(NamedTuple):
             pass
         raise self._invalid(text, "must be a number")
 
-    def _refuse_out_of_bounds(self, value: Value) -> None:
+    def _refuse_out_of_bounds(self, value: SettingValue) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if self.at_least is not None and not value >= self.at_least:
                 raise self._invalid(str(value), f"must be at least {self.at_least}")
@@ -119,4 +124,7 @@ class Setting(NamedTuple):
                     raise self._invalid(str(item), f"must be one of {', '.join(self.choices)}")
 
     def _invalid(self, text: str, wrong: str) -> InvalidSetting:
+        # Error messages are cut off at their end, where the reason stands.
+        if len(text) > _QUOTED_CHARS_MAX:
+            text = f"{text[:_QUOTED_CHARS_MAX]}..."
         return InvalidSetting(f"Invalid value {text} for configuration {self.name}: {wrong}")

@@ -1,14 +1,21 @@
-"""What can go wrong on the wire, as values: Kafka's error codes and the exceptions that carry them."""
+"""Kafka's error codes, and the exceptions that carry them."""
+
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-__all__ = ("ErrorCode", "ApiError", "InvalidRecords", "MalformedFrame")
+__all__ = ("ApiError", "ErrorCode", "InvalidRecords", "MalformedFrame")
+
+#: A message may quote what a client sent, and older versions of replies carry strings of up to 32,767 bytes.
+_MESSAGE_CHARS_MAX: Final = 2_000
 
 
 class ApiError(Exception):
     """A request, or a part of one, that is answered with a protocol error code."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        if message is not None and len(message) > _MESSAGE_CHARS_MAX:
+            message = f"{message[: _MESSAGE_CHARS_MAX - 3]}..."
         super().__init__(message or code.name)
         self.code = code
         self.message = message

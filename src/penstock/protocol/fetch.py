@@ -1,17 +1,20 @@
-"""Fetch (key 1), v4-18, packed by hand because every message passes here too.
+"""Fetch (key 1), packed by hand because every record passes here: the broker's side (v4-18), the follower's (v17)
+and the consumer's (v4-17).
 
-v7 brought sessions, v12 flexible encoding, v13 topic ids, v15 moved the replica into a tagged field. The response
-is a list of buffers in which the records are slices of the log as they are on disk.
+v7 added sessions, v12 flexible encoding, v13 topic ids; v15 moved the replica into a tagged field. A response is a
+list of buffers in which the records are slices of the log as they are on disk. A consumer fetches one partition per
+request, without a session. Followers and consumers read a response in place: records stay slices of the frame, and
+every length and count is bounded by the bytes that remain before anything is allocated for it.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import Endpoint, encode_endpoints, encode_uvarint, skip_tags
+from penstock.protocol.produce import NodeEndpoint, encode_node_endpoints, encode_uvarint, skip_tags
 
 SESSIONS_FROM: Final = 7
 RACKS_FROM: Final = 11
@@ -72,15 +75,15 @@ class PartitionData(NamedTuple):
     preferred_read_replica: int = -1  # the follower that the consumer is to read from, from v11 on
 
 
-def parse_fetch(frame: memoryview, position: int, version: int) -> FetchRequest:
+def parse_fetch_request(frame: memoryview, position: int, version: int) -> FetchRequest:
     """Raises MalformedFrame."""
     try:
-        return _Parser(frame, position, version).request()
+        return _FetchRequestParser(frame, position, version).request()
     except (struct.error, IndexError):
         raise MalformedFrame("fetch request is cut short") from None
 
 
-class _Parser:
+class _FetchRequestParser:
     """A cursor over one request; steady-state requests carry no topics, so its methods are rarely many."""
 
     __slots__ = ("end", "flexible", "frame", "position", "version")
@@ -216,7 +219,7 @@ def encode_fetch_response(
     error: int,
     session_id: int,
     topics: list[tuple[bytes, list[PartitionData]]],
-    endpoints: Sequence[Endpoint] = (),
+    endpoints: Sequence[NodeEndpoint] = (),
 ) -> list[BytesLike]:
     """The whole frame as buffers, size prefix first. `endpoints` is told from v16 on."""
     flexible = version >= FLEXIBLE_FROM
@@ -241,7 +244,7 @@ def encode_fetch_response(
             small.append(b"\x00")
     if flexible:
         told = endpoints if version >= _ENDPOINTS_FROM else ()
-        small.append(encode_endpoints(told))
+        small.append(encode_node_endpoints(told))
     buffers.append(b"".join(small))
     size = _INT32.pack(sum(map(len, buffers)))
     buffers[:2] = [size + buffers[1]]
@@ -285,3 +288,362 @@ def _encode_partition_tags(
 
 def _encode_count(count: int, flexible: bool) -> bytes:
     return encode_uvarint(count + 1) if flexible else _INT32.pack(count)
+
+
+REPLICA_FETCH_VERSION: Final = 17
+#: A session begins with a full request under this epoch.
+INITIAL_SESSION_EPOCH: Final = 0
+NO_SESSION_ID: Final = 0
+
+_REPLICA_LIMITS = struct.Struct(
+    ">iiibii"
+)  # max wait, min bytes, max bytes, isolation, session id, session epoch
+_REPLICA_PARTITION = struct.Struct(">iiqiqiB")  # as FetchPartition, and no tagged fields
+_REPLICA_INT32 = struct.Struct(">i")
+#: No rack; one tagged field: number 1, of 13 bytes: the replica's id and epoch, and no tagged fields of its own.
+_REPLICA_STATE = struct.Struct(">BBBBiqB")
+_RESPONSE_HEAD = struct.Struct(">ihi")  # throttle time, error, session id
+_REPLICA_RESULT = struct.Struct(
+    ">ihqqq"
+)  # index, error, high watermark, last stable offset, log start offset
+_REPLICA_RESULT_BYTES_MIN: Final = _REPLICA_RESULT.size + 1 + 4 + 1 + 1
+_ABORTED_BYTES: Final = 17
+_TOPIC_ID_BYTES: Final = 16
+_DIVERGING_TAG, _LEADER_TAG, _SNAPSHOT_TAG = range(3)
+_DIVERGING_EPOCH = struct.Struct(">iq")
+_LEADER = struct.Struct(">ii")
+_SNAPSHOT_ID = struct.Struct(">qi")
+
+#: Topic id and what belongs to it.
+FetchTopics = Iterable[tuple[bytes, Sequence[FetchPartition]]]
+ForgottenTopics = Iterable[tuple[bytes, Sequence[int]]]
+
+
+class ReplicaPartitionData(NamedTuple):
+    topic_id: bytes
+    partition: int
+    error: int
+    high_watermark: int
+    log_start_offset: int
+    records: memoryview
+    diverging_epoch: tuple[int, int] | None = None  # epoch, end offset
+    current_leader: tuple[int, int] | None = None  # id, epoch
+    snapshot_id: tuple[int, int] | None = None  # end offset, epoch
+
+
+class ReplicaFetchResponse(NamedTuple):
+    throttle_ms: int
+    error: int
+    session_id: int
+    partitions: list[ReplicaPartitionData]
+
+
+def encode_replica_fetch_request(
+    *,
+    replica_id: int,
+    broker_epoch: int,
+    max_wait_ms: int,
+    min_bytes: int,
+    max_bytes: int,
+    session_id: int,
+    session_epoch: int,
+    topics: FetchTopics,
+    forgotten: ForgottenTopics = (),
+) -> bytes:
+    """The body of the request, to follow its header."""
+    asked = [_encode_replica_topic(topic_id, partitions) for topic_id, partitions in topics]
+    dropped = [_encode_forgotten_topic(topic_id, indexes) for topic_id, indexes in forgotten]
+    return b"".join(
+        (
+            _REPLICA_LIMITS.pack(max_wait_ms, min_bytes, max_bytes, 0, session_id, session_epoch),
+            encode_uvarint(len(asked) + 1),
+            *asked,
+            encode_uvarint(len(dropped) + 1),
+            *dropped,
+            _REPLICA_STATE.pack(1, 1, 1, _REPLICA_STATE.size - 4, replica_id, broker_epoch, 0),
+        )
+    )
+
+
+def _encode_replica_topic(topic_id: bytes, partitions: Sequence[FetchPartition]) -> bytes:
+    packed = [_REPLICA_PARTITION.pack(*asked, 0) for asked in partitions]
+    return b"".join((topic_id, encode_uvarint(len(packed) + 1), *packed, b"\x00"))
+
+
+def _encode_forgotten_topic(topic_id: bytes, indexes: Sequence[int]) -> bytes:
+    packed = struct.pack(f">{len(indexes)}i", *indexes)
+    return b"".join((topic_id, encode_uvarint(len(indexes) + 1), packed, b"\x00"))
+
+
+def parse_replica_fetch_response(body: memoryview) -> ReplicaFetchResponse:
+    """What follows the answer's header. Raises MalformedFrame."""
+    try:
+        return _ReplicaResponseParser(body).answer()
+    except (struct.error, IndexError):
+        raise MalformedFrame("fetch response is cut short") from None
+
+
+class _ReplicaResponseParser:
+    __slots__ = ("body", "end", "position")
+
+    def __init__(self, body: memoryview) -> None:
+        self.body = body
+        self.position = 0
+        self.end = len(body)
+
+    def answer(self) -> ReplicaFetchResponse:
+        throttle_ms, error, session_id = _RESPONSE_HEAD.unpack_from(self.body)
+        self.position = _RESPONSE_HEAD.size
+        partitions: list[ReplicaPartitionData] = []
+        for _ in range(self._count(_TOPIC_ID_BYTES + 2)):
+            self._topic(partitions)
+        self.position = skip_tags(self.body, self.position, self.end)
+        return ReplicaFetchResponse(throttle_ms, error, session_id, partitions)
+
+    def _topic(self, partitions: list[ReplicaPartitionData]) -> None:
+        topic_id = bytes(self._take(_TOPIC_ID_BYTES))
+        partitions += [self._partition(topic_id) for _ in range(self._count(_REPLICA_RESULT_BYTES_MIN))]
+        self.position = skip_tags(self.body, self.position, self.end)
+
+    def _partition(self, topic_id: bytes) -> ReplicaPartitionData:
+        index, error, high_watermark, _, log_start = _REPLICA_RESULT.unpack_from(self.body, self.position)
+        self.position += _REPLICA_RESULT.size
+        for _ in range(self._count(_ABORTED_BYTES)):
+            self._take(_ABORTED_BYTES - 1)
+            self.position = skip_tags(self.body, self.position, self.end)
+        self._take(_REPLICA_INT32.size)  # the preferred read replica is for consumers
+        size = self._uvarint()
+        records = self._take(max(size - 1, 0))
+        if self.body[self.position] == 0:  # nearly always: no tagged fields
+            self.position += 1
+            return ReplicaPartitionData(topic_id, index, error, high_watermark, log_start, records)
+        tags = self._tags()
+        return ReplicaPartitionData(topic_id, index, error, high_watermark, log_start, records, *tags)
+
+    def _tags(self) -> tuple[tuple[int, int] | None, tuple[int, int] | None, tuple[int, int] | None]:
+        diverging = leader = snapshot = None
+        for _ in range(self._uvarint()):
+            tag, size = self._uvarint(), self._uvarint()
+            value = self._take(size)
+            if tag == _DIVERGING_TAG:
+                diverging = _none_if_default(_DIVERGING_EPOCH.unpack_from(value))
+            elif tag == _LEADER_TAG:
+                leader = _none_if_default(_LEADER.unpack_from(value))
+            elif tag == _SNAPSHOT_TAG:
+                snapshot = _none_if_default(_SNAPSHOT_ID.unpack_from(value))
+        return diverging, leader, snapshot
+
+    def _uvarint(self) -> int:
+        value, self.position = read_uvarint(self.body, self.position, self.end)
+        return value
+
+    def _count(self, element_bytes_min: int) -> int:
+        """Elements of a compact array; null counts as none."""
+        count = max(self._uvarint() - 1, 0)
+        if count * element_bytes_min > self.end - self.position:
+            raise MalformedFrame(f"array of {count} elements in {self.end - self.position} bytes")
+        return count
+
+    def _take(self, size: int) -> memoryview:
+        start, self.position = self.position, self.position + size
+        if self.position > self.end:
+            raise MalformedFrame(f"field of {size} bytes where {self.end - start} remain")
+        return self.body[start : self.position]
+
+
+def _none_if_default(pair: tuple[int, int]) -> tuple[int, int] | None:
+    """A peer may write the default of a tagged field, -1 and -1, or leave it out: it means the same."""
+    return None if pair == (-1, -1) else pair
+
+
+CONSUMER_VERSION_MIN: Final = 4
+CONSUMER_VERSION_MAX: Final = 17
+_LOG_START_FROM: Final = 5
+_LEADER_EPOCH_FROM: Final = 9
+_RACK_FROM: Final = 11
+_CONSUMER_REPLICA_STATE_FROM: Final = 15
+
+_CONSUMER_INT16 = struct.Struct(">h")
+_CONSUMER_INT32 = struct.Struct(">i")
+_CONSUMER_LIMITS = struct.Struct(">iiib")  # max wait, min bytes, max bytes, isolation
+_CONSUMER_REPLICA_ID = _CONSUMER_INT32.pack(-1)  # no replica
+_NO_SESSION = struct.pack(">ii", 0, -1)  # id, epoch
+_CONSUMER_PARTITION_V4 = struct.Struct(">iqi")  # index, fetch offset, max bytes
+_CONSUMER_PARTITION_V5 = struct.Struct(">iqqi")  # and log start offset
+_CONSUMER_PARTITION_V9 = struct.Struct(">iiqqi")  # and current leader epoch
+_CONSUMER_PARTITION_V12 = struct.Struct(">iiqiqi")  # and last fetched epoch
+_CONSUMER_RESULT_V4 = struct.Struct(">ihqq")  # index, error, high watermark, last stable offset
+_LOG_START = struct.Struct(">q")
+_CONSUMER_ABORTED = struct.Struct(">qq")  # producer id, first offset
+_CONSUMER_LEADER = struct.Struct(">ii")
+_CONSUMER_LEADER_TAG: Final = 1
+
+
+class ConsumerFetchResponse(NamedTuple):
+    error: int
+    #: Topic (name, or id from v13 on) and what was found.
+    partitions: list[tuple[bytes, PartitionData]]
+
+
+def encode_consumer_fetch_request(
+    version: int,
+    topic: bytes,
+    asked: FetchPartition,
+    *,
+    wait_ms: int,
+    bytes_min: int,
+    bytes_max: int,
+    isolation: int,
+) -> bytes:
+    """The body of the request, to follow its header. `topic` is an id from v13 on, a name before."""
+    flexible = version >= FLEXIBLE_FROM
+    one, none, tags = (
+        (b"\x02", b"\x01", b"\x00") if flexible else (_CONSUMER_INT32.pack(1), _CONSUMER_INT32.pack(0), b"")
+    )
+    parts = [
+        _CONSUMER_REPLICA_ID if version < _CONSUMER_REPLICA_STATE_FROM else b"",
+        _CONSUMER_LIMITS.pack(wait_ms, bytes_min, bytes_max, isolation),
+        _NO_SESSION if version >= SESSIONS_FROM else b"",
+        one,
+        _encode_consumer_topic(version, topic),
+        one,
+        _encode_consumer_partition(version, asked),
+        tags,
+        tags,
+    ]
+    if version >= SESSIONS_FROM:
+        parts.append(none)  # nothing to forget
+    if version >= _RACK_FROM:
+        parts.append(b"\x01" if flexible else b"\x00\x00")
+    parts.append(tags)
+    return b"".join(parts)
+
+
+def _encode_consumer_topic(version: int, topic: bytes) -> bytes:
+    if version >= TOPIC_IDS_FROM:
+        return topic
+    return (
+        encode_uvarint(len(topic) + 1) if version >= FLEXIBLE_FROM else _CONSUMER_INT16.pack(len(topic))
+    ) + topic
+
+
+def _encode_consumer_partition(version: int, asked: FetchPartition) -> bytes:
+    index, leader_epoch, offset, last_epoch, log_start, max_bytes = asked
+    if version >= FLEXIBLE_FROM:
+        return _CONSUMER_PARTITION_V12.pack(index, leader_epoch, offset, last_epoch, log_start, max_bytes)
+    if version >= _LEADER_EPOCH_FROM:
+        return _CONSUMER_PARTITION_V9.pack(index, leader_epoch, offset, log_start, max_bytes)
+    if version >= _LOG_START_FROM:
+        return _CONSUMER_PARTITION_V5.pack(index, offset, log_start, max_bytes)
+    return _CONSUMER_PARTITION_V4.pack(index, offset, max_bytes)
+
+
+def parse_consumer_fetch_response(body: memoryview, version: int) -> ConsumerFetchResponse:
+    """What follows the answer's header. Raises MalformedFrame."""
+    try:
+        return _ConsumerResponseParser(body, version).answer()
+    except (struct.error, IndexError):
+        raise MalformedFrame("fetch response is cut short") from None
+
+
+class _ConsumerResponseParser:
+    __slots__ = ("body", "end", "flexible", "position", "version")
+
+    def __init__(self, body: memoryview, version: int) -> None:
+        self.body = body
+        self.position = 0
+        self.end = len(body)
+        self.version = version
+        self.flexible = version >= FLEXIBLE_FROM
+
+    def answer(self) -> ConsumerFetchResponse:
+        self._take(_CONSUMER_INT32.size)  # throttle time: the broker reads no more from us meanwhile
+        error = 0
+        if self.version >= SESSIONS_FROM:
+            (error,) = _CONSUMER_INT16.unpack(self._take(_CONSUMER_INT16.size))
+            self._take(_CONSUMER_INT32.size)  # there is no session
+        partitions: list[tuple[bytes, PartitionData]] = []
+        for _ in range(self._count()):
+            topic = self._topic()
+            partitions += [(topic, self._partition()) for _ in range(self._count())]
+            self._skip_tags()
+        self._skip_tags()
+        return ConsumerFetchResponse(error, partitions)
+
+    def _topic(self) -> bytes:
+        if self.version >= TOPIC_IDS_FROM:
+            return bytes(self._take(16))
+        if self.flexible:
+            return bytes(self._take(max(self._uvarint() - 1, 0)))
+        return bytes(self._take(_CONSUMER_INT16.unpack(self._take(_CONSUMER_INT16.size))[0]))
+
+    def _partition(self) -> PartitionData:
+        index, error, high_watermark, last_stable = _CONSUMER_RESULT_V4.unpack(
+            self._take(_CONSUMER_RESULT_V4.size)
+        )
+        log_start = -1
+        if self.version >= _LOG_START_FROM:
+            (log_start,) = _LOG_START.unpack(self._take(_LOG_START.size))
+        aborted = self._aborted()
+        if self.version >= _RACK_FROM:
+            self._take(
+                _CONSUMER_INT32.size
+            )  # the preferred read replica is for consumers that name their rack
+        records = self._take(self._length())
+        leader = self._leader() if self.flexible else None
+        return PartitionData(
+            index,
+            error,
+            high_watermark,
+            last_stable,
+            log_start,
+            records,
+            aborted,
+            current_leader=leader,
+        )
+
+    def _aborted(self) -> tuple[tuple[int, int], ...]:
+        found = []
+        for _ in range(self._count()):
+            producer_id, first_offset = _CONSUMER_ABORTED.unpack(self._take(_CONSUMER_ABORTED.size))
+            self._skip_tags()
+            found.append((producer_id, first_offset))
+        return tuple(found)
+
+    def _leader(self) -> tuple[int, int] | None:
+        leader = None
+        for _ in range(self._uvarint()):
+            tag, size = self._uvarint(), self._uvarint()
+            value = self._take(size)
+            if tag == _CONSUMER_LEADER_TAG:
+                leader = _CONSUMER_LEADER.unpack_from(value)
+        return leader
+
+    def _count(self) -> int:
+        """Elements of an array, each of which takes two bytes at the least; null counts as none."""
+        count = self._length()
+        if count * 2 > self.end - self.position:
+            raise MalformedFrame(f"array of {count} elements in {self.end - self.position} bytes")
+        return count
+
+    def _length(self) -> int:
+        size = (
+            self._uvarint() - 1
+            if self.flexible
+            else _CONSUMER_INT32.unpack(self._take(_CONSUMER_INT32.size))[0]
+        )
+        return max(size, 0)
+
+    def _uvarint(self) -> int:
+        value, self.position = read_uvarint(self.body, self.position, self.end)
+        return value
+
+    def _skip_tags(self) -> None:
+        if self.flexible:
+            self.position = skip_tags(self.body, self.position, self.end)
+
+    def _take(self, size: int) -> memoryview:
+        start, self.position = self.position, self.position + size
+        if size < 0 or self.position > self.end:
+            raise MalformedFrame(f"field of {size} bytes where {self.end - start} remain")
+        return self.body[start : self.position]

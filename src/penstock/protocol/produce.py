@@ -1,7 +1,8 @@
-"""Produce (key 0), v3-13, packed by hand because every message passes here.
+"""Produce (key 0), v3-13, packed by hand because every record passes here.
 
-v9 turned flexible, v13 names topics by id. Topics stay raw bytes (UTF-8 name or id) and records stay a view of
-the frame: nothing is copied or decoded.
+v9 is the first flexible version, v13 the first with topic ids. The broker's side leaves topics as raw bytes (UTF-8
+name or id) and records as views of the frame: it copies and decodes nothing. The producer's side sends one batch
+per request and never copies it.
 """
 
 import struct
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.protocol.bounds import read_uvarint
+from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 
 #: Of one request, topics and partitions together, which are handled in a single piece.
@@ -28,17 +30,17 @@ _INDEX_AND_SIZE = struct.Struct(">ii")
 _RESULT = struct.Struct(">ihqq")  # index, error, base offset, append time
 _RESULT_V5 = struct.Struct(">ihqqq")  # and log start offset
 
-Topic = tuple[bytes, list[tuple[int, memoryview | None]]]
+ProduceTopic = tuple[bytes, list[tuple[int, memoryview | None]]]
 
 
 class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
     timeout_ms: int
-    topics: list[Topic]
+    topics: list[ProduceTopic]
 
 
-class PartitionResult(NamedTuple):
+class PartitionProduceResponse(NamedTuple):
     partition: int
     error: int
     base_offset: int = -1
@@ -49,7 +51,7 @@ class PartitionResult(NamedTuple):
     current_leader: tuple[int, int] | None = None  # id and epoch, for who asked the wrong broker
 
 
-class Endpoint(NamedTuple):
+class NodeEndpoint(NamedTuple):
     """Where a broker that is named as leader is found."""
 
     node_id: int
@@ -58,7 +60,7 @@ class Endpoint(NamedTuple):
     rack: str | None
 
 
-def parse_produce(frame: memoryview, position: int, version: int) -> ProduceRequest:
+def parse_produce_request(frame: memoryview, position: int, version: int) -> ProduceRequest:
     """Raises MalformedFrame. The record views are valid while the frame's buffer is."""
     try:
         if version >= FLEXIBLE_FROM:
@@ -80,14 +82,14 @@ def _parse_legacy(frame: memoryview, position: int) -> ProduceRequest:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
     (topic_count,) = _INT32.unpack_from(frame, position + 6)
     position += 10
-    topics: list[Topic] = []
-    left = _left(PARTITIONS_MAX, topic_count)
+    topics: list[ProduceTopic] = []
+    left = _partitions_left(PARTITIONS_MAX, topic_count)
     for _ in range(topic_count):
         (size,) = _INT16.unpack_from(frame, position)
         name = bytes(_take(frame, position + 2, size))
         position += 2 + size
         (partition_count,) = _INT32.unpack_from(frame, position)
-        left = _left(left, partition_count)
+        left = _partitions_left(left, partition_count)
         position += 4
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count):
@@ -111,8 +113,8 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
         position += size - 1
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
     topic_count, position = read_uvarint(frame, position + 6, end)
-    topics: list[Topic] = []
-    left = _left(PARTITIONS_MAX, topic_count)
+    topics: list[ProduceTopic] = []
+    left = _partitions_left(PARTITIONS_MAX, topic_count)
     for _ in range(topic_count - 1):
         if version >= TOPIC_IDS_FROM:
             name_size = 16
@@ -121,7 +123,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
             name_size = size - 1
         name = bytes(_take(frame, position, name_size))
         partition_count, position = read_uvarint(frame, position + name_size, end)
-        left = _left(left, partition_count)
+        left = _partitions_left(left, partition_count)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count - 1):
             (index,) = _INT32.unpack_from(frame, position)
@@ -137,7 +139,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
     return ProduceRequest(transactional_id, acks, timeout_ms, topics)
 
 
-def _left(allowed: int, count: int) -> int:
+def _partitions_left(allowed: int, count: int) -> int:
     """How many more parts a request may have."""
     if count > allowed:
         raise MalformedFrame(f"more than {PARTITIONS_MAX} topics and partitions in one produce request")
@@ -180,8 +182,8 @@ def encode_uvarint(value: int) -> bytes:
 def encode_produce_response(
     version: int,
     correlation_id: int,
-    topics: list[tuple[bytes, list[PartitionResult]]],
-    endpoints: Sequence[Endpoint] = (),
+    topics: list[tuple[bytes, list[PartitionProduceResponse]]],
+    endpoints: Sequence[NodeEndpoint] = (),
 ) -> bytes:
     """The whole frame, size prefix included. Never throttled here: quotas answer first and mute afterwards.
 
@@ -202,12 +204,12 @@ def encode_produce_response(
             parts.append(b"\x00")
     parts.append(b"\x00\x00\x00\x00")
     if flexible:
-        parts.append(encode_endpoints(endpoints if version >= _LEADERS_FROM else ()))
+        parts.append(encode_node_endpoints(endpoints if version >= _LEADERS_FROM else ()))
     body = b"".join(parts)
     return _INT32.pack(len(body)) + body
 
 
-def _encode_result(version: int, result: PartitionResult) -> bytes:
+def _encode_result(version: int, result: PartitionProduceResponse) -> bytes:
     index, error, base_offset, append_time_ms, log_start_offset, message, places, leader = result
     if version < _LOG_START_FROM:
         return _RESULT.pack(index, error, base_offset, append_time_ms)
@@ -235,7 +237,7 @@ def _leader_tag(leader: tuple[int, int] | None) -> bytes:
     return b"\x00" if leader is None else b"\x01\x00\x09" + struct.pack(">ii", *leader) + b"\x00"
 
 
-def encode_endpoints(endpoints: Sequence[Endpoint]) -> bytes:
+def encode_node_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
     """The tagged fields at the end of a Produce or Fetch response: where the leaders named in it are."""
     if not endpoints:
         return b"\x00"
@@ -253,3 +255,55 @@ def _compact(text: str | None) -> bytes:
 def _legacy_errors(message: str | None, places: tuple[int, ...]) -> bytes:
     text = b"\xff\xff" if message is None else _INT16.pack(len(message.encode())) + message.encode()
     return _INT32.pack(len(places)) + b"".join(_INT32.pack(place) + text for place in places) + text
+
+
+PRODUCER_VERSION_MIN: Final = 3
+PRODUCER_VERSION_MAX: Final = 13
+
+_PRODUCER_INT16 = struct.Struct(">h")
+_PRODUCER_INT32 = struct.Struct(">i")
+_PRODUCER_ACKS_TIMEOUT = struct.Struct(">hi")
+
+
+def encode_produce_request(
+    version: int,
+    topic: bytes,
+    partition: int,
+    batch: BytesLike,
+    *,
+    transactional_id: str | None,
+    acks: int,
+    timeout_ms: int,
+) -> list[BytesLike]:
+    """The body of the request as buffers, to follow its header. `topic` is an id from v13 on, a name before."""
+    flexible = version >= FLEXIBLE_FROM
+    one = b"\x02" if flexible else _PRODUCER_INT32.pack(1)
+    size = encode_uvarint(len(batch) + 1) if flexible else _PRODUCER_INT32.pack(len(batch))
+    head = b"".join(
+        (
+            _encode_transactional_id(transactional_id, flexible),
+            _PRODUCER_ACKS_TIMEOUT.pack(acks, timeout_ms),
+            one,
+            _encode_topic(version, topic),
+            one,
+            _PRODUCER_INT32.pack(partition),
+            size,
+        )
+    )
+    # No tagged fields of the partition, the topic and the request.
+    return [head, batch, b"\x00\x00\x00"] if flexible else [head, batch]
+
+
+def _encode_transactional_id(transactional_id: str | None, flexible: bool) -> bytes:
+    if transactional_id is None:
+        return b"\x00" if flexible else b"\xff\xff"
+    encoded = transactional_id.encode()
+    return (encode_uvarint(len(encoded) + 1) if flexible else _PRODUCER_INT16.pack(len(encoded))) + encoded
+
+
+def _encode_topic(version: int, topic: bytes) -> bytes:
+    if version >= TOPIC_IDS_FROM:
+        return topic
+    return (
+        encode_uvarint(len(topic) + 1) if version >= FLEXIBLE_FROM else _PRODUCER_INT16.pack(len(topic))
+    ) + topic

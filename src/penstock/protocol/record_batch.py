@@ -1,25 +1,55 @@
-"""Record batches (magic 2): a view of the header for the hot path, and a codec for who must look inside."""
+"""Record batches (magic 2): the header for the hot path, and codecs for callers that need the records.
+
+`decode_records` returns whole records. `scan_records` only says where each record lies, its key, and whether it has
+a value; compaction and the checks of compacted topics use it. It copies nothing but the key, and retained records
+can be written again byte for byte.
+
+crc32c comes from the compiled module inside the `crc32c` package. The package's own `__init__` looks up its version
+through importlib.metadata and imports argparse, which would add 25 ms to every start.
+"""
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from typing import Final, NamedTuple, cast
 
-from penstock.protocol.checksum import crc32c
 from penstock.protocol.compression import BytesLike, Codec, compress, decompress
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.varint import encode_varint, read_varint, read_varlong
+from penstock.protocol.wire import encode_varint, read_varint, read_varlong
+
+_CRC32C_MODULE = "crc32c._crc32c"
+
+
+def _load_crc32c() -> Callable[..., int]:
+    package = find_spec("crc32c")
+    spec = PathFinder.find_spec(_CRC32C_MODULE, package.submodule_search_locations) if package else None
+    if spec is None or spec.loader is None:
+        from crc32c import crc32c as function
+
+        return cast(Callable[..., int], function)
+    module = sys.modules.get(_CRC32C_MODULE)
+    if module is None:
+        module = sys.modules[_CRC32C_MODULE] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return cast(Callable[..., int], module.crc32c)
+
+
+crc32c = _load_crc32c()
+
 
 #: base offset, length, leader epoch, magic, crc, attributes, last offset delta, base timestamp,
 #: max timestamp, producer id, producer epoch, base sequence, record count
-HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-HEADER_BYTES: Final = HEADER.size
+BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+BATCH_HEADER_BYTES: Final = BATCH_HEADER.size
 #: Length, attributes, timestamp and offset deltas, lengths of key and value, number of headers: a byte each.
 RECORD_BYTES_MIN: Final = 7
 #: What the length field does not count: base offset and itself.
-LENGTH_OVERHEAD_BYTES: Final = 12
-CRC_AT: Final = 17
+LOG_OVERHEAD_BYTES: Final = 12
+CRC_OFFSET: Final = 17
 #: The checksum covers everything from the attributes on; offset and epoch are the broker's to stamp.
-CRC_FROM: Final = 21
+ATTRIBUTES_OFFSET: Final = 21
 _CRC: Final = struct.Struct(">I")
 
 _ATTRIBUTES: Final = struct.Struct(">h")
@@ -61,7 +91,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.length + LENGTH_OVERHEAD_BYTES
+        return self.length + LOG_OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
@@ -111,12 +141,12 @@ def wrap_int64(value: int) -> int:
 
 
 def read_header(data: BytesLike, position: int = 0) -> BatchHeader:
-    return BatchHeader._make(HEADER.unpack_from(data, position))
+    return BatchHeader._make(BATCH_HEADER.unpack_from(data, position))
 
 
 def checksum(batch: BytesLike) -> int:
     """`batch` is exactly one batch."""
-    return int(crc32c(memoryview(batch)[CRC_FROM:]))
+    return int(crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
 
 
 def encode_batch(
@@ -164,7 +194,7 @@ def encode_batch(
     return pack_batch(header, body)
 
 
-def encode_entries(
+def encode_coordinator_batch(
     entries: Sequence[tuple[bytes, bytes | None]],
     timestamp_ms: int,
     *,
@@ -175,7 +205,15 @@ def encode_entries(
     """One batch of keys and values of one moment: what coordinators write, at every step that they take."""
     parts: list[bytes] = []
     for place, (key, value) in enumerate(entries):
-        content = b"".join((b"\x00\x00", encode_varint(place), *_sized(key), *_sized(value), b"\x00"))
+        content = b"".join(
+            (
+                b"\x00\x00",
+                encode_varint(place),
+                *_encode_nullable_bytes(key),
+                *_encode_nullable_bytes(value),
+                b"\x00",
+            )
+        )
         parts += (encode_varint(len(content)), content)
     header = BatchHeader(
         base_offset=0,
@@ -197,21 +235,21 @@ def encode_entries(
 
 def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
     """This header over an encoded (and compressed) body; length and checksum are computed here."""
-    batch = bytearray(HEADER_BYTES + len(body))
-    HEADER.pack_into(batch, 0, header.base_offset, len(batch) - LENGTH_OVERHEAD_BYTES, *header[2:])
-    batch[HEADER_BYTES:] = body
-    _CRC.pack_into(batch, CRC_AT, checksum(batch))
+    batch = bytearray(BATCH_HEADER_BYTES + len(body))
+    BATCH_HEADER.pack_into(batch, 0, header.base_offset, len(batch) - LOG_OVERHEAD_BYTES, *header[2:])
+    batch[BATCH_HEADER_BYTES:] = body
+    _CRC.pack_into(batch, CRC_OFFSET, checksum(batch))
     return batch
 
 
-def restamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: int) -> None:
+def set_max_timestamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: int) -> None:
     """Rewrite header fields that the checksum covers (LogAppendTime), and the checksum with them."""
     struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">q", batch, 35, max_timestamp)
-    _CRC.pack_into(batch, CRC_AT, checksum(batch))
+    _CRC.pack_into(batch, CRC_OFFSET, checksum(batch))
 
 
-def stamp_producer(
+def set_producer_state(
     batch: bytearray | memoryview,
     *,
     producer_id: int,
@@ -220,21 +258,21 @@ def stamp_producer(
     is_transactional: bool,
 ) -> None:
     """Write who sends an encoded batch and as which of its batches, and the checksum with it."""
-    (attributes,) = _ATTRIBUTES.unpack_from(batch, CRC_FROM)
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_OFFSET)
     attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
-    _ATTRIBUTES.pack_into(batch, CRC_FROM, attributes)
+    _ATTRIBUTES.pack_into(batch, ATTRIBUTES_OFFSET, attributes)
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    _CRC.pack_into(batch, CRC_AT, checksum(batch))
+    _CRC.pack_into(batch, CRC_OFFSET, checksum(batch))
 
 
 def open_batch(batch: BytesLike, max_bytes: int) -> tuple[BatchHeader, bytes | memoryview]:
     """The header and the body, decompressed within `max_bytes`, of one batch. Raises CORRUPT_MESSAGE."""
     view = memoryview(batch)
-    if len(view) < HEADER_BYTES or (header := read_header(view)).size != len(view):
+    if len(view) < BATCH_HEADER_BYTES or (header := read_header(view)).size != len(view):
         raise ApiError(ErrorCode.corrupt_message, f"{len(view)} bytes are not one whole batch")
     if header.record_count < 0 or header.last_offset_delta < 0:
         raise ApiError(ErrorCode.corrupt_message, "batch with a negative record count or offset delta")
-    return header, decompress(header.codec, view[HEADER_BYTES:], max_bytes)
+    return header, decompress(header.codec, view[BATCH_HEADER_BYTES:], max_bytes)
 
 
 def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
@@ -257,10 +295,10 @@ def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
 def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
     """Whole batches in a slice of a log; a partial batch at the end is passed over."""
     view, position = memoryview(data), 0
-    while position + HEADER_BYTES <= len(view):
+    while position + BATCH_HEADER_BYTES <= len(view):
         header = read_header(view, position)
         end = position + header.size
-        if header.size < HEADER_BYTES or end > len(view):
+        if header.size < BATCH_HEADER_BYTES or end > len(view):
             return
         yield header, view[position:end]
         position = end
@@ -271,17 +309,20 @@ def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> byt
         b"\x00",
         encode_varint(wrap_int64(record.timestamp - base_timestamp)),
         encode_varint(record.offset - base_offset),
-        *_sized(record.key),
-        *_sized(record.value),
+        *_encode_nullable_bytes(record.key),
+        *_encode_nullable_bytes(record.value),
         encode_varint(len(record.headers)),
     ]
     for key, value in record.headers:
-        parts += (*_sized(key.encode(errors="surrogateescape")), *_sized(value))
+        parts += (
+            *_encode_nullable_bytes(key.encode(errors="surrogateescape")),
+            *_encode_nullable_bytes(value),
+        )
     body = b"".join(parts)
     return encode_varint(len(body)) + body
 
 
-def _sized(value: bytes | None) -> Iterable[bytes]:
+def _encode_nullable_bytes(value: bytes | None) -> Iterable[bytes]:
     return (b"\x01",) if value is None else (encode_varint(len(value)), value)
 
 
@@ -294,8 +335,8 @@ def _decode_record(
         raise ApiError(ErrorCode.corrupt_message, f"record of impossible length {length}")
     timestamp_delta, position = read_varlong(data, position + 1)
     offset_delta, position = read_varint(data, position)
-    key, position = _read_sized(data, position, end)
-    value, position = _read_sized(data, position, end)
+    key, position = _read_nullable_bytes(data, position, end)
+    value, position = _read_nullable_bytes(data, position, end)
     headers, position = _read_headers(data, position, end)
     if position != end:
         raise ApiError(ErrorCode.corrupt_message, "record length does not match its content")
@@ -312,15 +353,15 @@ def _read_headers(
         raise ApiError(ErrorCode.corrupt_message, f"record with an impossible count of {count} headers")
     headers = []
     for _ in range(count):
-        key, position = _read_sized(data, position, end)
-        value, position = _read_sized(data, position, end)
+        key, position = _read_nullable_bytes(data, position, end)
+        value, position = _read_nullable_bytes(data, position, end)
         if key is None:
             raise ApiError(ErrorCode.corrupt_message, "record header without a key")
         headers.append((key.decode(errors="surrogateescape"), value))
     return tuple(headers), position
 
 
-def _read_sized(data: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
+def _read_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> tuple[bytes | None, int]:
     length, position = read_varint(data, position)
     if length == -1:
         return None, position
@@ -332,31 +373,42 @@ def _read_sized(data: bytes | memoryview, position: int, end: int) -> tuple[byte
 # -- the end of a transaction ----------------------------------------------------------------------------
 
 
-def _end_marker_form(kind: int) -> bytes:
+def _end_marker_template(kind: int) -> bytes:
     record = Record(0, 0, key=_CONTROL_KEY.pack(0, kind), value=_END_MARKER.pack(0, 0))
     return bytes(encode_batch([record], attributes=TRANSACTIONAL | CONTROL))
 
 
 #: End markers to be filled in, by whether they commit: every transaction writes one to each of its partitions.
-_FORMS: Final = {True: _end_marker_form(_COMMIT_TYPE), False: _end_marker_form(_ABORT_TYPE)}
-_FORM_BYTES: Final = len(_FORMS[True])
+_END_MARKER_TEMPLATES: Final = {
+    True: _end_marker_template(_COMMIT_TYPE),
+    False: _end_marker_template(_ABORT_TYPE),
+}
+_END_MARKER_TEMPLATE_BYTES: Final = len(_END_MARKER_TEMPLATES[True])
 #: Base and largest timestamp, producer id and epoch.
-_WHEN_AND_WHO: Final = struct.Struct(">qqqh")
-_WHEN_AND_WHO_AT: Final = 27
+_TIMESTAMPS_AND_PRODUCER: Final = struct.Struct(">qqqh")
+_TIMESTAMPS_AND_PRODUCER_AT: Final = 27
 #: The last of the value, which only the count of headers follows.
-_EPOCH: Final = struct.Struct(">i")
-_EPOCH_AT: Final = _FORM_BYTES - _EPOCH.size - 1
-_OUTCOMES: Final = {form[HEADER_BYTES:_EPOCH_AT]: committed for committed, form in _FORMS.items()}
+_COORDINATOR_EPOCH: Final = struct.Struct(">i")
+_COORDINATOR_EPOCH_AT: Final = _END_MARKER_TEMPLATE_BYTES - _COORDINATOR_EPOCH.size - 1
+_COMMITTED_BY_TEMPLATE: Final = {
+    form[BATCH_HEADER_BYTES:_COORDINATOR_EPOCH_AT]: committed
+    for committed, form in _END_MARKER_TEMPLATES.items()
+}
 
 
 def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
     """The control batch that ends a transaction; its offset is the log's to stamp."""
-    batch = bytearray(_FORMS[marker.committed])
-    _WHEN_AND_WHO.pack_into(
-        batch, _WHEN_AND_WHO_AT, timestamp_ms, timestamp_ms, marker.producer_id, marker.producer_epoch
+    batch = bytearray(_END_MARKER_TEMPLATES[marker.committed])
+    _TIMESTAMPS_AND_PRODUCER.pack_into(
+        batch,
+        _TIMESTAMPS_AND_PRODUCER_AT,
+        timestamp_ms,
+        timestamp_ms,
+        marker.producer_id,
+        marker.producer_epoch,
     )
-    _EPOCH.pack_into(batch, _EPOCH_AT, marker.coordinator_epoch)
-    _CRC.pack_into(batch, CRC_AT, checksum(batch))
+    _COORDINATOR_EPOCH.pack_into(batch, _COORDINATOR_EPOCH_AT, marker.coordinator_epoch)
+    _CRC.pack_into(batch, CRC_OFFSET, checksum(batch))
     return batch
 
 
@@ -368,19 +420,19 @@ def parse_end_marker(batch: BytesLike) -> EndMarker | None:
     is_small = header.size == len(batch) <= _END_MARKER_BYTES_MAX
     if not (is_candidate and is_small) or header.attributes & CODEC_MASK:
         return None
-    end = _end_in_form(batch) or _end_in_record(batch)
+    end = _end_from_template(batch) or _end_from_record(batch)
     return None if end is None else EndMarker(header.producer_id, header.producer_epoch, *end)
 
 
-def _end_in_form(batch: BytesLike) -> tuple[int, bool] | None:
+def _end_from_template(batch: BytesLike) -> tuple[int, bool] | None:
     """The coordinator's epoch and the outcome, where all else is as we write it ourselves."""
-    committed = _OUTCOMES.get(bytes(batch[HEADER_BYTES:_EPOCH_AT]))
-    if committed is None or len(batch) != _FORM_BYTES or batch[-1]:
+    committed = _COMMITTED_BY_TEMPLATE.get(bytes(batch[BATCH_HEADER_BYTES:_COORDINATOR_EPOCH_AT]))
+    if committed is None or len(batch) != _END_MARKER_TEMPLATE_BYTES or batch[-1]:
         return None
-    return _EPOCH.unpack_from(batch, _EPOCH_AT)[0], committed
+    return _COORDINATOR_EPOCH.unpack_from(batch, _COORDINATOR_EPOCH_AT)[0], committed
 
 
-def _end_in_record(batch: BytesLike) -> tuple[int, bool] | None:
+def _end_from_record(batch: BytesLike) -> tuple[int, bool] | None:
     """The same of whatever others write: newer versions of key and value only add fields at their end."""
     try:
         record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
@@ -392,3 +444,83 @@ def _end_in_record(batch: BytesLike) -> tuple[int, bool] | None:
     if kind not in (_ABORT_TYPE, _COMMIT_TYPE):
         return None
     return _END_MARKER.unpack_from(record.value or b"")[1], kind == _COMMIT_TYPE
+
+
+class RecordSpan(NamedTuple):
+    start: int
+    time_start: int  # where the timestamp delta begins; the byte before it holds the attributes
+    time_end: int
+    end: int
+    timestamp_delta: int
+    offset_delta: int
+    key: bytes | None
+    has_value: bool
+
+
+def scan_records(header: BatchHeader, body: bytes | memoryview) -> Iterator[RecordSpan]:
+    """The spans of an opened batch, in order; every length and count is checked. Raises CORRUPT_MESSAGE."""
+    position, offset_delta = 0, -1
+    for _ in range(header.record_count):
+        span = _scan_record(body, position)
+        if not offset_delta < span.offset_delta <= header.last_offset_delta:
+            raise _corrupt(f"record out of order at offset delta {span.offset_delta}")
+        position, offset_delta = span.end, span.offset_delta
+        yield span
+    if position != len(body):
+        raise _corrupt(f"{len(body) - position} bytes after the last record")
+
+
+def shift_timestamp(body: bytes | memoryview, span: RecordSpan, shift_ms: int) -> bytes:
+    """The record's bytes with its timestamp delta moved, for a base timestamp that moves the other way."""
+    content = b"".join(
+        (
+            body[span.time_start - 1 : span.time_start],
+            encode_varint(wrap_int64(span.timestamp_delta + shift_ms)),
+            body[span.time_end : span.end],
+        )
+    )
+    return encode_varint(len(content)) + content
+
+
+def _scan_record(data: bytes | memoryview, start: int) -> RecordSpan:
+    length, position = read_varint(data, start)
+    end = position + length
+    if length < 0 or end > len(data):
+        raise _corrupt(f"record of impossible length {length}")
+    time_start = position + 1
+    timestamp_delta, time_end = read_varlong(data, time_start)
+    offset_delta, position = read_varint(data, time_end)
+    key_start, position = _skip_nullable_bytes(data, position, end)
+    key = None if key_start is None else bytes(data[key_start:position])
+    value_start, position = _skip_nullable_bytes(data, position, end)
+    if _skip_headers(data, position, end) != end:
+        raise _corrupt("record length does not match its content")
+    return RecordSpan(
+        start, time_start, time_end, end, timestamp_delta, offset_delta, key, value_start is not None
+    )
+
+
+def _skip_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> tuple[int | None, int]:
+    """Where the field's bytes begin (None for a null field) and where they end."""
+    length, position = read_varint(data, position)
+    if length == -1:
+        return None, position
+    if length < 0 or position + length > end:
+        raise _corrupt(f"record field of impossible length {length}")
+    return position, position + length
+
+
+def _skip_headers(data: bytes | memoryview, position: int, end: int) -> int:
+    count, position = read_varint(data, position)
+    if count < 0 or count > (end - position) // 2:
+        raise _corrupt(f"record with an impossible count of {count} headers")
+    for _ in range(count):
+        key_start, position = _skip_nullable_bytes(data, position, end)
+        if key_start is None:
+            raise _corrupt("record header without a key")
+        _, position = _skip_nullable_bytes(data, position, end)
+    return position
+
+
+def _corrupt(message: str) -> ApiError:
+    return ApiError(ErrorCode.corrupt_message, message)

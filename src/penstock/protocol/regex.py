@@ -1,6 +1,6 @@
 """Regular expressions that clients send: RE2's syntax, matched in time linear in the length of the text.
 
-Python's own `re` takes exponential time for some of them, which would stop the event loop for as long.
+Python's own `re` takes exponential time for some expressions, which would block the event loop for that long.
 """
 
 from functools import lru_cache
@@ -12,17 +12,17 @@ _CHARACTERS_MAX: Final = 4_096
 _MEMORY_BYTES_MAX: Final = 1 << 20
 
 
-class InvalidExpression(ValueError):
+class InvalidRegex(ValueError):
     """The message says why."""
 
 
 @lru_cache(maxsize=256)
-def compile_expression(expression: str) -> Any:
+def compile_regex(expression: str) -> Any:
     """Raises InvalidExpression."""
     import re2  # few nodes ever need it
 
     if len(expression) > _CHARACTERS_MAX:
-        raise InvalidExpression("it is too long")
+        raise InvalidRegex("it is too long")
     options = re2.Options()
     options.max_mem, options.log_errors = _MEMORY_BYTES_MAX, False
     try:
@@ -30,4 +30,4 @@ def compile_expression(expression: str) -> Any:
     except re2.error as error:
         (reason,) = error.args
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidExpression(text) from None
+        raise InvalidRegex(text) from None

@@ -1,6 +1,7 @@
-"""ShareFetch (key 78) and ShareAcknowledge (key 79), v1-2, packed by hand: work queues live on them.
+"""ShareFetch (key 78) and ShareAcknowledge (key 79), v1-2, packed by hand because they are the hot path of share
+groups.
 
-v2 brought the acquire mode and renewals. What is said of each record stays a row of bytes, as it came.
+v2 added the acquire mode and renewals. The acknowledgement types of a batch stay a row of bytes, as they were sent.
 """
 
 import struct
@@ -10,9 +11,9 @@ from typing import Final, NamedTuple
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import Endpoint, encode_uvarint, skip_tags
+from penstock.protocol.produce import NodeEndpoint, encode_uvarint, skip_tags
 
-RENEWALS_FROM: Final = 2
+RENEW_FROM: Final = 2
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _FETCH_V1 = struct.Struct(">iiiiii")  # epoch, max wait, min bytes, max bytes, max records, batch size
@@ -22,9 +23,9 @@ _LEADER = struct.Struct(">iix")  # id, epoch, no tagged fields
 _ACQUIRED = struct.Struct(">qqhx")
 
 #: (first offset, last offset, a type for each or one for all)
-Batch = tuple[int, int, bytes]
+AcknowledgementRange = tuple[int, int, bytes]
 #: (topic id, [(partition, batches)])
-Topic = tuple[bytes, list[tuple[int, list[Batch]]]]
+ShareTopic = tuple[bytes, list[tuple[int, list[AcknowledgementRange]]]]
 
 
 class ShareFetchRequest(NamedTuple):
@@ -38,7 +39,7 @@ class ShareFetchRequest(NamedTuple):
     batch_records: int
     acquire_mode: int
     is_renewal: bool
-    topics: list[Topic]
+    topics: list[ShareTopic]
     forgotten: list[tuple[bytes, list[int]]]
 
 
@@ -47,10 +48,10 @@ class ShareAcknowledgeRequest(NamedTuple):
     member: str | None
     session_epoch: int
     is_renewal: bool
-    topics: list[Topic]
+    topics: list[ShareTopic]
 
 
-class FetchedPartition(NamedTuple):
+class SharePartitionData(NamedTuple):
     partition: int
     error: int = 0
     message: str | None = None
@@ -68,29 +69,31 @@ class AcknowledgedPartition(NamedTuple):
     current_leader: tuple[int, int] | None = None
 
 
-def parse_share_fetch(frame: memoryview, position: int, version: int) -> ShareFetchRequest:
+def parse_share_fetch_request(frame: memoryview, position: int, version: int) -> ShareFetchRequest:
     """Raises MalformedFrame. Keeps nothing of the frame."""
     try:
-        return _Parser(frame, position).fetch(version)
+        return _ShareRequestParser(frame, position).fetch(version)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise _flaw(error) from None
+        raise _malformed_request(error) from None
 
 
-def parse_share_acknowledge(frame: memoryview, position: int, version: int) -> ShareAcknowledgeRequest:
+def parse_share_acknowledge_request(
+    frame: memoryview, position: int, version: int
+) -> ShareAcknowledgeRequest:
     """Raises MalformedFrame. Keeps nothing of the frame."""
     try:
-        return _Parser(frame, position).acknowledge(version)
+        return _ShareRequestParser(frame, position).acknowledge(version)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise _flaw(error) from None
+        raise _malformed_request(error) from None
 
 
-def _flaw(error: Exception) -> MalformedFrame:
+def _malformed_request(error: Exception) -> MalformedFrame:
     if isinstance(error, UnicodeDecodeError):
         return MalformedFrame("share request with a name that is not UTF-8")
     return MalformedFrame("share request is cut short")
 
 
-class _Parser:
+class _ShareRequestParser:
     """A cursor over one request."""
 
     __slots__ = ("end", "frame", "position")
@@ -105,7 +108,7 @@ class _Parser:
         )
         self.position += _FETCH_V1.size
         acquire_mode, is_renewal = 0, False
-        if version >= RENEWALS_FROM:
+        if version >= RENEW_FROM:
             acquire_mode, is_renewal = self._byte(), bool(self._byte())
         topics = [self._topic() for _ in range(self._count())]
         forgotten = [self._forgotten() for _ in range(self._count())]
@@ -128,24 +131,24 @@ class _Parser:
         group, member = self._string(), self._string()
         (epoch,) = _INT32.unpack_from(self.frame, self.position)
         self.position += 4
-        is_renewal = bool(self._byte()) if version >= RENEWALS_FROM else False
+        is_renewal = bool(self._byte()) if version >= RENEW_FROM else False
         topics = [self._topic() for _ in range(self._count())]
         return ShareAcknowledgeRequest(group, member, epoch, is_renewal, topics)
 
-    def _topic(self) -> Topic:
+    def _topic(self) -> ShareTopic:
         topic_id = self._take(16)
         partitions = [self._partition() for _ in range(self._count())]
         self._skip_tags()
         return topic_id, partitions
 
-    def _partition(self) -> tuple[int, list[Batch]]:
+    def _partition(self) -> tuple[int, list[AcknowledgementRange]]:
         (index,) = _INT32.unpack_from(self.frame, self.position)
         self.position += 4
         batches = self._batches(self._count())
         self._skip_tags()
         return index, batches
 
-    def _batches(self, count: int) -> list[Batch]:
+    def _batches(self, count: int) -> list[AcknowledgementRange]:
         """There may be one for each record: what is short and plain is read here, and anything else elsewhere."""
         frame, end, batches = self.frame, self.end, []
         for _ in range(count):
@@ -159,7 +162,7 @@ class _Parser:
             self.position = after + 1
         return batches
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> AcknowledgementRange:
         first, last = _RANGE.unpack_from(self.frame, self.position)
         self.position += _RANGE.size
         types = self._take(self._count())
@@ -199,14 +202,14 @@ class _Parser:
         self.position = skip_tags(self.frame, self.position, self.end)
 
 
-def encode_share_fetch(
+def encode_share_fetch_response(
     correlation_id: int,
     *,
     error: int = 0,
     message: str | None = None,
     lock_ms: int = 0,
-    topics: Iterable[tuple[bytes, list[FetchedPartition]]] = (),
-    endpoints: Sequence[Endpoint] = (),
+    topics: Iterable[tuple[bytes, list[SharePartitionData]]] = (),
+    endpoints: Sequence[NodeEndpoint] = (),
 ) -> list[BytesLike]:
     """The whole frame as buffers, size prefix first."""
     topics = list(topics)
@@ -228,7 +231,7 @@ def encode_share_fetch(
     return buffers
 
 
-def _encode_fetched(data: FetchedPartition) -> bytes:
+def _encode_fetched(data: SharePartitionData) -> bytes:
     size = sum(map(len, data.records))
     return b"".join(
         (
@@ -248,7 +251,7 @@ def _encode_acquired(acquired: Sequence[tuple[int, int, int]]) -> bytes:
     return encode_uvarint(len(acquired) + 1) + b"".join([pack(*one) for one in acquired]) + b"\x00"
 
 
-def encode_share_acknowledge(
+def encode_share_acknowledge_response(
     version: int,
     correlation_id: int,
     *,
@@ -256,11 +259,11 @@ def encode_share_acknowledge(
     message: str | None = None,
     lock_ms: int = 0,
     topics: Iterable[tuple[bytes, list[AcknowledgedPartition]]] = (),
-    endpoints: Sequence[Endpoint] = (),
+    endpoints: Sequence[NodeEndpoint] = (),
 ) -> bytes:
     topics = list(topics)
     parts = [_INT32.pack(correlation_id), b"\x00", _HEAD.pack(0, error), _compact(message)]
-    if version >= RENEWALS_FROM:
+    if version >= RENEW_FROM:
         parts.append(_INT32.pack(lock_ms))
     parts.append(encode_uvarint(len(topics) + 1))
     for topic_id, partitions in topics:
@@ -278,7 +281,7 @@ def _encode_leader(leader: tuple[int, int] | None) -> bytes:
     return _LEADER.pack(*(leader or (-1, -1)))
 
 
-def _encode_endpoints(endpoints: Sequence[Endpoint]) -> bytes:
+def _encode_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
     rows = [encode_uvarint(len(endpoints) + 1)]
     for node_id, host, port, rack in endpoints:
         rows += (_INT32.pack(node_id), _compact(host), _INT32.pack(port), _compact(rack), b"\x00")

@@ -1,8 +1,9 @@
-"""ShareFailures (key 30001), v0: what a worker of a share group says of records that it failed on.
+"""ShareFailures (key 30001), v0: a worker of a share group reports the records that it failed on.
 
-Our own: ShareAcknowledge has no field for it, and clients of others never send it. It goes ahead of the
-acknowledgement, to the leader of the partition: how long a record that is about to be released rests, and which error a
-record that is about to be given up died of. It counts for the delivery that it names, and for no other.
+This API is our own, because ShareAcknowledge has no field for it; other clients never send it. The worker sends it
+before the acknowledgement, to the leader of the partition. It carries the delay of a record that is about to be
+released, and the error of a record that is about to be given up. A report applies to the delivery that it names and
+to no other.
 """
 
 from __future__ import annotations
@@ -12,29 +13,33 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from penstock.protocol.dead_letter_headers import (
+    ERROR_MESSAGE_BYTES_MAX,
+    ERROR_STACK_BYTES_MAX,
+    truncate_text,
+)
 from penstock.protocol.errors import ErrorCode, MalformedFrame
-from penstock.protocol.letters import MESSAGE_BYTES_MAX, STACK_BYTES_MAX, cut
 
 __all__ = [
     "DELAY_MS_MAX",
-    "GROUPS_DELAY",
+    "GROUP_DEFAULT_DELAY",
     "SHARE_FAILURES",
     "ShareFailures",
     "WorkerError",
     "WorkerFailure",
-    "pack_answer",
-    "pack_share_failures",
-    "read_answer",
-    "read_share_failures",
+    "encode_share_failures",
+    "encode_share_failures_response",
+    "parse_share_failures",
+    "parse_share_failures_response",
 ]
 
 SHARE_FAILURES: Final = 30_001
 #: The record rests as long as its group's settings say.
-GROUPS_DELAY: Final = -1
+GROUP_DEFAULT_DELAY: Final = -1
 #: The moment at which a delay ends must fit into 64 bits.
 DELAY_MS_MAX: Final = 2**31 - 1
 _CLASS_BYTES_MAX: Final = 512
-_TEXTS_BYTES_MAX: Final = (_CLASS_BYTES_MAX, MESSAGE_BYTES_MAX, STACK_BYTES_MAX)
+_TEXTS_BYTES_MAX: Final = (_CLASS_BYTES_MAX, ERROR_MESSAGE_BYTES_MAX, ERROR_STACK_BYTES_MAX)
 _FAILURES_MAX: Final = 2_000
 
 _HEAD: Final = struct.Struct(
@@ -43,7 +48,7 @@ _HEAD: Final = struct.Struct(
 _FAILURE: Final = struct.Struct(
     ">qhqBHHH"
 )  # offset, delivery count, delay, has an error, lengths of its texts
-_ANSWER: Final = struct.Struct(">h")
+_RESPONSE: Final = struct.Struct(">h")
 
 
 class WorkerError(NamedTuple):
@@ -55,7 +60,7 @@ class WorkerError(NamedTuple):
 class WorkerFailure(NamedTuple):
     offset: int
     delivery_count: int
-    delay_ms: int = GROUPS_DELAY
+    delay_ms: int = GROUP_DEFAULT_DELAY
     error: WorkerError | None = None
 
 
@@ -69,7 +74,7 @@ class ShareFailures(NamedTuple):
     for_coordinator: bool = False
 
 
-def pack_share_failures(asked: ShareFailures) -> bytes:
+def encode_share_failures(asked: ShareFailures) -> bytes:
     group = asked.group.encode()
     parts = [
         _HEAD.pack(
@@ -86,12 +91,12 @@ def pack_share_failures(asked: ShareFailures) -> bytes:
 
 def _texts(error: WorkerError) -> list[bytes]:
     return [
-        cut(text, bytes_max).encode(errors="replace")
+        truncate_text(text, bytes_max).encode(errors="replace")
         for text, bytes_max in zip(error, _TEXTS_BYTES_MAX, strict=True)
     ]
 
 
-def read_share_failures(frame: memoryview, position: int = 0) -> ShareFailures:
+def parse_share_failures(frame: memoryview, position: int = 0) -> ShareFailures:
     """Raises MalformedFrame."""
     try:
         for_coordinator, topic_id, partition, count, size = _HEAD.unpack_from(frame, position)
@@ -112,7 +117,7 @@ def _read_failure(frame: memoryview, position: int) -> tuple[WorkerFailure, int]
     position += _FAILURE.size
     if any(size > bytes_max for size, bytes_max in zip(sizes, _TEXTS_BYTES_MAX, strict=True)):
         raise ValueError("an error is too long")
-    if offset < 0 or delivery_count < 0 or not GROUPS_DELAY <= delay_ms <= DELAY_MS_MAX:
+    if offset < 0 or delivery_count < 0 or not GROUP_DEFAULT_DELAY <= delay_ms <= DELAY_MS_MAX:
         raise ValueError("a number is out of range")
     texts = []
     for size in sizes:
@@ -129,13 +134,13 @@ def _text(frame: memoryview, position: int, size: int) -> tuple[str, int]:
     return str(frame[position:end], "utf-8"), end
 
 
-def pack_answer(error: ErrorCode) -> bytes:
-    return _ANSWER.pack(error.value)
+def encode_share_failures_response(error: ErrorCode) -> bytes:
+    return _RESPONSE.pack(error.value)
 
 
-def read_answer(frame: memoryview, position: int = 0) -> ErrorCode:
+def parse_share_failures_response(frame: memoryview, position: int = 0) -> ErrorCode:
     """Raises MalformedFrame."""
     try:
-        return ErrorCode(_ANSWER.unpack_from(frame, position)[0])
+        return ErrorCode(_RESPONSE.unpack_from(frame, position)[0])
     except (struct.error, ValueError) as error:
         raise MalformedFrame(f"answer to share failures: {error}") from None

@@ -1,4 +1,7 @@
-"""Zigzag varints as records carry them, with every read bounded by the buffer."""
+"""Primitives of the wire format. Every read is bounded by the buffer.
+
+Records carry zigzag varints: at most five bytes for an int, ten for a long.
+"""
 
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -8,13 +11,13 @@ _LONG_GROUPS_MAX = 10
 
 
 #: Those of one byte, by their value: negative ones count from the end.
-_SHORT = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*range(64), *range(-64, 0)))
+_ONE_BYTE_VARINTS = tuple(bytes(((value << 1) ^ (value >> 63),)) for value in (*range(64), *range(-64, 0)))
 
 
 def encode_varint(value: int) -> bytes:
     """Zigzag, so that small negative numbers stay short. Takes what fits in 64 bits."""
     if -64 <= value < 64:
-        return _SHORT[value]
+        return _ONE_BYTE_VARINTS[value]
     assert -(1 << 63) <= value < 1 << 63
     value = (value << 1) ^ (value >> 63)
     out = bytearray()
@@ -39,7 +42,7 @@ def read_varint(
             return (value >> 1) ^ -(value & 1), position + 2
         return _read_rest(data, position + 2, value, groups_max - 2)
     except IndexError:
-        raise _damaged() from None
+        raise _malformed_varint() from None
 
 
 def read_varlong(data: bytes | memoryview, position: int) -> tuple[int, int]:
@@ -55,8 +58,8 @@ def _read_rest(data: bytes | memoryview, position: int, value: int, groups_max: 
         if byte < 0x80:
             return (value >> 1) ^ -(value & 1), index + 1
         shift += 7
-    raise _damaged()
+    raise _malformed_varint()
 
 
-def _damaged() -> ApiError:
+def _malformed_varint() -> ApiError:
     return ApiError(ErrorCode.corrupt_message, "record varint is cut short or too long")

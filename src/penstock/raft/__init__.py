@@ -1,1 +1,1 @@
-"""The quorum's rules: who leads, what is committed, who may vote. Pure: events in, work out, no I/O."""
+"""The Raft rules of the metadata quorum: elections, commits and the voter set. Pure: events in, actions out, no I/O."""

@@ -1,31 +1,41 @@
-"""The work that the rules hand back, to be carried out in order.
+"""The actions that the Raft rules return. The driver carries them out in order.
 
-The contract of whoever carries it out:
+The driver keeps this contract:
 
-- All actions of one call are done before the next call is made.
-- A SaveElection, Truncate or InstallSnapshot is durable before any later action leaves.
-- Every Send is followed by exactly one `answered`: with its reply, or with None after a failure or a timeout.
-- After AppendControl: `appended`. After AppendRecords: `voters_appended` for every Voters record found in them,
-  then `appended`. After Truncate: `appended`. Whenever `durable_offset` has moved: `synced`.
-- After InstallSnapshot: `voters_appended(id.offset - 1, its voters)`, then `snapshot_installed`.
-- A leader's own records are appended only after its LeaderChanged was carried out, in the current epoch,
-  followed by `appended`.
+- It carries out all actions of one call before it makes the next call.
+- A SaveElection, Truncate or InstallSnapshot is durable before any later action leaves the node.
+- It calls `answered` exactly once for every SendRequest: with the reply, or with None after a failure or a timeout.
+- After AppendControlRecords it calls `appended`. After AppendRecords it calls `voters_appended` for every Voters
+  record in them, then `appended`. After Truncate it calls `appended`. Whenever `durable_offset` has moved it calls
+  `synced`.
+- After InstallSnapshot it calls `voters_appended(id.offset - 1, voters)` with the voters of the snapshot, then
+  `snapshot_installed`.
+- A leader appends its own records only after its LeaderChanged was carried out, in the current epoch, and then calls
+  `appended`.
 """
 
 from typing import NamedTuple
 
-from penstock.raft.messages import FetchReply, FetchSnapshotReply, FetchSnapshotRequest, Reply, Request
-from penstock.raft.values import ControlRecord, Election, OffsetAndEpoch
+from penstock.raft.types import (
+    ControlRecord,
+    ElectionState,
+    FetchReply,
+    FetchSnapshotReply,
+    FetchSnapshotRequest,
+    OffsetAndEpoch,
+    Reply,
+    Request,
+)
 
 #: Whatever the caller wants back with the answer.
 Token = object
 
 
 class SaveElection(NamedTuple):
-    election: Election
+    election: ElectionState
 
 
-class Send:
+class SendRequest:
     """To a voter or leader by its id; to None: to any bootstrap server, in rotation. Two alike are still two."""
 
     __slots__ = ("request", "to")
@@ -50,19 +60,19 @@ class AppendRecords(NamedTuple):
     records: bytes
 
 
-class AppendControl(NamedTuple):
+class AppendControlRecords(NamedTuple):
     """Append these as one control batch of the current epoch; it must land at `offset`, the log's end."""
 
     records: tuple[ControlRecord, ...]
     offset: int
 
 
-class Answer(NamedTuple):
+class SendReply(NamedTuple):
     token: Token
     reply: Reply
 
 
-class Serve(NamedTuple):
+class SendRecords(NamedTuple):
     """Read whole batches from `offset` on, put them into the reply's records, and answer with it."""
 
     token: Token
@@ -70,7 +80,7 @@ class Serve(NamedTuple):
     offset: int
 
 
-class ServeSnapshot(NamedTuple):
+class SendSnapshot(NamedTuple):
     """Read the part that was asked for into the reply's size and data, or answer SNAPSHOT_NOT_FOUND."""
 
     token: Token
@@ -92,7 +102,7 @@ class InstallSnapshot(NamedTuple):
     id: OffsetAndEpoch
 
 
-class HighWatermark(NamedTuple):
+class HighWatermarkAdvanced(NamedTuple):
     """Everything below `offset` is committed."""
 
     offset: int
@@ -107,15 +117,15 @@ class LeaderChanged(NamedTuple):
 
 Action = (
     SaveElection
-    | Send
+    | SendRequest
     | Truncate
     | AppendRecords
-    | AppendControl
-    | Answer
-    | Serve
-    | ServeSnapshot
+    | AppendControlRecords
+    | SendReply
+    | SendRecords
+    | SendSnapshot
     | WriteSnapshot
     | InstallSnapshot
-    | HighWatermark
+    | HighWatermarkAdvanced
     | LeaderChanged
 )

@@ -1,12 +1,17 @@
-"""The words of the quorum: replicas, voters, elections, control records and the times to wait."""
+"""The values of the quorum: replicas, voters, elections, control records, timeouts, requests and replies.
+
+Requests and replies are immutable and independent of any wire version.
+"""
 
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from penstock.protocol.errors import ErrorCode
+
 #: Said where no leader is known.
-NOBODY: Final = -1
+NO_LEADER: Final = -1
 #: Said where no high watermark is known.
 UNKNOWN_OFFSET: Final = -1
 
@@ -16,10 +21,10 @@ EPOCH_MAX: Final = 2**31 - 1
 #: learns the epoch from the answers to its own questions.
 EPOCH_JUMP_MAX: Final = 1000
 #: The highest epoch believed because a peer that was asked says so. At an election a second it takes 34 years.
-EPOCH_TOLD_MAX: Final = 2**30
+EPOCH_IN_REPLY_MAX: Final = 2**30
 #: How far above its log a node resumes when the epoch on its disk cannot be true: it must not vote a second time in
 #: an epoch that it has forgotten, and there cannot have been so many elections since its last record.
-_EPOCHS_PASSED_OVER: Final = 1_000_000
+_EPOCHS_SKIPPED: Final = 1_000_000
 
 
 class ReplicaKey(NamedTuple):
@@ -47,19 +52,19 @@ class OffsetAndEpoch(NamedTuple):
     epoch: int
 
 
-class Election(NamedTuple):
+class ElectionState(NamedTuple):
     """What a node must remember of elections through a crash; `leader_id` is only a hint."""
 
     epoch: int = 0
-    leader_id: int = NOBODY
+    leader_id: int = NO_LEADER
     voted: ReplicaKey | None = None
 
 
-def plausible_election(election: Election, last_epoch: int) -> Election:
+def plausible_election(election: ElectionState, last_epoch: int) -> ElectionState:
     """The election on disk, or one to resume with where its epoch is none that elections could have reached."""
-    if election.epoch <= max(EPOCH_TOLD_MAX, last_epoch + EPOCH_JUMP_MAX):
+    if election.epoch <= max(EPOCH_IN_REPLY_MAX, last_epoch + EPOCH_JUMP_MAX):
         return election
-    return Election(min(last_epoch + _EPOCHS_PASSED_OVER, EPOCH_MAX))
+    return ElectionState(min(last_epoch + _EPOCHS_SKIPPED, EPOCH_MAX))
 
 
 class Timings(NamedTuple):
@@ -196,7 +201,7 @@ class Voters(NamedTuple):
 ControlRecord = LeaderChange | KRaftVersion | Voters
 
 
-class ReplicaView(NamedTuple):
+class ReplicaDescription(NamedTuple):
     """How far a replica has come, as its leader sees it; -1 where that is not known."""
 
     key: ReplicaKey
@@ -205,10 +210,113 @@ class ReplicaView(NamedTuple):
     last_caught_up_ms: int = -1
 
 
-class QuorumView(NamedTuple):
+class QuorumDescription(NamedTuple):
     leader_id: int
     epoch: int
     high_watermark: int
-    voters: tuple[ReplicaView, ...]
-    observers: tuple[ReplicaView, ...]
+    voters: tuple[ReplicaDescription, ...]
+    observers: tuple[ReplicaDescription, ...]
     voter_set: VoterSet
+
+
+class VoteRequest(NamedTuple):
+    """`epoch` is the one stood for; in a pre-vote, which binds nobody, the one that the asker is in."""
+
+    epoch: int
+    candidate: ReplicaKey
+    voter: ReplicaKey
+    last: OffsetAndEpoch
+    pre_vote: bool
+
+
+class BeginEpochRequest(NamedTuple):
+    epoch: int
+    leader_id: int
+    voter: ReplicaKey
+    addresses: tuple[Address, ...] = ()
+
+
+class EndEpochRequest(NamedTuple):
+    """The leader steps down; the successors are those furthest ahead, best first."""
+
+    epoch: int
+    leader_id: int
+    successors: tuple[ReplicaKey, ...]
+
+
+class FetchRequest(NamedTuple):
+    """Asks for records, and says by its offset what this replica will not lose."""
+
+    epoch: int
+    replica: ReplicaKey
+    offset: int
+    last_epoch: int
+    max_wait_ms: int
+    #: What the follower knows, -1 when it knows none: a leader that knows better answers at once.
+    high_watermark: int = UNKNOWN_OFFSET
+
+
+class FetchSnapshotRequest(NamedTuple):
+    epoch: int
+    replica: ReplicaKey
+    id: OffsetAndEpoch
+    position: int
+
+
+class VoteReply(NamedTuple):
+    epoch: int
+    error: ErrorCode = ErrorCode.none
+    leader_id: int = NO_LEADER
+    leader_addresses: tuple[Address, ...] = ()
+    granted: bool = False
+
+
+class BeginEpochReply(NamedTuple):
+    epoch: int
+    error: ErrorCode = ErrorCode.none
+    leader_id: int = NO_LEADER
+    leader_addresses: tuple[Address, ...] = ()
+
+
+class EndEpochReply(NamedTuple):
+    epoch: int
+    error: ErrorCode = ErrorCode.none
+    leader_id: int = NO_LEADER
+    leader_addresses: tuple[Address, ...] = ()
+
+
+class FetchReply(NamedTuple):
+    epoch: int
+    error: ErrorCode = ErrorCode.none
+    leader_id: int = NO_LEADER
+    leader_addresses: tuple[Address, ...] = ()
+    high_watermark: int = UNKNOWN_OFFSET
+    log_start: int = 0
+    #: The asker's history parts from the leader's: the leader's epoch before the parting, and where it ended.
+    diverging: OffsetAndEpoch | None = None
+    #: What the asker needs is gone from the log: it must fetch this snapshot.
+    snapshot: OffsetAndEpoch | None = None
+    records: bytes = b""
+
+
+class FetchSnapshotReply(NamedTuple):
+    epoch: int
+    id: OffsetAndEpoch
+    error: ErrorCode = ErrorCode.none
+    leader_id: int = NO_LEADER
+    leader_addresses: tuple[Address, ...] = ()
+    size: int = 0
+    position: int = 0
+    data: bytes = b""
+
+
+class VoterChangeReply(NamedTuple):
+    """The answer to a voter change."""
+
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+
+
+Request = VoteRequest | BeginEpochRequest | EndEpochRequest | FetchRequest | FetchSnapshotRequest
+PeerReply = VoteReply | BeginEpochReply | EndEpochReply | FetchReply | FetchSnapshotReply
+Reply = PeerReply | VoterChangeReply

@@ -1,1 +1,1 @@
-"""Replication of one partition as pure rules: what a leader may call committed, what a follower does with an answer."""
+"""The pure rules of replicating one partition: what a leader may commit, and how a follower handles a fetch reply."""

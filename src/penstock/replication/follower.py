@@ -1,6 +1,6 @@
-"""What a follower does with its leader's answers: reconcile by epoch first, then append, then believe.
+"""The rules of a follower: reconcile with the leader by epoch, then append, then raise the high watermark.
 
-Histories part only where leader epochs say so: a follower never truncates to its high watermark. Each rule has a
+Only leader epochs decide where two logs diverge: a follower never truncates to its high watermark. Each rule has a
 method of its own.
 """
 
@@ -51,16 +51,16 @@ class FetchPosition(NamedTuple):
     log_start: int
 
 
-class EpochEnd(NamedTuple):
+class EpochEndOffset(NamedTuple):
     epoch: int
     end_offset: int
 
 
-class FetchAnswer(NamedTuple):
+class ReplicaFetchReply(NamedTuple):
     error: ErrorCode
     high_watermark: int
     log_start: int
-    diverging: EpochEnd | None
+    diverging: EpochEndOffset | None
     has_records: bool
 
 
@@ -71,7 +71,7 @@ class Truncate(NamedTuple):
     lost: int = 0
 
 
-class RestartAt(NamedTuple):
+class TruncateFully(NamedTuple):
     """Drop the whole log; the next batch gets this offset. `lost` as in Truncate."""
 
     offset: int
@@ -88,7 +88,7 @@ class RaiseHighWatermark(NamedTuple):
     offset: int
 
 
-class RaiseStart(NamedTuple):
+class RaiseLogStart(NamedTuple):
     """The leader's log start; carried out with `FollowerRules.bounded_start`.
 
     It comes after records too, as they may bring back some from before it: batches come as a whole.
@@ -103,13 +103,13 @@ class Retry(NamedTuple):
     reason: str
 
 
-class Refresh(NamedTuple):
+class AwaitImage(NamedTuple):
     """Leader and follower know different states: ask again once the image has moved, or after a rest."""
 
     reason: str
 
 
-FollowerAction = Truncate | RestartAt | Append | RaiseHighWatermark | RaiseStart | Retry | Refresh
+FollowerAction = Truncate | TruncateFully | Append | RaiseHighWatermark | RaiseLogStart | Retry | AwaitImage
 
 
 class FollowerRules:
@@ -126,7 +126,9 @@ class FollowerRules:
         offset = self._confirmed_offset(log)
         return FetchPosition(offset, self.leader_epoch, self._last_epoch(log, offset), log.start_offset)
 
-    def answered(self, asked: FetchPosition, answer: FetchAnswer, log: FollowerLog) -> list[FollowerAction]:
+    def answered(
+        self, asked: FetchPosition, answer: ReplicaFetchReply, log: FollowerLog
+    ) -> list[FollowerAction]:
         """What to do, in order. Nothing when the answer is to another question than would be asked now."""
         if not self._is_current(asked, log):
             return []
@@ -136,7 +138,7 @@ class FollowerRules:
             return [self._refused(answer.error)]
         if answer.diverging is not None:
             # Neither high watermark nor records are believed before the histories have met.
-            return [self._parted(answer.diverging, log)]
+            return [self._diverged(answer.diverging, log)]
         return self._continued(answer, log)
 
     # -- rules ---------------------------------------------------------------------------------------
@@ -155,36 +157,38 @@ class FollowerRules:
         """
         return asked.offset == log.end_offset and asked[:3] == self.position(log)[:3]
 
-    def _continued(self, answer: FetchAnswer, log: FollowerLog) -> list[FollowerAction]:
+    def _continued(self, answer: ReplicaFetchReply, log: FollowerLog) -> list[FollowerAction]:
         actions: list[FollowerAction] = [Append()] if answer.has_records else []
         actions.append(RaiseHighWatermark(answer.high_watermark))
         if answer.has_records or answer.log_start > log.start_offset:
-            actions.append(RaiseStart(answer.log_start))
+            actions.append(RaiseLogStart(answer.log_start))
         return actions
 
-    def _parted(self, diverging: EpochEnd, log: FollowerLog) -> FollowerAction:
+    def _diverged(self, diverging: EpochEndOffset, log: FollowerLog) -> FollowerAction:
         offset = self._common_end(diverging, log)
         if offset >= log.end_offset:
             return Retry(f"{diverging} parts nothing from a log that ends at {log.end_offset}")
         return Truncate(offset, self._lost(offset, log))
 
-    def _common_end(self, diverging: EpochEnd, log: FollowerLog) -> int:
+    def _common_end(self, diverging: EpochEndOffset, log: FollowerLog) -> int:
         """The end of the largest epoch that both have, as the shorter of them has it."""
         own_epoch, own_end = log.end_offset_for(diverging.epoch)
         if own_epoch < 0:
             return min(diverging.end_offset, log.end_offset)
         return min(own_end, diverging.end_offset, log.end_offset)
 
-    def _out_of_range(self, asked: FetchPosition, answer: FetchAnswer, log: FollowerLog) -> FollowerAction:
+    def _out_of_range(
+        self, asked: FetchPosition, answer: ReplicaFetchReply, log: FollowerLog
+    ) -> FollowerAction:
         """The leader checked the epoch before the range, so its log start can be believed."""
         is_left_behind = answer.log_start > log.end_offset
         has_nothing = log.start_offset == log.end_offset and asked.last_fetched_epoch < 0
         if answer.log_start >= 0 and (is_left_behind or (has_nothing and answer.log_start < asked.offset)):
-            return RestartAt(answer.log_start, self._lost(answer.log_start, log))
+            return TruncateFully(answer.log_start, self._lost(answer.log_start, log))
         return Retry(f"leader has no offset {asked.offset} of epoch {asked.last_fetched_epoch}")
 
     def _refused(self, error: ErrorCode) -> FollowerAction:
-        return Refresh(error.name) if error in _STALE_IMAGE else Retry(error.name)
+        return AwaitImage(error.name) if error in _STALE_IMAGE else Retry(error.name)
 
     def _lost(self, offset: int, log: FollowerLog) -> int:
         """Only an unclean election makes a follower give up what was committed."""

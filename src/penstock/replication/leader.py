@@ -1,18 +1,18 @@
-"""What the leader of one partition knows of its followers: the high watermark and the in-sync set.
+"""The rules of a partition leader: the high watermark and the in-sync replicas.
 
-One object per leader epoch; whoever holds it throws it away when the epoch changes. Offsets are durable ones: a
-follower asks from what it would keep through a power loss, as its flush policy promises. Times are of a clock that
-never jumps, or everyone would seem to lag at once. Each rule has a method of its own.
+There is one object per leader epoch; its owner drops it when the epoch changes. Offsets are durable ones: a follower
+fetches from the offset that it would keep through a power loss, as its flush policy promises. Times come from a
+monotonic clock; if the clock could jump, all followers would seem to lag at once. Each rule has a method of its own.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 #: How long a follower that is about to join may hold the high watermark back without a further fetch.
-HOLD_MS_MAX: Final = 1000
+JOIN_HOLD_MS_MAX: Final = 1000
 #: How long the image is waited for that a final answer announces. It comes at once, or never: a change of controllers
 #: may cut off the record that the answer rested on.
-IMAGE_MS_MAX: Final = 3000
+IMAGE_WAIT_MS_MAX: Final = 3000
 
 
 class IsrProposal(NamedTuple):
@@ -155,11 +155,11 @@ class LeaderRules:
         """
         self._now_ms = now_ms
         follower = self._followers.get(replica)
-        if follower is None or not self._is_of_this_life(follower, broker_epoch):
+        if follower is None or not self._is_current_broker_epoch(follower, broker_epoch):
             return False
         follower.broker_epoch = broker_epoch
-        is_keeping_up = self._note_catching_up(follower, offset, log_end, now_ms)
-        follower.hold_until_ms = now_ms + min(HOLD_MS_MAX, self.lag_ms_max) if is_keeping_up else -1
+        is_keeping_up = self._record_fetch(follower, offset, log_end, now_ms)
+        follower.hold_until_ms = now_ms + min(JOIN_HOLD_MS_MAX, self.lag_ms_max) if is_keeping_up else -1
         if log_end > self._known_end:
             self._known_end = log_end
         if offset == follower.offset:
@@ -191,13 +191,15 @@ class LeaderRules:
         """
         self._now_ms = now_ms
         if self._proposal is not None:
-            return None if self._in_flight or self._awaits_image() else self._once_more(self._proposal)
+            return (
+                None if self._in_flight or self._awaits_image() else self._repeated_proposal(self._proposal)
+            )
         wanted = (self.isr - self._lagging(now_ms)) | self._joining(is_eligible)
         if wanted == self.isr:
             return None
         return IsrProposal(self._with_epochs(wanted), self.leader_epoch, self.partition_epoch)
 
-    def present_isr(self) -> IsrProposal | None:
+    def current_isr(self) -> IsrProposal | None:
         """The set as it is, for a leader that has something else to tell; None while a change is under way."""
         if self._proposal is not None:
             return None
@@ -240,7 +242,7 @@ class LeaderRules:
 
     def isr_committed(self, isr: Iterable[int], partition_epoch: int) -> bool:
         """What the controller has made it, under the minimum known here. True: the high watermark moved."""
-        return self._took_isr(isr, partition_epoch) and self._advance()
+        return self._apply_isr(isr, partition_epoch) and self._advance()
 
     def changed(
         self, *, isr: Iterable[int], partition_epoch: int, replicas: Iterable[int], isr_min: int
@@ -249,10 +251,10 @@ class LeaderRules:
 
         True: the high watermark moved.
         """
-        self._took_isr(isr, partition_epoch)
+        self._apply_isr(isr, partition_epoch)
         return self.reconfigured(replicas=replicas, isr_min=isr_min)
 
-    def _took_isr(self, isr: Iterable[int], partition_epoch: int) -> bool:
+    def _apply_isr(self, isr: Iterable[int], partition_epoch: int) -> bool:
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch
@@ -328,10 +330,10 @@ class LeaderRules:
         """Under a steady load one who joins would otherwise always be one fetch behind the high watermark."""
         return follower.hold_until_ms > self._now_ms
 
-    def _is_of_this_life(self, follower: _Follower, broker_epoch: int) -> bool:
+    def _is_current_broker_epoch(self, follower: _Follower, broker_epoch: int) -> bool:
         return broker_epoch >= follower.broker_epoch
 
-    def _note_catching_up(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> bool:
+    def _record_fetch(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> bool:
         """A follower was caught up when it last had all that the leader had at this fetch, or at the one before."""
         is_keeping_up = offset >= log_end or 0 <= follower.end_at_fetch <= offset
         if offset >= log_end:
@@ -394,9 +396,9 @@ class LeaderRules:
     def _awaits_image(self) -> bool:
         if self._announced_ms is None:
             return False
-        return self._now_ms - self._announced_ms < min(IMAGE_MS_MAX, self.lag_ms_max)
+        return self._now_ms - self._announced_ms < min(IMAGE_WAIT_MS_MAX, self.lag_ms_max)
 
-    def _once_more(self, proposal: IsrProposal) -> IsrProposal:
+    def _repeated_proposal(self, proposal: IsrProposal) -> IsrProposal:
         """For the same members, who count anyway, but in their present lives if those have what it takes."""
         joining = (self._followers.get(member) for member in proposal.members - self.isr - {self.local_id})
         if not all(follower is not None and self._may_join(follower) for follower in joining):

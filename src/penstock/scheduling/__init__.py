@@ -1,6 +1,7 @@
-"""Scheduled delivery, the rules: which records are held, in which order they go, and what is known to be done.
+"""Scheduled delivery, the rules: which records are held, their release order, and what is known to be done.
 
-A record with a schedule header is taken out of its batch and kept in a control batch right before it (`intake`). From
-there it goes, with the position of its source, into a shard's log (`moving`, `shard`). The shard keeps an index of due
-times in blocks that its host puts on disk (`ladder`) and releases what is due by plan, source by source (`release`).
+`intake` takes a record with a schedule header out of its batch and stores it in a control batch right before that
+batch. From there the record moves, together with the position of its source, into the log of a shard
+(`schedule_log`, `schedule_shard`). The shard keeps an index of due times in blocks that the broker stores on disk
+(`ladder_queue`). It releases due records source by source, each time according to a stored plan (`release`).
 """

@@ -1,17 +1,17 @@
-"""The order of what is held: millions of due times, sorted as they come due, in bounded memory.
+"""A ladder queue of due times: holds millions of them in bounded memory, and sorts only those that are due next.
 
-The nearest ones are a sorted list. The others lie unsorted in runs, each of which covers a stretch of the order and
-keeps its entries in blocks outside of memory. When the list is used up the next run takes its place; one that is too
-large is first parted into smaller ones, at keys sampled from it. An entry is moved a few times and sorted once.
+The next entries are in a sorted list, the head. The others lie unsorted in runs; each run covers a range of keys and
+keeps its entries in blocks outside of memory. When the head is used up, the next run becomes the head. A run that is
+too large is first split into smaller runs, at keys sampled from it. An entry is moved a few times and sorted once.
 """
 
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from penstock.scheduling.records import DUE_BYTES
+from penstock.scheduling.schedule_log import DUE_BYTES
 
-#: Entries that are sorted at a time, each an object of some 70 bytes, for each of perhaps thousands of sources.
+#: Entries that are sorted at a time. Each is an object of some 70 bytes, and there may be thousands of sources.
 HEAD_MAX: Final = 1024
 BLOCK_ENTRIES: Final = 512
 _PARTS: Final = 16
@@ -19,8 +19,8 @@ _FIRST: Final = b""
 _BEYOND_ALL: Final = b"\xff" * (DUE_BYTES + 1)
 
 
-class Blocks(Protocol):
-    """Where blocks are kept."""
+class BlockStore(Protocol):
+    """Stores blocks outside of memory."""
 
     def write(self, block: bytes) -> int: ...
     def read(self, block_id: int) -> bytes: ...
@@ -28,7 +28,7 @@ class Blocks(Protocol):
 
 
 class _Run:
-    """Entries from `start` on, up to where the next run starts."""
+    """The entries from `start` up to the start of the next run."""
 
     __slots__ = ("blocks", "count", "samples", "start", "tail")
 
@@ -39,7 +39,7 @@ class _Run:
         self.tail = bytearray()
         self.count = 0
 
-    def add(self, key: bytes, blocks: Blocks, block_bytes: int) -> None:
+    def add(self, key: bytes, blocks: BlockStore, block_bytes: int) -> None:
         self.tail += key
         self.count += 1
         if len(self.tail) >= block_bytes:
@@ -47,7 +47,7 @@ class _Run:
             self.blocks.append(blocks.write(bytes(self.tail)))
             self.tail.clear()
 
-    def drain(self, blocks: Blocks) -> Iterator[bytes]:
+    def drain(self, blocks: BlockStore) -> Iterator[bytes]:
         for block_id in self.blocks:
             yield from _keys(blocks.read(block_id))
             blocks.free(block_id)
@@ -57,19 +57,19 @@ class _Run:
         return sorted([*self.samples, *_keys(self.tail)])
 
 
-class Ladder:
+class LadderQueue:
     def __init__(
-        self, blocks: Blocks, *, head_max: int = HEAD_MAX, block_entries: int = BLOCK_ENTRIES
+        self, blocks: BlockStore, *, head_max: int = HEAD_MAX, block_entries: int = BLOCK_ENTRIES
     ) -> None:
         assert head_max >= 2 * block_entries, "a run is parted at keys of different blocks"
         self._blocks = blocks
         self._head_max = head_max
         self._block_bytes = block_entries * DUE_BYTES
         self._head: list[bytes] = []
-        self._taken = 0  # of the head; they are cut off now and then
+        self._taken = 0  # entries of the head that are used up; they are removed from the list now and then
         self._runs = [_Run(_FIRST)]
         self._starts = [_FIRST]
-        self._bound = _FIRST  # the head has all that comes before
+        self._bound = _FIRST  # all entries before this key are in the head
         self._count = 0
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Ladder:
         return f"<Ladder of {self._count}, {len(self._head) - self._taken} sorted, {len(self._runs)} runs>"
 
     def add(self, keys: Iterable[bytes]) -> None:
-        """Packed dues, none of them twice."""
+        """Add packed due entries; no entry may be added twice."""
         for key in keys:
             self._count += 1
             if key < self._bound:
@@ -90,17 +90,17 @@ class Ladder:
             self._lay_aside()
 
     def first(self) -> bytes | None:
-        """The one that comes next. May read and write blocks."""
+        """The next entry. May read and write blocks."""
         self._fill(1)
         return self._head[self._taken] if self._count else None
 
     def peek(self, limit: int) -> Sequence[bytes]:
-        """The next ones in order, at most `limit`."""
+        """The next entries in order, at most `limit`."""
         self._fill(limit)
         return self._head[self._taken : self._taken + limit]
 
     def drop_upto(self, key: bytes) -> int:
-        """Forget this one and all that come before it; returns how many."""
+        """Remove this entry and all before it; returns how many."""
         dropped = 0
         while self._count:
             self._fill(1)
@@ -116,7 +116,7 @@ class Ladder:
         return dropped
 
     def _fill(self, wanted: int) -> None:
-        """Sort as many of the next ones as are wanted, if there are so many."""
+        """Make sure that the head has `wanted` entries, or all that there are."""
         wanted = min(wanted, self._count)
         if self._taken == len(self._head):
             self._head.clear()
@@ -146,7 +146,7 @@ class Ladder:
         self._starts[:0] = [run.start for run in runs]
 
     def _lay_aside(self) -> None:
-        """Too many have come that belong into the sorted list: the later ones become a run again."""
+        """Turn the later half of the head into a run again, because too many entries were inserted into the head."""
         middle = self._taken + self._head_max
         later = self._head[middle:]
         del self._head[middle:]

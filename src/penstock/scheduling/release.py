@@ -1,77 +1,78 @@
-"""Release: held records as the batch that is appended to their partition when they are due."""
+"""Release: encodes held records as the batch that is appended to their partition when they are due."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from penstock.protocol.records import BatchHeader, pack_batch
-from penstock.protocol.varint import encode_varint
-from penstock.scheduling.headers import SCHEDULED_FOR
-from penstock.scheduling.held import HeldRecord
-from penstock.scheduling.records import Due, Group
+from penstock.protocol.record_batch import BatchHeader, pack_batch
+from penstock.protocol.wire import encode_varint
+from penstock.scheduling.intake import SCHEDULED_FOR
+from penstock.scheduling.schedule_log import DueEntry, HeldRecord, StoredBlock
 
 _MAGIC: Final = 2
 _SCHEDULED_FOR: Final = encode_varint(len(SCHEDULED_FOR)) + SCHEDULED_FOR
-#: Records of a group from which on it is worth while to find all of them at once.
-_MANY: Final = 8
-#: More than a record's length, attributes, deltas, count of headers and the new header take.
+#: From this many records of a stored block on, it is cheaper to compute the positions of all its records at once.
+_MANY_RECORDS: Final = 8
+#: An upper bound for a record's length, attributes, deltas, header count and the new header.
 RECORD_OVERHEAD_BYTES: Final = 80
 
 
-class Release(NamedTuple):
-    """The next records of a source, and when the last of each group that they are of is due."""
+class DueRecords(NamedTuple):
+    """The next records of a source, and the last due entry of each stored block that they come from."""
 
-    dues: tuple[Due, ...]
+    dues: tuple[DueEntry, ...]
     records: tuple[HeldRecord, ...]
-    last_dues: tuple[Due, ...]
+    last_dues: tuple[DueEntry, ...]
 
     @property
     def finished(self) -> list[int]:
-        """The offsets of groups of which nothing is held after this."""
+        """The offsets of the stored blocks that hold no more records after this release."""
         return [last.offset for last in self.last_dues if last <= self.dues[-1]]
 
-    def first(self, record_count: int) -> "Release":
+    def first(self, record_count: int) -> "DueRecords":
         return self._replace(dues=self.dues[:record_count], records=self.records[:record_count])
 
-    def split(self, bytes_max: int) -> "tuple[Release, Release | None]":
-        """What fits into one batch, at least one record, and the rest."""
+    def split(self, bytes_max: int) -> "tuple[DueRecords, DueRecords | None]":
+        """Split into what fits into one batch (at least one record) and the rest."""
         size = 0
         for count, record in enumerate(self.records):
             size += record.size + RECORD_OVERHEAD_BYTES
             if count and size > bytes_max:
                 first = self.first(count)
                 later = tuple(last for last in self.last_dues if last > first.dues[-1])
-                return first, Release(self.dues[count:], self.records[count:], later)
+                return first, DueRecords(self.dues[count:], self.records[count:], later)
         return self, None
 
 
-def gather(dues: Sequence[Due], groups: Iterable[tuple[int, Group]], bytes_max: int) -> Release:
-    """As many of these dues, from the first on, as fit; at least one.
+def gather_due_records(
+    dues: Sequence[DueEntry], groups: Iterable[tuple[int, StoredBlock]], bytes_max: int
+) -> DueRecords:
+    """Collect the records of as many of these entries, from the first on, as fit; at least one.
 
-    `groups` are theirs, by offset; of each that comes by only what is wanted is kept.
+    `groups` are their stored blocks, by offset. Of each block, only the needed records are kept.
     """
     ranks: dict[int, list[int]] = {}
     for rank, due in enumerate(dues):
         ranks.setdefault(due.offset, []).append(rank)
-    found = _Found(dues, bytes_max)
+    found = _DueRecordCollector(dues, bytes_max)
     for offset, group in groups:
         found.add(offset, group, ranks[offset])
     return found.release()
 
 
-class _Found:
-    """Records come in any order; the first in the order of release are kept as soon as there are too many."""
+class _DueRecordCollector:
+    """Collects records in any order. When it has too many, it keeps only those that are released first."""
 
-    def __init__(self, dues: Sequence[Due], bytes_max: int) -> None:
+    def __init__(self, dues: Sequence[DueEntry], bytes_max: int) -> None:
         self._dues = dues
         self._bytes_max = bytes_max
         self._records: list[HeldRecord | None] = [None] * len(dues)  # by rank
-        self._last_dues: list[Due] = []
+        self._last_dues: list[DueEntry] = []
         self._size = 0
-        self._bound = len(dues)  # from this rank on nothing is wanted
+        self._bound = len(dues)  # records of this and later ranks are not needed
 
-    def add(self, offset: int, group: Group, ranks: list[int]) -> None:
+    def add(self, offset: int, group: StoredBlock, ranks: list[int]) -> None:
         block = group.block
-        starts = block.starts() if len(ranks) >= _MANY else None
+        starts = block.starts() if len(ranks) >= _MANY_RECORDS else None
         for rank in ranks:
             if rank >= self._bound:
                 break
@@ -83,13 +84,13 @@ class _Found:
         if self._size > 2 * self._bytes_max:
             self._cut()
 
-    def release(self) -> Release:
+    def release(self) -> DueRecords:
         self._cut()
         dues = tuple(self._dues[: self._bound])
         records = tuple(record for record in self._records if record is not None)
         assert len(records) == len(dues), "every group came by"
         kept = {due.offset for due in dues}
-        return Release(dues, records, tuple(last for last in self._last_dues if last.offset in kept))
+        return DueRecords(dues, records, tuple(last for last in self._last_dues if last.offset in kept))
 
     def _cut(self) -> None:
         size = 0
@@ -105,11 +106,11 @@ class _Found:
         self._size = size
 
 
-def release_batch(
+def encode_release_batch(
     records: Sequence[HeldRecord], *, producer_id: int, epoch: int, sequence: int, now_ms: int
 ) -> bytearray:
-    """Key, value and headers as they were sent, with the time they were due instead of the schedule header."""
-    body = b"".join(_released(place, record) for place, record in enumerate(records))
+    """Keep key, value and headers, but replace the schedule header with the time when the record was due."""
+    body = b"".join(_encode_released_record(place, record) for place, record in enumerate(records))
     header = BatchHeader(
         base_offset=0,
         length=0,
@@ -128,11 +129,11 @@ def release_batch(
     return pack_batch(header, body)
 
 
-def _released(place: int, record: HeldRecord) -> bytes:
+def _encode_released_record(place: int, record: HeldRecord) -> bytes:
     due = b"%d" % record.due_ms
     content = b"".join(
         (
-            b"\x00\x00",  # attributes, and a timestamp that is the batch's
+            b"\x00\x00",  # attributes, and a timestamp delta of 0
             encode_varint(place),
             record.key_value,
             encode_varint(record.header_count + 1),

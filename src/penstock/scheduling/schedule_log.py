@@ -1,7 +1,11 @@
-"""Held records as bytes: what is left of a record once its batch is gone, many of them in one block.
+"""The log of a schedule shard: blocks of held records, and one state record for each source.
 
-A block keeps times, sizes and contents apart, so that many times are read in one step and no record is looked into
-before it is released. Contents are key and value as a batch encodes them, then the other headers.
+The offset of a block in the log is part of its key, and the release order follows from due times and offsets alone.
+Compaction keeps both, so any leader finds the same records in the same order.
+
+A block stores times, sizes and contents in separate columns, so that many times are read at once and no record is
+decoded before it is released. The contents of a record are its key and value as a batch encodes them, then its other
+headers: everything that is left of the record once its batch is deleted.
 """
 
 import struct
@@ -9,12 +13,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import add
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from penstock.protocol.compression import BytesLike
 
 _COUNT: Final = struct.Struct(">I")
 _TIME_BYTES: Final = 8
-_SIZES: Final = 3  # of key and value, count of headers, of the headers
+_SIZES: Final = 3  # bytes of key and value, number of headers, bytes of the headers
 _SIZES_BYTES: Final = 4 * _SIZES
 
 
@@ -29,8 +34,8 @@ class HeldRecord(NamedTuple):
         return len(self.key_value) + len(self.headers)
 
 
-class Block(NamedTuple):
-    """Opened, but not taken apart. Times of a batch that is not appended yet may be relative: see `intake`."""
+class HeldBlock(NamedTuple):
+    """A block whose records are not decoded. Times may be relative until the batch is appended: see `intake`."""
 
     times: tuple[int, ...]
     sizes: tuple[int, ...]  # three for each record
@@ -41,11 +46,11 @@ class Block(NamedTuple):
         return len(self.times)
 
     def starts(self) -> list[int]:
-        """Where each record's contents begin; one more, for the end of the last."""
+        """Where the contents of each record begin, and where the last record ends."""
         return list(accumulate(map(add, self.sizes[::3], self.sizes[2::3]), initial=0))
 
     def start(self, index: int) -> int:
-        """As one of `starts`, for who needs few of them."""
+        """Like `starts`, but for one record; cheaper if only a few are needed."""
         before = _SIZES * index
         return sum(self.sizes[:before:_SIZES]) + sum(self.sizes[2:before:_SIZES])
 
@@ -60,12 +65,12 @@ class Block(NamedTuple):
         )
 
     def part(self, indices: Sequence[int], starts: Sequence[int]) -> bytes:
-        """Some of the records, packed as a block of their own."""
+        """Packs some of the records as a separate block."""
         sizes: list[int] = []
         for index in indices:
             sizes += self.sizes[_SIZES * index : _SIZES * index + _SIZES]
         contents = [self.contents[starts[index] : starts[index + 1]] for index in indices]
-        return _packed([self.times[index] for index in indices], sizes, contents)
+        return _pack_columns([self.times[index] for index in indices], sizes, contents)
 
 
 def pack_block(records: Iterable[HeldRecord]) -> bytes:
@@ -76,11 +81,11 @@ def pack_block(records: Iterable[HeldRecord]) -> bytes:
         times.append(due_ms)
         sizes += (len(key_value), header_count, len(headers))
         contents += (key_value, headers)
-    return _packed(times, sizes, contents)
+    return _pack_columns(times, sizes, contents)
 
 
-def open_block(data: BytesLike, position: int = 0) -> Block:
-    """From `position` to the end. Raises ValueError for damage."""
+def open_block(data: BytesLike, position: int = 0) -> HeldBlock:
+    """Reads the block from `position` to the end of the data. Raises ValueError if it is damaged."""
     view = memoryview(data)
     try:
         (count,) = _COUNT.unpack_from(view, position)
@@ -95,10 +100,10 @@ def open_block(data: BytesLike, position: int = 0) -> Block:
     contents = view[position + count * _SIZES_BYTES :]
     if sum(sizes[::3]) + sum(sizes[2::3]) != len(contents):
         raise ValueError(f"block of held records with {len(contents)} bytes of contents")
-    return Block(times, sizes, contents)
+    return HeldBlock(times, sizes, contents)
 
 
-def _packed(times: Sequence[int], sizes: Sequence[int], contents: Iterable[BytesLike]) -> bytes:
+def _pack_columns(times: Sequence[int], sizes: Sequence[int], contents: Iterable[BytesLike]) -> bytes:
     return b"".join(
         (
             _COUNT.pack(len(times)),
@@ -107,3 +112,170 @@ def _packed(times: Sequence[int], sizes: Sequence[int], contents: Iterable[Bytes
             *contents,
         )
     )
+
+
+_SOURCE_KEY: Final = struct.Struct(">h16si")
+_BLOCK_KEY: Final = struct.Struct(">h16siq")
+_SOURCE_KEY_TYPE: Final = 0
+_BLOCK_KEY_TYPE: Final = 1
+_VERSION: Final = 0
+#: version, position, mark, counts, whether a plan follows
+_STATE: Final = struct.Struct(">biqi qqi qq b")
+_PLAN: Final = struct.Struct(">qhi qqi i")
+_STORED_BLOCK: Final = struct.Struct(">bq")
+_DUE: Final = struct.Struct(">qqi")
+DUE_BYTES: Final = _DUE.size
+
+
+class ScheduleSource(NamedTuple):
+    """The partition that records come from and are released to."""
+
+    topic_id: UUID
+    partition: int
+
+
+class SourcePosition(NamedTuple):
+    """How far a source is moved: everything before `offset`, and the first `taken` records held at `offset`.
+
+    `epoch` is the leader epoch of the batch before `offset`. It shows whether the log was truncated since.
+    """
+
+    epoch: int
+    offset: int
+    taken: int = 0
+
+
+class DueEntry(NamedTuple):
+    """One held record in release order: due time, offset of its stored block in the log, index in the block."""
+
+    due_ms: int
+    offset: int
+    place: int
+
+    def packed(self) -> bytes:
+        """Packed entries compare in the same order."""
+        return _DUE.pack(*self)
+
+
+NOTHING_RELEASED: Final = DueEntry(-1, -1, -1)
+
+
+class ReleasePlan(NamedTuple):
+    """Everything after the mark up to `upto` is being released with this producer id and sequence."""
+
+    producer_id: int
+    epoch: int
+    sequence: int
+    upto: DueEntry
+    record_count: int
+
+    def may_begin(self, now_ms: int) -> bool:
+        """All records were due when the plan was made, but clocks of brokers differ and may be set back."""
+        return self.upto.due_ms <= now_ms
+
+
+class SourceState(NamedTuple):
+    """Everything up to `mark` is released. Without an open plan, nothing after it is."""
+
+    position: SourcePosition
+    mark: DueEntry = NOTHING_RELEASED
+    moved_count: int = 0
+    released_count: int = 0
+    plan: ReleasePlan | None = None
+
+    @property
+    def held_count(self) -> int:
+        return self.moved_count - self.released_count
+
+    @property
+    def floor_ms(self) -> int:
+        """Records that arrive now sort after everything that is released or planned, even if they were due earlier."""
+        return self.mark.due_ms if self.plan is None else self.plan.upto.due_ms
+
+
+class StoredBlock(NamedTuple):
+    floor_ms: int
+    block: HeldBlock
+
+    def dues(self, offset: int) -> list[bytes]:
+        """Packed due entries, one for each record."""
+        floor_ms, pack = self.floor_ms, _DUE.pack
+        return [
+            pack(time if time > floor_ms else floor_ms, offset, index)
+            for index, time in enumerate(self.block.times)
+        ]
+
+    def last_due(self, offset: int) -> DueEntry:
+        times = self.block.times
+        last_ms, place = max(times), len(times) - 1
+        if last_ms > self.floor_ms:
+            place -= times[::-1].index(last_ms)
+        return DueEntry(max(last_ms, self.floor_ms), offset, place)
+
+
+def unpack_due(data: bytes) -> DueEntry:
+    return DueEntry._make(_DUE.unpack(data))
+
+
+def source_key(source: ScheduleSource) -> bytes:
+    return _SOURCE_KEY.pack(_SOURCE_KEY_TYPE, source.topic_id.bytes, source.partition)
+
+
+def block_key(source: ScheduleSource, offset: int) -> bytes:
+    return _BLOCK_KEY.pack(_BLOCK_KEY_TYPE, source.topic_id.bytes, source.partition, offset)
+
+
+def source_of(key: bytes) -> tuple[ScheduleSource, bool]:
+    """Returns the source of a key, and whether it is the key of a block. Raises ValueError for an invalid key."""
+    is_block = len(key) == _BLOCK_KEY.size
+    if not is_block and len(key) != _SOURCE_KEY.size:
+        raise ValueError(f"key of {len(key)} bytes")
+    kind, topic_id, partition = _SOURCE_KEY.unpack_from(key)
+    if kind != (_BLOCK_KEY_TYPE if is_block else _SOURCE_KEY_TYPE):
+        raise ValueError(f"key of type {kind}")
+    return ScheduleSource(UUID(bytes=topic_id), partition), is_block
+
+
+def pack_state(state: SourceState) -> bytes:
+    plan = state.plan
+    packed = _STATE.pack(
+        _VERSION, *state.position, *state.mark, state.moved_count, state.released_count, plan is not None
+    )
+    if plan is None:
+        return packed
+    return packed + _PLAN.pack(plan.producer_id, plan.epoch, plan.sequence, *plan.upto, plan.record_count)
+
+
+def read_state(value: bytes) -> SourceState:
+    """Raises ValueError."""
+    try:
+        version, *fields, has_plan = _STATE.unpack_from(value)
+        _check_version(version)
+        plan = _read_plan(value) if has_plan else None
+    except struct.error as error:
+        raise ValueError(f"state of a source: {error}") from None
+    return SourceState(SourcePosition(*fields[:3]), DueEntry(*fields[3:6]), fields[6], fields[7], plan)
+
+
+def pack_stored_block(floor_ms: int, block: BytesLike) -> bytes:
+    return _STORED_BLOCK.pack(_VERSION, floor_ms) + block
+
+
+def read_stored_block(value: bytes) -> StoredBlock:
+    """Raises ValueError."""
+    try:
+        version, floor_ms = _STORED_BLOCK.unpack_from(value)
+    except struct.error as error:
+        raise ValueError(f"group of held records: {error}") from None
+    _check_version(version)
+    return StoredBlock(floor_ms, open_block(value, _STORED_BLOCK.size))
+
+
+def _read_plan(value: bytes) -> ReleasePlan:
+    producer_id, epoch, sequence, due_ms, offset, index, count = _PLAN.unpack_from(value, _STATE.size)
+    return ReleasePlan(producer_id, epoch, sequence, DueEntry(due_ms, offset, index), count)
+
+
+def _check_version(version: int) -> None:
+    if version != _VERSION:
+        raise ValueError(f"version {version}")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from penstock.groups.messages import CommitRequest
-from penstock.groups.work import Producer
-from penstock.log.transactions import VerificationGuard
+from penstock.cluster.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from penstock.groups.group import CommitRequest, TransactionProducer
+from penstock.log.producer_state import VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.simulation.disk import DiskFull
 from penstock.simulation.markers import MarkerWriting
 from penstock.simulation.replica import Key, Produce
 from penstock.simulation.script import Call, Steps, play
-from penstock.transactions.messages import AddReply, AddRequest, TopicPartition
+from penstock.transactions.messages import AddPartitionsReply, AddPartitionsRequest, TopicPartition
 
 if TYPE_CHECKING:
     from penstock.simulation.network import Respond
@@ -30,7 +29,7 @@ class TxnCommit(NamedTuple):
     key: Key
     commit: CommitRequest
     transactional_id: str
-    producer: Producer
+    producer: TransactionProducer
     adds: bool
 
 
@@ -93,7 +92,7 @@ class Admission:
         self, transactional_id: str, producer_id: int, epoch: int, place: TopicPartition, adds: bool
     ) -> Call:
         version = _EPOCH_PER_TRANSACTION if adds else 1
-        request = AddRequest(transactional_id, producer_id, epoch, (place,), version)
+        request = AddPartitionsRequest(transactional_id, producer_id, epoch, (place,), version)
 
         def add(shard: Any, token: Any, now_ms: int) -> Any:
             if adds:
@@ -107,7 +106,7 @@ class Admission:
 
     def _outcome(self, place: TopicPartition, reply: Any) -> ErrorCode:
         """Whatever keeps the coordinator from its word will pass."""
-        if not isinstance(reply, AddReply):
+        if not isinstance(reply, AddPartitionsReply):
             return ErrorCode.not_enough_replicas
         return dict(reply.partitions).get(place, reply.error)
 

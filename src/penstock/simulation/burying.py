@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.groups.share_state.burials import BurialView
-from penstock.groups.share_state.letters import fates
-from penstock.groups.share_state.ranges import head
-from penstock.groups.share_state.records import Plan, Producer, Settled, Target, pairs
-from penstock.groups.share_state.values import Key as ShareKey
+from penstock.groups.share.state.dead_letters import offsets_with_cause
+from penstock.groups.share.state.share_state import SharePartitionKey as ShareKey
+from penstock.groups.share.state.share_state import first_offsets
+from penstock.groups.share.state.share_state_records import (
+    DeadLetterPlan,
+    DeadLetterProducer,
+    DeadLetterTarget,
+    SettledPlan,
+    offset_intervals,
+)
+from penstock.groups.share.state.stored_share_state import DeadLetterView
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.replica import Key, Produce
 from penstock.simulation.script import Ask, Local, Steps, play
@@ -49,7 +55,9 @@ class Undertaker:
 
     def _live(self) -> Steps:
         while not self.coordinator.is_closed:
-            reply = yield self._submitted(lambda shard, token: shard.next_burials(tuple(self._busy), token))
+            reply = yield self._submitted(
+                lambda shard, token: shard.next_dead_letters(tuple(self._busy), token)
+            )
             if not isinstance(reply, tuple):
                 return
             for key in reply:
@@ -67,7 +75,7 @@ class Undertaker:
             told = yield Local(
                 lambda respond: self.coordinator.read(lambda shard: shard.burial(key), respond)
             )
-            view: BurialView | None = told[1] if isinstance(told, tuple) else None
+            view: DeadLetterView | None = told[1] if isinstance(told, tuple) else None
             if view is None:
                 return
             plan = view.plan
@@ -76,27 +84,29 @@ class Undertaker:
             if plan is not None:
                 yield from self._carry_out(view, plan)
 
-    def plan(self, view: BurialView) -> Steps:
+    def plan(self, view: DeadLetterView) -> Steps:
         """Stored before anything is appended; None when it was not."""
         plan = self._planned(view)
-        stored = yield self._submitted(lambda shard, token: shard.plan_burial(view.key, plan, token))
+        stored = yield self._submitted(lambda shard, token: shard.plan_dead_letters(view.key, plan, token))
         return plan if stored is True else None
 
-    def _planned(self, view: BurialView) -> Plan:
+    def _planned(self, view: DeadLetterView) -> DeadLetterPlan:
         name = dead_letter_topic(self.node.image.topics_by_id[view.key.topic_id].name)
         topic = self.node.image.topics[name]
-        target = Target(topic.id, view.key.partition % len(topic.partitions))
+        target = DeadLetterTarget(topic.id, view.key.partition % len(topic.partitions))
         producer = view.producer
         if producer is None or producer.target != target:
-            producer = Producer(_PRODUCER_IDS + self.node.world.serial(), 0, 0, target)
-        offsets = pairs(head(view.pending, _PLAN_MAX))
-        return Plan(producer.id, producer.epoch, producer.next_sequence, name, target, offsets, offsets)
+            producer = DeadLetterProducer(_PRODUCER_IDS + self.node.world.serial(), 0, 0, target)
+        offsets = offset_intervals(first_offsets(view.pending, _PLAN_MAX))
+        return DeadLetterPlan(
+            producer.id, producer.epoch, producer.next_sequence, name, target, offsets, offsets
+        )
 
-    def _carry_out(self, view: BurialView, plan: Plan) -> Steps:
+    def _carry_out(self, view: DeadLetterView, plan: DeadLetterPlan) -> Steps:
         source = Key(view.key.topic_id, view.key.partition)
         values = tuple(
-            DeadLetter(Shared(view.key.group, source, offset), *fate)
-            for offset, fate in fates(view.pending, plan.offsets)
+            DeadLetter(Shared(view.key.group, source, offset), *cause)
+            for offset, cause in offsets_with_cause(view.pending, plan.offsets)
         )
         key = Key(plan.target.topic_id, plan.target.partition)
         request = Produce(key, values, True, plan.producer_id, plan.epoch, plan.sequence)
@@ -108,7 +118,7 @@ class Undertaker:
                 return
             yield self.node.world.between(10, 50)
 
-    def _settle(self, view: BurialView, plan: Plan, *, is_there: bool) -> Steps:
-        settled = Settled(is_there, 0, plan.resolved if is_there else ())
+    def _settle(self, view: DeadLetterView, plan: DeadLetterPlan, *, is_there: bool) -> Steps:
+        settled = SettledPlan(is_there, 0, plan.resolved if is_there else ())
         self.node.world.note("buried", self.node.id, plan, is_there)
-        yield self._submitted(lambda shard, token: shard.settle_burial(view.key, settled, plan, token))
+        yield self._submitted(lambda shard, token: shard.settle_dead_letters(view.key, settled, plan, token))

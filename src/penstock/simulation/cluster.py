@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.raft.values import ReplicaKey, Voter, VoterSet
+from penstock.cluster.controller.decision import ControllerConfig
+from penstock.raft.types import ReplicaKey, Voter, VoterSet
 from penstock.simulation.clock import Clock
 from penstock.simulation.disk import Disk
 from penstock.simulation.invariants import Invariants
@@ -43,7 +43,7 @@ class Cluster:
         self.shape = shape
         self.timings = timings
         self.network = Network(world, Weather())
-        self.rules = ControllerRules(heartbeat_interval_ms=timings.heartbeat_ms)
+        self.rules = ControllerConfig(heartbeat_interval_ms=timings.heartbeat_ms)
         self.images = Images()
         self.controllers = tuple(range(1, shape.controllers + 1))
         self.machines = {id: self._machine(id) for id in range(1, shape.controllers + shape.brokers + 1)}

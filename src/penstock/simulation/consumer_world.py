@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.simulation.clients import Sleeper
 from penstock.simulation.cluster import Cluster, Shape
 from penstock.simulation.consumers import TOPIC, ConsumerMember

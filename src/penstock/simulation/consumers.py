@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster.names import CONSUMER_OFFSETS
-from penstock.groups.consumer.heartbeat import heartbeat
-from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.consumer.values import AWAY, JOINING, LEFT
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
+from penstock.groups.consumer.consumer_group_records import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+)
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.clients import Sleeper
 from penstock.simulation.ownership import GROUP, Ownership, signature
@@ -32,7 +36,7 @@ class ConsumerMember(Sleeper):
         self.ownership = ownership
         self.instance = instance
         self.member_id = f"m{self.world.serial()}"
-        self.epoch = JOINING
+        self.epoch = JOIN_GROUP_MEMBER_EPOCH
         self.owned: set[int] = set()
         #: Whether it goes on: one that has left, was fenced for good or crashed does not.
         self.is_over = False
@@ -67,18 +71,18 @@ class ConsumerMember(Sleeper):
 
     # --- membership ---
 
-    def _asked(self, request: ConsumerHeartbeat) -> Ask:
+    def _asked(self, request: ConsumerHeartbeatRequest) -> Ask:
         key = self.cluster.partitions(CONSUMER_OFFSETS)[0]
 
         def beat(shard: Any, token: Any, now_ms: int) -> Any:
-            return heartbeat(shard, request, token, now_ms=now_ms)
+            return consumer_group_heartbeat(shard, request, token, now_ms=now_ms)
 
         return Ask(key, "group", (key, beat))
 
-    def _beat(self, epoch: int | None = None) -> ConsumerHeartbeat:
+    def _beat(self, epoch: int | None = None) -> ConsumerHeartbeatRequest:
         topic_id = self.cluster.partitions(TOPIC)[0].topic_id
-        says_all = self.epoch == JOINING or not self._is_sure
-        return ConsumerHeartbeat(
+        says_all = self.epoch == JOIN_GROUP_MEMBER_EPOCH or not self._is_sure
+        return ConsumerHeartbeatRequest(
             group_id=GROUP,
             member_id=self.member_id,
             member_epoch=self.epoch if epoch is None else epoch,
@@ -115,7 +119,7 @@ class ConsumerMember(Sleeper):
             self.counts["members fenced"] += 1
             self.owned.clear()
             self._positions.clear()
-            self.epoch = JOINING
+            self.epoch = JOIN_GROUP_MEMBER_EPOCH
         yield self.world.between(self.backoff_ms, 3 * self.backoff_ms)
 
     def _take(self, assigned: Any) -> bool:
@@ -134,7 +138,11 @@ class ConsumerMember(Sleeper):
 
     def _leave(self) -> Steps:
         """For good, or for a while if it is static; what it has it lets go of first."""
-        epoch = AWAY if self.instance is not None and self.world.chance(0.7) else LEFT
+        epoch = (
+            LEAVE_GROUP_STATIC_MEMBER_EPOCH
+            if self.instance is not None and self.world.chance(0.7)
+            else LEAVE_GROUP_MEMBER_EPOCH
+        )
         self.owned.clear()
         self.counts["members left"] += 1
         for _ in range(_LEAVE_ATTEMPTS):

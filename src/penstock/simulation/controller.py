@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from penstock.cluster.controller.alter_partition import (
+    LOST_DIRECTORY,
     AlterPartition,
     AlterPartitionResult,
+    DirectoryAssignment,
     IsrMember,
     alter_partitions,
-)
-from penstock.cluster.controller.balance import balance_leaders
-from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
-from penstock.cluster.controller.create_topics import Chance, NewTopic, TopicRules, create_topics
-from penstock.cluster.controller.elect_leaders import ElectionType, elect_leaders, elect_where_leaderless
-from penstock.cluster.controller.fencing import fence_brokers
-from penstock.cluster.controller.heartbeats import Heartbeat, heartbeat
-from penstock.cluster.controller.lost_replicas import (
-    LOST_DIRECTORY,
-    DirectoryAssignment,
     assign_replicas_to_dirs,
 )
+from penstock.cluster.controller.brokers import BrokerRegistration, BrokerSessions, register_broker
+from penstock.cluster.controller.create_topics import NewTopic, Randomness, TopicDefaults, create_topics
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.elect_leaders import (
+    ElectionType,
+    balance_leaders,
+    elect_leaderless_partitions,
+    elect_leaders,
+)
+from penstock.cluster.controller.heartbeats import BrokerHeartbeat, fence_brokers, heartbeat
 from penstock.cluster.controller.reassignment import Reassignment, alter_reassignments
-from penstock.cluster.controller.sessions import BrokerSessions
-from penstock.cluster.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.isr import IsrAsk
@@ -34,7 +34,7 @@ from penstock.simulation.network import Respond
 if TYPE_CHECKING:
     from penstock.simulation.node import Node
 
-_TOPIC_RULES: Final = TopicRules(partitions=1, replication_factor=3, partitions_max=10_000)
+_TOPIC_RULES: Final = TopicDefaults(partitions=1, replication_factor=3, partitions_max=10_000)
 _BALANCED_AT_ONCE: Final = 8
 
 
@@ -106,7 +106,7 @@ class Controller:
         silent_ms = self.sessions.silent_ms(request.broker_id, self.node.now_ms())
         return register_broker(image, request, broker_epoch=offset, silent_ms=silent_ms, rules=self.rules)
 
-    def _heartbeat(self, image: ClusterImage, beat: Heartbeat) -> Decision[Any]:
+    def _heartbeat(self, image: ClusterImage, beat: BrokerHeartbeat) -> Decision[Any]:
         committed = self.node.metadata.applied - 1
         return heartbeat(image, self.sessions, beat, committed_offset=committed, rules=self.rules)
 
@@ -130,7 +130,7 @@ class Controller:
 
     def _create_topics(self, image: ClusterImage, topics: tuple[NewTopic, ...]) -> Decision[Any]:
         world = self.node.world
-        chance = Chance(draw=world.draw, fresh_id=lambda: UUID(int=world.random.getrandbits(100) + 1000))
+        chance = Randomness(draw=world.draw, fresh_id=lambda: UUID(int=world.random.getrandbits(100) + 1000))
         return create_topics(image, topics, rules=_TOPIC_RULES, chance=chance)
 
     # --- unasked ---
@@ -154,7 +154,7 @@ class Controller:
         if term != self._term or not node.metadata.is_active:
             return
         node.metadata.propose(
-            lambda image, _: elect_where_leaderless(
+            lambda image, _: elect_leaderless_partitions(
                 image, rules=self.rules, partitions_max=_BALANCED_AT_ONCE
             ),
             lambda _: None,

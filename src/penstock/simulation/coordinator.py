@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker
+from penstock.protocol.record_batch import EndMarker
 from penstock.simulation.disk import DiskFull
 
 if TYPE_CHECKING:
-    from penstock.log.transactions import VerificationGuard
+    from penstock.log.producer_state import VerificationGuard
     from penstock.simulation.replica import Replica
     from penstock.simulation.simlog import Batch
 

@@ -177,7 +177,7 @@ class Fetcher:
                 case rules.Truncate(offset):
                     self.node.invariants.truncating(self.node, replica.key, replica.log, offset)
                     self.truncate(replica, offset)
-                case rules.RestartAt(offset):
+                case rules.TruncateFully(offset):
                     replica.log.restart(offset, self.node.invariants.chain(replica.key, offset))
                     replica.log.high_watermark = min(replica.log.high_watermark, offset)
                 case rules.Append():
@@ -186,9 +186,9 @@ class Fetcher:
                 case rules.RaiseHighWatermark(offset):
                     if not unsynced:
                         self.raise_high_watermark(replica, follower, offset)
-                case rules.RaiseStart(offset):
+                case rules.RaiseLogStart(offset):
                     replica.log.raise_start(follower.bounded_start(offset, replica.log))
-                case rules.Retry() | rules.Refresh():
+                case rules.Retry() | rules.AwaitImage():
                     self._resting[replica.key] = self.node.world.now_ms + self.node.timings.backoff_ms
         return unsynced
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from penstock.groups.topics import Topic
 
 if TYPE_CHECKING:
-    from penstock.cluster.state import TopicState
+    from penstock.cluster.image import TopicState
     from penstock.simulation.node import Node
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock.cluster.decision import UncleanElection
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import PartitionState
-from penstock.raft.values import ReplicaKey, Voters
+from penstock.cluster.controller.decision import UncleanElection
+from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState
+from penstock.raft.types import ReplicaKey, Voters
 from penstock.simulation.ledger import Ledger, Violation
 from penstock.simulation.quorum import METADATA
 from penstock.simulation.replica import Key

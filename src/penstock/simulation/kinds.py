@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.share_state.shard import ShareStateShard
+from penstock.cluster.topic_names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 from penstock.simulation.burying import bury
 from penstock.simulation.coordinator import Coordinator
 from penstock.simulation.image_topics import ImageTopics
 from penstock.simulation.markers import deliver_markers
 from penstock.simulation.releasing import ScheduleHost, new_schedule, release
-from penstock.transactions.settings import TransactionSettings
-from penstock.transactions.shard import TransactionShard
+from penstock.transactions.messages import TransactionConfig
+from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
 if TYPE_CHECKING:
     from penstock.simulation.replica import Replica
 
-GROUP_SETTINGS: Final = GroupSettings(
+GROUP_SETTINGS: Final = GroupCoordinatorConfig(
     session_timeout_min_ms=50,
     initial_rebalance_delay_ms=20,
     new_member_join_timeout_ms=1_000,
     consumer_session_timeout_ms=300,
 )
-TRANSACTION_SETTINGS: Final = TransactionSettings(timed_out_check_interval_ms=40, two_phase_enabled=True)
+TRANSACTION_SETTINGS: Final = TransactionConfig(timed_out_check_interval_ms=40, two_phase_enabled=True)
 
 
 class Kind(NamedTuple):
@@ -36,17 +36,19 @@ class Kind(NamedTuple):
     runtime: type[Coordinator] = Coordinator
 
 
-def _groups(replica: Replica) -> GroupShard:
-    return GroupShard(GROUP_SETTINGS, ImageTopics(replica.node))
+def _groups(replica: Replica) -> GroupCoordinatorShard:
+    return GroupCoordinatorShard(GROUP_SETTINGS, ImageTopics(replica.node))
 
 
-def _transactions(replica: Replica) -> TransactionShard:
+def _transactions(replica: Replica) -> TransactionCoordinatorShard:
     cluster = replica.node.cluster
-    return TransactionShard(TRANSACTION_SETTINGS, transaction_version=lambda: cluster.transaction_version)
+    return TransactionCoordinatorShard(
+        TRANSACTION_SETTINGS, transaction_version=lambda: cluster.transaction_version
+    )
 
 
-def _share_state(replica: Replica) -> ShareStateShard:
-    return ShareStateShard(updates_per_snapshot=20)
+def _share_state(replica: Replica) -> ShareCoordinatorShard:
+    return ShareCoordinatorShard(updates_per_snapshot=20)
 
 
 KINDS: Final = {

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from penstock.cluster.controller.brokers import BrokerRegistration
-from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
-from penstock.cluster.records import BrokerEndpoint
+from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
+from penstock.cluster.metadata_records import BrokerEndpoint
 from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Lifecycle:
             node.call_controller("register", self.registration(), self._registered)
             return
         self._report()
-        beat = Heartbeat(
+        beat = BrokerHeartbeat(
             broker_id=node.id,
             broker_epoch=self.broker_epoch,
             metadata_offset=node.metadata.applied - 1,
@@ -94,7 +94,7 @@ class Lifecycle:
     def _beaten(self, reply: Any) -> None:
         if reply in (ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered):
             self.node.fail("another incarnation has taken its place")
-        elif isinstance(reply, HeartbeatReply):
+        elif isinstance(reply, BrokerHeartbeatReply):
             self.is_fenced = reply.is_fenced
             if self.is_leaving and reply.should_shut_down:
                 self.node.cluster.stop_cleanly(self.node.machine)

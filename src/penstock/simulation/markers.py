@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker
+from penstock.protocol.record_batch import EndMarker
 from penstock.simulation.disk import DiskFull
 from penstock.simulation.network import IN_ORDER
 from penstock.simulation.replica import Key
 from penstock.transactions.messages import (
     EPOCH_PER_TRANSACTION,
-    Markers,
     MarkersPosition,
     MarkersReply,
     TopicPartition,
+    TransactionMarkers,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class MarkerDelivery:
             for place in markers.partitions:
                 self._deliver(markers, place)
 
-    def _deliver(self, markers: Markers, place: TopicPartition) -> None:
+    def _deliver(self, markers: TransactionMarkers, place: TopicPartition) -> None:
         if self.coordinator.is_closed:
             return
         state = self.node.image.partition(place.topic, place.partition)
@@ -85,7 +85,7 @@ class MarkerDelivery:
             kind = "marker" if is_safe else f"marker {IN_ORDER}"
             self.node.call(state.leader, kind, ask, lambda reply, _: self._answered(markers, place, reply))
 
-    def _answered(self, markers: Markers, place: TopicPartition, reply: Any) -> None:
+    def _answered(self, markers: TransactionMarkers, place: TopicPartition, reply: Any) -> None:
         if reply is ErrorCode.transaction_coordinator_fenced:
             return  # another coordinator ends it
         if reply in _WRITTEN:
@@ -93,11 +93,11 @@ class MarkerDelivery:
         else:
             self._again(markers, place)
 
-    def _again(self, markers: Markers, place: TopicPartition) -> None:
+    def _again(self, markers: TransactionMarkers, place: TopicPartition) -> None:
         world = self.node.world
         self.node.after(world.between(10, 40), self._deliver, markers, place)
 
-    def _report(self, markers: Markers, places: tuple[TopicPartition, ...]) -> None:
+    def _report(self, markers: TransactionMarkers, places: tuple[TopicPartition, ...]) -> None:
         if not self.coordinator.is_closed:
             self.coordinator.submit(
                 lambda shard, token, now_ms: shard.markers_written(markers, places, token, now_ms=now_ms),

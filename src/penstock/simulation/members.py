@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.groups.messages import (
+from penstock.groups.group import (
     CommitRequest,
+    CoordinatorResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -17,8 +18,7 @@ from penstock.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Work
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.clients import Sleeper
 from penstock.simulation.coordinator import OFFSETS_TOPIC, Token
@@ -31,7 +31,7 @@ _GROUP: Final = "g"
 _TOPIC: Final = "orders"
 _SESSION_MS: Final = 300
 
-Operation = Callable[[GroupShard, Token, int], Work]
+Operation = Callable[[GroupCoordinatorShard, Token, int], CoordinatorResult]
 
 
 class GroupHistory:

@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.decision import Decision
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.difference import image_difference
-from penstock.cluster.image import ClusterImage
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage, ImageDelta, diff_images
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.simulation.snapshots import Snapshot
 
@@ -143,7 +141,7 @@ class Metadata:
         before, self.image = self.image, snapshot.image()
         self.applied = self._snapshot_offset = snapshot.id.offset
         self.node.invariants.snapshot_installed(self.image, self.applied)
-        self.node.image_changed(image_difference(before, self.image))
+        self.node.image_changed(diff_images(before, self.image))
 
     def _maybe_activate(self) -> None:
         core = self.node.quorum.core

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import SCHEDULE
+from penstock.cluster.topic_names import SCHEDULE
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import BatchHeader
-from penstock.scheduling.held import HeldRecord, open_block, pack_block
-from penstock.scheduling.intake import Held
-from penstock.scheduling.moving import Chunk, Found, chunks_of, continued
-from penstock.scheduling.records import Position, Source
+from penstock.protocol.record_batch import BatchHeader
+from penstock.scheduling.intake import HeldBatch
+from penstock.scheduling.schedule_log import (
+    HeldRecord,
+    ScheduleSource,
+    SourcePosition,
+    open_block,
+    pack_block,
+)
+from penstock.scheduling.schedule_shard import FoundHeldBatch, HeldChunk, cut_chunks, resume_from
 from penstock.simulation.disk import DiskFull
 from penstock.simulation.replica import Key, Produce
 from penstock.simulation.script import Ask, Steps, play
@@ -68,11 +73,11 @@ class Intake:
             replica.append((self._held(request, held),), is_control=True)
         replica.produce(parted, lambda error, base: respond((error, base)))
 
-    def _held(self, request: Produce, held: list[Later]) -> Held:
+    def _held(self, request: Produce, held: list[Later]) -> HeldBatch:
         records = [HeldRecord(each.due_ms, each.name, 0, b"") for each in held]
         link = (request.producer_id, request.producer_epoch, request.sequence, len(request.values) - 1)
         now_ms = self.node.machine.clock.wall_ms()
-        return Held(Codec.NONE, *link, now_ms, open_block(pack_block(records)))
+        return HeldBatch(Codec.NONE, *link, now_ms, open_block(pack_block(records)))
 
 
 class Mover:
@@ -81,9 +86,9 @@ class Mover:
     def __init__(self, node: Node, replica: Replica) -> None:
         self.node = node
         self.replica = replica
-        self.source = Source(replica.key.topic_id, replica.key.partition)
+        self.source = ScheduleSource(replica.key.topic_id, replica.key.partition)
         self._rules = replica.require_leader()
-        self._position: Position | None = None
+        self._position: SourcePosition | None = None
         self._next = 0
 
     def __repr__(self) -> str:
@@ -118,12 +123,12 @@ class Mover:
             return
         if reply[0] is None:
             # Held records are taken from here on only, so there are none before.
-            start = Position(self._rules.leader_epoch, self.replica.log.end_offset)
+            start = SourcePosition(self._rules.leader_epoch, self.replica.log.end_offset)
             reply = yield self._asked(lambda shard, token: shard.register(self.source, start, token))
         if isinstance(reply, tuple):
             self._go_on_from(reply[0])
 
-    def _go_on_from(self, position: Position) -> None:
+    def _go_on_from(self, position: SourcePosition) -> None:
         self._position = position
         _, end = self.replica.end_of_epoch(position.epoch)
         # An unclean election may have taken away what the last leader had handed over.
@@ -135,26 +140,28 @@ class Mover:
         assert position is not None
         found, next_offset = self.scan()
         if found:
-            found = continued(position, found)
-        for chunk in chunks_of(found, _CHUNK_BYTES):
+            found = resume_from(position, found)
+        for chunk in cut_chunks(found, _CHUNK_BYTES):
             is_taken = yield from self._send(chunk)
             if not is_taken:
                 return
         self._next = max(self._next, next_offset)
 
-    def scan(self) -> tuple[list[Found], int]:
+    def scan(self) -> tuple[list[FoundHeldBatch], int]:
         """Held records count when the batch that they were taken from follows them, and both are committed."""
         log = self.replica.log
         batches = log.read(self._next, self.upto(), _READ_BATCHES_MAX)
         if log.is_damaged(batches):
             self.node.found_damage(self.replica)
             return [], self._next
-        found: list[Found] = []
+        found: list[FoundHeldBatch] = []
         pending: Batch | None = None
         for batch in batches:
             if pending is not None and pending.payload[0].belongs_to(_header(pending), _header(batch)):
-                at = Position(pending.epoch, pending.base_offset)
-                found.append(Found(at, Position(batch.epoch, batch.next_offset), pending.payload[0]))
+                at = SourcePosition(pending.epoch, pending.base_offset)
+                found.append(
+                    FoundHeldBatch(at, SourcePosition(batch.epoch, batch.next_offset), pending.payload[0])
+                )
             pending = batch if batch.is_control else None
         next_offset = batches[-1].next_offset if batches else self._next
         return found, next_offset if pending is None else pending.base_offset
@@ -162,7 +169,7 @@ class Mover:
     def upto(self) -> int:
         return self.replica.log.last_stable_offset
 
-    def _send(self, chunk: Chunk) -> Steps:
+    def _send(self, chunk: HeldChunk) -> Steps:
         expected = self._position
         reply = yield self._asked(lambda shard, token: shard.take(self.source, expected, chunk, token))
         if not isinstance(reply, tuple) or not self.is_current:
@@ -176,7 +183,7 @@ class Mover:
         self._go_on_from(reply[0])
         return False
 
-    def taken(self, position: Position) -> None:
+    def taken(self, position: SourcePosition) -> None:
         """Should the next chunk fail, what was taken is not looked at again."""
         self._position = position
         self._next = max(self._next, position.offset)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.cluster import guarantees
 from penstock.cluster import image as cluster_image
+from penstock.cluster import topic_settings
 from penstock.cluster.controller import alter_partition, brokers, election
-from penstock.cluster.controller.partition_change import PartitionChange
+from penstock.cluster.controller.partition_change import PartitionChangeBuilder
 from penstock.groups import offsets as group_offsets
 from penstock.protocol.errors import ErrorCode
-from penstock.raft.campaign import Campaigning
-from penstock.raft.follower import Following
-from penstock.raft.leader import Leading
-from penstock.raft.membership import Membership
-from penstock.raft.serving import Serving
-from penstock.raft.votes import Voting
+from penstock.raft.election import CampaignRules, VoteRules
+from penstock.raft.follower import QuorumFollowerRules
+from penstock.raft.leader import FetchRules, QuorumLeaderRules, VoterChangeRules
 from penstock.replication.leader import LeaderRules
 from penstock.simulation.metadata import Metadata
 from penstock.simulation.mutation import Mutation, Patch, Traps
@@ -30,18 +27,18 @@ def _same_epoch(old: Any, record: Any) -> Any:
 _changed_partition = cluster_image.changed_partition
 
 
-def _anyone_counts(self: Leading) -> Any:
+def _anyone_counts(self: QuorumLeaderRules) -> Any:
     assert self._leader
     others = [key for key in self._leader.progress if key.id != self.local.id]
     return (self.local, *others)
 
 
-def _majority_of_anyone(self: Leading) -> int:
+def _majority_of_anyone(self: QuorumLeaderRules) -> int:
     offsets = sorted((self.durable_offset_of(key) for key in _anyone_counts(self)), reverse=True)
     return offsets[min(len(offsets), self.voters.latest.majority) - 1]
 
 
-def _own_end_counts(self: Leading, key: Any) -> int:
+def _own_end_counts(self: QuorumLeaderRules, key: Any) -> int:
     return self.log.end_offset if key.id == self.local.id else self._progress_of(key).offset
 
 
@@ -49,22 +46,22 @@ def _forget_vote(self: Quorum, election: Any) -> bool:
     return True
 
 
-def _no_truncation(self: Following, diverging: Any) -> int:
+def _no_truncation(self: QuorumFollowerRules, diverging: Any) -> int:
     return self.log.end_offset - 1
 
 
-def _divergence_in_own_epoch(self: Serving, request: Any) -> Any:
+def _divergence_in_own_epoch(self: FetchRules, request: Any) -> Any:
     return _divergence(self, request) if request.epoch == self.epoch else None
 
 
-_divergence = Serving.divergence
+_divergence = FetchRules.divergence
 
 
-def _no_refusal(self: Membership) -> Any:
+def _no_refusal(self: VoterChangeRules) -> Any:
     return None if self._leader is not None else _change_refusal(self)
 
 
-_change_refusal = Membership.change_refusal
+_change_refusal = VoterChangeRules.change_refusal
 
 
 def _commit_anything(*_: Any) -> ErrorCode:
@@ -82,51 +79,51 @@ QUORUM_MUTATIONS = (
         name="two-votes-in-one-epoch",
         sentence="A voter forgets in the same epoch whom it voted for.",
         trap=Traps.QUORUM,
-        patches=(Patch(Voting, "grants_vote", lambda self, request: self.is_up_to_date(request)),),
+        patches=(Patch(VoteRules, "grants_vote", lambda self, request: self.is_up_to_date(request)),),
     ),
     Mutation(
         name="vote-for-anyone",
         sentence="A voter does not compare logs with the candidate.",
         trap=Traps.QUORUM,
-        patches=(Patch(Voting, "is_up_to_date", lambda self, request: True),),
+        patches=(Patch(VoteRules, "is_up_to_date", lambda self, request: True),),
     ),
     Mutation(
         name="earlier-epoch-committed-by-count",
         sentence="A leader commits records of an earlier epoch by counting who holds them.",
         trap=Traps.QUORUM,
-        patches=(Patch(Leading, "may_commit_up_to", lambda self, offset: offset >= 0),),
+        patches=(Patch(QuorumLeaderRules, "may_commit_up_to", lambda self, offset: offset >= 0),),
     ),
     Mutation(
         name="observers-counted",
         sentence="The quorum's high watermark counts observers as well as voters.",
         trap=Traps.QUORUM,
-        patches=(Patch(Leading, "majority_offset", _majority_of_anyone),),
+        patches=(Patch(QuorumLeaderRules, "majority_offset", _majority_of_anyone),),
     ),
     Mutation(
         name="quorum-counts-unsynced",
         sentence="The quorum's leader counts what it has not synced.",
         trap=Traps.DURABLE,
-        patches=(Patch(Leading, "durable_offset_of", _own_end_counts),),
+        patches=(Patch(QuorumLeaderRules, "durable_offset_of", _own_end_counts),),
     ),
     Mutation(
         name="quorum-follower-confirms-unsynced",
         sentence="A voter fetches on before it has synced what it got.",
         trap=Traps.DURABLE,
-        patches=(Patch(Following, "is_ready_to_fetch", lambda self: not self.is_settling),),
+        patches=(Patch(QuorumFollowerRules, "is_ready_to_fetch", lambda self: not self.is_append_pending),),
     ),
     Mutation(
         name="quorum-does-not-reconcile",
         sentence="The quorum's leader does not compare epochs with who fetches.",
         trap=Traps.TRUNCATE_FIRST,
-        patches=(Patch(Serving, "divergence", lambda self, request: None),),
+        patches=(Patch(FetchRules, "divergence", lambda self, request: None),),
     ),
     Mutation(
         name="quorum-truncates-one-record",
         sentence="A voter that parts from its leader cuts off its last record only, and goes on.",
         trap=Traps.TRUNCATE,
         patches=(
-            Patch(Following, "truncation_offset", _no_truncation),
-            Patch(Serving, "divergence", lambda self, request: None),
+            Patch(QuorumFollowerRules, "truncation_offset", _no_truncation),
+            Patch(FetchRules, "divergence", lambda self, request: None),
         ),
     ),
     Mutation(
@@ -135,20 +132,20 @@ QUORUM_MUTATIONS = (
         trap=Traps.FENCE,
         patches=(
             Patch(
-                Serving,
+                FetchRules,
                 "fetch_error",
                 lambda self, request: (
                     ErrorCode.none if self._leader is not None else ErrorCode.not_leader_or_follower
                 ),
             ),
-            Patch(Serving, "divergence", _divergence_in_own_epoch),
+            Patch(FetchRules, "divergence", _divergence_in_own_epoch),
         ),
     ),
     Mutation(
         name="two-voter-changes",
         sentence="A voter change begins while another is not committed.",
         trap=Traps.QUORUM,
-        patches=(Patch(Membership, "change_refusal", _no_refusal),),
+        patches=(Patch(VoterChangeRules, "change_refusal", _no_refusal),),
     ),
     Mutation(
         name="minority-elects",
@@ -156,7 +153,7 @@ QUORUM_MUTATIONS = (
         trap=Traps.QUORUM,
         patches=(
             Patch(
-                Campaigning,
+                CampaignRules,
                 "_conclude",
                 lambda self, campaign: _lead_with_less(self, campaign),
             ),
@@ -178,13 +175,13 @@ QUORUM_MUTATIONS = (
 )
 
 
-def _lead_with_less(self: Campaigning, campaign: Any) -> bool:
+def _lead_with_less(self: CampaignRules, campaign: Any) -> bool:
     if len(campaign.granted) + 1 >= campaign.voters.majority and not campaign.is_won:
         campaign.granted.update(campaign.voters.ids)
     return _conclude(self, campaign)
 
 
-_conclude = Campaigning._conclude
+_conclude = CampaignRules._conclude
 
 
 def _take_no_answer_for_final(self: LeaderRules, *, final: bool) -> None:
@@ -214,7 +211,7 @@ CONTROLLER_MUTATIONS = (
         name="unclean-restart-trusted",
         sentence="A replica that lost power without syncing stays in sync by the book.",
         trap=Traps.UNCLEAN_RESTART,
-        patches=(Patch(PartitionChange, "doubt", lambda self, broker: None),),
+        patches=(Patch(PartitionChangeBuilder, "doubt", lambda self, broker: None),),
     ),
     Mutation(
         name="lost-disk-trusted",
@@ -252,8 +249,8 @@ CONTROLLER_MUTATIONS = (
         trap=Traps.MAXIMAL_ISR,
         # Leaders hold still while anyone else is eligible, so that guard goes too.
         patches=(
-            Patch(PartitionChange, "_below_min_isr", lambda self: True),
-            Patch(guarantees, "isr_floor", lambda partition: 1),
+            Patch(PartitionChangeBuilder, "_below_min_isr", lambda self: True),
+            Patch(topic_settings, "isr_floor", lambda partition: 1),
         ),
     ),
     Mutation(

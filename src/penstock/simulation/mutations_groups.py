@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.groups.consumer import heartbeat as heartbeat_rules
-from penstock.groups.consumer import progress as progress_rules
-from penstock.groups.consumer import reconcile as reconcile_rules
-from penstock.groups.consumer.draft import Draft
-from penstock.groups.consumer.group import ConsumerGroup
-from penstock.groups.consumer.records import Kind
-from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import JOINING, Member
-from penstock.groups.share_partition import acknowledging, core
-from penstock.groups.share_partition.partition import SharePartition
-from penstock.groups.share_partition.policy import Policy
-from penstock.groups.share_partition.vectors import at_least
-from penstock.groups.share_state.letters import fates
-from penstock.groups.share_state.shard import ShareStateShard
-from penstock.groups.share_state.values import Answer
+from penstock.groups.consumer import consumer_heartbeat as heartbeat_rules
+from penstock.groups.consumer import reconciliation as progress_rules
+from penstock.groups.consumer import reconciliation as reconcile_rules
+from penstock.groups.consumer.consumer_group import ConsumerGroup
+from penstock.groups.consumer.consumer_group_data import ConsumerGroupData, ConsumerGroupDraft
+from penstock.groups.consumer.consumer_group_records import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    ConsumerGroupMember,
+    ConsumerGroupRecordType,
+)
+from penstock.groups.share.partition import acknowledgement, share_partition_state
+from penstock.groups.share.partition.in_flight_records import at_least
+from penstock.groups.share.partition.share_partition import SharePartition
+from penstock.groups.share.partition.share_partition_state import SharePartitionPolicy
+from penstock.groups.share.state.dead_letters import offsets_with_cause
+from penstock.groups.share.state.share_state import ShareStateReply
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 from penstock.protocol.errors import ErrorCode
-from penstock.scheduling.intake import Held
+from penstock.scheduling.intake import HeldBatch
 from penstock.simulation.burying import Undertaker
 from penstock.simulation.coordinator import Coordinator
 from penstock.simulation.moving import Mover
@@ -42,13 +44,15 @@ def _without_letting_go(state: Any, member: Any, target: Any, owned: Any, *, hol
 _reconcile = reconcile_rules.reconcile
 
 
-def _old_id_stays(draft: Draft, old: Member, member_id: str) -> Member:
+def _old_id_stays(draft: ConsumerGroupDraft, old: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
     target = draft.state.targets.get(old.member_id)
-    draft.change(Kind.SUBSCRIPTION, member_id, old.subscription)
+    draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member_id, old.subscription)
     if target is not None:
-        draft.change(Kind.TARGET, member_id, target)
+        draft.change(ConsumerGroupRecordType.TARGET, member_id, target)
     new = draft.state.members[member_id]
-    return draft.tell(new, old.current._replace(epoch=JOINING, previous_epoch=JOINING))
+    return draft.tell(
+        new, old.current._replace(epoch=JOIN_GROUP_MEMBER_EPOCH, previous_epoch=JOIN_GROUP_MEMBER_EPOCH)
+    )
 
 
 def _answer_at_once(self: Coordinator, replies: Any) -> None:
@@ -61,7 +65,7 @@ CONSUMER_MUTATIONS = (
         sentence="A partition is given to its new owner while the old one still has it.",
         trap=Traps.OWNER,
         world="consumer",
-        patches=(Patch(GroupState, "is_free", lambda self, topic_id, partition, for_member: True),),
+        patches=(Patch(ConsumerGroupData, "is_free", lambda self, topic_id, partition, for_member: True),),
     ),
     Mutation(
         name="revocation-not-awaited",
@@ -126,27 +130,29 @@ def _append_before_plan(self: Undertaker, view: Any) -> Steps:
     plan = self._planned(view)
     source = Key(view.key.topic_id, view.key.partition)
     values = tuple(
-        DeadLetter(Shared(view.key.group, source, offset), *fate)
-        for offset, fate in fates(view.pending, plan.offsets)
+        DeadLetter(Shared(view.key.group, source, offset), *cause)
+        for offset, cause in offsets_with_cause(view.pending, plan.offsets)
     )
     key = Key(plan.target.topic_id, plan.target.partition)
     yield Ask(key, "produce", Produce(key, values, True, plan.producer_id, plan.epoch, plan.sequence))
-    stored = yield self._submitted(lambda shard, token: shard.plan_burial(view.key, plan, token))
+    stored = yield self._submitted(lambda shard, token: shard.plan_dead_letters(view.key, plan, token))
     return plan if stored is True else None
 
 
-def _one_delivery_less(policy: Policy, delivery_count: int, *, expired: bool = False) -> int:
+def _one_delivery_less(policy: SharePartitionPolicy, delivery_count: int, *, expired: bool = False) -> int:
     return _release_code(policy, delivery_count + 1, expired=expired)
 
 
-_release_code = core.release_code
+_release_code = share_partition_state.release_code
 
 
-def _reads_without_fencing(self: ShareStateShard, read: Any, stored: Any, now_ms: int) -> Answer:
+def _reads_without_fencing(
+    self: ShareCoordinatorShard, read: Any, stored: Any, now_ms: int
+) -> ShareStateReply:
     return _read(self, read, [], now_ms)
 
 
-_read = ShareStateShard._read
+_read = ShareCoordinatorShard._read
 
 SHARE_MUTATIONS = (
     Mutation(
@@ -169,7 +175,7 @@ SHARE_MUTATIONS = (
         trap=Traps.FENCE,
         world="share",
         faults=("cut", "cut from controllers", "freeze", "preferred election", "one-way cut"),
-        patches=(Patch(ShareStateShard, "_read", _reads_without_fencing),),
+        patches=(Patch(ShareCoordinatorShard, "_read", _reads_without_fencing),),
     ),
     Mutation(
         name="at-most-once-paid-later",
@@ -192,8 +198,8 @@ SHARE_MUTATIONS = (
         trap=Traps.LIMIT,
         world="share",
         patches=(
-            Patch(core, "release_code", _one_delivery_less),
-            Patch(acknowledging, "at_least", lambda limit: at_least(limit - 1)),
+            Patch(share_partition_state, "release_code", _one_delivery_less),
+            Patch(acknowledgement, "at_least", lambda limit: at_least(limit - 1)),
         ),
     ),
 )
@@ -288,7 +294,7 @@ SCHEDULE_MUTATIONS = (
         sentence="Held records count although the batch that they were taken from does not follow.",
         trap=Traps.ALL_OR_NOTHING,
         world="schedule",
-        patches=(Patch(Held, "belongs_to", lambda self, control, header: True),),
+        patches=(Patch(HeldBatch, "belongs_to", lambda self, control, header: True),),
     ),
     Mutation(
         name="released-early",

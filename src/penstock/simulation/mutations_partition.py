@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from penstock.log.producers import Producers
+from penstock.log.producer_state import ProducerStateManager
 from penstock.protocol.errors import ErrorCode
 from penstock.replication import follower as follower_rules
 from penstock.replication.follower import FollowerRules, RaiseHighWatermark
@@ -305,7 +305,7 @@ PARTITION_MUTATIONS = (
         name="unknown-producer-welcome",
         sentence="A new leader takes a producer's later batches although the one before lost the first ones.",
         trap=Traps.PRODUCER_STATE,
-        patches=(Patch(Producers, "_must_begin", lambda self, producer_id, leader_epoch: False),),
+        patches=(Patch(ProducerStateManager, "_must_begin", lambda self, producer_id, leader_epoch: False),),
     ),
     Mutation(
         name="group-reads-uncommitted",

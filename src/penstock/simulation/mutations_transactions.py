@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.groups import offsets as offset_rules
-from penstock.groups.messages import FetchedOffset
-from penstock.groups.shard import GroupShard
-from penstock.log.transactions import Transactions
+from penstock.groups.group import FetchedOffset
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.log.producer_state import PartitionTransactions
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.admission import Admission
 from penstock.simulation.coordinator import Coordinator
@@ -16,21 +16,21 @@ from penstock.simulation.markers import MarkerWriting
 from penstock.simulation.mutation import Mutation, Patch, Traps
 from penstock.simulation.replica import Replica
 from penstock.simulation.script import Call, Steps, play
-from penstock.transactions import end as end_rules
-from penstock.transactions import init as init_rules
-from penstock.transactions.decision import Decision
-from penstock.transactions.handout import Handout
+from penstock.transactions import producer_requests as end_rules
+from penstock.transactions import producer_requests as init_rules
 from penstock.transactions.messages import MarkersReply, TopicPartition
-from penstock.transactions.transaction import Transaction
+from penstock.transactions.producer_requests import TransactionDecision
+from penstock.transactions.transaction import TransactionMetadata
+from penstock.transactions.transaction_shard import PendingMarkers
 
 _WORLD = "transactions"
 
 
-def _decided_in_one_epoch(self: Transaction, **fields: Any) -> Transaction:
+def _decided_in_one_epoch(self: TransactionMetadata, **fields: Any) -> TransactionMetadata:
     return _decided(self, **(fields | {"transaction_version": 1}))
 
 
-_decided = Transaction.decided
+_decided = TransactionMetadata.decided
 
 
 def _markers_at_once(self: Coordinator, replies: Any) -> None:
@@ -77,20 +77,24 @@ def _marker_confirmed_at_once(self: MarkerWriting, ask: Any, respond: Any) -> No
 _received = MarkerWriting.received
 
 
-def _knows_id_only(current: Transaction, producer_id: int, epoch: int) -> ErrorCode:
+def _knows_id_only(current: TransactionMetadata, producer_id: int, epoch: int) -> ErrorCode:
     is_known = producer_id in (current.client.id, current.producer.id)
     return ErrorCode.none if is_known else ErrorCode.invalid_producer_id_mapping
 
 
-def _hands_out_what_it_decided(self: Handout, after: Any, token: Any) -> Iterable[Any]:
+def _hands_out_what_it_decided(self: PendingMarkers, after: Any, token: Any) -> Iterable[Any]:
     self._waiting = token
     return ()
 
 
-def _any_verdict_will_do(current: Transaction, request: Any, **fields: Any) -> Any:
+def _any_verdict_will_do(current: TransactionMetadata, request: Any, **fields: Any) -> Any:
     decision = _answer_again(current, request, **fields)
     is_refused = getattr(decision.reply, "error", None) is ErrorCode.invalid_txn_state
-    return Decision(end_rules._given(current)) if is_refused and current.state.is_complete else decision
+    return (
+        TransactionDecision(end_rules._end_reply(current))
+        if is_refused and current.state.is_complete
+        else decision
+    )
 
 
 _answer_again = end_rules._answer_again
@@ -109,7 +113,7 @@ TRANSACTION_MUTATIONS = (
         sentence="The epoch stays the same from one transaction to the next.",
         trap=Traps.LATE_END,
         world=_WORLD,
-        patches=(Patch(Transaction, "decided", _decided_in_one_epoch),),
+        patches=(Patch(TransactionMetadata, "decided", _decided_in_one_epoch),),
     ),
     Mutation(
         name="stale-epoch-may-end",
@@ -131,7 +135,7 @@ TRANSACTION_MUTATIONS = (
         sentence="A new coordinator does not hand out what the last one had prepared.",
         trap=Traps.ALL_OR_NOTHING,
         world=_WORLD,
-        patches=(Patch(Handout, "ask", _hands_out_what_it_decided),),
+        patches=(Patch(PendingMarkers, "ask", _hands_out_what_it_decided),),
     ),
     Mutation(
         name="marker-confirmed-uncommitted",
@@ -147,7 +151,11 @@ TRANSACTION_MUTATIONS = (
         world=_WORLD,
         faults=("kill", "power loss"),
         patches=(
-            Patch(Transactions, "first_unstable_offset", lambda self, high_watermark: self.first_open_offset),
+            Patch(
+                PartitionTransactions,
+                "first_unstable_offset",
+                lambda self, high_watermark: self.first_open_offset,
+            ),
         ),
     ),
     Mutation(
@@ -171,7 +179,9 @@ TRANSACTION_MUTATIONS = (
         world=_WORLD,
         patches=(
             Patch(
-                GroupShard, "replay_pending", lambda self, producer_id, key, value: self.replay(key, value)
+                GroupCoordinatorShard,
+                "replay_pending",
+                lambda self, producer_id, key, value: self.replay(key, value),
             ),
         ),
     ),

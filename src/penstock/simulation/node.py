@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.guarantees import effective_isr_min
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import PartitionState
+from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState
+from penstock.cluster.topic_settings import effective_isr_min
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.simulation.clock import Clock
 from penstock.simulation.controller import Controller

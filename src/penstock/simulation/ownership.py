@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.groups.consumer.group import ConsumerGroup
-from penstock.groups.records import OFFSET_KEYS, OffsetRecord, decode, key_type
-from penstock.groups.shard import GroupShard
+from penstock.groups.consumer.consumer_group import ConsumerGroup
+from penstock.groups.coordinator_records import OFFSET_KEY_TYPES, OffsetCommitRecord, decode_record, key_type
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.simulation.kinds import GROUP_SETTINGS
 from penstock.simulation.ledger import Violation
 
@@ -32,7 +32,7 @@ class Ownership:
         self._begin()
 
     def _begin(self) -> None:
-        self._shard = GroupShard(GROUP_SETTINGS)
+        self._shard = GroupCoordinatorShard(GROUP_SETTINGS)
         self._seen = 0
         #: Since which epoch a member has had a partition without a break.
         self._since: dict[tuple[str, int], int] = {}
@@ -55,13 +55,13 @@ class Ownership:
         self._seen = len(batches)
 
     def _take_in(self, key: bytes, value: bytes | None) -> None:
-        if key_type(key) in OFFSET_KEYS and value is not None:
-            self._check_commit(decode(key, value))
+        if key_type(key) in OFFSET_KEY_TYPES and value is not None:
+            self._check_commit(decode_record(key, value))
         self._shard.replay(key, value)
 
     def _check_commit(self, record: Any) -> None:
         """Nobody commits who was fenced before, or for what it has not had since the epoch of its commit."""
-        assert isinstance(record, OffsetRecord)
+        assert isinstance(record, OffsetCommitRecord)
         assert record.value is not None
         members = {} if self.group is None else self.group.members
         member_id, _, epoch = record.value.metadata.rpartition("@")

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft import actions as act
-from penstock.raft.messages import FetchReply, FetchSnapshotReply, FetchSnapshotRequest
 from penstock.raft.node import RaftNode
-from penstock.raft.values import (
-    Election,
+from penstock.raft.types import (
+    ElectionState,
+    FetchReply,
+    FetchSnapshotReply,
+    FetchSnapshotRequest,
     OffsetAndEpoch,
     ReplicaKey,
     Role,
@@ -51,7 +53,7 @@ class Quorum:
             is_controller=is_controller,
             addresses=(),
             log=self.log,
-            election=disk.files.get(ELECTION_FILE, Election()),
+            election=disk.files.get(ELECTION_FILE, ElectionState()),
             voters=self._voters_on_disk(),
             timings=node.timings.raft,
             draw=node.world.draw,
@@ -170,37 +172,37 @@ class Quorum:
         match action:
             case act.SaveElection(election):
                 return self.save_election(election)
-            case act.Send():
+            case act.SendRequest():
                 self._send(action)
             case act.Truncate(offset):
                 return self._truncate(offset)
             case act.AppendRecords(records):
                 self._append_records(cast("tuple[Batch, ...]", records))
-            case act.AppendControl(records):
+            case act.AppendControlRecords(records):
                 self._append(tuple(records), is_control=True)
                 self._next.append(lambda: self.core.appended(self._now_ms()))
-            case act.Answer(token, reply):
+            case act.SendReply(token, reply):
                 cast("Callable[[Any], None]", token)(reply)
-            case act.Serve(token, reply, offset):
+            case act.SendRecords(token, reply, offset):
                 cast("Callable[[Any], None]", token)(self._served(reply, offset))
-            case act.ServeSnapshot(token, request, reply):
+            case act.SendSnapshot(token, request, reply):
                 cast("Callable[[Any], None]", token)(self._served_snapshot(request, reply))
             case act.WriteSnapshot(_, position, data):
                 self._write_snapshot(position, cast("tuple[Any, ...]", data))
             case act.InstallSnapshot():
                 return self._install_snapshot()
-            case act.HighWatermark(offset):
+            case act.HighWatermarkAdvanced(offset):
                 self.node.invariants.metadata_committed(self.node, self.log, offset)
                 self.node.metadata.committed(offset)
             case act.LeaderChanged(leader_id, epoch):
                 self.node.metadata.leader_changed(leader_id, epoch)
         return True
 
-    def save_election(self, election: Election) -> bool:
+    def save_election(self, election: ElectionState) -> bool:
         self.disk.save(self.node.life, ELECTION_FILE, election, self._resume)
         return False
 
-    def _send(self, action: act.Send) -> None:
+    def _send(self, action: act.SendRequest) -> None:
         target = action.to
         if target is None:
             others = [each for each in self.bootstrap if each != self.node.id]

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.protocol.errors import ErrorCode
-from penstock.scheduling.ladder import Ladder
-from penstock.scheduling.moving import Chunk
-from penstock.scheduling.records import Due, Group, Plan, Position, Source, read_group, source_of, unpack_due
-from penstock.scheduling.release import Release, gather
-from penstock.scheduling.shard import KeyValue, ScheduleShard
+from penstock.scheduling.ladder_queue import LadderQueue
+from penstock.scheduling.release import DueRecords, gather_due_records
+from penstock.scheduling.schedule_log import (
+    DueEntry,
+    ReleasePlan,
+    ScheduleSource,
+    SourcePosition,
+    StoredBlock,
+    read_stored_block,
+    source_of,
+    unpack_due,
+)
+from penstock.scheduling.schedule_shard import HeldChunk, KeyValue, ScheduleShard
 from penstock.simulation.coordinator import Coordinator
 from penstock.simulation.replica import Key, Produce
 from penstock.simulation.script import Ask, Local, Steps, play
@@ -59,14 +67,14 @@ class _Blocks:
 
 class _Index:
     def __init__(self) -> None:
-        self.ladders: dict[Source, Ladder] = {}
+        self.ladders: dict[ScheduleSource, LadderQueue] = {}
 
-    def add(self, source: Source, dues: Sequence[bytes]) -> None:
+    def add(self, source: ScheduleSource, dues: Sequence[bytes]) -> None:
         if source not in self.ladders:
-            self.ladders[source] = Ladder(_Blocks(), head_max=8, block_entries=4)
+            self.ladders[source] = LadderQueue(_Blocks(), head_max=8, block_entries=4)
         self.ladders[source].add(dues)
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: ScheduleSource) -> None:
         self.ladders.pop(source, None)
 
 
@@ -92,23 +100,23 @@ class Schedule:
 
     # --- operations ---
 
-    def find(self, source: Source, token: Any) -> Work:
+    def find(self, source: ScheduleSource, token: Any) -> Work:
         return Work(replies=((token, (self.rules.position(source),)),))
 
-    def register(self, source: Source, position: Position, token: Any) -> Work:
+    def register(self, source: ScheduleSource, position: SourcePosition, token: Any) -> Work:
         known = self.rules.position(source)
         records = self.rules.register(source, position)
         return Work(records, ((token, (position if known is None else known,)),))
 
-    def take(self, source: Source, expected: Position, chunk: Chunk, token: Any) -> Work:
+    def take(self, source: ScheduleSource, expected: SourcePosition, chunk: HeldChunk, token: Any) -> Work:
         records = self.rules.take(source, expected, chunk, self._log.end_offset)
         position = chunk.position if records else self.rules.position(source)
         return Work(records, ((token, (position,)),))
 
     def plan(
         self,
-        source: Source,
-        plan: Plan | None,
+        source: ScheduleSource,
+        plan: ReleasePlan | None,
         finished: Sequence[int],
         token: Any,
         *,
@@ -118,22 +126,22 @@ class Schedule:
 
     # --- what is held ---
 
-    def next_dues(self, source: Source, released: Due, limit: int) -> list[Due]:
+    def next_dues(self, source: ScheduleSource, released: DueEntry, limit: int) -> list[DueEntry]:
         ladder = self.index.ladders.get(source)
         if ladder is None:
             return []
         ladder.drop_upto(released.packed() if released.due_ms >= 0 else b"")
         return list(map(unpack_due, ladder.peek(limit)))
 
-    def group(self, offset: int) -> Group:
+    def group(self, offset: int) -> StoredBlock:
         (batch,) = self._log.read(offset, self._log.end_offset, 1)
         value = batch.payload[offset - batch.base_offset][1]
         assert value is not None
-        return read_group(value)
+        return read_stored_block(value)
 
-    def gathered(self, dues: Sequence[Due]) -> Release:
+    def gathered(self, dues: Sequence[DueEntry]) -> DueRecords:
         offsets = dict.fromkeys(due.offset for due in dues)
-        return gather(dues, ((offset, self.group(offset)) for offset in offsets), _BYTES_MAX)
+        return gather_due_records(dues, ((offset, self.group(offset)) for offset in offsets), _BYTES_MAX)
 
 
 class ScheduleHost(Coordinator):
@@ -168,7 +176,7 @@ class Releaser:
         self.host = host
         self.node = host.node
         self.schedule: Schedule = host.shard
-        self._producers: dict[Source, tuple[int, int]] = {}
+        self._producers: dict[ScheduleSource, tuple[int, int]] = {}
 
     def begin(self) -> None:
         play(self.node, self._live())
@@ -184,9 +192,9 @@ class Releaser:
     def now_ms(self) -> int:
         return self.node.machine.clock.wall_ms()
 
-    def _release(self, source: Source) -> Steps:
+    def _release(self, source: ScheduleSource) -> Steps:
         """All that is due of it. Each batch says that what was appended before is done, and what is planned next."""
-        done: Release | None = None
+        done: DueRecords | None = None
         plan = self.schedule.rules.sources[source].plan
         if plan is not None:
             if not (yield from self._is_committed(source)):
@@ -205,14 +213,14 @@ class Releaser:
                 return
             done = yield from self._append(source, release)
 
-    def _is_committed(self, source: Source) -> Steps:
+    def _is_committed(self, source: ScheduleSource) -> Steps:
         """What an earlier leader has left may not be committed yet, and be lost with this one."""
         reply = yield Local(
             lambda respond: self.host.submit(lambda shard, token, _: shard.find(source, token), respond)
         )
         return isinstance(reply, tuple)
 
-    def next_due(self, source: Source, released: Due) -> Release | None:
+    def next_due(self, source: ScheduleSource, released: DueEntry) -> DueRecords | None:
         now_ms = self.now_ms()
         dues = self.schedule.next_dues(source, released, _RECORDS_MAX)
         dues = [due for due in dues if due.due_ms <= now_ms]
@@ -221,21 +229,26 @@ class Releaser:
         self.schedule.rules.reserve(source, dues[-1].due_ms)
         return self.schedule.gathered(dues)
 
-    def planned(self, source: Source, plan: Plan) -> Release:
+    def planned(self, source: ScheduleSource, plan: ReleasePlan) -> DueRecords:
         """The same records in the same order, whoever repeats it."""
         mark = self.schedule.rules.sources[source].mark
         release = self.schedule.gathered(self.schedule.next_dues(source, mark, plan.record_count))
         assert release.dues[-1] == plan.upto, f"{plan} ends at {release.dues[-1]}"
         return release
 
-    def _plan(self, source: Source, release: Release) -> Plan:
+    def _plan(self, source: ScheduleSource, release: DueRecords) -> ReleasePlan:
         if source not in self._producers:
             self._producers[source] = (_PRODUCER_IDS + self.node.world.serial(), 0)
         producer_id, sequence = self._producers[source]
-        return Plan(producer_id, 0, sequence, release.dues[-1], len(release.dues))
+        return ReleasePlan(producer_id, 0, sequence, release.dues[-1], len(release.dues))
 
     def store(
-        self, source: Source, plan: Plan | None, finished: Sequence[int], *, is_repeat: bool = False
+        self,
+        source: ScheduleSource,
+        plan: ReleasePlan | None,
+        finished: Sequence[int],
+        *,
+        is_repeat: bool = False,
     ) -> Steps:
         """Whether it is committed."""
         reply = yield Local(
@@ -246,7 +259,7 @@ class Releaser:
         )
         return reply is True
 
-    def _append(self, source: Source, release: Release) -> Steps:
+    def _append(self, source: ScheduleSource, release: DueRecords) -> Steps:
         key = Key(source.topic_id, source.partition)
         values = tuple(Released(record.key_value, record.due_ms) for record in release.records)
         while not self.host.is_closed:
@@ -267,7 +280,7 @@ class Releaser:
             yield self.node.world.between(5, 40)
         return release
 
-    def _appended(self, source: Source, plan: Plan) -> None:
+    def _appended(self, source: ScheduleSource, plan: ReleasePlan) -> None:
         self.node.world.note("released", self.node.id, plan)
         known = self._producers.get(source)
         if known is not None and known[0] == plan.producer_id:

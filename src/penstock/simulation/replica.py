@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.cluster.state import PartitionState
+from penstock.cluster.image import PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker
-from penstock.replication.follower import EpochEnd, FetchAnswer, FetchPosition, FollowerRules
+from penstock.protocol.record_batch import EndMarker
+from penstock.replication.follower import EpochEndOffset, FetchPosition, FollowerRules, ReplicaFetchReply
 from penstock.replication.leader import IsrProposal, LeaderRules
 from penstock.simulation.simlog import NO_PRODUCER, Batch, SimLog
 
 if TYPE_CHECKING:
-    from penstock.log.transactions import VerificationGuard
+    from penstock.log.producer_state import VerificationGuard
     from penstock.simulation.coordinator import Coordinator
     from penstock.simulation.node import Node
 
@@ -52,7 +52,7 @@ class Produce(NamedTuple):
 class Served(NamedTuple):
     """A leader's answer to a follower about one partition."""
 
-    answer: FetchAnswer
+    answer: ReplicaFetchReply
     batches: tuple[Batch, ...]
 
 
@@ -286,10 +286,10 @@ class Replica:
             return refusal(ErrorCode.unknown_topic_or_partition)
         diverging = self.parting(asked)
         if diverging is not None:
-            answer = FetchAnswer(ErrorCode.none, log.high_watermark, log.start_offset, diverging, False)
+            answer = ReplicaFetchReply(ErrorCode.none, log.high_watermark, log.start_offset, diverging, False)
             return Served(answer, ())
         if not log.start_offset <= asked.offset <= log.end_offset:
-            answer = FetchAnswer(ErrorCode.offset_out_of_range, -1, log.start_offset, None, False)
+            answer = ReplicaFetchReply(ErrorCode.offset_out_of_range, -1, log.start_offset, None, False)
             return Served(answer, ())
         if is_new:
             self._count(rules, follower, broker_epoch, asked.offset)
@@ -298,7 +298,8 @@ class Replica:
             self.node.found_damage(self)
             return refusal(ErrorCode.kafka_storage_error)
         return Served(
-            FetchAnswer(ErrorCode.none, log.high_watermark, log.start_offset, None, bool(batches)), batches
+            ReplicaFetchReply(ErrorCode.none, log.high_watermark, log.start_offset, None, bool(batches)),
+            batches,
         )
 
     def _count(self, rules: LeaderRules, follower: int, broker_epoch: int, offset: int) -> None:
@@ -313,13 +314,13 @@ class Replica:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch if asked_epoch > rules.leader_epoch else None
 
-    def parting(self, asked: FetchPosition) -> EpochEnd | None:
+    def parting(self, asked: FetchPosition) -> EpochEndOffset | None:
         """Where the follower's history leaves the leader's, judged by epochs."""
         if asked.last_fetched_epoch < 0:
             return None
         epoch, end = self.end_of_epoch(asked.last_fetched_epoch)
         if epoch < asked.last_fetched_epoch or end < asked.offset:
-            return EpochEnd(epoch, end)
+            return EpochEndOffset(epoch, end)
         return None
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
@@ -389,4 +390,4 @@ class Replica:
 
 
 def refusal(error: ErrorCode) -> Served:
-    return Served(FetchAnswer(error, -1, -1, None, False), ())
+    return Served(ReplicaFetchReply(error, -1, -1, None, False), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from penstock.cluster.names import SCHEDULE
+from penstock.cluster.topic_names import SCHEDULE
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.clients import Client
 from penstock.simulation.clock import WALL_START_MS

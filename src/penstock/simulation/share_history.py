@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from penstock.groups.share_partition.messages import ACCEPT, REJECT, RENEW, Acknowledgement, Acquired
-from penstock.groups.share_state.values import BURIED_REJECTED
+from penstock.groups.share.partition.share_partition_state import (
+    ACCEPT,
+    REJECT,
+    RENEW,
+    AcknowledgementBatch,
+    AcquiredBatch,
+)
+from penstock.groups.share.state.share_state import DEAD_LETTER_REJECTED
 from penstock.simulation.ledger import Violation
 from penstock.simulation.replica import Key
 
@@ -52,7 +58,7 @@ class ShareHistory:
     # --- what leaders do ---
 
     def acquired(
-        self, group: str, key: Key, epoch: int, member: str, ranges: list[Acquired], now_ms: int
+        self, group: str, key: Key, epoch: int, member: str, ranges: list[AcquiredBatch], now_ms: int
     ) -> None:
         for first, last, _ in ranges:
             for offset in range(first, last + 1):
@@ -70,7 +76,9 @@ class ShareHistory:
         if self._accepted.get(record, epoch + 1) <= epoch:
             raise Violation("what was accepted never comes again", f"{record} to {member} in epoch {epoch}")
 
-    def said(self, group: str, key: Key, member: str, batches: list[Acknowledgement], now_ms: int) -> None:
+    def said(
+        self, group: str, key: Key, member: str, batches: list[AcknowledgementBatch], now_ms: int
+    ) -> None:
         """A leader has taken these acknowledgements."""
         for offset, kind in _each(batches):
             record = Shared(group, key, offset)
@@ -88,7 +96,7 @@ class ShareHistory:
             if (record.group, record.key) == (group, key) and lock[:2] == (epoch, member):
                 del self._locks[record]
 
-    def confirmed(self, group: str, key: Key, epoch: int, batches: list[Acknowledgement]) -> None:
+    def confirmed(self, group: str, key: Key, epoch: int, batches: list[AcknowledgementBatch]) -> None:
         """Their member is told that it is so."""
         for offset, kind in _each(batches):
             record = Shared(group, key, offset)
@@ -105,7 +113,7 @@ class ShareHistory:
         if record in self._accepted:
             raise Violation("what was accepted is not buried", f"{letter}")
         is_due = self.delivered[record] >= self.limit
-        if letter.reason == BURIED_REJECTED:
+        if letter.reason == DEAD_LETTER_REJECTED:
             is_due = record in self._rejected
         if not is_due:
             raise Violation("nothing is given up before its limit", f"{letter}: {self.delivered[record]}")
@@ -119,7 +127,7 @@ class ShareHistory:
                 raise Violation("no record is lost", f"{record}, delivered {self.delivered[record]} times")
 
 
-def _each(batches: list[Acknowledgement]) -> list[tuple[int, int]]:
+def _each(batches: list[AcknowledgementBatch]) -> list[tuple[int, int]]:
     return [
         (offset, types[0] if len(types) == 1 else types[offset - first])
         for first, last, types in batches

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from penstock.cluster.names import SHARE_GROUP_STATE
-from penstock.groups.share_partition.policy import Backoff, Policy
-from penstock.groups.share_state.shard import ShareStateShard
-from penstock.groups.share_state.values import Initialize, ShareSummary, Summary
-from penstock.groups.share_state.values import Key as ShareKey
+from penstock.cluster.topic_names import SHARE_GROUP_STATE
+from penstock.groups.share.partition.share_partition_state import RedeliveryBackoff, SharePartitionPolicy
+from penstock.groups.share.state.share_state import InitializeState, ReadStateSummary, ShareStateSummary
+from penstock.groups.share.state.share_state import SharePartitionKey as ShareKey
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.burying import dead_letter_topic
 from penstock.simulation.clients import Producer, Sleeper
@@ -44,12 +44,12 @@ def build(world: World) -> tuple[Cluster, Workload]:
     return cluster, ShareWorkload(cluster, topics)
 
 
-def _policies(world: World) -> dict[str, Policy]:
-    backoffs = (None, Backoff(20, 20, 20, False), Backoff(10, 60, 10, True))
+def _policies(world: World) -> dict[str, SharePartitionPolicy]:
+    backoffs = (None, RedeliveryBackoff(20, 20, 20, False), RedeliveryBackoff(10, 60, 10, True))
     backoff = backoffs[world.draw(len(backoffs))]
-    base = Policy(lock_ms=_LOCK_MS, delivery_limit=_LIMIT, locks_max=30)
+    base = SharePartitionPolicy(lock_ms=_LOCK_MS, delivery_limit=_LIMIT, locks_max=30)
     return {
-        _WORKERS: base._replace(buries=True, backoff=backoff),
+        _WORKERS: base._replace(writes_dead_letters=True, backoff=backoff),
         _ONCE: base._replace(is_at_most_once=True),
     }
 
@@ -76,7 +76,7 @@ class ShareWorkload(Workload):
 
     def _initialize(self, group: str, key: Key) -> Steps:
         """What the coordinator of the group does when its members subscribe."""
-        question = Initialize(ShareKey(group, key.topic_id, key.partition), 1, 0)
+        question = InitializeState(ShareKey(group, key.topic_id, key.partition), 1, 0)
         while True:
             reply = yield state_question(self.cluster, question)
             if answer_of(reply).error is ErrorCode.none:
@@ -155,9 +155,9 @@ class ShareWorkload(Workload):
             return f"dead letters are not buried: {shard.pending_by_group()}"
         return self.unavailable()
 
-    def _observed(self) -> ShareStateShard:
+    def _observed(self) -> ShareCoordinatorShard:
         """The state of all share partitions, from what is committed."""
-        shard = ShareStateShard()
+        shard = ShareCoordinatorShard()
         for key in self.cluster.partitions(SHARE_GROUP_STATE):
             for batch in self.cluster.invariants.ledger(key).batches:
                 for record in batch.payload:
@@ -170,12 +170,12 @@ class ShareWorkload(Workload):
             self.history.finish(_WORKERS, key, self.cluster.invariants.ledger(key).end_offset)
 
 
-def _share(node: Node, policies: dict[str, Policy], history: ShareHistory) -> None:
+def _share(node: Node, policies: dict[str, SharePartitionPolicy], history: ShareHistory) -> None:
     Sharing(node, policies, history)
 
 
-def _summary(shard: ShareStateShard, key: ShareKey) -> ShareSummary:
-    ((_, reply),) = shard.ask((Summary(key, -1),), None, now_ms=0).replies
+def _summary(shard: ShareCoordinatorShard, key: ShareKey) -> ShareStateSummary:
+    ((_, reply),) = shard.ask((ReadStateSummary(key, -1),), None, now_ms=0).replies
     summary = answer_of(reply).summary
     assert summary is not None
     return summary

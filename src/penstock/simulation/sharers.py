@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from penstock.groups.share_partition.messages import (
+from penstock.groups.share.partition.share_partition_state import (
     ACCEPT,
     REJECT,
     RELEASE,
     RENEW,
-    Acknowledgement,
-    Acquired,
+    AcknowledgementBatch,
+    AcquiredBatch,
 )
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.clients import Sleeper
@@ -66,7 +66,7 @@ class ShareMember(Sleeper):
             yield Ask(key, "share_ack", ShareAck(key, self.group, self.member, ()))
         self.is_over = True
 
-    def _work(self, key: Key, acquired: list[Acquired]) -> Steps:
+    def _work(self, key: Key, acquired: list[AcquiredBatch]) -> Steps:
         """What is renewed is worked on once more."""
         left = [offset for first, last, _ in acquired for offset in range(first, last + 1)]
         while left:
@@ -74,7 +74,7 @@ class ShareMember(Sleeper):
             yield self.world.between(50, 250) if is_slow else self.world.between(1, 20)
             said = {offset: self._outcome() for offset in left}
             batches = tuple(
-                Acknowledgement(offset, offset, bytes((kind,)))
+                AcknowledgementBatch(offset, offset, bytes((kind,)))
                 for offset, kind in said.items()
                 if kind is not None
             )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cluster.names import SHARE_GROUP_STATE
-from penstock.groups.share_partition.messages import (
-    Acknowledgement,
-    Acquired,
-    Appetite,
-    Counters,
-    Found,
-    Write,
+from penstock.cluster.topic_names import SHARE_GROUP_STATE
+from penstock.groups.share.partition.share_partition import SharePartition
+from penstock.groups.share.partition.share_partition_state import (
+    AcknowledgementBatch,
+    AcquiredBatch,
+    AcquireLimits,
+    PendingWrite,
+    ReadableRecords,
+    ShareCounters,
+    SharePartitionPolicy,
 )
-from penstock.groups.share_partition.partition import SharePartition
-from penstock.groups.share_partition.policy import Policy
-from penstock.groups.share_state import values
-from penstock.groups.share_state.values import Answer, Question
+from penstock.groups.share.state import share_state
+from penstock.groups.share.state.share_state import ShareStateReply, ShareStateRequest
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.simulation.replica import Key
 from penstock.simulation.script import Ask, Local, Steps, play
@@ -49,23 +49,23 @@ class ShareAck(NamedTuple):
     key: Key
     group: str
     member: str
-    batches: tuple[Acknowledgement, ...]
+    batches: tuple[AcknowledgementBatch, ...]
 
 
-def state_question(cluster: Cluster, question: Question) -> Ask:
+def state_question(cluster: Cluster, question: ShareStateRequest) -> Ask:
     """Answered with one Answer in a tuple, where it is answered."""
     key = cluster.partitions(SHARE_GROUP_STATE)[0]
     return Ask(key, "group", (key, lambda shard, token, now_ms: shard.ask((question,), token, now_ms=now_ms)))
 
 
-def answer_of(reply: Any) -> Answer:
-    return reply[0] if isinstance(reply, tuple) else Answer(ErrorCode.coordinator_not_available)
+def answer_of(reply: Any) -> ShareStateReply:
+    return reply[0] if isinstance(reply, tuple) else ShareStateReply(ErrorCode.coordinator_not_available)
 
 
 class Sharing:
     """What every process of a world with share groups has."""
 
-    def __init__(self, node: Node, policies: dict[str, Policy], history: ShareHistory) -> None:
+    def __init__(self, node: Node, policies: dict[str, SharePartitionPolicy], history: ShareHistory) -> None:
         self.node = node
         self.policies = policies
         self.history = history
@@ -121,7 +121,7 @@ class LedShare:
         self.error: ErrorCode | None = None
         self._leading = replica.require_leader()
         self.leader_epoch = self._leading.leader_epoch
-        self._key = values.Key(group, replica.key.topic_id, replica.key.partition)
+        self._key = share_state.SharePartitionKey(group, replica.key.topic_id, replica.key.partition)
         self._state_epoch = 0
         self._is_writing = False
         self._timer_ms: int | None = None
@@ -139,7 +139,7 @@ class LedShare:
         return self.node.world.random.random()
 
     def _load(self) -> Steps:
-        reply = yield state_question(self.node.cluster, values.Read(self._key, self.leader_epoch))
+        reply = yield state_question(self.node.cluster, share_state.ReadState(self._key, self.leader_epoch))
         answer = answer_of(reply)
         if answer.error is not ErrorCode.none or answer.state is None:
             self.close(answer.error)
@@ -151,7 +151,7 @@ class LedShare:
             state.start_offset,
             state.batches,
             policy,
-            Counters(),
+            ShareCounters(),
             state.totals,
             now_ms=self.node.now_ms(),
             chance=self._chance(),
@@ -169,12 +169,12 @@ class LedShare:
 
     # --- what members do ---
 
-    def acquire(self, member: str, records_max: int) -> list[Acquired]:
+    def acquire(self, member: str, records_max: int) -> list[AcquiredBatch]:
         rules, found = self.current(), self._found()
         if found is None:
             return []
-        now_ms, appetite = self.node.now_ms(), Appetite(records_max, exact=True)
-        acquired = rules.acquire(member, found, appetite, now_ms=now_ms)
+        now_ms, limits = self.node.now_ms(), AcquireLimits(records_max, exact=True)
+        acquired = rules.acquire(member, found, limits, now_ms=now_ms)
         self.sharing.history.acquired(
             self.group, self.replica.key, self.leader_epoch, member, acquired, now_ms
         )
@@ -186,11 +186,11 @@ class LedShare:
         rules, found = self.current(), self._found()
         if found is None or not rules.policy.is_at_most_once:
             return False
-        reserved = rules.reserve(found, Appetite(records_max, exact=True))
+        reserved = rules.reserve(found, AcquireLimits(records_max, exact=True))
         self.changed()
         return reserved > 0
 
-    def _found(self) -> Found | None:
+    def _found(self) -> ReadableRecords | None:
         rules, log = self.current(), self.replica.log
         offset = rules.next_offset
         if offset is None or offset >= log.high_watermark:
@@ -200,9 +200,9 @@ class LedShare:
             self.node.found_damage(self.replica)
             raise ApiError(ErrorCode.kafka_storage_error)
         ends = [batch.next_offset for batch in batches]
-        return Found(offset, ends[-1], [(batches[0].base_offset, ends[-1])], ends)
+        return ReadableRecords(offset, ends[-1], [(batches[0].base_offset, ends[-1])], ends)
 
-    def acknowledge(self, member: str, batches: list[Acknowledgement]) -> bool:
+    def acknowledge(self, member: str, batches: list[AcknowledgementBatch]) -> bool:
         """Whether a write has to be waited for. Raises ApiError."""
         now_ms = self.node.now_ms()
         is_written = self.current().acknowledge(member, batches, now_ms=now_ms, chance=self._chance())
@@ -269,8 +269,8 @@ class LedShare:
         else:
             self.changed()
 
-    def store(self, write: Write) -> Steps:
-        question = values.Write(self._key, self._state_epoch, self.leader_epoch, *write)
+    def store(self, write: PendingWrite) -> Steps:
+        question = share_state.WriteState(self._key, self._state_epoch, self.leader_epoch, *write)
         reply = yield state_question(self.node.cluster, question)
         return answer_of(reply).error
 

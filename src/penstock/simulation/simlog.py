@@ -8,10 +8,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from penstock.log.aborted import AbortedIndex
-from penstock.log.epochs import EpochCache
-from penstock.log.producers import Producers, trace_of
-from penstock.protocol.records import EndMarker
+from penstock.log.indexes import TransactionIndex
+from penstock.log.leader_epochs import LeaderEpochCache
+from penstock.log.producer_state import ProducerStateManager, batch_metadata
+from penstock.protocol.record_batch import EndMarker
 
 _NEVER_MS: Final = 1 << 60
 NO_PRODUCER: Final = -1
@@ -92,9 +92,9 @@ class SimLog:
         self.bases: list[int] = []
         self.chains: list[int] = []
         self.start_offset = self.end_offset = self.synced_offset = offset
-        self.epochs = EpochCache()
-        self.producers = Producers(_NEVER_MS)
-        self.aborted = AbortedIndex()
+        self.epochs = LeaderEpochCache()
+        self.producers = ProducerStateManager(_NEVER_MS)
+        self.aborted = TransactionIndex()
         self._first_chain = chain
 
     # --- reading ---
@@ -227,7 +227,7 @@ class SimLog:
 
     def relearn_producers(self) -> None:
         self.producers.clear()
-        self.aborted = AbortedIndex()
+        self.aborted = TransactionIndex()
         for batch in self.batches:
             self._learn(batch)
 
@@ -238,7 +238,7 @@ class SimLog:
                 self.aborted.note(ended)
         elif batch.producer_id != NO_PRODUCER:
             last_delta = batch.next_offset - batch.base_offset - 1
-            trace = trace_of(batch.sequence, batch.base_offset, last_delta, 0)
+            trace = batch_metadata(batch.sequence, batch.base_offset, last_delta, 0)
             is_transactional = batch.is_transactional
             self.producers.learn(batch.producer_id, batch.producer_epoch, trace, is_transactional, 0)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.snapshot import snapshot_records
-from penstock.raft.values import OffsetAndEpoch, VoterSet
+from penstock.cluster.image_snapshot import snapshot_records
+from penstock.raft.types import OffsetAndEpoch, VoterSet
 
 
 class Snapshot(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from penstock.raft.values import Timings
+from penstock.raft.types import Timings
 
 
 class WorldTimings(NamedTuple):

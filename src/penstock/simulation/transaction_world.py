@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.cluster.names import TRANSACTION_STATE
+from penstock.cluster.topic_names import TRANSACTION_STATE
 from penstock.simulation.admission import with_transactions
 from penstock.simulation.clients import Producer, Sleeper
 from penstock.simulation.cluster import Cluster, Shape

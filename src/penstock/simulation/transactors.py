@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cluster.names import CONSUMER_OFFSETS, TRANSACTION_STATE
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
-from penstock.groups.work import Producer
+from penstock.cluster.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply, TransactionProducer
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.admission import TxnCommit, offsets_place
 from penstock.simulation.clients import Client, Sleeper
@@ -22,12 +21,12 @@ from penstock.simulation.replica import Key, Produce
 from penstock.simulation.script import Ask, Steps, play
 from penstock.simulation.transaction_history import CommittedView, Copy, TransactionHistory, Written
 from penstock.transactions.messages import (
-    AddReply,
-    AddRequest,
-    EndReply,
-    EndRequest,
-    InitReply,
-    InitRequest,
+    AddPartitionsReply,
+    AddPartitionsRequest,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
     TopicPartition,
 )
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 COPIES_GROUP: Final = "copies"
 TIMEOUT_MS: Final = 400
 _PRODUCER_IDS: Final = 10_000
-_NO_PRODUCER: Final = Producer(-1, -1)
+_NO_PRODUCER: Final = TransactionProducer(-1, -1)
 #: Nothing was done, or nobody knows: it is asked again.
 _PASSING: Final = frozenset(
     {
@@ -129,7 +128,7 @@ class Transactor(Sleeper):
     # --- the coordinator ---
 
     def _init(self) -> Steps:
-        request = InitRequest(
+        request = InitProducerIdRequest(
             self.name, TIMEOUT_MS, enable_two_phase=self.is_two_phase, keep_prepared=self.inherited > 0
         )
 
@@ -139,11 +138,11 @@ class Transactor(Sleeper):
 
         # One that comes late is a new incarnation to everybody, and may abort what another has prepared.
         kind = f"group {IN_ORDER}" if self.is_two_phase else "group"
-        reply = yield from self._coordinated(init, InitReply, kind)
+        reply = yield from self._coordinated(init, InitProducerIdReply, kind)
         self._adopt(reply)
 
     def _adopt(self, reply: Any) -> None:
-        producer = Producer(reply.producer_id, reply.epoch)
+        producer = TransactionProducer(reply.producer_id, reply.epoch)
         if producer != self.producer:
             self._sequences.clear()
         self.producer = producer
@@ -167,9 +166,10 @@ class Transactor(Sleeper):
         if self.version >= 2 or (key, topic) in self._places:
             return
         place = offsets_place() if topic == CONSUMER_OFFSETS else TopicPartition(topic, key.partition)
-        request = AddRequest(self.name, *self.producer, (place,), self.version)
+        request = AddPartitionsRequest(self.name, *self.producer, (place,), self.version)
         yield from self._coordinated(
-            lambda shard, token, now_ms: shard.add_partitions(request, token, now_ms=now_ms), AddReply
+            lambda shard, token, now_ms: shard.add_partitions(request, token, now_ms=now_ms),
+            AddPartitionsReply,
         )
         self._places[key, topic] = None
 
@@ -226,13 +226,13 @@ class Transactor(Sleeper):
         """Raises Fenced, and then nobody knows."""
         transaction, self.transaction = self.transaction, 0
         self.history.decides(transaction, commit=commit)
-        request = EndRequest(self.name, *self.producer, commit, self.version)
+        request = EndTxnRequest(self.name, *self.producer, commit, self.version)
 
         def end(shard: Any, token: Any, now_ms: int) -> Any:
             fresh = _PRODUCER_IDS + self.world.serial()
             return shard.end(request, token, now_ms=now_ms, fresh_producer_id=fresh)
 
-        reply = yield from self._coordinated(end, EndReply)
+        reply = yield from self._coordinated(end, EndTxnReply)
         self._adopt(reply)
         self.history.told(transaction, committed=commit)
         self.counts["transactions committed" if commit else "transactions aborted"] += 1

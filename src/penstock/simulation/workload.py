@@ -11,7 +11,7 @@ from uuid import UUID
 from penstock.cluster.controller.brokers import BrokerRegistration
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.controller.reassignment import Reassignment
-from penstock.raft.values import Voter
+from penstock.raft.types import Voter
 from penstock.simulation.clients import Client, Sleeper
 from penstock.simulation.cluster import Cluster
 from penstock.simulation.coordinator import OFFSETS_TOPIC

@@ -1,7 +1,7 @@
 """Topics as Spark sources, sinks and tables, and the pipelines that run on them. Needs the `spark` extra.
 
-Importing it before the first session makes Spark run its Python workers with this interpreter, unless PYSPARK_PYTHON
-says otherwise: the `python3` of an environment that is not activated knows nothing of Penstock.
+Import this package before you create the first session: it makes Spark run its Python workers with this interpreter,
+unless PYSPARK_PYTHON is set. Spark's default is `python3`, which has no Penstock if the environment is not activated.
 """
 
 import os
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from penstock.client.retrying import Backoff as Backoff
+    from penstock.client.retry import Backoff as Backoff
     from penstock.spark.pipelines.declaration import BatchSink as BatchSink
     from penstock.spark.pipelines.declaration import DeadLetter as DeadLetter
     from penstock.spark.pipelines.declaration import Errors as Errors
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from penstock.spark.pipelines.declaration import TopicSink as TopicSink
     from penstock.spark.pipelines.declaration import pipeline as pipeline
     from penstock.spark.pipelines.declaration import row_function as row_function
-    from penstock.spark.pipelines.parsing import avro_rows as avro_rows
-    from penstock.spark.pipelines.parsing import json_rows as json_rows
+    from penstock.spark.pipelines.parsers import avro_rows as avro_rows
+    from penstock.spark.pipelines.parsers import json_rows as json_rows
 
 _DECLARATION: Final = "penstock.spark.pipelines.declaration"
-_PARSING: Final = "penstock.spark.pipelines.parsing"
-#: What Spark runs workers with where nothing is said.
-_SPARKS_DEFAULT: Final = "python3"
-#: Where the names are that users import from here; nothing is loaded before it is used.
+_PARSING: Final = "penstock.spark.pipelines.parsers"
+#: The interpreter that Spark runs workers with by default.
+_SPARK_DEFAULT_PYTHON: Final = "python3"
+#: Public name -> module that defines it. Each module is imported when the name is first used.
 _EXPORTS: Final = {
-    "Backoff": "penstock.client.retrying",
+    "Backoff": "penstock.client.retry",
     "BatchSink": _DECLARATION,
     "DeadLetter": _DECLARATION,
     "Errors": _DECLARATION,
@@ -51,9 +51,9 @@ def __getattr__(name: str) -> Any:
 
 
 def register(spark: Any) -> None:
-    """Make `format("penstock")` known to this session, where Spark has not found it by itself.
+    """Register `format("penstock")` with this session, in case Spark has not discovered it by itself.
 
-    Sources are looked up in the session that is active in a thread, which this one becomes here.
+    Also makes this the active session of the current thread, because Spark looks up sources in the active session.
     """
     from penstock.spark.datasource import PenstockDataSource
 
@@ -63,12 +63,19 @@ def register(spark: Any) -> None:
 
 
 def _use_this_interpreter(spark: Any) -> None:
-    """Where driver and workers share a machine, and the session was made before this package was imported."""
+    """Run workers with the driver's interpreter if both share a machine.
+
+    Needed if the session was created before this package was imported.
+    """
     context = None if _is_connected(spark) else spark.sparkContext
-    if context is not None and context.pythonExec == _SPARKS_DEFAULT and context.master.startswith("local"):
+    if (
+        context is not None
+        and context.pythonExec == _SPARK_DEFAULT_PYTHON
+        and context.master.startswith("local")
+    ):
         context.pythonExec = os.environ["PYSPARK_PYTHON"]
 
 
 def _is_connected(spark: Any) -> bool:
-    """Sessions of Spark Connect have their workers on the server."""
+    """Return whether this is a Spark Connect session, whose workers run on the server."""
     return ".connect." in type(spark).__module__

@@ -1,6 +1,7 @@
-"""The parent of Spark's Python workers, with our kernels loaded before the first of them is forked.
+"""The daemon that forks Spark's Python workers, with our kernels loaded before the first fork.
 
-`spark.python.daemon.module` names it. Without it everything works, and each new worker takes a moment longer.
+The Spark setting `spark.python.daemon.module` names this module. It is optional: without it each new worker takes a
+little longer to start.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-#: What runs tasks; the daemons of workers that only plan need no kernels.
-_TASKS: Final = "pyspark.worker"
+#: The worker module that runs tasks. Daemons of planning workers need no kernels.
+_TASK_WORKER: Final = "pyspark.worker"
 
 
 def main() -> None:
-    if sys.argv[1:2] == [_TASKS]:
-        # A worker that cannot do without them will say so itself.
+    if sys.argv[1:2] == [_TASK_WORKER]:
+        # A worker that needs the kernels will report the error itself.
         with contextlib.suppress(Exception):
             from penstock.spark.columns import preload
 
             preload()
     from pyspark import daemon
 
-    daemon.worker = _ending_quietly(daemon.worker)
-    # Workers collect garbage after every task, and would walk through all that is loaded here each time.
+    daemon.worker = _without_broken_pipe_errors(daemon.worker)
+    # Workers collect garbage after every task. Without the freeze they would scan all objects loaded here each time.
     gc.collect()
     gc.freeze()
     daemon.manager()
 
 
-def _ending_quietly(worker: Callable[..., int]) -> Callable[..., int]:
-    """PySpark prints a traceback where Spark has closed the socket before the last bytes were written."""
+def _without_broken_pipe_errors(worker: Callable[..., int]) -> Callable[..., int]:
+    """Wrap the worker to end quietly if Spark closes the socket before the last bytes; PySpark prints a traceback."""
 
     def ended(*given: Any) -> int:
         try:

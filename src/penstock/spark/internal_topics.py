@@ -1,42 +1,143 @@
-"""The board: a compacted topic that holds a JSON document under each key, for everybody to read.
+"""The single-partition topics in which the Spark integration keeps its own state. They are created when needed.
 
-Pipelines tell here how they are; who wants something of them writes it next to that.
+`DocumentStore` is the compacted topic `penstock-pipelines`, which contains a JSON document for each key. Pipelines
+write their status there, and other processes write requests to pipelines there.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from uuid import UUID
 
-from penstock.client.batches import batches, visible
-from penstock.client.cluster import Cluster
-from penstock.client.errors import ClientError, OutOfRange, TopicChanged
-from penstock.client.fetching import PartitionReader
-from penstock.client.metadata import Isolation, Place
-from penstock.client.positions import EARLIEST, list_offsets
-from penstock.client.producing import RawProducer
-from penstock.client.topics import NewTopic, ensure_topic
-from penstock.protocol.records import Record, decode_records, encode_batch
+from penstock.client.errors import ClientError, OutOfRange, Refused, TopicChanged
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import BatchView, PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST, list_offsets
+from penstock.client.wire.producer import RawProducer
+from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.protocol.compression import Codec
+from penstock.protocol.record_batch import Record, decode_records, encode_batch
 
-TOPIC: Final = "penstock-pipelines"
-_PLACE: Final[Place] = (TOPIC, 0)
-#: It is read from its beginning by whoever looks for the first time, so it is kept short.
-_SETTINGS: Final = {
+#: Which transactions make up the batches of queries that write exactly once.
+DECISIONS_TOPIC: Final = "penstock-sink-decisions"
+#: Which offsets were handed out to the tasks of queries that read at most once.
+CLAIMS_TOPIC: Final = "penstock-claims"
+#: Which of those offsets may have been lost.
+SKIPPED_TOPIC: Final = "penstock-claims-skipped"
+#: The status of pipelines, and requests to them.
+PIPELINES_TOPIC: Final = "penstock-pipelines"
+#: A query that reads all topics skips these: each of its batches writes to them, so it would always have more to read.
+INTERNAL_TOPICS: Final = frozenset({DECISIONS_TOPIC, CLAIMS_TOPIC, SKIPPED_TOPIC, PIPELINES_TOPIC})
+
+_RECORD_BYTES_MAX: Final = 64 << 20
+_WAIT_MS: Final = 500
+
+
+def only_partition(topic: str) -> TopicPartition:
+    """Return the only partition of an internal topic."""
+    return topic, 0
+
+
+def ensure_internal_topic(cluster: Cluster, topic: NewTopic) -> None:
+    """Create the topic unless it exists. Raises Unavailable, Refused."""
+    with suppress(Refused):
+        cluster.topic(topic.name)
+        return
+    ensure_topic(cluster, topic)
+
+
+# Writing
+
+
+def encode_document(content: dict[str, Any], *, key: str) -> bytearray:
+    """Encode one JSON document as a record batch."""
+    value = json.dumps(content, separators=(",", ":")).encode()
+    record = Record(0, int(time.time() * 1000), key=key.encode(), value=value)
+    return encode_batch([record], codec=Codec.GZIP)
+
+
+def append_document(cluster: Cluster, topic: str, content: dict[str, Any], *, key: str) -> None:
+    """Append a document and wait for the acknowledgement. Raises Refused; Unavailable (it may be written then)."""
+    with RawProducer(cluster) as producer:
+        producer.init()
+        producer.send(*only_partition(topic), encode_document(content, key=key))
+        producer.flush()
+
+
+# Reading
+
+
+def end_offset(cluster: Cluster, topic: str) -> int:
+    return _list_offset(cluster, topic, LATEST)
+
+
+def beginning_offset(cluster: Cluster, topic: str) -> int:
+    return _list_offset(cluster, topic, EARLIEST)
+
+
+def _list_offset(cluster: Cluster, topic: str, edge: int) -> int:
+    found = list_offsets(cluster, {only_partition(topic): edge})[only_partition(topic)]
+    return 0 if found is None else found.offset
+
+
+def batches_at(cluster: Cluster, topic: str, offset: int) -> Iterator[BatchView]:
+    """Yield the batches of one fetch, starting with the batch that contains the offset. Raises OutOfRange."""
+    found = PartitionReader(cluster, *_reader_arguments(topic)).fetch(offset, wait_ms=_WAIT_MS)
+    yield from checked_batches(found.data)
+
+
+def read_batches(cluster: Cluster, topic: str, start: int) -> Iterator[BatchView]:
+    """Yield all batches from `start` to the end, including those of open and aborted transactions.
+
+    Raises OutOfRange, Unavailable, Refused.
+    """
+    reader, position = PartitionReader(cluster, *_reader_arguments(topic)), start
+    while True:
+        found = reader.fetch(position, wait_ms=0)
+        yield from checked_batches(found.data)
+        if found.next_offset == position and position >= found.high_watermark:
+            return
+        position = found.next_offset
+
+
+def _reader_arguments(topic: str) -> tuple[str, None, int]:
+    return topic, None, only_partition(topic)[1]
+
+
+def decode_view(view: BatchView) -> Sequence[Record]:
+    return () if view.header.is_control else decode_records(view.data, _RECORD_BYTES_MAX)
+
+
+def read_documents(cluster: Cluster, topic: str, start: int, *, key: str) -> Iterator[dict[str, Any]]:
+    """Yield all documents with this key, from an offset to the end. Raises the same errors as `read_batches`."""
+    wanted = key.encode()
+    for view in read_batches(cluster, topic, start):
+        for record in decode_view(view):
+            if record.key == wanted and record.value is not None:
+                yield json.loads(record.value)
+
+
+STORE_TOPIC: Final = "penstock-pipelines"
+_STORE_PARTITION: Final[TopicPartition] = (STORE_TOPIC, 0)
+#: A new reader reads the topic from its beginning, so small segments and early compaction keep it short.
+_STORE_SETTINGS: Final = {
     "cleanup.policy": "compact",
     "min.cleanable.dirty.ratio": "0.1",
     "segment.bytes": str(1 << 20),
     "segment.ms": str(3_600_000),
 }
-_RECORD_BYTES_MAX: Final = 16 << 20
+_STORE_RECORD_BYTES_MAX: Final = 16 << 20
 
 Document = dict[str, Any]
 
 
-class Board:
-    """As far as it was read. For one thread, as the cluster that it is given is."""
+class DocumentStore:
+    """The documents as of the last read. Not thread-safe, because `cluster` is not."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -49,37 +150,37 @@ class Board:
         return f"<Board with {len(self._documents)} documents up to offset {self._position}>"
 
     def read(self) -> Mapping[str, Document]:
-        """Everything as it is now; nothing where there is no board yet. Raises Unavailable, Refused."""
+        """Return all current documents, or none if the topic does not exist yet. Raises Unavailable, Refused."""
         for _ in range(2):
             try:
                 self._read_on()
                 break
             except (OutOfRange, TopicChanged):
-                # It was deleted, or compaction and deletion have passed by: what there is now is all there is.
+                # The topic was recreated, or records at our position were deleted: read it from the beginning.
                 self._documents, self._reader = {}, None
         return self._documents
 
     def write(self, key: str, document: Document | None) -> None:
-        """None takes it away. Raises Unavailable, Refused."""
+        """Write a document under a key; None deletes it. Raises Unavailable, Refused."""
         value = None if document is None else json.dumps(document, separators=(",", ":")).encode()
         record = Record(0, int(time.time() * 1000), key=key.encode(), value=value)
         try:
             producer = self._ready_producer()
-            producer.send(*_PLACE, encode_batch([record]))
+            producer.send(*_STORE_PARTITION, encode_batch([record]))
             producer.flush()
         except ClientError:
             self.close()
             raise
 
     def close(self) -> None:
-        """Of no more use is only what wrote; a board that is used again writes with another one."""
+        """Close the producer. The store stays usable: the next write creates another producer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
 
     def _ready_producer(self) -> RawProducer:
         if self._producer is None:
-            ensure_topic(self.cluster, NewTopic(name=TOPIC, partitions=1, settings=_SETTINGS))
+            ensure_topic(self.cluster, NewTopic(name=STORE_TOPIC, partitions=1, settings=_STORE_SETTINGS))
             made = RawProducer(self.cluster)
             made.init()
             self._producer = made
@@ -89,39 +190,39 @@ class Board:
         reader = self._reader or self._begin()
         while reader is not None:
             found = reader.fetch(self._position, wait_ms=0)
-            for view in visible(batches(found.data), found.aborted):
-                for record in decode_records(view.data, _RECORD_BYTES_MAX):
+            for view in visible_batches(checked_batches(found.data), found.aborted):
+                for record in decode_records(view.data, _STORE_RECORD_BYTES_MAX):
                     self._learn(record)
             if found.next_offset == self._position:
                 return
             self._position = found.next_offset
 
     def _begin(self) -> PartitionReader | None:
-        topic = self.cluster.topics([TOPIC]).get(TOPIC)
+        topic = self.cluster.topics([STORE_TOPIC]).get(STORE_TOPIC)
         if topic is None:
             return None
-        start = list_offsets(self.cluster, {_PLACE: EARLIEST})[_PLACE]
+        start = list_offsets(self.cluster, {_STORE_PARTITION: EARLIEST})[_STORE_PARTITION]
         self._position = start.offset if start is not None else 0
-        self._reader = _reader(self.cluster, topic.id)
+        self._reader = _store_reader(self.cluster, topic.id)
         return self._reader
 
     def _learn(self, record: Record) -> None:
         if record.key is None:
             return
         key = bytes(record.key).decode(errors="replace")
-        document = _document(record.value)
+        document = _parse_document(record.value)
         if document is None:
             self._documents.pop(key, None)
         else:
             self._documents[key] = document
 
 
-def _reader(cluster: Cluster, topic_id: UUID | None) -> PartitionReader:
-    return PartitionReader(cluster, TOPIC, topic_id, 0, isolation=Isolation.READ_COMMITTED)
+def _store_reader(cluster: Cluster, topic_id: UUID | None) -> PartitionReader:
+    return PartitionReader(cluster, STORE_TOPIC, topic_id, 0, isolation=IsolationLevel.READ_COMMITTED)
 
 
-def _document(value: bytes | None) -> Document | None:
-    """None for what is no document, which somebody else must have written."""
+def _parse_document(value: bytes | None) -> Document | None:
+    """Parse a document. Returns None for a tombstone, and for a value that another program must have written."""
     try:
         found = json.loads(value) if value is not None else None
     except ValueError:

@@ -1,26 +1,37 @@
-"""How far a query has come: an offset for every partition, with the ids of the topics that these offsets belong to.
+"""The offsets of a query: its position, what its next batch reads, and what its consumer group shows.
 
-Spark keeps positions as JSON in its checkpoint and compares them as text, so equal positions have equal text.
+A position contains an offset for every partition, and the ids of the topics that these offsets belong to. Spark stores
+positions as JSON in its checkpoint and compares them as text, so equal positions have equal text. The functions that
+limit a batch and split it over tasks are pure and deterministic.
+
+`GroupProgress` commits the end of each finished batch to a consumer group. The query itself continues from its
+checkpoint; the group is for monitoring. So a failed commit is logged and never stops a query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from penstock.client.errors import ClientError
-from penstock.client.metadata import Place
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.offsets import commit_offsets
+from penstock.client.wire.settings import ConnectionSettings
 
-VERSION: Final = 1
+POSITION_VERSION: Final = 1
 #: A partition that the query has never seen is read from here.
 FIRST_OFFSET: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPosition:
-    id: UUID | None  # None where brokers know no ids
+    id: UUID | None  # None if the brokers do not support topic ids
     offsets: Mapping[int, int]
 
     def is_same_topic(self, other: UUID | None) -> bool:
@@ -28,7 +39,7 @@ class TopicPosition:
 
 
 class OffsetRange(NamedTuple):
-    """What one task reads of one partition: start <= offset < end."""
+    """The offsets of one partition that one task reads: start <= offset < end."""
 
     topic: str
     topic_id: UUID | None
@@ -37,21 +48,21 @@ class OffsetRange(NamedTuple):
     end: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property
     def size(self) -> int:
-        """In offsets; compaction and transactions leave fewer records."""
+        """The number of offsets. Because of compaction and transaction markers there may be fewer records."""
         return max(self.end - self.start, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Of a query, between two batches.
+    """The position of a query between two batches.
 
-    Spark keeps where the first batch of a query ends, and asks anew where it began when it has to be done again, while
-    "latest" means another place by then. So the end of the first batch carries its beginning: `since`.
+    Spark stores the end of a query's first batch, but not its start. If the first batch runs again, Spark asks for the
+    start again, and "latest" is a different offset by then. So the end of the first batch contains its start: `since`.
     """
 
     topics: Mapping[str, TopicPosition]
@@ -65,21 +76,21 @@ class Position:
     def as_initial(self) -> Position:
         return Position(self.topics, self.topics)
 
-    def following(self, topics: Mapping[str, TopicPosition]) -> Position:
-        """The next position of a query that stands here; this very one, to the letter, if nothing has changed."""
+    def next_position(self, topics: Mapping[str, TopicPosition]) -> Position:
+        """Return the position after this one. If nothing has changed, it is this one, so its JSON is the same too."""
         if topics == self.topics:
             return self
         return Position(topics, self.topics if self.is_initial else None)
 
     @classmethod
-    def of(cls, offsets: Mapping[Place, int], ids: Mapping[str, UUID | None]) -> Position:
+    def of(cls, offsets: Mapping[TopicPartition, int], ids: Mapping[str, UUID | None]) -> Position:
         topics: dict[str, dict[int, int]] = {}
         for topic, partition in sorted(offsets):
             topics.setdefault(topic, {})[partition] = offsets[topic, partition]
         return cls({name: TopicPosition(ids[name], parts) for name, parts in topics.items()})
 
     @property
-    def offsets(self) -> dict[Place, int]:
+    def offsets(self) -> dict[TopicPartition, int]:
         return {
             (name, partition): offset
             for name, topic in self.topics.items()
@@ -91,13 +102,13 @@ class Position:
         return {name: topic.id for name, topic in self.topics.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """In one order, whatever order it was made in."""
-        told: dict[str, Any] = {"version": VERSION, "topics": _topics_json(self.topics)}
-        return told if self.since is None else told | {"since": _topics_json(self.since)}
+        """Return the position as JSON with sorted topics and partitions, so that equal positions have equal text."""
+        told: dict[str, Any] = {"version": POSITION_VERSION, "topics": _topics_to_json(self.topics)}
+        return told if self.since is None else told | {"since": _topics_to_json(self.since)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Position:
-        """Takes the positions of Spark's Kafka connector too, so that its checkpoints can be gone on with."""
+        """Parse a position. Also accepts those of Spark's Kafka connector, so that a query can use its checkpoints."""
         try:
             return cls._from_ours(told) if "topics" in told else cls._from_connector(told)
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -107,49 +118,167 @@ class Position:
 
     @classmethod
     def _from_ours(cls, told: Mapping[str, Any]) -> Position:
-        if told["version"] != VERSION:
+        if told["version"] != POSITION_VERSION:
             raise ValueError(told["version"])
-        return cls(_topics(told["topics"]), _topics(told["since"]) if "since" in told else None)
+        return cls(
+            _topics_from_json(told["topics"]), _topics_from_json(told["since"]) if "since" in told else None
+        )
 
     @classmethod
     def _from_connector(cls, told: Mapping[str, Any]) -> Position:
-        return cls({name: TopicPosition(None, _offsets(parts)) for name, parts in told.items()})
+        return cls({name: TopicPosition(None, _offsets_from_json(parts)) for name, parts in told.items()})
 
 
-def _topics_json(topics: Mapping[str, TopicPosition]) -> dict[str, Any]:
-    return {name: _topic_json(topic) for name, topic in sorted(topics.items())}
+def _topics_to_json(topics: Mapping[str, TopicPosition]) -> dict[str, Any]:
+    return {name: _topic_to_json(topic) for name, topic in sorted(topics.items())}
 
 
-def _topics(told: Mapping[str, Any]) -> dict[str, TopicPosition]:
+def _topics_from_json(told: Mapping[str, Any]) -> dict[str, TopicPosition]:
     return {
-        name: TopicPosition(UUID(topic["id"]) if "id" in topic else None, _offsets(topic["offsets"]))
+        name: TopicPosition(
+            UUID(topic["id"]) if "id" in topic else None, _offsets_from_json(topic["offsets"])
+        )
         for name, topic in told.items()
     }
 
 
-def _topic_json(topic: TopicPosition) -> dict[str, Any]:
+def _topic_to_json(topic: TopicPosition) -> dict[str, Any]:
     offsets = {str(partition): topic.offsets[partition] for partition in sorted(topic.offsets)}
     return {"id": str(topic.id), "offsets": offsets} if topic.id is not None else {"offsets": offsets}
 
 
-def _offsets(told: Mapping[str, Any]) -> dict[int, int]:
+def _offsets_from_json(told: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in told.items()}
 
 
-def begin_of(start: Position, topic: str, topic_id: UUID | None, partition: int) -> int:
-    """Where a query that stands at `start` goes on in this partition of this topic, which may be a new one."""
+def start_offset(start: Position, topic: str, topic_id: UUID | None, partition: int) -> int:
+    """Return where a query at position `start` continues in this partition, whose topic may be a recreated one."""
     known = start.topics.get(topic)
     if known is None or not known.is_same_topic(topic_id):
         return FIRST_OFFSET
     return known.offsets.get(partition, FIRST_OFFSET)
 
 
-def ranges(start: Position, end: Position) -> list[OffsetRange]:
-    """What lies between two positions of a query; new partitions and new topics from their first offset on."""
+def ranges_between(start: Position, end: Position) -> list[OffsetRange]:
+    """Return the ranges between two positions. New partitions and new topics are read from their first offset."""
     start = start if end.since is None else Position(end.since)
     found = [
-        OffsetRange(name, topic.id, partition, begin_of(start, name, topic.id, partition), offset)
+        OffsetRange(name, topic.id, partition, start_offset(start, name, topic.id, partition), offset)
         for name, topic in sorted(end.topics.items())
         for partition, offset in sorted(topic.offsets.items())
     ]
     return [each for each in found if each.size]
+
+
+def unread_offsets(
+    begins: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Return the number of unread offsets of each partition that has any."""
+    sizes = {place: end - begins[place] for place, end in available.items()}
+    return {place: size for place, size in sizes.items() if size > 0}
+
+
+def limit_offsets(
+    begins: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], offsets_max: int
+) -> dict[TopicPartition, int]:
+    """Return the end offsets of a batch of at most `offsets_max` offsets, in proportion to what each partition has.
+
+    The remainder of the rounding goes first to partitions that would get nothing, so that none starves.
+    """
+    sizes = unread_offsets(begins, available)
+    total = sum(sizes.values())
+    if total <= offsets_max:
+        return dict(available)
+    shares = {place: size * offsets_max // total for place, size in sizes.items()}
+    rest = offsets_max - sum(shares.values())
+
+    def urgency(place: TopicPartition) -> tuple[bool, int, TopicPartition]:
+        return shares[place] > 0, -(sizes[place] * offsets_max % total), place
+
+    for place in sorted(sizes, key=urgency)[:rest]:
+        shares[place] += 1
+    return {
+        place: begins[place] + shares[place] if place in shares else end for place, end in available.items()
+    }
+
+
+def is_batch_due(total: int, offsets_min: int | None, waited_ms: float, delay_ms_max: int) -> bool:
+    """Return whether to start a batch of `total` offsets now, rather than wait for more."""
+    return offsets_min is None or total >= offsets_min or waited_ms >= delay_ms_max
+
+
+def split_ranges(
+    ranges: Iterable[OffsetRange], *, partitions_min: int | None = None, records_max: int | None = None
+) -> list[OffsetRange]:
+    """Split ranges for tasks: none longer than `records_max`, and `partitions_min` of them if there are enough offsets.
+
+    Large ranges are split into more pieces than small ones. The pieces of a range have nearly the same size.
+    """
+    whole = [each for each in ranges if each.size]
+    pieces = [-(-each.size // records_max) if records_max else 1 for each in whole]
+    if partitions_min is not None:
+        pieces = _raise_piece_counts(whole, pieces, partitions_min)
+    return [piece for each, count in zip(whole, pieces, strict=True) for piece in _split_range(each, count)]
+
+
+def _raise_piece_counts(ranges: list[OffsetRange], pieces: list[int], wanted: int) -> list[int]:
+    """Raise the counts until there are `wanted` pieces, each time for the range with the longest pieces."""
+    total = sum(each.size for each in ranges)
+    wanted = min(wanted, total)
+    # Start in proportion to the sizes, so that the loop only distributes the remainder of the rounding.
+    grown = [max(count, each.size * wanted // total) for each, count in zip(ranges, pieces, strict=True)]
+    while sum(grown) < wanted:
+        longest = max(range(len(ranges)), key=lambda index: (ranges[index].size / grown[index], -index))
+        grown[longest] += 1
+    return grown
+
+
+def _split_range(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
+    cuts = [whole.start + whole.size * index // count for index in range(count + 1)]
+    return [whole._replace(start=start, end=end) for start, end in pairwise(cuts)]
+
+
+#: Metadata of every committed offset. It shows to a person who would reset it that a Spark checkpoint decides.
+GROUP_METADATA: Final = "penstock-spark"
+_LOG: Final = logging.getLogger("penstock.spark")
+#: A batch waits at most this long for the commit to its group.
+_COMMIT_MS_MAX: Final = 5_000
+#: Offsets are committed again after this time, because brokers expire them and a query may have no data for weeks.
+COMMIT_REPEAT_MS: Final = 600_000
+#: Pause after a failed commit. Without it, every trigger would wait for the same failure.
+COMMIT_RETRY_MS: Final = 10_000
+
+
+class GroupProgress:
+    """Commits the progress of one query to its consumer group, on the driver."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        group: str | None,
+        *,
+        deadline: Callable[[float], Deadline] = Deadline,
+    ) -> None:
+        patience_ms = min(settings.retry_deadline_ms, _COMMIT_MS_MAX)
+        self._cluster = Cluster(replace(settings, retry_deadline_ms=patience_ms))
+        self._group = group
+        self._deadline = deadline
+        self._told: Position | None = None
+        self._rest = deadline(0)
+
+    def tell(self, finished: Position) -> None:
+        """Commit the end of the last finished batch, unless the same offsets were committed recently."""
+        if self._group is None or not finished.topics:
+            return
+        if not self._rest.is_over and self._told in (finished, None):
+            return
+        try:
+            commit_offsets(self._cluster, self._group, finished.offsets, metadata=GROUP_METADATA)
+        except ClientError as trouble:
+            _LOG.warning("group %s does not show how far the query has come: %s", self._group, trouble)
+            self._told, self._rest = None, self._deadline(COMMIT_RETRY_MS)
+        else:
+            self._told, self._rest = finished, self._deadline(COMMIT_REPEAT_MS)
+
+    def close(self) -> None:
+        self._cluster.close()

@@ -1,4 +1,4 @@
-"""Options as Spark hands them over: text under names of any case, read with errors that name the option."""
+"""Reads options as Spark passes them: text, under names of any case. Every error names the option."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from penstock.client.durations import UNITS_MS
 from penstock.client.errors import ClientError
-from penstock.client.metadata import Place
+from penstock.client.retry import UNITS_MS
+from penstock.client.wire.metadata import TopicPartition
 
-#: What goes to the connection begins so.
+#: Options with this prefix are connection settings.
 CONNECTION_PREFIX: Final = "kafka."
 _FLAGS: Final = {"true": True, "false": False}
-#: A bare number is one of milliseconds.
+#: A number without a unit means milliseconds.
 _UNITS_MS: Final = {"": 1, **UNITS_MS}
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]*)")
 _OFFSET_MAX: Final = (1 << 63) - 1
@@ -26,18 +26,18 @@ class OptionError(ClientError):
     """An option of a query is missing, unknown or wrong."""
 
 
-def wrong(name: str, value: object, wanted: str) -> OptionError:
+def invalid_option(name: str, value: object, wanted: str) -> OptionError:
     return OptionError(f"option {name}={value}: {wanted}")
 
 
-class GivenOptions:
-    """What a query was given, less what was read already."""
+class OptionReader:
+    """The options of a query that have not been read yet. Reading an option removes it."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._left = {str(name).strip().lower(): str(value) for name, value in options.items()}
 
     def connection(self) -> dict[str, str]:
-        """All that begins with `kafka.`, without that."""
+        """Return all options that begin with `kafka.`, without the prefix."""
         names = [name for name in self._left if name.startswith(CONNECTION_PREFIX)]
         return {name.removeprefix(CONNECTION_PREFIX): self._left.pop(name) for name in names}
 
@@ -50,7 +50,7 @@ class GivenOptions:
         if value is None:
             return default
         if value.lower() not in _FLAGS:
-            raise wrong(name, value, "must be true or false")
+            raise invalid_option(name, value, "must be true or false")
         return _FLAGS[value.lower()]
 
     def number(self, name: str, *, at_least: int = 1) -> int | None:
@@ -58,7 +58,7 @@ class GivenOptions:
         if value is None:
             return None
         if not re.fullmatch(r"\d{1,18}", value) or int(value) < at_least:
-            raise wrong(name, value, f"must be a whole number of at least {at_least}")
+            raise invalid_option(name, value, f"must be a whole number of at least {at_least}")
         return int(value)
 
     def duration_ms(self, name: str, *, default_ms: int) -> int:
@@ -67,11 +67,11 @@ class GivenOptions:
             return default_ms
         match = _DURATION.fullmatch(value.lower())
         if match is None or match[2] not in _UNITS_MS:
-            raise wrong(name, value, "must be a time such as 500ms, 30s, 15m or 1h")
+            raise invalid_option(name, value, "must be a time such as 500ms, 30s, 15m or 1h")
         return int(match[1]) * _UNITS_MS[match[2]]
 
-    def refuse_rest(self, known: Iterable[str]) -> None:
-        """Raises OptionError for what nobody has read, with the name that may have been meant."""
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Raise OptionError if an option has not been read, and suggest the option that may have been meant."""
         if not self._left:
             return
         name = min(self._left)
@@ -81,28 +81,30 @@ class GivenOptions:
         raise OptionError(f"there is no option {name}; {advice}")
 
 
-def numbers_by_place(name: str, text: str, *, least: int) -> dict[Place, int]:
-    """`{"topic": {"0": 23, "1": -2}}`. Raises OptionError."""
-    found: dict[Place, int] = {}
+def numbers_by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
+    """Parse `{"topic": {"0": 23, "1": -2}}`. Raises OptionError."""
+    found: dict[TopicPartition, int] = {}
     for topic, parts in _json_object(name, text).items():
         if not isinstance(parts, dict):
-            raise wrong(name, text, 'must look like {"topic": {"0": 23, "1": 42}}')
+            raise invalid_option(name, text, 'must look like {"topic": {"0": 23, "1": 42}}')
         for partition, number in parts.items():
-            found[topic, _partition(name, topic, partition)] = _number(name, topic, partition, number, least)
+            found[topic, _partition_index(name, topic, partition)] = _checked_number(
+                name, topic, partition, number, least
+            )
     if not found:
-        raise wrong(name, text, "names no partition")
+        raise invalid_option(name, text, "names no partition")
     return found
 
 
-def partitions_by_topic(name: str, text: str) -> tuple[Place, ...]:
-    """`{"topic": [0, 1]}`. Raises OptionError."""
+def assigned_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
+    """Parse `{"topic": [0, 1]}`. Raises OptionError."""
     found = []
     for topic, parts in _json_object(name, text).items():
         if not isinstance(parts, list):
-            raise wrong(name, text, 'must look like {"topic": [0, 1]}')
-        found += [(topic, _partition(name, topic, partition)) for partition in parts]
+            raise invalid_option(name, text, 'must look like {"topic": [0, 1]}')
+        found += [(topic, _partition_index(name, topic, partition)) for partition in parts]
     if not found:
-        raise wrong(name, text, "names no partition")
+        raise invalid_option(name, text, "names no partition")
     return tuple(sorted(set(found)))
 
 
@@ -110,19 +112,21 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as flaw:
-        raise wrong(name, text, f"is no JSON ({flaw})") from None
+        raise invalid_option(name, text, f"is no JSON ({flaw})") from None
     if not isinstance(found, dict):
-        raise wrong(name, text, "must be a JSON object with a member for each topic")
+        raise invalid_option(name, text, "must be a JSON object with a member for each topic")
     return found
 
 
-def _partition(name: str, topic: str, partition: object) -> int:
+def _partition_index(name: str, topic: str, partition: object) -> int:
     if re.fullmatch(r"\d{1,10}", str(partition)) is None or int(str(partition)) > _PARTITION_MAX:
-        raise wrong(name, partition, f"is no partition of {topic}")
+        raise invalid_option(name, partition, f"is no partition of {topic}")
     return int(str(partition))
 
 
-def _number(name: str, topic: str, partition: str, number: object, least: int) -> int:
+def _checked_number(name: str, topic: str, partition: str, number: object, least: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= _OFFSET_MAX:
-        raise wrong(name, number, f"must be a whole number of at least {least} ({topic}[{partition}])")
+        raise invalid_option(
+            name, number, f"must be a whole number of at least {least} ({topic}[{partition}])"
+        )
     return number

@@ -1,4 +1,4 @@
-"""The columns of a topic as Spark types, and a user's own schema as a choice among them."""
+"""The columns of a topic as Spark types. A schema that the user gives is a selection of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.spark.option_values import OptionError
+from penstock.spark.option_reader import OptionError
 
 #: By the names and types of Spark's Kafka connector.
-TYPES: Final = {
+COLUMN_TYPES: Final = {
     "key": "binary",
     "value": "binary",
     "topic": "string",
@@ -22,14 +22,14 @@ TYPES: Final = {
 
 
 #: All others are always there, and Spark is told so: it then does not ask for each row whether they are.
-_MAY_BE_NULL: Final = ("key", "value", "headers")
+_NULLABLE_COLUMNS: Final = ("key", "value", "headers")
 
 
 def table_schema(*, include_headers: bool) -> str:
     """As Spark reads it."""
-    chosen = {name: kind for name, kind in TYPES.items() if include_headers or name != "headers"}
+    chosen = {name: kind for name, kind in COLUMN_TYPES.items() if include_headers or name != "headers"}
     return ", ".join(
-        f"{name} {kind}{'' if name in _MAY_BE_NULL else ' NOT NULL'}" for name, kind in chosen.items()
+        f"{name} {kind}{'' if name in _NULLABLE_COLUMNS else ' NOT NULL'}" for name, kind in chosen.items()
     )
 
 
@@ -43,19 +43,21 @@ class Projection:
     @classmethod
     def of(cls, schema: Any) -> Projection:
         """Raises OptionError where a topic has no such column, or one of another type."""
-        known = {name.lower(): name for name in TYPES}
+        known = {name.lower(): name for name in COLUMN_TYPES}
         columns = []
         for field in schema.fields:
             name, kind = known.get(field.name.lower()), field.dataType.simpleString()
             if name is None:
-                raise OptionError(f"a topic has no column {field.name}; its columns are {', '.join(TYPES)}")
-            if kind != TYPES[name]:
                 raise OptionError(
-                    f"column {field.name} is {TYPES[name]}, not {kind}; convert it after reading"
+                    f"a topic has no column {field.name}; its columns are {', '.join(COLUMN_TYPES)}"
+                )
+            if kind != COLUMN_TYPES[name]:
+                raise OptionError(
+                    f"column {field.name} is {COLUMN_TYPES[name]}, not {kind}; convert it after reading"
                 )
             columns.append(name)
         if not columns:
-            raise OptionError(f"the schema has no columns; a topic has {', '.join(TYPES)}")
+            raise OptionError(f"the schema has no columns; a topic has {', '.join(COLUMN_TYPES)}")
         return cls(columns=tuple(columns), schema=schema)
 
     def fit(self) -> Callable[[Any], Any]:

@@ -16,24 +16,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.protocol.errors import ErrorCode
     from penstock.testing.embedded import EmbeddedBroker
-    from penstock.testing.faults import Fault, Faults
-    from penstock.testing.requests import FaultyRequest
+    from penstock.testing.faults import Fault, Faults, FaultyRequest
 
 __all__ = ("EmbeddedBroker", "ErrorCode", "Fault", "Faults", "FaultyRequest")
 
-_HOMES = {
+_MODULES = {
     "EmbeddedBroker": "penstock.testing.embedded",
     "ErrorCode": "penstock.protocol.errors",
     "Fault": "penstock.testing.faults",
     "Faults": "penstock.testing.faults",
-    "FaultyRequest": "penstock.testing.requests",
+    "FaultyRequest": "penstock.testing.faults",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: pytest imports this package in every run of everyone who has it installed."""
-    if name not in _HOMES:
+    """Imports on first use, because pytest imports this package in every run wherever it is installed."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""A whole broker inside the process of a test: its own thread, its own folder, any free port."""
+"""A whole broker inside the process of a test, with its own thread, data directory and free port."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
-from penstock.broker.listeners import format_address
+from penstock.broker.config.listeners import format_address
+from penstock.broker.config.node_settings import NodeSettings, load_settings
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node, new_event_loop
-from penstock.broker.settings import Settings, load_settings
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.testing.faults import Faults
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from os import PathLike
 
 _HOST: Final = "127.0.0.1"
-#: Starting may have to recover what a kill has left; more than this is a broker that hangs.
-_PATIENCE_S: Final = 60.0
+#: Starting may include recovery after a kill; a broker that takes longer than this hangs.
+_TIMEOUT_S: Final = 60.0
 
-#: Where an embedded broker differs from one that is served: tests are many and short, and their data is not
-#: missed. `penstock.flush=never` leaves syncing to the operating system (a killed broker still recovers all
-#: of it, since the process lives on); pass `settings={"penstock.flush": "ack"}` to sync as production does.
+#: How an embedded broker differs from `penstock serve`: tests are many and short, and their data need not be durable.
+#: `penstock.flush=never` leaves syncing to the operating system (a killed broker still recovers all data, because the
+#: process lives on); pass `settings={"penstock.flush": "ack"}` to sync as in production.
 EMBEDDED_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "group.initial.rebalance.delay.ms": "0",
@@ -51,8 +51,8 @@ Result = TypeVar("Result")
 class EmbeddedBroker:
     """A broker that any Kafka client can use, ready in a few milliseconds.
 
-    It keeps its data and its port through `stop`, `kill` and `restart`. Without `data_dir` the data is in a
-    temporary folder that goes when the `with` block ends, or with the process.
+    It keeps its data and its port across `stop`, `kill` and `restart`. Without `data_dir` the data is in a temporary
+    folder that is deleted when the `with` block ends, or with the process.
 
         >>> from confluent_kafka import Consumer, Producer
         >>> from penstock.testing import EmbeddedBroker
@@ -78,16 +78,16 @@ class EmbeddedBroker:
         port: int = 0,
         settings: Mapping[str, SettingValue] = MappingProxyType({}),
     ) -> None:
-        """`settings` are a node's settings by their names in Kafka; see EMBEDDED_SETTINGS for the defaults.
+        """`settings` are node settings with the names that Kafka uses; see EMBEDDED_SETTINGS for the defaults.
 
-        Raises InvalidSetting. Variables of the environment are not looked at.
+        Raises InvalidSetting. Environment variables are ignored.
         """
         self.faults = Faults()
-        self._given = {name: _text(value) for name, value in settings.items()}
+        self._given = {name: _setting_text(value) for name, value in settings.items()}
         self._port = port
         self._is_own_dir = data_dir is None
         self.data_dir = Path(tempfile.mkdtemp(prefix="penstock-") if data_dir is None else data_dir)
-        self._running: _Running | None = None
+        self._running: _NodeThread | None = None
         if self._is_own_dir:
             self._clean_up = weakref.finalize(self, shutil.rmtree, self.data_dir, ignore_errors=True)
         self._settings()
@@ -106,66 +106,66 @@ class EmbeddedBroker:
         if self._is_own_dir:
             self._clean_up()
 
-    # -- life ----------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
         return self._running is not None
 
     def start(self) -> Self:
-        """Returns when clients can connect. Raises what keeps the broker from starting."""
+        """Returns when clients can connect. Raises the error that keeps the broker from starting."""
         if self._running is not None:
             raise RuntimeError(f"{self} runs already")
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._running = _Running.start(self._settings(), self.faults)
+        self._running = _NodeThread.start(self._settings(), self.faults)
         self._port = self._running.node.listeners[0].port
         return self
 
     def stop(self) -> None:
-        """End it in good order, as an operator would. Its data stays for the next `start`."""
+        """Stop the broker cleanly, as an operator would. Its data stays for the next `start`."""
         self._end(clean=True)
 
     def kill(self) -> None:
-        """End it as a crash would: connections are cut and the next `start` has to recover the data.
+        """Stop the broker as a crash would: it drops its connections, and the next `start` has to recover the data.
 
-        What was written is still there, synced or not, as after `kill -9`; power loss is another matter.
+        All written data is still there, synced or not, as after `kill -9`. This does not simulate a power loss.
         """
         self._end(clean=False)
 
     def restart(self) -> None:
-        """Stop, and start on the same port with the same data; after a `kill`, just start."""
+        """Stop, and start on the same port with the same data; after a `kill`, only start."""
         self.stop()
         self.start()
 
-    # -- use -----------------------------------------------------------------------------------------
+    # -- usage ---------------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
-        """The port that it listens on; 0 before the first start if none was asked for."""
+        """The port that the broker listens on; 0 before the first start if no port was given."""
         return self._port
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients call `bootstrap.servers`."""
+        """The value for the clients' setting `bootstrap.servers`."""
         return format_address(_HOST, self._port)
 
     @property
     def http_url(self) -> str | None:
-        """Where /metrics, /health and /ready are, with the setting `penstock.http.listen` at "127.0.0.1:0"."""
+        """The base URL of /metrics, /health and /ready. Needs the setting `penstock.http.listen`: "127.0.0.1:0"."""
         http = self._node().http
         return None if http is None else f"http://{format_address(_HOST, http.port)}"
 
     def create_topic(self, name: str, partitions: int = 1, **settings: SettingValue) -> str:
         """Create a topic and return its name; it can be used at once.
 
-        Settings have their names in Kafka, with underscores for dots where that is easier to write:
+        Settings have the names that Kafka uses, or underscores for dots where that is easier to write:
         `create_topic("t", retention_ms=1000)` or `create_topic("t", **{"retention.ms": 1000})`.
-        Raises ValueError for what the broker refuses.
+        Raises ValueError if the broker refuses.
         """
         topic = NewTopic(
             name=name,
             partitions=partitions,
-            configs=tuple((key.replace("_", "."), _text(value)) for key, value in settings.items()),
+            configs=tuple((key.replace("_", "."), _setting_text(value)) for key, value in settings.items()),
         )
         node = self._node()
         (result,) = self._call(create_topics_in_cluster(node, [topic]))
@@ -174,17 +174,17 @@ class EmbeddedBroker:
         return name
 
     def new_topic(self, prefix: str = "topic", partitions: int = 1, **settings: SettingValue) -> str:
-        """Create a topic under a name that nobody else has, so that tests can share one broker."""
+        """Create a topic with a unique name, so that tests can share one broker."""
         return self.create_topic(self.unique_name(prefix), partitions, **settings)
 
     @staticmethod
     def unique_name(prefix: str = "name") -> str:
-        """For groups, topics and transactional ids that must not meet those of other tests."""
+        """A name for groups, topics and transactional ids that must differ from those of other tests."""
         return f"{prefix}-{uuid4().hex[:12]}"
 
-    # -- inside --------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> NodeSettings:
         fixed = {"listeners": f"PLAINTEXT://{_HOST}:{self._port}", "log.dirs": str(self.data_dir)}
         return load_settings({**EMBEDDED_SETTINGS, **fixed, **self._given}, {})
 
@@ -196,7 +196,7 @@ class EmbeddedBroker:
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         assert self._running is not None
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._running.loop).result(_PATIENCE_S)
+            return asyncio.run_coroutine_threadsafe(work, self._running.loop).result(_TIMEOUT_S)
         except ApiError as error:
             raise ValueError(str(error)) from error
 
@@ -206,10 +206,10 @@ class EmbeddedBroker:
             running.end(clean=clean)
 
 
-class _Running:
-    """A node at work on the loop of its own thread."""
+class _NodeThread:
+    """A node that runs on the event loop of its own thread."""
 
-    def __init__(self, settings: Settings, faults: Faults) -> None:
+    def __init__(self, settings: NodeSettings, faults: Faults) -> None:
         self.node: Node
         self.loop: asyncio.AbstractEventLoop
         self._stop: Callable[[bool], None]
@@ -219,17 +219,17 @@ class _Running:
         self._thread = threading.Thread(target=self._run, name="penstock-embedded", daemon=True)
 
     @classmethod
-    def start(cls, settings: Settings, faults: Faults) -> Self:
+    def start(cls, settings: NodeSettings, faults: Faults) -> Self:
         self = cls(settings, faults)
         self._thread.start()
-        self._started.result(_PATIENCE_S)
+        self._started.result(_TIMEOUT_S)
         return self
 
     def end(self, *, clean: bool) -> None:
         self.loop.call_soon_threadsafe(self._stop, clean)
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_TIMEOUT_S)
         if self._thread.is_alive():
-            raise RuntimeError(f"{self.node} did not stop within {_PATIENCE_S:g} s")
+            raise RuntimeError(f"{self.node} did not stop within {_TIMEOUT_S:g} s")
 
     def _run(self) -> None:
         try:
@@ -251,8 +251,8 @@ class _Running:
         await self.node.stop(clean=await ended)
 
 
-def _text(value: SettingValue) -> str:
-    """As Kafka writes it: true, false, and lists with commas."""
+def _setting_text(value: SettingValue) -> str:
+    """The value as Kafka writes it: true, false, and lists with commas."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -4,9 +4,9 @@
         penstock.create_topic("orders")
         run_my_application(penstock.bootstrap_servers)
 
-`penstock` is a fresh broker for each test: nothing in it but what the test puts there, and free to be stopped,
-killed and made to fail. `penstock_session` is one broker for the whole run (for each worker of pytest-xdist);
-use `penstock_session.new_topic()` and `unique_name()` there. Both are `penstock.testing.EmbeddedBroker` and run in
+`penstock` is a fresh broker for each test: it is empty, and the test may stop it, kill it and inject faults into it.
+`penstock_session` is one broker for the whole run (for each worker of pytest-xdist); use
+`penstock_session.new_topic()` and `unique_name()` there. Both are `penstock.testing.EmbeddedBroker` and run in
 a thread, so asyncio tests can use them as they are. To give them settings, define the fixture
 `penstock_settings` in your conftest.py:
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def penstock_settings() -> Mapping[str, Any]:
-    """Settings of the brokers that tests get, by their names in Kafka. Override it to set some."""
+    """Settings of the brokers for tests, with the names that Kafka uses. Override this fixture to set some."""
     return {}
 
 
@@ -40,12 +40,12 @@ def penstock(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="session")
 def penstock_session(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
-    """One Kafka-compatible broker for all tests; `penstock_session.new_topic()` keeps them apart."""
+    """One Kafka-compatible broker for all tests; `penstock_session.new_topic()` keeps their topics apart."""
     yield from _broker(penstock_settings)
 
 
 def _broker(settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
-    # Whoever has the package installed loads this plugin in every run; only tests that use a broker pay for it.
+    # pytest loads this plugin in every run wherever the package is installed; only tests that use a broker import it.
     from penstock.testing.embedded import EmbeddedBroker
 
     with EmbeddedBroker(settings=settings) as broker:

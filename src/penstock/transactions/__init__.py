@@ -1,1 +1,1 @@
-"""Transactions: the rules of the transaction coordinator, free of I/O."""
+"""The rules of the transaction coordinator, free of I/O."""

@@ -1,17 +1,19 @@
-"""What producers and brokers ask of the transaction coordinator and what they are told, free of any wire version.
+"""Requests to the transaction coordinator and its replies, independent of the wire version.
 
-Errors are as the newest version has them: where a producer is fenced they say PRODUCER_FENCED, and whoever speaks an
-older version turns that into INVALID_PRODUCER_EPOCH.
+Errors are those of the newest version: a fenced producer gets PRODUCER_FENCED, and the code that serves an older
+version turns that into INVALID_PRODUCER_EPOCH. `TransactionConfig` holds the settings of the node, with Kafka's
+names in the comments; `CoordinatorResult` is what an operation returns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.protocol.errors import ErrorCode
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
-#: From this version of the protocol on, every transaction has an epoch of its own (KIP-890).
+#: From this protocol version on, every transaction has its own epoch (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2
 
 
@@ -21,22 +23,22 @@ class TopicPartition(NamedTuple):
 
 
 class NeedsProducerId(NamedTuple):
-    """Nothing was done: ask again with a `fresh_producer_id`, for this takes one."""
+    """Nothing was done: the operation needs a producer id. Repeat it with a `fresh_producer_id`."""
 
 
-class InitRequest(NamedTuple):
+class InitProducerIdRequest(NamedTuple):
     transactional_id: str
     timeout_ms: int
-    #: What the producer had before, if it goes on after an error (KIP-360).
+    #: The previous id and epoch of a producer that continues after an error (KIP-360).
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
-    #: Somebody outside decides about prepared transactions: they never time out (KIP-939).
+    #: An external coordinator decides about prepared transactions, so they never time out (KIP-939).
     enable_two_phase: bool = False
-    #: Leave an open transaction to be decided by the new incarnation, instead of aborting it (KIP-939).
+    #: Keep an open transaction for the new incarnation to commit or abort, instead of aborting it (KIP-939).
     keep_prepared: bool = False
 
 
-class InitReply(NamedTuple):
+class InitProducerIdReply(NamedTuple):
     error: ErrorCode = ErrorCode.none
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
@@ -45,25 +47,25 @@ class InitReply(NamedTuple):
     ongoing_epoch: int = NO_PRODUCER_EPOCH
 
 
-class AddRequest(NamedTuple):
+class AddPartitionsRequest(NamedTuple):
     """Partitions to add, or to verify. Offsets of a group are its partition of `__consumer_offsets`."""
 
     transactional_id: str
     producer_id: int
     epoch: int
     partitions: tuple[TopicPartition, ...]
-    #: 0 or 1 when the producer itself asks, 2 when a broker adds for a producer of the newer protocol.
+    #: 0 or 1 if the producer sends the request, 2 if a broker adds partitions for a producer of the newer protocol.
     transaction_version: int = 0
 
 
-class AddReply(NamedTuple):
-    """An error of the whole is repeated for each partition."""
+class AddPartitionsReply(NamedTuple):
+    """An error of the whole request is repeated for each partition."""
 
     error: ErrorCode = ErrorCode.none
     partitions: tuple[tuple[TopicPartition, ErrorCode], ...] = ()
 
 
-class EndRequest(NamedTuple):
+class EndTxnRequest(NamedTuple):
     transactional_id: str
     producer_id: int
     epoch: int
@@ -71,18 +73,18 @@ class EndRequest(NamedTuple):
     transaction_version: int = 0
 
 
-class EndReply(NamedTuple):
-    """What the next transaction is begun with; the same as before with the older protocol."""
+class EndTxnReply(NamedTuple):
+    """The id and epoch for the next transaction; with the older protocol they do not change."""
 
     error: ErrorCode = ErrorCode.none
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
 
 
-class Markers(NamedTuple):
-    """The end of one transaction, to be written into each of its partitions."""
+class TransactionMarkers(NamedTuple):
+    """The end of one transaction, to be written to each of its partitions."""
 
-    #: Of this hand-out in the life of the shard: all else may be the same for a producer's next transaction.
+    #: Unique within a loaded shard. All other fields may be the same for the producer's next transaction.
     serial: int
     transactional_id: str
     producer_id: int
@@ -93,16 +95,16 @@ class Markers(NamedTuple):
 
 
 class MarkersPosition(NamedTuple):
-    """How far markers were received from one life of a shard; for a later life it means nothing."""
+    """How far markers were received from a loaded shard. It is meaningless after the shard is loaded again."""
 
     life: object
     serial: int
 
 
 class MarkersReply(NamedTuple):
-    """Hand `position` back with the next question: what is not confirmed so is handed out again."""
+    """Send `position` with the next request. Markers that are not confirmed this way are returned again."""
 
-    markers: tuple[Markers, ...]
+    markers: tuple[TransactionMarkers, ...]
     position: MarkersPosition
 
 
@@ -113,13 +115,13 @@ class DescribedTransaction(NamedTuple):
     producer_id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
     timeout_ms: int = 0
-    #: -1 when no transaction was begun.
+    #: -1 if no transaction was started.
     start_timestamp_ms: int = -1
     partitions: tuple[TopicPartition, ...] = ()
 
 
-class ListFilters(NamedTuple):
-    """No states, no producer ids, a duration below 0 and no matcher let everything pass."""
+class ListTransactionsFilters(NamedTuple):
+    """Without states, producer ids, a duration of at least 0 or a matcher, all transactions match."""
 
     states: frozenset[str] = frozenset()
     producer_ids: frozenset[int] = frozenset()
@@ -134,6 +136,31 @@ class ListedTransaction(NamedTuple):
     state: str
 
 
-class ListReply(NamedTuple):
+class ListTransactionsReply(NamedTuple):
     transactions: tuple[ListedTransaction, ...]
     unknown_states: tuple[str, ...] = ()
+
+
+_DAY_MS = 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionConfig:
+    timeout_max_ms: int = 900_000  # transaction.max.timeout.ms
+    id_expiration_ms: int = 7 * _DAY_MS  # transactional.id.expiration.ms
+    timed_out_check_interval_ms: int = 10_000  # transaction.abort.timed.out.transaction.cleanup.interval.ms
+    expired_check_interval_ms: int = 3_600_000  # transaction.remove.expired.transaction.cleanup.interval.ms
+    two_phase_enabled: bool = True  # transaction.two.phase.commit.enable
+
+
+KeyValue = tuple[bytes, bytes | None]
+
+#: Identifies the request that a reply belongs to. The shard keeps the token of a request that waits.
+ReplyToken = Hashable
+
+
+class CoordinatorResult(NamedTuple):
+    """Append the records as one batch, replay them, and send the replies once they are committed."""
+
+    records: tuple[KeyValue, ...] = ()
+    replies: tuple[tuple[ReplyToken, object], ...] = ()

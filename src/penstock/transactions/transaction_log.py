@@ -1,58 +1,130 @@
-"""Transactional ids as records of `__transaction_state`, and back.
+"""Records of `__transaction_state`, in Kafka's published formats, declared on kio's serializers.
 
-They are read by schema and written by hand: every transaction writes three, and each of them would cost more than the
-rest of its step.
+Keys start with an int16 that names the record type, values with an int16 version. Version 0 is only read: it has
+neither the previous producer nor the protocol version of the client. Records are decoded by schema but encoded by
+hand: every transaction writes three, and encoding by schema would cost more than the rest of the operation.
 """
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from kio.serial import entity_reader
+from kio.static.constants import EntityType
+from kio.static.primitive import i8, i16, i32, i64
 
 from penstock.protocol.produce import encode_uvarint
-from penstock.transactions import schemas
-from penstock.transactions.messages import NO_PRODUCER_ID, TopicPartition
-from penstock.transactions.states import BY_CODE, State
-from penstock.transactions.transaction import NO_PRODUCER, Producer, Transaction
-from penstock.transactions.work import KeyValue
+from penstock.transactions.messages import NO_PRODUCER_ID, KeyValue, TopicPartition
+from penstock.transactions.transaction import (
+    NO_PRODUCER,
+    STATES_BY_CODE,
+    ProducerIdAndEpoch,
+    TransactionMetadata,
+    TransactionState,
+)
 
-TRANSACTION_LOG: Final = 0
-#: The version we write; see schemas.py.
+#: Our own tag, far above Kafka's. Without it, a producer that retries a request after a failover would be fenced.
+PREDECESSOR_EPOCH_TAG: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLogKey:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    transactional_id: str = field(metadata={"kafka_type": "string"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsV0:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    topic: str = field(metadata={"kafka_type": "string"})
+    partition_ids: tuple[i32, ...] = field(metadata={"kafka_type": "int32"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLogValueV0:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(0)
+    __flexible__: ClassVar[bool] = False
+    producer_id: i64 = field(metadata={"kafka_type": "int64"})
+    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
+    transaction_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    transaction_status: i8 = field(metadata={"kafka_type": "int8"})
+    transaction_partitions: tuple[PartitionsV0, ...] | None
+    transaction_last_update_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    transaction_start_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionsV1:
+    __type__: ClassVar = EntityType.nested
+    __version__: ClassVar[i16] = i16(1)
+    __flexible__: ClassVar[bool] = True
+    topic: str = field(metadata={"kafka_type": "string"})
+    partition_ids: tuple[i32, ...] = field(metadata={"kafka_type": "int32"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLogValueV1:
+    __type__: ClassVar = EntityType.data
+    __version__: ClassVar[i16] = i16(1)
+    __flexible__: ClassVar[bool] = True
+    producer_id: i64 = field(metadata={"kafka_type": "int64"})
+    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
+    transaction_timeout: i32 = field(metadata={"kafka_type": "int32"})
+    transaction_status: i8 = field(metadata={"kafka_type": "int8"})
+    transaction_partitions: tuple[PartitionsV1, ...] | None
+    transaction_last_update_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    transaction_start_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    previous_producer_id: i64 = field(metadata={"kafka_type": "int64", "tag": 0}, default=i64(-1))
+    next_producer_id: i64 = field(metadata={"kafka_type": "int64", "tag": 1}, default=i64(-1))
+    client_transaction_version: i16 = field(metadata={"kafka_type": "int16", "tag": 2}, default=i16(0))
+    next_producer_epoch: i16 = field(metadata={"kafka_type": "int16", "tag": 3}, default=i16(-1))
+    previous_producer_epoch: i16 = field(
+        metadata={"kafka_type": "int16", "tag": PREDECESSOR_EPOCH_TAG}, default=i16(-1)
+    )
+
+
+TRANSACTION_LOG_KEY_TYPE: Final = 0
+#: The version that we write; version 0 is only read.
 _VALUE_VERSION: Final = 1
 
 _STRING_BYTES_MAX: Final = 32_767
 _INT16: Final = struct.Struct(">h")
-_VALUES: Final[dict[int, Any]] = {0: schemas.TransactionLogValueV0, 1: schemas.TransactionLogValueV1}
+_VALUES: Final[dict[int, Any]] = {0: TransactionLogValueV0, 1: TransactionLogValueV1}
 
-_KEY: Final = struct.Struct(">hh")  # kind of record, bytes of the transactional id
+_KEY: Final = struct.Struct(">hh")  # record type, bytes of the transactional id
 _HEAD: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, state
 _TIMES: Final = struct.Struct(">qq")  # last update, start
 _LONG_TAG: Final = struct.Struct(">BBq")  # tag, size, value
 _SHORT_TAG: Final = struct.Struct(">BBh")
-_PREDECESSOR_EPOCH: Final = encode_uvarint(schemas.PREDECESSOR_EPOCH_TAG) + b"\x02"
+_PREDECESSOR_EPOCH: Final = encode_uvarint(PREDECESSOR_EPOCH_TAG) + b"\x02"
 _NO_TAGS: Final = b"\x00"
 _NULL: Final = b"\x00"
 
 
 class UnknownVersion(ValueError):
-    """A value in a layout newer than any that this code knows: reading on would lose what it says."""
+    """A value in a newer format than this code knows: ignoring the unknown parts would lose data."""
 
 
 def can_store(transactional_id: str) -> bool:
-    """Keys are stored with a length of 16 bits."""
+    """Whether the id fits into a key, whose length field has 16 bits."""
     return len(transactional_id) > 0 and len(transactional_id.encode()) <= _STRING_BYTES_MAX
 
 
-def encode(transaction: Transaction) -> KeyValue:
+def encode_transaction(transaction: TransactionMetadata) -> KeyValue:
     producer, tags = transaction.producer, _tags(transaction)
     value = (
         _HEAD.pack(
             _VALUE_VERSION, producer.id, producer.epoch, transaction.timeout_ms, transaction.state.code
         ),
-        _NULL if transaction.state is State.EMPTY else _partitions_out(transaction.partitions),
+        _NULL if transaction.state is TransactionState.EMPTY else _encode_partitions(transaction.partitions),
         _TIMES.pack(transaction.update_timestamp_ms, transaction.start_timestamp_ms),
         encode_uvarint(len(tags)),
         *tags,
@@ -60,59 +132,59 @@ def encode(transaction: Transaction) -> KeyValue:
     return encode_key(transaction.transactional_id), b"".join(value)
 
 
-def tombstone(transactional_id: str) -> KeyValue:
+def encode_tombstone(transactional_id: str) -> KeyValue:
     return encode_key(transactional_id), None
 
 
 def encode_key(transactional_id: str) -> bytes:
     name = transactional_id.encode()
-    return _KEY.pack(TRANSACTION_LOG, len(name)) + name
+    return _KEY.pack(TRANSACTION_LOG_KEY_TYPE, len(name)) + name
 
 
 def decode_key(key: bytes) -> str | None:
-    """None for a record of another kind."""
+    """Returns None for a record of another type."""
     (kind,) = _INT16.unpack_from(key)
-    if kind != TRANSACTION_LOG:
+    if kind != TRANSACTION_LOG_KEY_TYPE:
         return None
-    transactional_id: str = _read(schemas.TransactionLogKey, key).transactional_id
+    transactional_id: str = _read(TransactionLogKey, key).transactional_id
     return transactional_id
 
 
-def decode_value(transactional_id: str, value: bytes) -> Transaction:
+def decode_transaction(transactional_id: str, value: bytes) -> TransactionMetadata:
     (version,) = _INT16.unpack_from(value)
     if version not in _VALUES:
         raise UnknownVersion(f"transaction of version {version}")
     try:
         entity = _read(_VALUES[version], value)
-    except KeyError as error:  # kio's word for a tag that the schema lacks
+    except KeyError as error:  # kio raises this for a tag that the schema lacks
         raise UnknownVersion(str(error)) from error
-    return Transaction(
+    return TransactionMetadata(
         transactional_id=transactional_id,
-        state=BY_CODE[entity.transaction_status],
-        producer=Producer(entity.producer_id, entity.producer_epoch),
+        state=STATES_BY_CODE[entity.transaction_status],
+        producer=ProducerIdAndEpoch(entity.producer_id, entity.producer_epoch),
         timeout_ms=entity.transaction_timeout,
-        partitions=_partitions_in(entity),
+        partitions=_decode_partitions(entity),
         start_timestamp_ms=entity.transaction_start_timestamp,
         update_timestamp_ms=entity.transaction_last_update_timestamp,
-        **(_kin(entity) if version else {}),
+        **(_neighbouring_producers(entity) if version else {}),
     )
 
 
-def _kin(entity: Any) -> dict[str, Any]:
-    """Who came before and who comes after, which only newer values tell."""
+def _neighbouring_producers(entity: Any) -> dict[str, Any]:
+    """Returns the predecessor, the successor and the protocol version, which version 0 does not contain."""
     successor = None
     if entity.next_producer_id != NO_PRODUCER_ID:
-        # Kafka stores no epoch for a producer id that was just made.
-        successor = Producer(entity.next_producer_id, max(entity.next_producer_epoch, 0))
+        # Kafka stores no epoch for a new producer id.
+        successor = ProducerIdAndEpoch(entity.next_producer_id, max(entity.next_producer_epoch, 0))
     return {
         "successor": successor,
-        "predecessor": Producer(entity.previous_producer_id, entity.previous_producer_epoch),
+        "predecessor": ProducerIdAndEpoch(entity.previous_producer_id, entity.previous_producer_epoch),
         "transaction_version": entity.client_transaction_version,
     }
 
 
-def _tags(transaction: Transaction) -> list[bytes]:
-    """The tagged fields, in the order of their tags; what has its default is left out."""
+def _tags(transaction: TransactionMetadata) -> list[bytes]:
+    """Returns the tagged fields in the order of their tags, without those that have the default value."""
     predecessor, successor = transaction.predecessor, transaction.successor or NO_PRODUCER
     tags = []
     if predecessor.id != NO_PRODUCER.id:
@@ -128,15 +200,15 @@ def _tags(transaction: Transaction) -> list[bytes]:
     return tags
 
 
-def _partitions_out(partitions: Iterable[TopicPartition]) -> bytes:
+def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     topics = [
-        _topic_out(topic.encode(), [place.partition for place in places])
+        _encode_topic(topic.encode(), [place.partition for place in places])
         for topic, places in groupby(sorted(partitions), key=attrgetter("topic"))
     ]
     return encode_uvarint(len(topics) + 1) + b"".join(topics)
 
 
-def _topic_out(name: bytes, partitions: list[int]) -> bytes:
+def _encode_topic(name: bytes, partitions: list[int]) -> bytes:
     count = len(partitions)
     return b"".join(
         (
@@ -149,7 +221,7 @@ def _topic_out(name: bytes, partitions: list[int]) -> bytes:
     )
 
 
-def _partitions_in(entity: Any) -> frozenset[TopicPartition]:
+def _decode_partitions(entity: Any) -> frozenset[TopicPartition]:
     return frozenset(
         TopicPartition(topic.topic, partition)
         for topic in entity.transaction_partitions or ()

@@ -16,8 +16,8 @@ from tests.application.dlq.killed import AT_WORK, BEFORE_WORK, LETTERS_IN_ONE, M
 from tests.application.dlq.letters import Office, letter
 from tests.brokers import BrokerProcess
 
-from penstock.client.deadletters.turns import turn_query
-from penstock.spark.replay.turns import begin
+from penstock.client.deadletters.writer import replay_query_name
+from penstock.spark.replay.lock import acquire_lock
 
 PARTITIONS = 3
 #: Of a run that is killed, before it is.
@@ -45,7 +45,7 @@ class Campaign:
         self.orders = office.create(name, PARTITIONS)
         self.dead = office.create_dead(name, PARTITIONS)
         with office.cluster() as cluster:
-            begin(cluster, turn_query(self.dead))  # a replay on Spark was there before
+            acquire_lock(cluster, replay_query_name(self.dead))  # a replay on Spark was there before
 
     def run(self, kills: int) -> Counter[str]:
         """Raises Broken."""

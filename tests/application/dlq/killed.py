@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from penstock.cli import app as _app  # loaded before anybody is forked
+from penstock.cli import commands as _app  # loaded before anybody is forked
 from penstock.cli import main
-from penstock.client import transactions
-from penstock.client.deadletters import replaying, writing
-from penstock.client.producing import RawProducer
-from penstock.spark.replay.turns import LettersTurn
+from penstock.client.deadletters import replay, writer
+from penstock.client.wire import transactions
+from penstock.client.wire.producer import RawProducer
+from penstock.spark.replay.lock import SparkReplayLock
 
 #: What is wrapped, and whether the process dies before or after it: on the way to the turn,
 BEFORE_WORK: dict[str, tuple[Any, str, bool]] = {
     "in the turn": (transactions, "end_transaction", True),
-    "turn taken": (LettersTurn, "take", True),
+    "turn taken": (SparkReplayLock, "take", True),
     "begun": (RawProducer, "init", True),
-    "list read": (replaying, "read_marks", True),
+    "list read": (replay, "read_resolutions", True),
 }
 #: and from then on.
 AT_WORK: dict[str, tuple[Any, str, bool]] = {
@@ -54,15 +54,15 @@ def _lay(ambush: str) -> None:
     if name in BEFORE_WORK:
         _wrap(*BEFORE_WORK[name], int(number))
         return
-    read_marks = replaying.read_marks
+    read_resolutions = replay.read_resolutions
 
     def read_and_lay(*args: Any, is_settled: bool) -> Any:
-        answer = read_marks(*args, is_settled=is_settled)
+        answer = read_resolutions(*args, is_settled=is_settled)
         if is_settled:
             _wrap(*AT_WORK[name], int(number))
         return answer
 
-    replaying.read_marks = read_and_lay  # type: ignore[attr-defined]
+    replay.read_resolutions = read_and_lay  # type: ignore[attr-defined]
 
 
 def _wrap(owner: Any, attribute: str, dies_after: bool, number: int) -> None:
@@ -81,35 +81,41 @@ def _wrap(owner: Any, attribute: str, dies_after: bool, number: int) -> None:
 
 
 def _write_without_marks(desk: Any, entries: Any) -> Any:
-    sent = desk._send(writing._by_place(entry.out for entry in entries))
+    sent = desk._send(writer.by_topic_partition(entry.out for entry in entries))
     desk._producer.end(commit=True)
     return sent
 
 
 def _write_marks_afterwards(desk: Any, entries: Any) -> Any:
     sent = _write_without_marks(desk, entries)
-    desk._send(writing._by_place(desk._noted(entry) for entry in entries))
+    desk._send(writer.by_topic_partition(desk._noted(entry) for entry in entries))
     desk._producer.end(commit=True)
     return sent
 
 
 def _write_marks_first(desk: Any, entries: Any) -> Any:
-    desk._send(writing._by_place(desk._noted(entry) for entry in entries))
+    desk._send(writer.by_topic_partition(desk._noted(entry) for entry in entries))
     desk._producer.end(commit=True)
     return _write_without_marks(desk, entries)
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "": lambda: None,
-    "without marks": lambda: mock.patch.object(writing.Desk, "write_all", _write_without_marks).start(),
-    "marks afterwards": lambda: mock.patch.object(writing.Desk, "write_all", _write_marks_afterwards).start(),
-    "marks first": lambda: mock.patch.object(writing.Desk, "write_all", _write_marks_first).start(),
+    "without marks": lambda: mock.patch.object(
+        writer.DeadLetterWriter, "write_all", _write_without_marks
+    ).start(),
+    "marks afterwards": lambda: mock.patch.object(
+        writer.DeadLetterWriter, "write_all", _write_marks_afterwards
+    ).start(),
+    "marks first": lambda: mock.patch.object(
+        writer.DeadLetterWriter, "write_all", _write_marks_first
+    ).start(),
 }
 
 
 def _live(run: Run) -> int:
     """Once, and then never again: what is changed here stays changed."""
-    replaying.ENTRIES_MAX = LETTERS_IN_ONE  # type: ignore[misc]
+    replay.ENTRIES_MAX = LETTERS_IN_ONE  # type: ignore[misc]
     MUTATIONS[run.mutation]()
     if run.ambush:
         _lay(run.ambush)
@@ -130,7 +136,7 @@ def _fork(run: Run) -> int:
 
 
 def serve() -> None:
-    assert _app.app is not None
+    assert _app.root_app is not None
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what commands print is no answer
     for line in sys.stdin:

@@ -7,12 +7,12 @@ from confluent_kafka.admin import AdminClient
 from tests.compat import confluent
 from tests.compat.message import Message
 
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.reading import records, settled_spans
-from penstock.client.letters import Failure, Header, Origin, dead_letter_topic, headers_for
-from penstock.client.settings import ConnectionSettings
-from penstock.protocol.letters import HANDLER
-from penstock.protocol.records import Record
+from penstock.client.deadletters.headers import Failure, Header, Origin, dead_letter_topic, failure_headers
+from penstock.client.deadletters.reader import read_records, settled_offset_ranges
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.dead_letter_headers import HANDLER_HEADER
+from penstock.protocol.record_batch import Record
 
 #: What is gone is told of quickly: a single broker has heard of everything.
 QUICK = {"topic.metadata.propagation.max.ms": "300"}
@@ -33,9 +33,9 @@ def letter(
 ) -> Message:
     origin = Origin(topic=topic, partition=partition, offset=number, timestamp_ms=MOMENT_MS + number)
     failure = Failure(error_class=error, message=f"no {number}\nat all", stack="Traceback ...\nboom")
-    headers = headers_for(OWN, origin, failure, group=group, attempts=5)
+    headers = failure_headers(OWN, origin, failure, group=group, attempts=5)
     if handler is not None:
-        headers.append((HANDLER, handler.encode()))
+        headers.append((HANDLER_HEADER, handler.encode()))
     fields = {"value": b"%d" % number, "key": b"k%d" % number, "timestamp_ms": None, **more}
     return Message(headers=tuple(headers), partition=dead_in, **fields)
 
@@ -65,8 +65,8 @@ class Office:
             info = cluster.await_topic(topic)
             return [
                 (span.partition, record)
-                for span in settled_spans(cluster, info)
-                for record in records(cluster, info, span)
+                for span in settled_offset_ranges(cluster, info)
+                for record in read_records(cluster, info, span)
             ]
 
     def numbers(self, topic: str) -> list[int]:

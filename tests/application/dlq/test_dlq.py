@@ -16,15 +16,15 @@ from tests.compat.message import Message
 from tests.waiting import eventually
 
 from penstock.client import Penstock
-from penstock.client.deadletters.replaying import Replay, Request, survey
-from penstock.client.deadletters.turns import Overtaken, taken, turn_query
-from penstock.client.letters import RETRY_SETTINGS, is_for, origin_of, replayed_topic
-from penstock.client.positions import commit
-from penstock.client.producing import RawProducer
-from penstock.protocol.letters import WITHOUT_RECORD
-from penstock.protocol.records import Record, encode_batch
-from penstock.spark.decisions import driver_name
-from penstock.spark.replay.turns import LettersTurn, begin
+from penstock.client.deadletters.headers import RETRY_SETTINGS, is_for_group, read_origin, replayed_topic
+from penstock.client.deadletters.replay import Replay, ReplayRequest, plan_replay
+from penstock.client.deadletters.writer import ReplayFenced, locked_producer, replay_query_name
+from penstock.client.wire.offsets import commit_offsets
+from penstock.client.wire.producer import RawProducer
+from penstock.protocol.dead_letter_headers import WITHOUT_RECORD_HEADER
+from penstock.protocol.record_batch import Record, encode_batch
+from penstock.spark.exactly_once.decisions import sink_transactional_id
+from penstock.spark.replay.lock import SparkReplayLock, acquire_lock
 
 
 def lines(text):
@@ -197,7 +197,7 @@ def test_what_is_no_letter_is_left_out_and_told(penstock, answer, office, orders
         dead,
         [
             Message(value=b"99"),
-            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD, b"gone"))),
+            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD_HEADER, b"gone"))),
             letter(orders, 5, partition=17),
         ],
     )
@@ -238,15 +238,15 @@ def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
     retries = office.create(f"{orders}.retry.1", 3, **RETRY_SETTINGS)
     assert f"group {group} has no position in {retries} yet" in penstock(*asked, "--dry-run")[1]
     with office.cluster() as cluster:
-        commit(cluster, group, {(retries, 0): 0})
+        commit_offsets(cluster, group, {(retries, 0): 0})
     assert penstock(*asked)[1] == f"1 letter of {dead} replayed\n"
     assert office.read(orders) == []
     [(partition, record)] = office.read(retries)
     assert partition == 2
     assert abs(record.timestamp - time.time() * 1000) < 60_000
-    assert is_for(record.headers, group)
-    assert not is_for(record.headers, "billing")
-    origin = origin_of(record.headers, topic="", partition=0, offset=0, timestamp_ms=0)
+    assert is_for_group(record.headers, group)
+    assert not is_for_group(record.headers, "billing")
+    origin = read_origin(record.headers, topic="", partition=0, offset=0, timestamp_ms=0)
     assert (origin.topic, origin.partition, origin.offset, origin.attempts) == (orders, 2, 30, 0)
     assert answer(*asked)["replayed"] == 0
 
@@ -266,7 +266,7 @@ def test_letters_of_a_topic_that_was_made_anew_are_others(answer, office, orders
 def test_what_a_dead_tool_left_open_is_neither_waited_for_nor_seen(answer, office, orders, dead):
     with office.cluster() as cluster:
         answer("dlq", "replay", dead, "--limit", "2")
-        killed = RawProducer(cluster, transactional_id=driver_name(turn_query(dead)))
+        killed = RawProducer(cluster, transactional_id=sink_transactional_id(replay_query_name(dead)))
         killed.init()
         for topic, key in ((orders, b"k"), (replayed_topic(dead), b"0:5")):
             killed.send(topic, 0, encode_batch([Record(0, 1, key, b"666")]))
@@ -278,17 +278,17 @@ def test_what_a_dead_tool_left_open_is_neither_waited_for_nor_seen(answer, offic
 
 def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
     with office.cluster() as cluster, office.cluster() as other:
-        first, second = LettersTurn(cluster, dead), LettersTurn(other, dead)
-        assert first.name == driver_name(turn_query(dead))
+        first, second = SparkReplayLock(cluster, dead), SparkReplayLock(other, dead)
+        assert first.name == sink_transactional_id(replay_query_name(dead))
         first.take()
         first.check()
-        begin(other, turn_query(dead))  # as a replay on Spark does
-        with pytest.raises(Overtaken, match="another replay of the same dead letters has begun"):
+        acquire_lock(other, replay_query_name(dead))  # as a replay on Spark does
+        with pytest.raises(ReplayFenced, match="another replay of the same dead letters has begun"):
             first.check()
         second.take()
         second.check()
-        begin(cluster, turn_query(dead))
-        with pytest.raises(Overtaken):
+        acquire_lock(cluster, replay_query_name(dead))
+        with pytest.raises(ReplayFenced):
             second.check()
 
 
@@ -296,31 +296,31 @@ def test_who_is_overtaken_on_the_way_takes_the_turn_again(office, dead):
     """Somebody begins after our turn was taken, and before our producer is there to be fenced."""
     takes = []
 
-    class Late(LettersTurn):
+    class Late(SparkReplayLock):
         def take(self):
             super().take()
             takes.append(self.name)
             if len(takes) == 1:
-                begin(other, turn_query(dead))
+                acquire_lock(other, replay_query_name(dead))
 
     with office.cluster() as cluster, office.cluster() as other:
-        begin(other, turn_query(dead))
-        with taken(cluster, Late(cluster, dead), dead) as producer:
+        acquire_lock(other, replay_query_name(dead))
+        with locked_producer(cluster, Late(cluster, dead), dead) as producer:
             assert len(takes) == 2
             assert producer.transactional_id == takes[0]
 
 
 def replay_of(cluster, dead, **options):
-    request = Request(topic=cluster.await_topic(dead), id="test", rate_per_s=4)
+    request = ReplayRequest(topic=cluster.await_topic(dead), id="test", rate_per_s=4)
     clock = itertools.count(0, 10)
-    return Replay(cluster, request, survey(cluster, request), clock=lambda: next(clock), **options)
+    return Replay(cluster, request, plan_replay(cluster, request), clock=lambda: next(clock), **options)
 
 
 def test_what_was_replayed_since_the_survey_is_left_out(office, orders, dead):
     with office.cluster() as cluster, office.cluster() as other:
         slow, quick = replay_of(cluster, dead), replay_of(other, dead)
-        assert quick.run(LettersTurn(other, dead)).replayed == 20
-        outcome = slow.run(LettersTurn(cluster, dead))
+        assert quick.run(SparkReplayLock(other, dead)).replayed == 20
+        outcome = slow.run(SparkReplayLock(cluster, dead))
         assert (outcome.replayed, outcome.done_before) == (0, 20)
     assert office.numbers(orders) == list(range(20))
 
@@ -331,13 +331,13 @@ def test_who_begins_takes_the_turn_from_who_was_before(office, orders, dead):
 
         def begin_another(done):
             if done == 8:
-                assert replay_of(other, dead).run(LettersTurn(other, dead)).replayed == 12
+                assert replay_of(other, dead).run(SparkReplayLock(other, dead)).replayed == 12
 
         first = replay_of(cluster, dead, progress=begin_another)
         with pytest.raises(
-            Overtaken, match=f"somebody else has begun to replay, edit or purge letters of {dead}"
+            ReplayFenced, match=f"somebody else has begun to replay, edit or purge letters of {dead}"
         ):
-            first.run(LettersTurn(cluster, dead))
+            first.run(SparkReplayLock(cluster, dead))
         assert first.outcome.replayed == 8
     assert office.numbers(orders) == list(range(20))
 
@@ -346,9 +346,9 @@ def test_stopped_between_two_transactions(office, orders, dead):
     with office.cluster() as cluster:
         told = []
         stopped = replay_of(cluster, dead, progress=told.append, should_stop=lambda: told[-1:] == [12])
-        outcome = stopped.run(LettersTurn(cluster, dead))
+        outcome = stopped.run(SparkReplayLock(cluster, dead))
         assert (outcome.replayed, outcome.is_stopped) == (12, True)
-        assert replay_of(cluster, dead).run(LettersTurn(cluster, dead)).replayed == 8
+        assert replay_of(cluster, dead).run(SparkReplayLock(cluster, dead)).replayed == 8
     assert office.numbers(orders) == list(range(20))
 
 

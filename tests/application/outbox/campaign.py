@@ -26,7 +26,7 @@ from tests.chaos import commands
 from tests.servers import PostgresServer
 from tests.waiting import eventually
 
-from penstock.client.outbox.databases.opening import open_database
+from penstock.client.outbox.database import open_database
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 POINT, ANYTIME, BROKER, TWO, CUT_OFF = (

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.client.outbox.databases.base import Database
-from penstock.client.outbox.errors import OutboxError
-from penstock.client.outbox.markers import Marker
+from penstock.client.outbox.database import OutboxDatabase
+from penstock.client.outbox.kafka import Marker, TransactionalSender
+from penstock.client.outbox.messages import OutboxError, OutboxRow
 from penstock.client.outbox.relay import Relay
-from penstock.client.outbox.rows import Row
-from penstock.client.outbox.sending import Sender
 
 SELECTED, PRODUCED, COMMITTING, COMMITTED, DELETING, DELETED = POINTS = (
     "selected",
@@ -85,7 +83,7 @@ class ChildRelay(Relay):
         self._points = Points(job)
         self._highest = 0
 
-    def _select(self, database: Database, rows_max: int) -> list[Row]:
+    def _select(self, database: OutboxDatabase, rows_max: int) -> list[OutboxRow]:
         rows = super()._select(database, rows_max)
         if self._job.mutation == HIGHEST_ID:
             rows = [row for row in rows if row.id > self._highest]
@@ -102,7 +100,7 @@ class ChildRelay(Relay):
             self._highest = max([0, *(number for marker in markers for number in marker.rows)])
         return markers
 
-    def _open_database(self) -> Database:
+    def _open_database(self) -> OutboxDatabase:
         database: Any = super()._open_database()
         if self._job.mutation == NO_LOCK:
             database.hold_table = lambda alone: True
@@ -120,7 +118,9 @@ class ChildRelay(Relay):
         database.delete = deleted
         return database
 
-    def _open_sender(self, name: str, shards: int, shard: int, stopping: threading.Event) -> Sender:
+    def _open_sender(
+        self, name: str, shards: int, shard: int, stopping: threading.Event
+    ) -> TransactionalSender:
         sender: Any = super()._open_sender(name, shards, shard, stopping)
         if self._job.mutation == NO_LOCK:
             sender.transactional_id += f"-{os.getpid()}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from penstock.client.outbox import add
-from penstock.client.outbox.databases.opening import dialect_of, make_tables
-from penstock.client.outbox.schema import SQLITE
+from penstock.client.outbox.database import create_tables, url_dialect
+from penstock.client.outbox.messages import SQLITE
 
 TOPICS = ("orders", "parcels")
 KEYS = 12
@@ -26,10 +26,10 @@ class Sale(NamedTuple):
 class Shop:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.is_sqlite = dialect_of(url) == SQLITE
+        self.is_sqlite = url_dialect(url) == SQLITE
 
     def prepare(self) -> "Shop":
-        make_tables(self.url)
+        create_tables(self.url)
         with self.connected() as connection:
             connection.execute("CREATE TABLE counters (key text PRIMARY KEY, n integer NOT NULL)")
             connection.execute("CREATE TABLE sales (message_id text, topic text, key text, n integer)")

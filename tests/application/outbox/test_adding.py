@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from tests.waiting import eventually
 
 from penstock.client.outbox import OutboxError, add, create_table, schema
-from penstock.client.outbox.databases.opening import make_tables, open_database
+from penstock.client.outbox.database import create_tables, open_database
 
 Opened = AbstractContextManager[tuple[Any, Any]]
 
@@ -69,7 +69,7 @@ def test_a_message_is_there_if_and_only_if_its_transaction_is(url: str, way: str
 
 
 def test_values_are_kept_as_they_are(url: str) -> None:
-    make_tables(url)
+    create_tables(url)
     values = [b"\x00\xff", "text", None, {"a": [1]}]
     with plain(url, with_cursor=False) as (connection, _):
         for value in values:
@@ -82,7 +82,7 @@ def test_values_are_kept_as_they_are(url: str) -> None:
 
 def test_a_message_outside_of_any_transaction_is_refused(url: str) -> None:
     """It would be published even if the change that it tells of never comes to be."""
-    make_tables(url)
+    create_tables(url)
     if url.startswith("sqlite"):
         connection: Any = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
     else:
@@ -97,7 +97,7 @@ def test_a_message_outside_of_any_transaction_is_refused(url: str) -> None:
 
 
 def test_an_engine_in_autocommit_mode_is_refused(postgres_url: str) -> None:
-    make_tables(postgres_url)
+    create_tables(postgres_url)
     address = postgres_url.replace("postgresql://", "postgresql+psycopg://")
     engine = sqlalchemy.create_engine(address, isolation_level="AUTOCOMMIT")
     with (
@@ -127,7 +127,7 @@ def test_an_asynchronous_session_is_told_how(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_messages_without_a_key_stay_together_with_their_transaction(postgres_url: str) -> None:
-    make_tables(postgres_url)
+    create_tables(postgres_url)
     with psycopg.connect(postgres_url) as connection:
         for _ in range(3):
             add(connection, "orders", "a")
@@ -140,7 +140,7 @@ def test_messages_without_a_key_stay_together_with_their_transaction(postgres_ur
 
 
 def test_relays_are_told_when_the_transaction_commits(postgres_url: str) -> None:
-    make_tables(postgres_url)
+    create_tables(postgres_url)
     with (
         psycopg.connect(postgres_url, autocommit=True) as listener,
         psycopg.connect(postgres_url) as connection,
@@ -160,7 +160,7 @@ def test_relays_are_told_when_the_transaction_commits(postgres_url: str) -> None
 def test_serialised_transactions_of_a_key_get_their_ids_in_the_order_of_their_commits(
     postgres_url: str,
 ) -> None:
-    make_tables(postgres_url)
+    create_tables(postgres_url)
     with psycopg.connect(postgres_url) as first, psycopg.connect(postgres_url) as second:
         add(first, "orders", "1", key="k", serialise=True)
         add(second, "orders", "other", key="another", serialise=True)  # nobody waits for another key
@@ -179,7 +179,7 @@ def test_many_may_make_the_tables_at_once(postgres_url: str) -> None:
 
     def make() -> None:
         try:
-            make_tables(postgres_url)
+            create_tables(postgres_url)
         except BaseException as error:
             failures.append(error)
 
@@ -192,7 +192,7 @@ def test_many_may_make_the_tables_at_once(postgres_url: str) -> None:
 
 
 def test_batches_are_bounded_in_rows_and_bytes(url: str) -> None:
-    make_tables(url)
+    create_tables(url)
     with plain(url, with_cursor=False) as (connection, _):
         for _ in range(10):
             add(connection, "orders", b"x" * 1000, key="k")
@@ -210,7 +210,7 @@ def test_batches_are_bounded_in_rows_and_bytes(url: str) -> None:
 
 def test_ids_are_never_given_twice(url: str) -> None:
     """A marker would take the second row for the first."""
-    make_tables(url)
+    create_tables(url)
     with plain(url, with_cursor=False) as (connection, _):
         for _ in range(2):
             add(connection, "orders", "v")

@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 from tests.waiting import eventually
 
-from penstock.client.outbox.databases.base import Database
-from penstock.client.outbox.databases.opening import make_tables, open_database
-from penstock.client.outbox.errors import Disturbed
+from penstock.client.outbox.database import OutboxDatabase, create_tables, open_database
+from penstock.client.outbox.messages import RelayInterrupted
 
-Sessions = Callable[[], Database]
+Sessions = Callable[[], OutboxDatabase]
 
 
 @pytest.fixture
 def session(url: str) -> Iterator[Sessions]:
-    make_tables(url)
-    opened: list[Database] = []
+    create_tables(url)
+    opened: list[OutboxDatabase] = []
 
-    def open_one() -> Database:
+    def open_one() -> OutboxDatabase:
         opened.append(open_database(url))
         return opened[-1]
 
@@ -58,14 +57,14 @@ def test_a_session_that_is_swapped_is_noticed(session: Sessions) -> None:
     assert database.hold_shard(0)
     database.check_held()
     database.query("SELECT pg_advisory_unlock_all()")
-    with pytest.raises(Disturbed, match="a relay needs a session of its own"):
+    with pytest.raises(RelayInterrupted, match="a relay needs a session of its own"):
         database.check_held()
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_relays_of_another_table_are_let_alone(session: Sessions, new_schema: Callable[[], str]) -> None:
     other = new_schema()
-    make_tables(other)
+    create_tables(other)
     database, stranger = session(), open_database(other)
     assert database.hold_shard(0)
     assert stranger.hold_shard(0)
@@ -77,7 +76,7 @@ def test_a_lock_whose_file_is_gone_is_none(session: Sessions, tmp_path: Path) ->
     first, second = session(), session()
     assert first.hold_shard(0)
     (tmp_path / "shop.db-outbox-0.lock").unlink()
-    with pytest.raises(Disturbed, match="somebody has removed"):
+    with pytest.raises(RelayInterrupted, match="somebody has removed"):
         first.check_held()
     assert second.hold_shard(0)
     assert not first.hold_shard(0), "it holds a file that no one else sees"

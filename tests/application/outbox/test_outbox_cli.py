@@ -15,9 +15,9 @@ from tests.application.outbox.shop import Shop
 from tests.brokers import environment, executable
 from tests.waiting import eventually
 
-from penstock.cli.app import run
+from penstock.cli.commands import run
 from penstock.client.outbox import add
-from penstock.client.outbox.databases.opening import make_tables
+from penstock.client.outbox.database import create_tables
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -55,7 +55,7 @@ def test_the_tables_are_made_or_shown(outbox: Command, sqlite_url: str, tmp_path
 def test_rows_are_relayed_and_counted(
     outbox: Command, url: str, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
-    make_tables(url)
+    create_tables(url)
     name, topic = unique("outbox")[:90], unique("orders")
     for number in range(3):
         put(url, topic, str(number), key=str(number))
@@ -74,7 +74,7 @@ def test_rows_are_relayed_and_counted(
 def test_rejected_rows_are_shown_put_back_and_given_up(
     outbox: Command, sqlite_url: str, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
-    make_tables(sqlite_url)
+    create_tables(sqlite_url)
     topic = unique("orders")
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, 1)])[topic].result()
@@ -143,7 +143,7 @@ def test_what_cannot_be_is_told_in_a_sentence(
 ) -> None:
     (tmp_path / "empty.db").touch()
     (tmp_path / "text.db").write_text("no database at all, " * 100)
-    make_tables(f"sqlite:///{tmp_path / 'ok.db'}")
+    create_tables(f"sqlite:///{tmp_path / 'ok.db'}")
     places = {"folder": str(tmp_path), "broker": bootstrap}
     found, _, told = outbox(*(word.format(**places) for word in words))
     assert (found, sentence.format(**places) in told) == (code, True), told
@@ -162,7 +162,7 @@ def test_a_database_without_tables_or_driver_is_told_of(
 def test_a_relay_that_is_told_to_stop_ends_well(
     sqlite_url: str, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
-    make_tables(sqlite_url)
+    create_tables(sqlite_url)
     put(sqlite_url, unique("orders"), "v")
     flags = ["-d", sqlite_url, "-b", bootstrap, "--name", unique("outbox")[:90]]
     relay = subprocess.Popen(

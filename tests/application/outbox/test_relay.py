@@ -12,9 +12,9 @@ from tests.application.outbox.shop import Shop
 from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
-from penstock.client.outbox import OnReject, OutboxError, Relay, add, marker_log, sending
-from penstock.client.outbox.databases.opening import make_tables, open_database
-from penstock.client.outbox.errors import Disturbed
+from penstock.client.outbox import OnReject, OutboxError, Relay, add, kafka
+from penstock.client.outbox.database import create_tables, open_database
+from penstock.client.outbox.messages import RelayInterrupted
 
 Unique = Callable[[str], str]
 
@@ -32,7 +32,7 @@ def topic(unique: Unique) -> str:
 @pytest.fixture
 def relay(url: str, bootstrap: str, name: str) -> Iterator[Callable[..., Relay]]:
     """Makes relays of one database; those that are left running are stopped."""
-    make_tables(url)
+    create_tables(url)
     stopping = threading.Event()
     running: list[threading.Thread] = []
 
@@ -72,11 +72,11 @@ def dies_before_deleting(relay: Relay) -> Relay:
     database: Any = relay._open_database()
 
     def delete(ids: object) -> int:
-        raise Disturbed("killed")
+        raise RelayInterrupted("killed")
 
     database.delete = delete
     relay._open_database = lambda: database  # type: ignore[method-assign]
-    with pytest.raises(Disturbed, match="killed"):
+    with pytest.raises(RelayInterrupted, match="killed"):
         relay._work(threading.Event(), once=True)
     return relay
 
@@ -187,7 +187,7 @@ def test_a_marker_behind_another_shards_open_transaction_is_waited_for(
     other.produce(f"penstock.outbox.{name}", b"", b"1/7")
     other.flush(60)
     put(url, (topic, "1", "k"))
-    seen, taken = [], marker_log._taken
+    seen, taken = [], kafka._apply_message
 
     def spy(message: Any, latest: dict[bytes, bytes], position: int) -> int:
         if message.error() is not None and not seen:
@@ -198,7 +198,7 @@ def test_a_marker_behind_another_shards_open_transaction_is_waited_for(
     made = relay()
     made._read_markers = lambda *_: []  # type: ignore[method-assign]
     dies_before_deleting(made)
-    monkeypatch.setattr(marker_log, "_taken", spy)
+    monkeypatch.setattr(kafka, "_apply_message", spy)
     counts = relay().run(once=True)
     assert len(seen) == 1, "the reader was held back"
     assert (counts.settled, counts.relayed) == (1, 0)
@@ -251,7 +251,7 @@ def test_another_database_does_not_get_the_same_name_unasked(
     put(url, (topic, "1", "k"))
     relay().run(once=True)
     other = f"sqlite:///{tmp_path / 'other.db'}"
-    make_tables(other)
+    create_tables(other)
     put(other, (topic, "2", "k"))
     with pytest.raises(OutboxError, match="markers of another database"):
         Relay(other, bootstrap, name=name).run(once=True)
@@ -337,11 +337,11 @@ def test_a_relay_that_is_told_to_stops_at_a_rejected_row(
 def test_rows_for_a_topic_that_is_not_there_are_rejected(
     sqlite_url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_UNKNOWN_TOPIC_S", 0.3)
+    monkeypatch.setattr(kafka, "_UNKNOWN_TOPIC_S", 0.3)
     broker = BrokerProcess(tmp_path / "broker", {"auto.create.topics.enable": "false"}).start()
     try:
         make_topic(broker.bootstrap_servers, "there")
-        make_tables(sqlite_url)
+        create_tables(sqlite_url)
         put(sqlite_url, ("missing", "1", "a"), ("there", "2", "a"), ("missing", "3", "b"))
         counts = Relay(sqlite_url, broker.bootstrap_servers).run(once=True)
         assert (counts.relayed, counts.rejected) == (1, 2)

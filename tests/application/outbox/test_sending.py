@@ -7,11 +7,10 @@ from functools import partial
 import pytest
 
 from penstock.client import Penstock
-from penstock.client.outbox.errors import Disturbed
-from penstock.client.outbox.rows import Row
-from penstock.client.outbox.sending import Sender
+from penstock.client.outbox.kafka import TransactionalSender
+from penstock.client.outbox.messages import OutboxRow, RelayInterrupted
 
-ROW = partial(Row, partition=None, key=b"k", value=b"v", headers="[]")
+ROW = partial(OutboxRow, partition=None, key=b"k", value=b"v", headers="[]")
 
 
 @pytest.fixture
@@ -21,8 +20,10 @@ def topic(bootstrap: str, unique: Callable[[str], str]) -> str:
     return name
 
 
-def sender(bootstrap: str, topic: str) -> Sender:
-    made = Sender({"bootstrap.servers": bootstrap}, f"relay of {topic}", topic, threading.Event())
+def sender(bootstrap: str, topic: str) -> TransactionalSender:
+    made = TransactionalSender(
+        {"bootstrap.servers": bootstrap}, f"relay of {topic}", topic, threading.Event()
+    )
     made.open()
     return made
 
@@ -35,7 +36,7 @@ def test_a_relay_that_was_fenced_is_disturbed(bootstrap: str, topic: str, is_kno
         first.send([ROW(id=1, topic=topic, message_id="1")], {})
         first.commit()
     second = sender(bootstrap, topic)
-    with pytest.raises(Disturbed):
+    with pytest.raises(RelayInterrupted):
         first.send([ROW(id=2, topic=topic, message_id="2")], {})
     second.send([ROW(id=3, topic=topic, message_id="3")], {})
     second.commit()

@@ -11,7 +11,7 @@ from tests.chaos.contracts.nursery import Life
 from tests.chaos.contracts.results import numbers_in, rows_in
 from tests.chaos.newcomers import read_whole
 
-from penstock.client.letters import dead_letter_topic
+from penstock.client.deadletters.headers import dead_letter_topic
 
 DRAIN_S = 45.0
 END_S = 40.0

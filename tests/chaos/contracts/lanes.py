@@ -30,7 +30,7 @@ from tests.chaos.contracts.nursery import Life, Nursery
 from tests.chaos.contracts.story import Story
 from tests.chaos.workload import pick
 
-from penstock.protocol.letters import MESSAGE_ID
+from penstock.protocol.dead_letter_headers import MESSAGE_ID
 
 BACKLOG, FEED = 70, 90
 LIFE_S = 6.0  # a life that does not come to its point is killed from outside

@@ -36,9 +36,9 @@ from tests.chaos.contracts.journal import Journal
 from tests.chaos.contracts.mutations import MUTATIONS
 from tests.chaos.workload import CLIENT
 
+from penstock.client.app.application import Penstock
+from penstock.client.app.failures import Backoff
 from penstock.client.app.message import Message
-from penstock.client.app.penstock import Penstock
-from penstock.client.backoff import Backoff
 
 DELIVERY = {CLAIMED: EFFECTIVELY_ONCE, LEDGERED: EXACTLY_ONCE}
 INSERT = "INSERT INTO results (number) VALUES ({})"

@@ -17,12 +17,11 @@ from tests.chaos.contracts.jobs import (
 from tests.chaos.contracts.judge import DOUBLED, LOST, UNCOUNTED
 from tests.chaos.contracts.points import HANDLER_WITHIN
 
-from penstock.client.app import assembly, effectively, exactly, ledgered
-from penstock.client.app.committing import CommitRefused
+from penstock.client.app import contracts, exactly_once, worker
 from penstock.client.app.contracts import AtLeastOnce, AtMostOnce
-from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import Membership
-from penstock.client.ledgers.base import LedgerTransaction
+from penstock.client.app.failures import FailurePublisher
+from penstock.client.app.membership import CommitRefused, Membership
+from penstock.client.ledgers import LedgerTransaction
 
 
 class Mutation(NamedTuple):
@@ -75,9 +74,9 @@ def letters_on_their_way_are_noted_as_there() -> None:
     """At most once."""
     from penstock.client.app import resources
 
-    settings = assembly.producer_settings
-    settle = Letterbox.settle
-    Letterbox.settle = lambda self: None  # type: ignore[method-assign]
+    settings = worker.producer_settings
+    settle = FailurePublisher.settle
+    FailurePublisher.settle = lambda self: None  # type: ignore[method-assign]
     finish = AtMostOnce.finish
 
     def finished(self: Any) -> None:
@@ -104,13 +103,13 @@ def commit_before_handling() -> None:
 
 def letters_are_not_awaited() -> None:
     """At least once: they may wait in this process while the position is committed."""
-    settings = assembly.producer_settings
+    settings = worker.producer_settings
 
     def commit(self: Any, *, wait: bool) -> None:
         session = self._session
         session.membership.commit(session.membership.positions(session.runner.pending()), wait=True)
 
-    Letterbox.settle = lambda self: None  # type: ignore[method-assign]
+    FailurePublisher.settle = lambda self: None  # type: ignore[method-assign]
     AtLeastOnce._commit = commit  # type: ignore[method-assign]
     from penstock.client.app import resources
 
@@ -125,13 +124,13 @@ def mark_before_the_handler() -> None:
 
     def marking(call: Any, marks: Any) -> Any:
         def handle(raw: Any) -> Any:
-            marks.add(effectively.id_of(raw))
+            marks.add(contracts.message_id_of(raw))
             marks.keep()
             return call(raw)
 
         return handle
 
-    effectively.marking = marking
+    contracts.mark_after_handling = marking
 
 
 def claim_in_a_transaction_of_its_own() -> None:
@@ -140,19 +139,19 @@ def claim_in_a_transaction_of_its_own() -> None:
     def within(call: Any, marks: Any, name: str, figures: Any) -> Any:
         def handle(raw: Any) -> Any:
             with marks.store.transaction() as transaction:
-                if not marks.claim(transaction, effectively.id_of(raw)):
+                if not marks.claim(transaction, contracts.message_id_of(raw)):
                     return None
             with marks.store.transaction() as transaction:
                 return call(raw, **{name: transaction.connection})
 
         return handle
 
-    effectively.within_transaction = within
+    contracts.claim_in_transaction = within
 
 
 def nothing_is_claimed() -> None:
     """Effectively once: nobody asks whether a message was handled before."""
-    effectively.Marks.claim = lambda *_: True  # type: ignore[method-assign, assignment, return-value]
+    contracts.HandledIds.claim = lambda *_: True  # type: ignore[method-assign, assignment, return-value]
 
 
 def _committed_apart(*, offsets_first: bool) -> None:
@@ -172,7 +171,7 @@ def _committed_apart(*, offsets_first: bool) -> None:
             asked[0].commit(positions, wait=True)
 
     Membership.metadata = noted  # type: ignore[method-assign]
-    exactly.TransactionalPublisher.commit = commit  # type: ignore[method-assign]
+    exactly_once.TransactionalPublisher.commit = commit  # type: ignore[method-assign]
 
 
 def offsets_before_the_transaction() -> None:
@@ -227,7 +226,7 @@ def position_in_a_transaction_of_its_own() -> None:
 
         return handle
 
-    ledgered.entering = entering
+    exactly_once.handle_in_ledger = entering
 
 
 _TAKEN = "before the batch"

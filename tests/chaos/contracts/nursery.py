@@ -28,10 +28,10 @@ NEEDED_LATER = (
     "encodings.idna",
     "kio.schema.api_versions.v3.response",
     "kio.schema.metadata.v12.response",
-    "penstock.client.ledgers.sqlite",
-    "penstock.client.settings_parsing",
-    "penstock.client.stores.sqlite",
-    "penstock.client.tracing_spans",
+    "penstock.client.databases.sqlite",
+    "penstock.client.wire.settings",
+    "penstock.client.databases.sqlite",
+    "penstock.client.opentelemetry_spans",
     "psycopg",
 )
 

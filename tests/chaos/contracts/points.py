@@ -26,13 +26,13 @@ from tests.chaos.contracts.jobs import (
 )
 from tests.chaos.contracts.journal import Journal
 
-from penstock.client.app import consumption, exactly
-from penstock.client.app.effectively import Marks
-from penstock.client.app.ledgered import Book
-from penstock.client.app.letterbox import Letterbox
+from penstock.client.app import exactly_once, worker
+from penstock.client.app.contracts import HandledIds
+from penstock.client.app.exactly_once import LedgerPositions
+from penstock.client.app.failures import FailurePublisher
 from penstock.client.app.membership import Membership
-from penstock.client.stores.postgres_database import PostgresDatabase
-from penstock.client.stores.sqlite_database import SqliteDatabase
+from penstock.client.databases.postgres import PostgresDatabase
+from penstock.client.databases.sqlite import SqliteDatabase
 
 BEFORE, AFTER = "before", "after"
 HANDLER_BEFORE, HANDLER_WITHIN, HANDLER_AFTER = (
@@ -217,8 +217,8 @@ class Arming:
         def taken(membership: Any, *args: Any) -> Any:
             batch = take(membership, *args)
             if not batch:
-                self._journal.note(diary.IDLE, len(membership.places), len(membership._paused))
-                if membership.places and not membership._paused:
+                self._journal.note(diary.IDLE, len(membership.topic_partitions), len(membership._paused))
+                if membership.topic_partitions and not membership._paused:
                     self._passages.rest()
             return batch
 
@@ -227,7 +227,7 @@ class Arming:
     # -- the contract --------------------------------------------------------------------------------
 
     def _arm_contract(self) -> None:
-        assemble = consumption.assemble
+        assemble = worker.assemble
 
         def armed(*args: Any) -> Any:
             machine = assemble(*args)
@@ -235,14 +235,14 @@ class Arming:
             machine.contract = _Between(machine.contract, points)
             return machine
 
-        consumption.assemble = armed
-        note_unfinished = consumption.note_unfinished
+        worker.assemble = armed
+        note_unfinished = worker.report_unfinished
 
         def noted(figures: Any, place: Any, first: int, end: int) -> None:
             note_unfinished(figures, place, first, end)
             self._journal.note(diary.UNFINISHED, *place, first, end)
 
-        consumption.note_unfinished = noted
+        worker.report_unfinished = noted
 
     def _processing(self, machine: Any) -> Any:
         def wrap(process: Any) -> Any:
@@ -260,10 +260,10 @@ class Arming:
         return wrap
 
     def _arm_letters(self) -> None:
-        self._patch(Letterbox, "send", self._around("the letter"))
+        self._patch(FailurePublisher, "send", self._around("the letter"))
         waiting = self._around("the settling of letters", given=lambda box: box._on_their_way)
-        self._patch(Letterbox, "settle", waiting)
-        self._patch(Letterbox, "_not_published", self._with_losses)
+        self._patch(FailurePublisher, "settle", waiting)
+        self._patch(FailurePublisher, "_not_published", self._with_losses)
 
     def _with_losses(self, not_published: Any) -> Any:
         def lost(box: Any, letter: Any, error: Any) -> None:
@@ -273,7 +273,7 @@ class Arming:
         return lost
 
     def _arm_transactions(self) -> None:
-        publisher = exactly.TransactionalPublisher
+        publisher = exactly_once.TransactionalPublisher
         self._patch(publisher, "begin", self._around("the beginning of the transaction"))
         self._patch(publisher, "send", self._around("sending in the transaction"))
         made = publisher.__init__
@@ -290,10 +290,10 @@ class Arming:
         publisher.__init__ = make  # type: ignore[method-assign]
 
     def _arm_databases(self) -> None:
-        self._patch(Marks, "keep", self._with_marks)
-        self._patch(Marks, "claim", self._around("the claim"))
-        self._patch(Book, "take", self._around("taking positions"))
-        self._patch(Book, "enter", self._around("the step in the ledger"))
+        self._patch(HandledIds, "keep", self._with_marks)
+        self._patch(HandledIds, "claim", self._around("the claim"))
+        self._patch(LedgerPositions, "take", self._around("taking positions"))
+        self._patch(LedgerPositions, "enter", self._around("the step in the ledger"))
         self._patch(SqliteDatabase, "_commit", self._around("the database commit"))
         self._patch(PostgresDatabase, "transaction", self._with_end)
 

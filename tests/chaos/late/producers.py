@@ -24,7 +24,7 @@ from tests.chaos.workload import CLIENT
 from tests.compat.raw import RawConnection
 
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 REQUEST_S = 1.0
 CALL_S = 30.0

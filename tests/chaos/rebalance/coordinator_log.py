@@ -8,8 +8,8 @@ from tests.chaos.readers import CONSUMER
 from tests.chaos.rebalance.host import GROUP, TOPIC
 from tests.chaos.rebalance.judge import Owns, Stores
 
-from penstock.groups import records as offsets
-from penstock.groups.consumer import records as groups
+from penstock.groups import coordinator_records as offsets
+from penstock.groups.consumer import consumer_group_records as groups
 
 INTERNAL_TOPIC = "__consumer_offsets"
 READ_S = 0.2
@@ -42,14 +42,14 @@ def read(servers: str) -> list[KeyValue]:
 def events(rows: Iterable[KeyValue]) -> Iterator[Owns | Stores]:
     for row in rows:
         kind = offsets.key_type(row.key)
-        if kind == groups.Kind.CURRENT:
-            current = groups.FORMS.decode(*row)
+        if kind == groups.ConsumerGroupRecordType.CURRENT:
+            current = groups.CONSUMER_GROUP_CODEC.decode(*row)
             if current.group_id == GROUP:
                 owned = () if current.value is None else current.value.owned()
                 yield Owns(current.name, frozenset(partition for _, partition in owned))
         elif kind == offsets.OFFSET_COMMIT:
-            stored = offsets.decode(*row)
-            assert isinstance(stored, offsets.OffsetRecord)
+            stored = offsets.decode_record(*row)
+            assert isinstance(stored, offsets.OffsetCommitRecord)
             if (stored.group, stored.topic) == (GROUP, TOPIC) and stored.value is not None:
                 yield Stores(
                     stored.value.metadata.rstrip(_END_OF_TEXT), stored.partition, stored.value.offset
@@ -60,8 +60,8 @@ def rebalances(rows: Iterable[KeyValue]) -> int:
     """How many epochs the group has had."""
     epochs = set()
     for row in rows:
-        if offsets.key_type(row.key) == groups.Kind.GROUP_EPOCH:
-            record = groups.FORMS.decode(*row)
+        if offsets.key_type(row.key) == groups.ConsumerGroupRecordType.GROUP_EPOCH:
+            record = groups.CONSUMER_GROUP_CODEC.decode(*row)
             if record.group_id == GROUP and record.value is not None:
                 epochs.add(record.value.epoch)
     return len(epochs)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.unit.log.helpers import NOW_MS, append, batch_of, flush, open_log, read_batches
 
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
+from penstock.log.index_files import largest_timestamp, offset_index
 from penstock.log.log import Log
-from penstock.log.lookup import largest_timestamp, offset_index
-from penstock.log.walk import walk
-from penstock.protocol.records import iter_batches
+from penstock.log.segment import iter_batch_headers
+from penstock.log.segment_files import FilePool
+from penstock.protocol.record_batch import iter_batches
 
 #: Records in a batch, bytes of each value, milliseconds since NOW_MS.
 batches = st.tuples(st.integers(1, 4), st.integers(0, 120), st.integers(-1000, 1000))
@@ -90,7 +90,7 @@ def test_the_index_finds_what_a_scan_finds(config, history):
         flush(log)
         for segment in log.segments:
             with open(segment.path, "rb") as file:
-                scan = list(walk(file.fileno(), 0, segment.size))
+                scan = list(iter_batch_headers(file.fileno(), 0, segment.size))
             index = offset_index(segment, log.files)
             starts = {position for position, _ in scan}
             for position, header in scan:
@@ -225,7 +225,7 @@ def test_retention_is_what_the_model_says(batches_made, retention_bytes, retenti
 
 def _scan(segment):
     with open(segment.path, "rb") as file:
-        return list(walk(file.fileno(), 0, segment.size))
+        return list(iter_batch_headers(file.fileno(), 0, segment.size))
 
 
 def _flip(path: Path, at: int, bits: int) -> None:

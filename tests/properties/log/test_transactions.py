@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.unit.log.helpers import NOW_MS, batch_of, flush, marker_of, open_log
 
-from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.protocol.records import TRANSACTIONAL, decode_records, iter_batches, parse_end_marker
+from penstock.log.segment_files import FilePool
+from penstock.protocol.record_batch import TRANSACTIONAL, decode_records, iter_batches, parse_end_marker
 
 DAY_MS = 86_400_000
 PLAIN = 0  # the producer id of batches without one
@@ -70,7 +70,7 @@ class World:
     was_cleaned: bool = False
 
     def __post_init__(self) -> None:
-        self.cleaner = Cleaner(self.directory, dedupe_buffer_bytes=1 << 16)
+        self.cleaner = LogCleaner(self.directory, dedupe_buffer_bytes=1 << 16)
         self.open()
 
     def open(self, **options: Any) -> None:
@@ -146,8 +146,8 @@ class World:
         self.now_ms += later_ms
         before = self.newest_by_key(self.read_committed(0, 1 << 20))
         stable_offset = self.last_stable_offset()
-        cleanable = Cleanable(self.log, stable_offset, self.high_watermark)
-        report = self.cleaner.clean_filthiest({("t", 0): cleanable}, now_ms=self.now_ms)
+        cleanable = CleanableLog(self.log, stable_offset, self.high_watermark)
+        report = self.cleaner.clean_filthiest_log({("t", 0): cleanable}, now_ms=self.now_ms)
         assert report is None or report.error is None
         self.was_cleaned = self.was_cleaned or report is not None
         for path in () if report is None else report.unlink:

@@ -8,8 +8,7 @@ import pytest
 from tests.spark.source.topics import Topics
 
 from penstock.spark.pipelines import assembly
-from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import Pipeline, RunSettings
 
 WITHIN_S = 600.0
 

@@ -7,7 +7,7 @@ import pytest
 from tests.compat import confluent
 from tests.compat.message import Message
 
-from penstock.client.letters import MESSAGE_ID
+from penstock.client.deadletters.headers import MESSAGE_ID
 from penstock.spark.analytics import dedupe
 from penstock.spark.pipelines.declaration import PipelineError
 

@@ -3,8 +3,8 @@
 from tests.compat.message import Message
 
 from penstock.spark.analytics import heaviest_keys, hotkeys
-from penstock.spark.analytics.hotkeys import shown
-from penstock.spark.pipelines.jobs import Job, JobContext
+from penstock.spark.analytics.hotkeys import display_key
+from penstock.spark.pipelines.declaration import Job, JobContext
 
 
 def test_hot_keys_with_their_share(spark, topics, run, unique):
@@ -51,6 +51,6 @@ def test_hot_keys_with_their_share(spark, topics, run, unique):
 
 
 def test_keys_as_people_can_read_them():
-    assert shown(b"plain") == "plain"
-    assert shown(b"\x00\xff") == "\\x00\\xff"
-    assert shown(b"x" * 100) == "x" * 45 + "..."
+    assert display_key(b"plain") == "plain"
+    assert display_key(b"\x00\xff") == "\\x00\\xff"
+    assert display_key(b"x" * 100) == "x" * 45 + "..."

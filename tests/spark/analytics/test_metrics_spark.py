@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from tests.compat.message import Message
 
-from penstock.client.letters import Failure, Origin, headers_for, original_topic, retry_level
-from penstock.client.positions import commit
+from penstock.client.deadletters.headers import Failure, Origin, failure_headers, original_topic, retry_level
+from penstock.client.wire.offsets import commit_offsets
 from penstock.spark.analytics import metrics
-from penstock.spark.analytics.metrics import _original, _role
+from penstock.spark.analytics.metrics import _original_topic, _topic_role
 from penstock.spark.archive import history
 from penstock.spark.pipelines.declaration import PipelineError
 
@@ -20,7 +20,7 @@ WINDOW_MS = 10_000
 def letters_of(topic, group, count, timestamp_ms):
     origin = Origin(topic=topic, partition=0, offset=0, timestamp_ms=timestamp_ms)
     failure = Failure(error_class="ValueError", message="no")
-    headers = tuple(headers_for((), origin, failure, group=group, attempts=1))
+    headers = tuple(failure_headers((), origin, failure, group=group, attempts=1))
     return [Message(value=b"v", headers=headers, timestamp_ms=timestamp_ms) for _ in range(count)]
 
 
@@ -49,7 +49,7 @@ def test_windows_equal_what_was_produced(spark, topics, run_once, unique, group,
     # The present makes the windows before it complete.
     topics.fill(orders, [Message(value=b"now", partition=0)])
     with topics.cluster() as cluster:
-        commit(cluster, group, {(orders, 0): 12, (orders, 1): 15})
+        commit_offsets(cluster, group, {(orders, 0): 12, (orders, 1): 15})
     before_s = time.time()
     run_once(metrics(topics=orders, to=to, table=str(table), starting="earliest"))
     after_s = time.time()
@@ -87,7 +87,7 @@ def test_names_of_topics_mean_what_they_mean_to_clients(spark):
         "x.dlq.replayed",
     ]
     rows = spark.createDataFrame([(name,) for name in names], "topic string")
-    found = rows.selectExpr("topic", f"{_original()} as original", f"{_role()} as role").collect()
+    found = rows.selectExpr("topic", f"{_original_topic()} as original", f"{_topic_role()} as role").collect()
     assert {row["topic"]: row["original"] for row in found if row["role"] is not None} == {
         name: original_topic(name) for name in names[:-1]
     }

@@ -18,8 +18,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.archive.location import Location
-from penstock.spark.archive.tables import Table
+from penstock.spark.archive.delta_table import ArchiveTable
+from penstock.spark.archive.files import TableLocation
 from penstock.spark.offsets import Position
 
 DAY_US = 86_400_000_000
@@ -80,7 +80,7 @@ class Frame:
 
 def rows_in(path: Path) -> list[tuple[int, int]]:
     """Partition and offset of all rows, sorted, those that are there twice too."""
-    table = Table.open(Location.of(str(path)))
+    table = ArchiveTable.open(TableLocation.of(str(path)))
     if table is None:
         return []
     found = table.handle.to_pyarrow_table(columns=["_partition", "_offset"]).to_pydict()

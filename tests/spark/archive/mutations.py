@@ -7,29 +7,28 @@ from unittest import mock
 from deltalake import DeltaTable
 
 from penstock.spark.archive import sink
-from penstock.spark.archive.ends import Ends
-from penstock.spark.archive.tables import Table
+from penstock.spark.archive.delta_table import ArchiveTable, EndOffsets
 
 
 def _no_lookup() -> Any:
     """Nobody asks whether the table has the batch."""
-    return mock.patch.object(Table, "has", return_value=False)
+    return mock.patch.object(ArchiveTable, "has", return_value=False)
 
 
 def _no_ends() -> Any:
     """Nobody asks how far the table has come."""
-    return mock.patch.object(Table, "ends", return_value=Ends())
+    return mock.patch.object(ArchiveTable, "ends", return_value=EndOffsets())
 
 
 def _fresh_handle() -> Any:
     """The commit is made from a handle that nobody has looked at."""
-    real = Table.append
+    real = ArchiveTable.append
 
-    def append(self: Table, *args: Any, **kwargs: Any) -> None:
+    def append(self: ArchiveTable, *args: Any, **kwargs: Any) -> None:
         self.handle = DeltaTable(self.location.uri)
         real(self, *args, **kwargs)
 
-    return mock.patch.object(Table, "append", append)
+    return mock.patch.object(ArchiveTable, "append", append)
 
 
 def _old_files() -> Any:

@@ -14,11 +14,11 @@ from unittest import mock
 
 from tests.spark.sink.ambushed import kill_session
 
-from penstock.spark.archive import archive, sink, upkeep
+from penstock.spark.archive import archive, maintenance, sink
+from penstock.spark.archive.delta_table import ArchiveTable
 from penstock.spark.archive.sink import DeltaSink
-from penstock.spark.archive.tables import Table
 from penstock.spark.pipelines.assembly import start
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import RunSettings
 from penstock.spark.session import session
 
 QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
@@ -26,10 +26,10 @@ QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.d
 POINTS: dict[str, tuple[Any, str, str]] = {
     "before the files": (DeltaSink, "_write_files", "before"),
     "files written": (DeltaSink, "_write_files", "after"),
-    "committed": (Table, "append", "after"),
+    "committed": (ArchiveTable, "append", "after"),
     "before the checkpoint": (DeltaSink, "write", "after"),
-    "before joining": (upkeep, "join", "before"),
-    "files joined": (upkeep, "join", "after"),
+    "before joining": (maintenance, "compact_files", "before"),
+    "files joined": (maintenance, "compact_files", "after"),
 }
 
 
@@ -64,8 +64,8 @@ def lay(given: dict[str, Any]) -> None:
 def run(given: dict[str, Any]) -> None:
     spark = session("archive", master="local[2,4]", settings=QUIET)
     # Files are joined after every batch, where a real one rests in between and waits for more of them.
-    mock.patch.object(sink, "_UPKEEP_REST_MS", 0).start()
-    mock.patch.object(upkeep, "_FAN", 2).start()
+    mock.patch.object(sink, "_COMPACTION_EVERY_MS", 0).start()
+    mock.patch.object(maintenance, "_FAN_IN", 2).start()
     declared = archive(given["topic"], given["table"], name="archive", compact_mb=1)
     options = {"maxOffsetsPerTrigger": "60", "minPartitions": str(given["tasks"])}
     declared = replace(declared, source=replace(declared.source, options=options))

@@ -14,14 +14,12 @@ from tests.spark.archive.lake import Frame, record_batch, rows_in
 from penstock.client.errors import TopicChanged
 from penstock.spark.archive import DeltaSink, history, latest, table
 from penstock.spark.archive import archive as declare
-from penstock.spark.archive.columns import archived_rows
-from penstock.spark.archive.errors import ArchiveError, GapError
-from penstock.spark.archive.location import Location
-from penstock.spark.archive.readings import parsed_rows, reading
-from penstock.spark.archive.tables import Table
-from penstock.spark.decisions import MicroBatch
+from penstock.spark.archive.delta_table import ArchiveError, ArchiveTable, GapError
+from penstock.spark.archive.files import TableLocation
+from penstock.spark.archive.rows import archived_rows, parsed_rows, value_format
+from penstock.spark.exactly_once.decisions import MicroBatch
 from penstock.spark.pipelines.assembly import start
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import RunSettings
 
 MORNING = int(datetime(2024, 10, 4, 1, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 86_400_000
@@ -140,7 +138,7 @@ def dies(real):
     return dying
 
 
-@pytest.mark.parametrize(("owner", "step"), [(DeltaSink, "_write_files"), (Table, "append")])
+@pytest.mark.parametrize(("owner", "step"), [(DeltaSink, "_write_files"), (ArchiveTable, "append")])
 def test_a_batch_that_is_done_again_by_other_tasks_is_there_once(archive, monkeypatch, owner, step):
     archive.topics.count(archive.topic, range(20))
     with monkeypatch.context() as patched:
@@ -162,7 +160,7 @@ def test_a_pipeline_archives_what_fits_and_sends_the_rest_to_the_dead_letters(ar
         query.awaitTermination()
     rows = archive.read().orderBy("_offset").collect()
     assert [(row["_offset"], row["id"], row["total"]) for row in rows] == [(0, "a", 1.5), (1, None, None)]
-    table = Table.open(Location.of(str(archive.table)))
+    table = ArchiveTable.open(TableLocation.of(str(archive.table)))
     assert table.ends(archive.topic).of(0) == 3, "the dead letter is behind it"
     letters = archive.spark.read.format("penstock").options(
         **archive.topics.given(subscribe=f"{archive.topic}.dlq")
@@ -205,7 +203,7 @@ def test_tables_whose_files_do_not_tell_all_are_refused(archive, feature):
 
 
 def test_values_that_do_not_fit_are_in_neither_part_and_tombstones_are_in_both(archive):
-    how = reading("id STRING NOT NULL, total DOUBLE", "json")
+    how = value_format("id STRING NOT NULL, total DOUBLE", "json")
     good, bad = json.dumps({"id": "a", "total": 1.5}).encode(), b'{"total": 1.5}'
     messages = [Message(good, key=b"a"), Message(None, key=b"a"), Message(bad, key=b"b")]
     archive.fill(*messages)

@@ -9,12 +9,13 @@ import pytest
 from tests.spark.archive.lake import FIRST_DAY, record_batch
 
 from penstock.spark.archive import files
-from penstock.spark.archive.files import FileWriter, Told
-from penstock.spark.archive.location import Location
+from penstock.spark.archive.files import FileWriter, TableLocation, WrittenFiles
 
 
 def write(folder, batches, ends=None, partition_by="day"):
-    return FileWriter(location=Location.of(str(folder)), partition_by=partition_by, ends=ends).write(batches)
+    return FileWriter(location=TableLocation.of(str(folder)), partition_by=partition_by, ends=ends).write(
+        batches
+    )
 
 
 def offsets(folder, file):
@@ -63,7 +64,7 @@ def test_many_rows_make_several_files_and_the_largest_lot_goes_first(tmp_path, m
 
 
 def test_no_rows_make_no_file(tmp_path):
-    assert write(tmp_path, [record_batch(0, [])]) == Told()
+    assert write(tmp_path, [record_batch(0, [])]) == WrittenFiles()
 
 
 def test_the_same_rows_written_twice_get_other_names(tmp_path):
@@ -73,7 +74,7 @@ def test_the_same_rows_written_twice_get_other_names(tmp_path):
 
 def test_what_tasks_tell_is_put_together(tmp_path):
     told = [write(tmp_path, [record_batch(0, numbers)], ends={0: 2}) for numbers in (range(5), range(5, 7))]
-    together = Told.together(each.to_json() for each in told)
+    together = WrittenFiles.together(each.to_json() for each in told)
     assert together.files == (*told[0].files, *told[1].files)
     assert (together.ends, together.skipped, together.rows) == ({0: 7}, 2, 5)
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 
-from penstock.spark.archive.readings import RowParser, reading
+from penstock.spark.archive.rows import RowParser, value_format
 
 COLUMNS = StructType([StructField("id", StringType(), False), StructField("total", DoubleType())])
 AVRO = {
@@ -36,7 +36,7 @@ def how(request, tmp_path):
         pytest.importorskip("fastavro")
     file = tmp_path / ("order.avsc" if request.param == "avro" else "order.ddl")
     file.write_text(json.dumps(AVRO) if request.param == "avro" else "id STRING NOT NULL, total DOUBLE")
-    return reading(str(file), request.param), avro if request.param == "avro" else as_json
+    return value_format(str(file), request.param), avro if request.param == "avro" else as_json
 
 
 def test_rows_that_fit_and_those_without_a_value_are_kept_with_their_record(how):

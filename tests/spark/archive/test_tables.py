@@ -9,17 +9,27 @@ from pyspark import cloudpickle
 from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 from tests.spark.archive.lake import FIRST_DAY, SCHEMA, Frame, note_offsets, record_batch, rows_in
 
-from penstock.spark.archive.ends import Ends
-from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken, SchemaChanged
-from penstock.spark.archive.location import Location
-from penstock.spark.archive.readings import Reading, reading
+from penstock.spark.archive.delta_table import (
+    ArchiveError,
+    ArchiveTable,
+    CommitConflict,
+    EndOffsets,
+    GapError,
+    SchemaChanged,
+)
+from penstock.spark.archive.files import TableLocation
+from penstock.spark.archive.maintenance import (
+    Compaction,
+    SizedFile,
+    compact_files,
+    next_compaction,
+    vacuum_files,
+)
+from penstock.spark.archive.rows import ValueFormat, value_format
 from penstock.spark.archive.sink import DeltaSink
-from penstock.spark.archive.tables import Table
-from penstock.spark.archive.upkeep import Joining, SizedFile, join, next_joining, sweep
-from penstock.spark.decisions import MicroBatch
+from penstock.spark.exactly_once.decisions import MicroBatch
 from penstock.spark.offsets import Position
-from penstock.spark.pipelines.declaration import PipelineError
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import PipelineError, RunSettings
 
 MB = 1 << 20
 
@@ -38,7 +48,7 @@ def archive(sink, number, *batches, query="q", schema=SCHEMA):
 
 
 def opened(lake):
-    return Table.open(Location.of(str(lake)))
+    return ArchiveTable.open(TableLocation.of(str(lake)))
 
 
 # Once
@@ -55,14 +65,14 @@ def test_another_query_goes_on_where_the_table_ends(lake):
     archive(sink_of(lake), 0, record_batch(0, range(5)), query="a")
     archive(sink_of(lake), 0, record_batch(0, range(8)), query="b")
     assert rows_in(lake) == [(0, offset) for offset in range(8)]
-    assert opened(lake).ends("orders") == Ends({0: 8})
+    assert opened(lake).ends("orders") == EndOffsets({0: 8})
 
 
 def test_only_the_next_version_after_the_one_looked_at_is_committed(lake):
     archive(sink_of(lake), 0, record_batch(0, range(5)))
     table, other = opened(lake), opened(lake)
     other.append([], MicroBatch("elsewhere", 0), {}, {})
-    with pytest.raises(Overtaken):
+    with pytest.raises(CommitConflict):
         table.append([], MicroBatch("q", 1), {}, {})
     table.look()
     table.append([], MicroBatch("q", 1), {}, {})
@@ -77,7 +87,7 @@ def test_ends_outlive_the_commits_that_told_them(lake):
     for file in (lake / "_delta_log").glob("*.json"):
         file.unlink()
     table = opened(lake)
-    assert table.ends("orders") == Ends({0: 6, 2: 3})
+    assert table.ends("orders") == EndOffsets({0: 6, 2: 3})
     assert table.has(MicroBatch("q", 1))
     assert not table.has(MicroBatch("q", 2))
     assert table.properties["penstock.topic"] == "orders"
@@ -98,13 +108,13 @@ def test_a_commit_tells_people_where_it_ends(lake):
 def test_ends_are_those_of_the_batch_and_not_of_its_last_row(lake, tmp_path):
     sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9, 1: 0})
     archive(sink, 0, record_batch(0, range(5)))
-    assert opened(lake).ends("orders") == Ends({0: 9, 1: 0})
+    assert opened(lake).ends("orders") == EndOffsets({0: 9, 1: 0})
 
 
 def test_a_batch_without_rows_moves_the_ends(lake, tmp_path):
     archive(sink_of(lake), 0, record_batch(0, range(5)))
     archive(with_checkpoint(sink_of(lake), tmp_path, {0: 7}), 0, query="b")
-    assert opened(lake).ends("orders") == Ends({0: 7})
+    assert opened(lake).ends("orders") == EndOffsets({0: 7})
 
 
 def test_a_query_that_would_leave_a_hole_is_refused(lake, tmp_path):
@@ -125,7 +135,7 @@ def with_checkpoint(sink, folder, ends, since=None):
     position = Position.of({("orders", each): end for each, end in ends.items()}, {"orders": None})
     if since is not None:
         first = Position.of({("orders", each): end for each, end in since.items()}, {"orders": None})
-        position = first.as_initial().following(position.topics)
+        position = first.as_initial().next_position(position.topics)
     note_offsets(folder / "checkpoint", 0, position)
     sink._run = RunSettings(bootstrap="unused", checkpoint=str(folder / "checkpoint"))
     return sink
@@ -194,17 +204,17 @@ def test_columns_that_do_not_fit_are_refused(lake, field, sentence):
 
 def test_files_of_a_growing_day_are_joined_by_size():
     small = [SizedFile("today", 100_000)] * 8
-    assert next_joining(small[:7], 128 * MB, ["today"]) is None
-    assert next_joining(small, 128 * MB, ["today"]) == Joining(value="today", target_bytes=2 * MB)
+    assert next_compaction(small[:7], 128 * MB, ["today"]) is None
+    assert next_compaction(small, 128 * MB, ["today"]) == Compaction(value="today", target_bytes=2 * MB)
     middle = [SizedFile("today", 2 * MB)] * 8
-    assert next_joining(middle, 128 * MB, ["today"]) == Joining(value="today", target_bytes=16 * MB)
-    assert next_joining([SizedFile("today", 70 * MB)] * 20, 128 * MB, ["today"]) is None
+    assert next_compaction(middle, 128 * MB, ["today"]) == Compaction(value="today", target_bytes=16 * MB)
+    assert next_compaction([SizedFile("today", 70 * MB)] * 20, 128 * MB, ["today"]) is None
 
 
 def test_files_of_a_finished_day_are_joined_for_good():
     files = [SizedFile("then", 10 * MB), SizedFile("then", 30 * MB), SizedFile("today", 1)]
-    assert next_joining(files, 128 * MB, ["today"]) == Joining(value="then", target_bytes=128 * MB)
-    assert next_joining(files[1:], 128 * MB, ["today"]) is None
+    assert next_compaction(files, 128 * MB, ["today"]) == Compaction(value="then", target_bytes=128 * MB)
+    assert next_compaction(files[1:], 128 * MB, ["today"]) is None
 
 
 def test_joined_files_hold_the_same_rows_and_the_table_ends_where_it_did(lake):
@@ -213,10 +223,10 @@ def test_joined_files_hold_the_same_rows_and_the_table_ends_where_it_did(lake):
         days = [FIRST_DAY, FIRST_DAY + 1]
         archive(sink, number, record_batch(0, range(2 * number, 2 * number + 2), days))
     table = opened(lake)
-    assert join(table, Joining(value="2024-10-04", target_bytes=128 * MB)) == 4
+    assert compact_files(table, Compaction(value="2024-10-04", target_bytes=128 * MB)) == 4
     assert [each.startswith("day=2024-10-04") for each in table.paths()].count(True) == 1
     assert rows_in(lake) == [(0, offset) for offset in range(10)]
-    assert table.ends("orders") == Ends({0: 10})
+    assert table.ends("orders") == EndOffsets({0: 10})
     # A writer that looked before goes on afterwards.
     archive(sink, 5, record_batch(0, range(10, 11)))
     assert len(rows_in(lake)) == 11
@@ -230,7 +240,7 @@ def test_leftovers_are_swept_when_they_are_old(lake):
         path.write_bytes(b"an attempt that came to nothing")
     os.utime(old, (1, 1))
     table = opened(lake)
-    assert sweep(table, keep_hours=24) == 1
+    assert vacuum_files(table, keep_hours=24) == 1
     assert (old.exists(), new.exists()) == (False, True)
     archive(sink, 1, record_batch(0, range(5, 6)))
     assert len(rows_in(lake)) == 6
@@ -269,14 +279,14 @@ def test_a_table_may_be_named_by_a_uri(lake):
     ],
 )
 def test_spark_is_told_of_files_in_its_own_way(uri, of_spark):
-    assert Location.of(uri).for_spark("day=2024-10-04/x.parquet") == of_spark
+    assert TableLocation.of(uri).for_spark("day=2024-10-04/x.parquet") == of_spark
 
 
 def test_how_values_are_parsed_is_told_by_the_table_and_told_anew_when_it_changes(lake):
-    old, new = (reading(f"id STRING, {name} DOUBLE", "json").to_json() for name in ("total", "amount"))
+    old, new = (value_format(f"id STRING, {name} DOUBLE", "json").to_json() for name in ("total", "amount"))
     archive(sink_of(lake, reading=old), 0, record_batch(0, range(2)))
     archive(sink_of(lake, reading=new), 1, record_batch(0, range(2, 4)))
-    found = Reading.from_json(opened(lake).properties["penstock.reading"])
+    found = ValueFormat.from_json(opened(lake).properties["penstock.reading"])
     assert found.schema == "id STRING, amount DOUBLE"
 
 
@@ -285,7 +295,7 @@ def test_avro_is_told_of_too(tmp_path):
     schema.write_text(
         json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]})
     )
-    how = reading(str(schema), "avro")
-    assert Reading.from_json(how.to_json()) == how
+    how = value_format(str(schema), "avro")
+    assert ValueFormat.from_json(how.to_json()) == how
     with pytest.raises(PipelineError, match="format='xml' must be json"):
-        reading(str(schema), "xml")
+        value_format(str(schema), "xml")

@@ -14,21 +14,25 @@ from deltalake import DeltaTable
 from tests.spark.archive.lake import Frame, note_offsets, record_batch, rows_in
 from tests.spark.sink.actors import Stage
 
-from penstock.client.retrying import Deadline
-from penstock.spark.archive.ends import Ends
+from penstock.client.retry import Deadline
+from penstock.spark.archive.delta_table import ArchiveTable, EndOffsets
 from penstock.spark.archive.files import FileWriter
-from penstock.spark.archive.sink import DeltaSink
-from penstock.spark.archive.spans import position_at
-from penstock.spark.archive.tables import Table
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.offsets import Position, begin_of, ranges
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.archive.sink import DeltaSink, parse_offsets_file
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.offsets import Position, ranges_between, start_offset
+from penstock.spark.pipelines.declaration import RunSettings
 
 TOPIC = "orders"
 TOPIC_ID = uuid.UUID(int=7)
 PARTITIONS = 3
 #: Between two of these others may act, and before each of them a driver may die.
-GATES = ((Table, "open"), (Table, "create"), (Table, "look"), (Table, "append"), (FileWriter, "write"))
+GATES = (
+    (ArchiveTable, "open"),
+    (ArchiveTable, "create"),
+    (ArchiveTable, "look"),
+    (ArchiveTable, "append"),
+    (FileWriter, "write"),
+)
 
 
 class ArchiveStage(Stage):
@@ -58,7 +62,7 @@ class Checkpoint:
     def position(self, number: int) -> Position:
         if number < 0:
             return Position({})
-        return position_at((self.folder / "offsets" / str(number)).read_text())
+        return parse_offsets_file((self.folder / "offsets" / str(number)).read_text())
 
     def commit(self, number: int) -> None:
         (self.folder / "commits" / str(number)).touch()
@@ -129,17 +133,17 @@ class World:
         start = checkpoint.position(number - 1)
         ends = {}
         for partition, end in enumerate(self.logs):
-            begin = begin_of(start, TOPIC, TOPIC_ID, partition)
+            begin = start_offset(start, TOPIC, TOPIC_ID, partition)
             ends[TOPIC, partition] = self.chance.randint(begin, end) if number % 3 else end
         position = Position.of(ends, {TOPIC: TOPIC_ID})
-        if not ranges(start, position):
+        if not ranges_between(start, position):
             return False
         note_offsets(checkpoint.folder, number, position)
         return True
 
     def _rows(self, checkpoint: Checkpoint, number: int) -> Frame:
         """The batch, cut into tasks in another way each time."""
-        found = ranges(checkpoint.position(number - 1), checkpoint.position(number))
+        found = ranges_between(checkpoint.position(number - 1), checkpoint.position(number))
         tasks: list[list[Any]] = [[] for _ in range(self.chance.randint(1, 3))]
         for each in found:
             # The offsets that end with 9 hold no record: a transaction ended there.
@@ -169,7 +173,7 @@ class World:
         assert not self.failures, self.failures[0]
         if self.counts_offsets and any(self.logs):
             handle = DeltaTable(str(self.table))
-            ends = Ends.found(TOPIC, handle.transaction_version)
+            ends = EndOffsets.found(TOPIC, handle.transaction_version)
             assert [ends.of(each) for each in range(PARTITIONS)] == self.logs, (
                 "ends are not those of the logs"
             )

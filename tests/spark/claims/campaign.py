@@ -29,7 +29,7 @@ from tests.spark.sink.ambushed import AFTER_COMMIT, READER_POINTS, kill_session
 from tests.spark.sink.readers import committed_numbers
 from tests.spark.source.topics import Topics
 
-from penstock.spark.claims import skipped
+from penstock.spark.at_most_once.offset_claims import count_skipped
 
 AT_MOST, AT_LEAST = "at-most-once", "at-least-once"
 ROWS_PER_BATCH, PARTITIONS = 60, 3
@@ -137,7 +137,7 @@ class Campaign:
         places = [(self.target, index) for index in range(PARTITIONS)]
         with self.topics.cluster() as cluster:
             found = Counter(committed_numbers(self.topics, cluster, places))
-            counted = skipped(cluster, GROUP)
+            counted = count_skipped(cluster, GROUP)
         doubled, lost = sum(count - 1 for count in found.values()), self.rows - len(found)
         print(
             f"{self.contract}: {self.rows} rows, {lost} lost ({counted} counted), {doubled} doubled",

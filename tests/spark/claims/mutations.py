@@ -6,11 +6,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from penstock.spark import bookkeeping, tickets
-from penstock.spark import claims as claims_module
-from penstock.spark.claims import Claims
+from penstock.spark import internal_topics
+from penstock.spark.at_most_once import offset_claims as claims_module
+from penstock.spark.at_most_once import task_claims
+from penstock.spark.at_most_once.offset_claims import OffsetClaims
+from penstock.spark.at_most_once.task_claims import TaskClaim
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.tickets import Ticket
 
 
 @contextmanager
@@ -23,50 +24,57 @@ def _patched(*patches: Any):
 
 def _late_claim() -> Any:
     """A batch is claimed when the next one is planned, which is how groups commit as a rule."""
-    real_cut, real_claim = Claims.cut, Claims.claim
+    real_cut, real_claim = OffsetClaims.cut, OffsetClaims.claim
 
-    def claim(self: Claims, tasks: Sequence[OffsetRange]) -> list[Ticket]:
+    def claim(self: OffsetClaims, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
         self.late = list(tasks)
-        base, batch = bookkeeping.end_of(self._cluster, bookkeeping.CLAIMS), uuid.uuid4().hex
-        return [Ticket(self._group, batch, base, number) for number in range(len(tasks))]
+        base, batch = (
+            internal_topics.end_offset(self._cluster, internal_topics.CLAIMS_TOPIC),
+            uuid.uuid4().hex,
+        )
+        return [TaskClaim(self._group, batch, base, number) for number in range(len(tasks))]
 
-    def cut(self: Claims, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def cut(self: OffsetClaims, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         if getattr(self, "late", None):
             real_claim(self, self.late)
         return real_cut(self, ranges)
 
-    return _patched(mock.patch.object(Claims, "claim", claim), mock.patch.object(Claims, "cut", cut))
+    return _patched(
+        mock.patch.object(OffsetClaims, "claim", claim), mock.patch.object(OffsetClaims, "cut", cut)
+    )
 
 
 def _no_cut() -> Any:
     """A batch that is planned again is given again."""
-    return _patched(mock.patch.object(claims_module, "cut", lambda ranges, claims: (list(ranges), [])))
+    return _patched(
+        mock.patch.object(claims_module, "split_at_claims", lambda ranges, claims: (list(ranges), []))
+    )
 
 
 def _no_fence() -> Any:
     """A driver that was replaced since it looked claims all the same: it takes its turn back without looking again."""
-    real = Claims.claim
+    real = OffsetClaims.claim
 
-    def claim(self: Claims, tasks: Sequence[OffsetRange]) -> list[Ticket]:
+    def claim(self: OffsetClaims, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
         self.close()
         return real(self, tasks)
 
-    return _patched(mock.patch.object(Claims, "claim", claim))
+    return _patched(mock.patch.object(OffsetClaims, "claim", claim))
 
 
 def _no_ticket() -> Any:
     """Every attempt at a task reads."""
-    return _patched(mock.patch.object(tickets, "redeem", return_value=True))
+    return _patched(mock.patch.object(task_claims, "claim_task", return_value=True))
 
 
 def _no_count() -> Any:
     """What is cut away is not written down."""
-    return _patched(mock.patch.object(claims_module, "skipping", return_value={"ranges": []}))
+    return _patched(mock.patch.object(claims_module, "skipped_document", return_value={"ranges": []}))
 
 
 def _no_doubt() -> Any:
     """A query without its checkpoint does not count what its last batch may have lost."""
-    return _patched(mock.patch.object(claims_module, "in_doubt", return_value=[]))
+    return _patched(mock.patch.object(claims_module, "find_in_doubt", return_value=[]))
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {

@@ -10,25 +10,24 @@ from tests.spark.source.topics import Topics
 from tests.waiting import eventually
 
 from penstock.client.errors import Unavailable
-from penstock.client.positions import committed
-from penstock.client.producing import RawProducer
-from penstock.client.retrying import Deadline
-from penstock.client.topic_contracts import LesserContract
-from penstock.spark import claims as claims_module
-from penstock.spark.claims import ClaimError, Claims, skipped
-from penstock.spark.losses import DataLoss
-from penstock.spark.offsets import OffsetRange, Position
-from penstock.spark.progress import REPEAT_MS
-from penstock.spark.stream_plan import StreamPlan
-from penstock.spark.tickets import (
+from penstock.client.retry import Deadline
+from penstock.client.wire.offsets import committed_offsets
+from penstock.client.wire.producer import RawProducer
+from penstock.client.wire.topics import InsufficientContract
+from penstock.spark.at_most_once import offset_claims as claims_module
+from penstock.spark.at_most_once.offset_claims import ClaimError, OffsetClaims, count_skipped
+from penstock.spark.at_most_once.task_claims import (
     TaskAttempt,
-    Ticket,
-    fresh_ticket,
-    redeem,
+    TaskClaim,
+    claim_task,
+    current_attempt,
+    new_task_claim,
+    record_skipped,
     refuse_speculation,
-    tell_skipped,
-    this_attempt,
 )
+from penstock.spark.offsets import COMMIT_REPEAT_MS, OffsetRange, Position
+from penstock.spark.source.discovery import DataLoss
+from penstock.spark.source.stream import StreamPlan
 
 Driver = Callable[..., StreamPlan]
 
@@ -57,12 +56,12 @@ def next_spans(plan: StreamPlan, start: Position) -> list[tuple[int, int, int]]:
 
 def lost(topics: Topics, group: str) -> int:
     with topics.cluster() as cluster:
-        return skipped(cluster, group)
+        return count_skipped(cluster, group)
 
 
 def claimed(topics: Topics, group: str) -> dict:
     with topics.cluster() as cluster:
-        return {place: each.offset for place, each in committed(cluster, group).items()}
+        return {place: each.offset for place, each in committed_offsets(cluster, group).items()}
 
 
 # Drivers
@@ -164,7 +163,7 @@ def test_a_driver_that_is_idle_learns_that_it_was_replaced(topics, driver, uniqu
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     now = [0.0]
-    older = Claims(
+    older = OffsetClaims(
         topics.cluster(), group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0])
     )
     older.repeat()
@@ -172,7 +171,7 @@ def test_a_driver_that_is_idle_learns_that_it_was_replaced(topics, driver, uniqu
     newer = driver(topic)
     newer.next_end(newer.starting(), None, None)
     older.repeat()
-    now[0] += REPEAT_MS / 1000
+    now[0] += COMMIT_REPEAT_MS / 1000
     with pytest.raises(ClaimError, match="another driver"):
         older.repeat()
 
@@ -181,11 +180,13 @@ def test_claims_are_repeated_lest_brokers_forget_them(topics, group, unique, cap
     topic, gone = topics.create(unique("t")), topics.create(unique("gone"))
     now, told = [0.0], []
     cluster = topics.cluster()
-    claims = Claims(cluster, group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0]))
+    claims = OffsetClaims(
+        cluster, group, deadline=lambda timeout_ms: Deadline(timeout_ms, clock=lambda: now[0])
+    )
     claims.repeat()
     claims.claim(claims.cut([OffsetRange(each, None, 0, 0, 5) for each in (topic, gone)]))
     topics.delete(gone)
-    before = committed(cluster, group, [(topic, 0)])
+    before = committed_offsets(cluster, group, [(topic, 0)])
     real = RawProducer.commit_offsets
 
     def commits(self, group, offsets):
@@ -193,13 +194,13 @@ def test_claims_are_repeated_lest_brokers_forget_them(topics, group, unique, cap
         real(self, group, offsets)
 
     with mock.patch.object(RawProducer, "commit_offsets", commits):
-        for wait_s in (0, REPEAT_MS / 1000, 1):
+        for wait_s in (0, COMMIT_REPEAT_MS / 1000, 1):
             now[0] += wait_s
             claims.repeat()
     assert told == [before]
-    assert committed(cluster, group, [(topic, 0)]) == before
-    now[0] += REPEAT_MS / 1000
-    with mock.patch.object(claims_module, "committed", side_effect=Unavailable("nobody is there")):
+    assert committed_offsets(cluster, group, [(topic, 0)]) == before
+    now[0] += COMMIT_REPEAT_MS / 1000
+    with mock.patch.object(claims_module, "committed_offsets", side_effect=Unavailable("nobody is there")):
         claims.repeat()
     assert "could not be told again what is claimed: nobody is there" in caplog.text
     assert claims.claim(claims.cut([OffsetRange(topic, None, 0, 0, 6)])), "it goes on all the same"
@@ -227,10 +228,10 @@ def test_a_topic_that_asks_for_more_is_refused(topics, driver, unique, group):
     topics.count(topic, range(5))
     words = f"the stream of group {group}: topic {topic} asks for at-least-once"
     plan = driver(topic)
-    with pytest.raises(LesserContract, match=words):
+    with pytest.raises(InsufficientContract, match=words):
         plan.starting()
     start = driver(topic, contract="at-least-once").starting()
-    with pytest.raises(LesserContract, match=words):
+    with pytest.raises(InsufficientContract, match=words):
         next_spans(plan, start)
     assert claimed(topics, group) == {}
 
@@ -271,28 +272,28 @@ def cluster(topics: Topics):
 
 
 @pytest.fixture
-def ticket(cluster, group) -> Ticket:
-    return fresh_ticket(cluster)._replace(group=group, number=3)
+def task_claim(cluster, group) -> TaskClaim:
+    return new_task_claim(cluster)._replace(group=group, number=3)
 
 
-def test_the_first_attempt_gets_all_and_others_nothing(cluster, ticket):
-    assert redeem(cluster, ticket, TaskAttempt(7, 2, 0))
-    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1)), "tried again"
-    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 0)), "by another attempt at the stage"
-    assert redeem(cluster, ticket._replace(number=4), TaskAttempt(7, 3, 0)), "another task"
-    assert redeem(cluster, ticket._replace(batch="other"), TaskAttempt(7, 2, 1)), "another batch"
+def test_the_first_attempt_gets_all_and_others_nothing(cluster, task_claim):
+    assert claim_task(cluster, task_claim, TaskAttempt(7, 2, 0))
+    assert not claim_task(cluster, task_claim, TaskAttempt(7, 2, 1)), "tried again"
+    assert not claim_task(cluster, task_claim, TaskAttempt(7, 2, 0)), "by another attempt at the stage"
+    assert claim_task(cluster, task_claim._replace(number=4), TaskAttempt(7, 3, 0)), "another task"
+    assert claim_task(cluster, task_claim._replace(batch="other"), TaskAttempt(7, 2, 1)), "another batch"
 
 
 @pytest.mark.parametrize("second", [TaskAttempt(8, 2, 0), TaskAttempt(7, 5, 0)])
-def test_a_second_evaluation_is_an_error_that_names_its_causes(cluster, ticket, second):
+def test_a_second_evaluation_is_an_error_that_names_its_causes(cluster, task_claim, second):
     """Another stage: two actions. Another task of the same stage: one stream used twice."""
-    assert redeem(cluster, ticket, TaskAttempt(7, 2, 0))
+    assert claim_task(cluster, task_claim, TaskAttempt(7, 2, 0))
     with pytest.raises(ClaimError, match=r"read a second time.*two actions in foreachBatch.*localCheckpoint"):
-        redeem(cluster, ticket, second)
-    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1))
+        claim_task(cluster, task_claim, second)
+    assert not claim_task(cluster, task_claim, TaskAttempt(7, 2, 1))
 
 
-def test_an_attempt_that_does_not_know_whether_it_was_heard_keeps_others_from_reading(cluster, ticket):
+def test_an_attempt_that_does_not_know_whether_it_was_heard_keeps_others_from_reading(cluster, task_claim):
     real = RawProducer.flush
 
     def flushes_and_breaks(self):
@@ -300,24 +301,24 @@ def test_an_attempt_that_does_not_know_whether_it_was_heard_keeps_others_from_re
         raise Unavailable("no answer")
 
     with mock.patch.object(RawProducer, "flush", flushes_and_breaks), pytest.raises(Unavailable):
-        redeem(cluster, ticket, TaskAttempt(7, 2, 0))
-    assert not redeem(cluster, ticket, TaskAttempt(7, 2, 1))
+        claim_task(cluster, task_claim, TaskAttempt(7, 2, 0))
+    assert not claim_task(cluster, task_claim, TaskAttempt(7, 2, 1))
 
 
-def test_a_claim_that_somebody_deleted_is_an_error(cluster, ticket):
+def test_a_claim_that_somebody_deleted_is_an_error(cluster, task_claim):
     with pytest.raises(ClaimError, match="somebody has deleted from that topic"):
-        redeem(cluster, ticket._replace(base=ticket.base + 1000), TaskAttempt(7, 2, 0))
+        claim_task(cluster, task_claim._replace(base=task_claim.base + 1000), TaskAttempt(7, 2, 0))
 
 
-def test_what_attempts_did_not_get_is_counted(cluster, ticket, group, caplog):
+def test_what_attempts_did_not_get_is_counted(cluster, task_claim, group, caplog):
     wanted = OffsetRange("t", None, 0, 10, 14)
-    assert skipped(cluster, group) == 0
+    assert count_skipped(cluster, group) == 0
     with caplog.at_level(logging.WARNING):
         for attempt in (1, 2):
-            tell_skipped(cluster, ticket, wanted, TaskAttempt(7, 2, attempt))
+            record_skipped(cluster, task_claim, wanted, TaskAttempt(7, 2, attempt))
     assert "t[0] offsets 10 to 13 were given to another attempt at this task; attempt 1" in caplog.text
-    tell_skipped(cluster, ticket, wanted._replace(partition=1), TaskAttempt(7, 3, 1))
-    assert skipped(cluster, group) == 8
+    record_skipped(cluster, task_claim, wanted._replace(partition=1), TaskAttempt(7, 3, 1))
+    assert count_skipped(cluster, group) == 8
 
 
 def test_speculation_is_refused():
@@ -326,4 +327,4 @@ def test_speculation_is_refused():
     with pytest.raises(ClaimError, match=r"set spark.speculation=false"):
         refuse_speculation("true")
     with pytest.raises(ClaimError, match="does not tell which task"):
-        this_attempt()
+        current_attempt()

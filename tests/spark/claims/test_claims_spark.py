@@ -11,7 +11,7 @@ from tests.spark.sink.ambushed import NAME, AmbushedDataSource
 from tests.spark.sink.readers import committed_numbers
 from tests.spark.source.topics import Topics
 
-from penstock.spark.claims import skipped
+from penstock.spark.at_most_once.offset_claims import count_skipped
 
 WITHIN_S = 600.0
 CONTRACT = "at-most-once"
@@ -57,7 +57,7 @@ class Copy:
 
     def skipped(self) -> int:
         with self.topics.cluster() as cluster:
-            return skipped(cluster, self.group)
+            return count_skipped(cluster, self.group)
 
 
 @pytest.fixture

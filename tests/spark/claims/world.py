@@ -15,30 +15,31 @@ from typing import Any
 from tests.spark.sink.actors import Actor, Stage
 from tests.spark.source.topics import Topics
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
-from penstock.client.metadata import Place
-from penstock.client.producing import RawProducer
-from penstock.spark import bookkeeping, tickets
-from penstock.spark import claims as claims_module
-from penstock.spark.claims import Claims
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.producer import RawProducer
+from penstock.spark import internal_topics
+from penstock.spark.at_most_once import offset_claims as claims_module
+from penstock.spark.at_most_once import task_claims
+from penstock.spark.at_most_once.offset_claims import OffsetClaims
+from penstock.spark.at_most_once.task_claims import TaskAttempt
 from penstock.spark.offsets import Position
-from penstock.spark.stream_plan import StreamPlan, Task
-from penstock.spark.tickets import TaskAttempt
+from penstock.spark.source.stream import ReadTask, StreamPlan
 
 PARTITIONS, BATCH_OFFSETS_MAX = 2, 8
 #: Between two of these others may act: they are what others can see, or what looks at others.
 SWITCHING = (
-    (Claims, "starting"),
-    (Claims, "cut"),
-    (Claims, "claim"),
-    (claims_module, "committed"),
+    (OffsetClaims, "starting"),
+    (OffsetClaims, "cut"),
+    (OffsetClaims, "claim"),
+    (claims_module, "committed_offsets"),
     (RawProducer, "init"),
-    (bookkeeping, "append"),
-    (tickets, "_first"),
+    (internal_topics, "append_document"),
+    (task_claims, "_first_claimant"),
 )
 #: Here an actor may die, and nobody else may act: they would wait for what is half done.
-DEADLY = ((Claims, "_write"), (RawProducer, "commit_offsets"), (RawProducer, "end"))
+DEADLY = ((OffsetClaims, "_write"), (RawProducer, "commit_offsets"), (RawProducer, "end"))
 
 
 @dataclass
@@ -59,7 +60,7 @@ class World:
         self.checkpoint = Checkpoint()
         self.rows = Counter[int]()
         #: What tasks were given, as often as they were.
-        self.given: list[Place] = []
+        self.given: list[TopicPartition] = []
         self.stages = 0
         self.failures: list[str] = []
 
@@ -106,7 +107,7 @@ class World:
         checkpoint.committed = max(checkpoint.committed, number)
         return True
 
-    def _run_tasks(self, tasks: list[Task]) -> bool:
+    def _run_tasks(self, tasks: list[ReadTask]) -> bool:
         """Each is tried twice at most, now and then with a twin."""
         self.stages += 1
         stage, left = self.stages, dict(enumerate(tasks))
@@ -124,11 +125,11 @@ class World:
                     left.pop(index, None)
         return not left
 
-    def _attempt(self, task: Task, attempt: TaskAttempt) -> bool:
-        assert task.ticket is not None
+    def _attempt(self, task: ReadTask, attempt: TaskAttempt) -> bool:
+        assert task.task_claim is not None
         with Cluster(self.topics.cluster().settings) as cluster:
-            if not tickets.redeem(cluster, task.ticket, attempt):
-                tickets.tell_skipped(cluster, task.ticket, task.wanted, attempt)
+            if not task_claims.claim_task(cluster, task.task_claim, attempt):
+                task_claims.record_skipped(cluster, task.task_claim, task.wanted, attempt)
                 return True
         for offset in range(task.wanted.start, task.wanted.end):
             self.given.append((str(task.wanted.partition), offset))
@@ -177,9 +178,11 @@ class World:
         needless = [place for place in lost if place[1] >= self.peace[int(place[0])]]
         assert not needless, f"lost in peace: {sorted(needless)}: {self.failures[-1:]}"
 
-    def _skipped(self) -> set[Place]:
+    def _skipped(self) -> set[TopicPartition]:
         with self.topics.cluster() as cluster:
-            told = list(bookkeeping.documents(cluster, bookkeeping.SKIPPED, 0, key=self.group))
+            told = list(
+                internal_topics.read_documents(cluster, internal_topics.SKIPPED_TOPIC, 0, key=self.group)
+            )
         spans: list[Any] = [each for document in told for each in document["ranges"]]
         return {(str(part), offset) for _, _, part, start, end in spans for offset in range(start, end)}
 

@@ -16,8 +16,8 @@ from penstock.spark import json_rows, pipeline, row_function
 from penstock.spark.analytics import dedupe, metrics
 from penstock.spark.archive import archive, history
 from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.runner import Launch, Runner
-from penstock.spark.pipelines.status import State
+from penstock.spark.pipelines.runner import LaunchSettings, Runner
+from penstock.spark.pipelines.status import PipelineState
 from penstock.spark.replay import replay
 from penstock.spark.session import session
 
@@ -61,7 +61,7 @@ class Program:
         """What is there now, in this session; nothing but a slow machine may be why it is started again."""
         restarts = RESTARTS if isinstance(runnable, Pipeline) else 0
         warnings: list[str] = []
-        launch = Launch(
+        launch = LaunchSettings(
             bootstrap=self.given["bootstrap"],
             checkpoints=self.checkpoint("runs"),
             master=self.given["master"],
@@ -77,7 +77,7 @@ class Program:
             spark=self.spark,
         )
         outcome = made.run()
-        assert outcome.state is State.FINISHED, (runnable.name, outcome, warnings)
+        assert outcome.state is PipelineState.FINISHED, (runnable.name, outcome, warnings)
         assert all(SLOW_START in warning for warning in warnings), (runnable.name, warnings)
 
     def processes(self) -> int:

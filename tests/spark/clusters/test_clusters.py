@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from tests.compat import confluent
+from tests.spark.class_archive import QUICK_JAVA
 from tests.spark.source.topics import Topics
-from tests.spark.standalone import QUICK_JAVA, ConnectServer, Standalone
+from tests.spark.standalone import ConnectServer, Standalone
 
 ROWS = 100_000
 RUN_S = 3000.0

@@ -8,7 +8,14 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import CRC_AT, BatchHeader, Record, checksum, encode_batch, iter_batches
+from penstock.protocol.record_batch import (
+    CRC_OFFSET,
+    BatchHeader,
+    Record,
+    checksum,
+    encode_batch,
+    iter_batches,
+)
 from penstock.spark.columns import COLUMNS, decode
 
 TOPIC, PARTITION = "orders", 3
@@ -83,5 +90,5 @@ def log_of(batches: Sequence[Sequence[Record]], codec: Codec = Codec.NONE) -> li
 
 def checksummed(batch: bytearray) -> bytearray:
     """As a producer leaves it that has nothing else to stamp."""
-    struct.pack_into(">I", batch, CRC_AT, checksum(batch))
+    struct.pack_into(">I", batch, CRC_OFFSET, checksum(batch))
     return batch

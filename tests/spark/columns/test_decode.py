@@ -18,8 +18,8 @@ from tests.spark.columns.records import (
 )
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import (
-    HEADER_BYTES,
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
     LOG_APPEND_TIME,
     EndMarker,
     Record,
@@ -184,7 +184,7 @@ def test_a_corrupt_batch_is_named() -> None:
 )
 def test_a_header_that_does_not_match_its_records_is_refused(change: dict[str, int], reason: str) -> None:
     batch = encode_batch(numbered(3))
-    bad = pack_batch(read_header(batch)._replace(**change), batch[HEADER_BYTES:])
+    bad = pack_batch(read_header(batch)._replace(**change), batch[BATCH_HEADER_BYTES:])
     with pytest.raises(CorruptBatch, match=reason):
         decoded([bad], (-10, 1 << 40))
 

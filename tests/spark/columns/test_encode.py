@@ -18,8 +18,8 @@ from tests.spark.columns.records import (
 )
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import (
-    HEADER_BYTES,
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
     NO_PRODUCER_ID,
     Record,
     decode_records,
@@ -176,7 +176,7 @@ def test_no_batch_grows_by_being_compressed(codec: Codec) -> None:
     assert read_header(batch.data).codec is Codec.NONE
     (batch,) = encode(pa.record_batch({"value": [bytes(9_000)]}), timestamp_ms=0, codec=codec)
     assert read_header(batch.data).codec is codec
-    assert len(batch.data) < HEADER_BYTES + 1000
+    assert len(batch.data) < BATCH_HEADER_BYTES + 1000
 
 
 def test_no_rows_make_no_batch() -> None:

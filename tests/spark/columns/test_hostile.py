@@ -12,8 +12,8 @@ from tests.spark.columns.guarded import GuardedMemory
 from tests.spark.columns.records import EVERYTHING, decoded, expected, log_of, logs, rows
 
 from penstock.protocol.errors import ApiError
-from penstock.protocol.records import (
-    HEADER_BYTES,
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
     BatchHeader,
     Record,
     decode_records,
@@ -99,8 +99,8 @@ def test_the_kernel_and_the_codec_agree_on_damage() -> None:
     read = 0
     for _ in range(MUTATIONS):
         seed = chance.choice(seeds)
-        hostile = pack_batch(read_header(seed), mutated(bytes(seed[HEADER_BYTES:]), chance))
-        found = scanner.scan(read_header(hostile), bytes(hostile[HEADER_BYTES:]))
+        hostile = pack_batch(read_header(seed), mutated(bytes(seed[BATCH_HEADER_BYTES:]), chance))
+        found = scanner.scan(read_header(hostile), bytes(hostile[BATCH_HEADER_BYTES:]))
         assert found == by_the_codec(hostile), hostile.hex()
         read += found is not None
     assert MUTATIONS // 50 < read < MUTATIONS // 2, "damage must be of both kinds"
@@ -111,7 +111,7 @@ def test_all_columns_of_a_damaged_batch_are_refused_or_equal(
     log: list[list[Record]], chance: random.Random
 ) -> None:
     batch = log_of(log)[0]
-    hostile = pack_batch(read_header(batch), mutated(bytes(batch[HEADER_BYTES:]), chance))
+    hostile = pack_batch(read_header(batch), mutated(bytes(batch[BATCH_HEADER_BYTES:]), chance))
     try:
         records = decode_records(hostile, BOUND)
     except ApiError:

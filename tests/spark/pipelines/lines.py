@@ -11,8 +11,7 @@ from tests.spark.sink.readers import await_rest
 from tests.spark.source.topics import SETTINGS, Topics
 
 from penstock.spark.pipelines.assembly import start
-from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import Pipeline, RunSettings
 
 WITHIN_S = 600.0
 

@@ -9,12 +9,18 @@ from tests.compat.message import Message
 from tests.spark.pipelines import functions
 from tests.waiting import eventually
 
-from penstock.client.letters import origin_of, restored
-from penstock.client.topics import alter_topic_settings
-from penstock.protocol.letters import ERROR_CLASS, ERROR_STACK, GROUP, MESSAGE, REASON
+from penstock.client.deadletters.headers import original_headers, read_origin
+from penstock.client.wire.topics import alter_topic_settings
+from penstock.protocol.dead_letter_headers import (
+    ERROR_CLASS_HEADER,
+    ERROR_MESSAGE_HEADER,
+    ERROR_STACK_HEADER,
+    GROUP_HEADER,
+    REASON_HEADER,
+)
+from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.pipelines import batch as batch_module
 from penstock.spark.pipelines.assembly import start
-from penstock.spark.pipelines.board import Board
 from penstock.spark.pipelines.declaration import (
     Backoff,
     BatchError,
@@ -24,11 +30,10 @@ from penstock.spark.pipelines.declaration import (
     Source,
     TopicSink,
 )
-from penstock.spark.pipelines.failures import range_in
-from penstock.spark.pipelines.parsing import json_rows
-from penstock.spark.pipelines.status import Counts
-from penstock.spark.pipelines.watching import is_lasting, trouble_of
-from penstock.spark.sink_options import Contract
+from penstock.spark.pipelines.parsers import json_rows
+from penstock.spark.pipelines.queries import error_info, failed_range, is_permanent
+from penstock.spark.pipelines.status import RowCounts
+from penstock.spark.sink.options import Contract
 
 ORDERS = json_rows("id STRING NOT NULL, amount DOUBLE")
 SLOWLY = Errors(attempts=3, backoff=Backoff(base_ms=60_000, cap_ms=60_000))
@@ -58,7 +63,7 @@ def headers_of(message):
 
 
 def origin(message):
-    found = origin_of(message.headers, topic="?", partition=-1, offset=-1, timestamp_ms=-1)
+    found = read_origin(message.headers, topic="?", partition=-1, offset=-1, timestamp_ms=-1)
     return found.topic, found.partition, found.offset
 
 
@@ -68,13 +73,13 @@ def orders(count):
 
 def counted(line, name):
     with line.topics.cluster() as cluster:
-        found = Board(cluster).read()[f"{name}/rows"]
-    return Counts.from_json(found["totals"])
+        found = DocumentStore(cluster).read()[f"{name}/rows"]
+    return RowCounts.from_json(found["totals"])
 
 
 def test_no_letter_is_lost_where_spark_tells_no_counts(line, declare, monkeypatch):
     """As over Spark Connect, or when what it observed comes too late."""
-    monkeypatch.setattr(batch_module.Tally, "found", lambda self: {})
+    monkeypatch.setattr(batch_module.RowCounter, "found", lambda self: {})
     declared, source, sink = declare()
     line.put(source, {"id": "a", "amount": 1.5}, b"{")
     line.run(declared)
@@ -95,20 +100,24 @@ def test_good_and_bad_rows_of_one_evaluation(line, declare):
     (retry,) = line.messages(f"{source}.retry.1")
     told = headers_of(retry)
     assert (origin(retry), retry.key, retry.value) == ((source, 0, 2), b"2", b'{"id": "broken", "amount": 1}')
-    assert (told["own"], told[ERROR_CLASS], told[MESSAGE]) == ("header", "ValueError", "no price for it")
-    assert 'raise ValueError("no price for it")' in told[ERROR_STACK]
+    assert (told["own"], told[ERROR_CLASS_HEADER], told[ERROR_MESSAGE_HEADER]) == (
+        "header",
+        "ValueError",
+        "no price for it",
+    )
+    assert 'raise ValueError("no price for it")' in told[ERROR_STACK_HEADER]
     first_ms = int(told["penstock.dlq.timestamp"])
     assert first_ms + 60_000 <= retry.timestamp_ms
     dead = {origin(each)[1:]: headers_of(each) for each in line.messages(f"{source}.dlq")}
-    assert {place: each[MESSAGE].split(":")[0] for place, each in dead.items()} == {
+    assert {place: each[ERROR_MESSAGE_HEADER].split(":")[0] for place, each in dead.items()} == {
         (0, 1): "the value is no JSON",
         (0, 3): "id is missing",
         (1, 0): "never",
         (1, 2): "price returned what does not fit its columns",
         (1, 3): "there is no value",
     }
-    assert {each[REASON] for each in dead.values()} == {"refused"}
-    assert counted(line, declared.name) == Counts(rows_in=10, rows_out=2, retried=1, dead=5)
+    assert {each[REASON_HEADER] for each in dead.values()} == {"refused"}
+    assert counted(line, declared.name) == RowCounts(rows_in=10, rows_out=2, retried=1, dead=5)
     held = line.spark.sparkContext._jsc.getPersistentRDDs()
     assert len(held) == 0, "nothing is held when a batch is done"
 
@@ -129,8 +138,8 @@ def test_a_module_that_is_not_installed_is_no_rows_fault(line, declare):
         line.put(source, {"id": "a"}, {"id": "b"})
         with pytest.raises(StreamingQueryException) as raised:
             line.run(declared)
-        trouble = trouble_of(raised.value)
-        assert (trouble.kind, is_lasting(trouble)) == ("ModuleNotFoundError", True)
+        trouble = error_info(raised.value)
+        assert (trouble.kind, is_permanent(trouble)) == ("ModuleNotFoundError", True)
         assert line.messages(sink) + line.messages(f"{source}.dlq") + line.messages(f"{source}.retry.1") == []
 
 
@@ -140,7 +149,7 @@ def test_retries_come_back_when_due(line, declare, tmp_path):
     declared, source, sink = declare(rows=(functions.until_there(str(mended)),), errors=AT_ONCE, every_ms=100)
     line.put(source, {"id": "late"}, {"id": "never"}, {"id": "good"}, partition=1)
     retries = line.topics.create(f"{source}.retry.1", 2)
-    foreign = Message(value=b'{"id": "foreign"}', headers=((GROUP, b"another"),))
+    foreign = Message(value=b'{"id": "foreign"}', headers=((GROUP_HEADER, b"another"),))
     line.topics.fill(retries, [foreign])
     running = start(line.spark, declared, line.settings(declared, once=False))
     try:
@@ -154,10 +163,10 @@ def test_retries_come_back_when_due(line, declare, tmp_path):
     assert [query.exception() for query in running] == [None]
     assert {row["id"] for row in line.rows(sink)} == {"good", "late"}
     dead = line.messages(f"{source}.dlq")
-    letter = next(each for each in dead if origin(each) == (source, 1, 1))
-    assert origin_of(letter.headers, topic="", partition=0, offset=0, timestamp_ms=0).attempts == 3
-    assert (headers_of(letter)[REASON], letter.partition) == ("given up", 1)
-    assert restored(letter.headers) == [("own", b"header")]
+    failure_record = next(each for each in dead if origin(each) == (source, 1, 1))
+    assert read_origin(failure_record.headers, topic="", partition=0, offset=0, timestamp_ms=0).attempts == 3
+    assert (headers_of(failure_record)[REASON_HEADER], failure_record.partition) == ("given up", 1)
+    assert original_headers(failure_record.headers) == [("own", b"header")]
     for level in (1, 2):
         tried = [each for each in line.messages(f"{source}.retry.{level}") if origin(each) == (source, 1, 1)]
         assert [each.partition for each in tried] == [1]
@@ -169,16 +178,18 @@ def test_poison_in_a_transform_is_found_in_few_runs(line, declare, monkeypatch):
     )
     line.put(source, *orders(10_000))
     tries = []
-    real = batch_module._Batch._try
-    monkeypatch.setattr(batch_module._Batch, "_try", lambda self, rows: tries.append(1) or real(self, rows))
+    real = batch_module._BatchRun._try
+    monkeypatch.setattr(
+        batch_module._BatchRun, "_try", lambda self, rows: tries.append(1) or real(self, rows)
+    )
     line.run(declared)
     found = sorted(int(each.value) for each in line.messages(sink))
     assert found == [number for number in range(10_000) if number != 7123]
     (dead,) = line.messages(f"{source}.dlq")
     assert (origin(dead), dead.key) == ((source, 0, 7123), b"7123")
-    assert "poison" in headers_of(dead)[MESSAGE]
+    assert "poison" in headers_of(dead)[ERROR_MESSAGE_HEADER]
     assert len(tries) <= 30
-    assert counted(line, declared.name) == Counts(rows_in=10_000, rows_out=9_999, dead=1)
+    assert counted(line, declared.name) == RowCounts(rows_in=10_000, rows_out=9_999, dead=1)
 
 
 def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, unique):
@@ -203,13 +214,16 @@ def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, 
     assert [each.value for each in line.messages(sink)] == values[:2]
     dead = {origin(each)[2]: (headers_of(each), each.value) for each in line.messages(f"{source}.dlq")}
     assert [dead[offset][1] for offset in sorted(dead)] == values[2:]
-    told = {offset: (headers[ERROR_CLASS], headers[MESSAGE]) for offset, (headers, _) in dead.items()}
+    told = {
+        offset: (headers[ERROR_CLASS_HEADER], headers[ERROR_MESSAGE_HEADER])
+        for offset, (headers, _) in dead.items()
+    }
     kind, words = told[2]
-    assert kind == "penstock.spark.sink_limits.RecordTooLarge"
+    assert kind == "penstock.spark.sink.records.RecordTooLarge"
     assert words.endswith(f"bytes is too large for topic {sink}, which takes at most max.message.bytes=10000")
     assert "poison" in told[3][1]
     assert told[4][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
-    assert counted(line, declared.name) == Counts(rows_in=5, rows_out=2, dead=3)
+    assert counted(line, declared.name) == RowCounts(rows_in=5, rows_out=2, dead=3)
 
 
 def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare, topics, unique):
@@ -225,11 +239,11 @@ def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare
 def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, declare, topics):
     declared, source, sink = declare()
     dead = topics.create(f"{source}.dlq", 2, **{"max.message.bytes": "1000"})
-    letter = os.urandom(2_000)
-    line.put(source, {"id": "a", "amount": 1.0}, letter)
+    failure_record = os.urandom(2_000)
+    line.put(source, {"id": "a", "amount": 1.0}, failure_record)
     with pytest.raises(StreamingQueryException) as raised:
         line.run(declared)
-    trouble = trouble_of(raised.value)
+    trouble = error_info(raised.value)
     assert trouble.kind == "RecordTooLarge"
     assert f"too large for topic {dead}, which takes at most max.message.bytes=1000" in trouble.message
     assert line.messages(sink) == line.messages(dead) == []
@@ -237,7 +251,7 @@ def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, decl
         alter_topic_settings(cluster, dead, {"max.message.bytes": "100000"})
     line.run(declared)
     assert [row["id"] for row in line.rows(sink)] == ["a"]
-    assert [each.value for each in line.messages(dead)] == [letter]
+    assert [each.value for each in line.messages(dead)] == [failure_record]
 
 
 def test_what_is_not_about_rows_makes_no_dead_letters(line, declare):
@@ -248,7 +262,7 @@ def test_what_is_not_about_rows_makes_no_dead_letters(line, declare):
     line.put(source, *orders(3))
     with pytest.raises(StreamingQueryException) as raised:
         line.run(declared)
-    assert trouble_of(raised.value).kind == "Unavailable"
+    assert error_info(raised.value).kind == "Unavailable"
     assert line.messages(f"{source}.dlq") == []
 
 
@@ -263,7 +277,7 @@ def test_too_much_poison_fails_with_its_range(line, declare):
     assert BatchError.__name__ in str(raised.value)
     assert "more than 2 records make batch 0 of query" in str(raised.value)
     assert f"of {source}[0] 0 to 7" in str(raised.value)
-    assert range_in(raised.value) == f"{source}[0] 0 to 7"
+    assert failed_range(raised.value) == f"{source}[0] 0 to 7"
     assert line.messages(sink) == line.messages(f"{source}.dlq") == []
 
 
@@ -291,7 +305,7 @@ def test_each_row_once_when_a_batch_that_was_written_is_done_again(line, declare
     """Row functions divide the rows in another way at every time, and still each row is in one place, once."""
     declared, source, sink = declare(rows=(functions.by_chance,), errors=SLOWLY)
     line.put(source, *orders(60))
-    calls = crashing(monkeypatch, batch_module, "tell")
+    calls = crashing(monkeypatch, batch_module, "report_counts")
     with pytest.raises(StreamingQueryException, match="Crash"):
         line.run(declared)
     line.run(declared)
@@ -366,7 +380,7 @@ def test_at_most_once_gives_nothing_again(line, declare, monkeypatch):
     """What was given away before a crash is not done again, written or not."""
     declared, source, sink = declare(rows=(functions.price,), errors=SLOWLY, delivery=Contract.AT_MOST_ONCE)
     line.put(source, {"id": "a", "amount": 1.0}, {"id": "broken"}, b"{")
-    crashing(monkeypatch, batch_module, "tell")
+    crashing(monkeypatch, batch_module, "report_counts")
     with pytest.raises(StreamingQueryException, match="Crash"):
         line.run(declared)
     line.put(source, {"id": "b", "amount": 1.0})

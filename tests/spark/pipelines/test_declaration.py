@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.spark import Errors, Source, TopicSink, json_rows, pipeline, row_function
-from penstock.spark.pipelines.declaration import Pipeline, PipelineError, group_of, name_of_group
-from penstock.spark.sink_options import Contract
+from penstock.spark.pipelines.declaration import Pipeline, PipelineError, pipeline_group, pipeline_of_group
+from penstock.spark.sink.options import Contract
 
 IDS = json_rows("id STRING")
 
@@ -25,8 +25,8 @@ def test_a_declaration_in_full():
     assert (clean.delivery, clean.group) == (Contract.EXACTLY_ONCE, "penstock-pipeline-clean")
     assert clean.rows[0]({"id": 1}) == {"id": 1}
     assert clean([]) == ["seen"]
-    assert name_of_group(group_of("clean")) == "clean"
-    assert name_of_group("billing") is None
+    assert pipeline_of_group(pipeline_group("clean")) == "clean"
+    assert pipeline_of_group("billing") is None
     assert not pipeline("once", source="a", every=None)(clean).every_ms
 
 

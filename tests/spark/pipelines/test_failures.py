@@ -3,8 +3,13 @@
 import pytest
 
 from penstock.client.errors import Unavailable
-from penstock.spark.pipelines.failures import failure_in_spark, is_of_rows, range_in
-from penstock.spark.pipelines.watching import is_lasting, trouble_of
+from penstock.spark.pipelines.queries import (
+    error_info,
+    failed_range,
+    failure_from_spark,
+    is_caused_by_rows,
+    is_permanent,
+)
 
 OF_PYTHON = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -33,7 +38,7 @@ Current State: ACTIVE
 
 
 def test_the_innermost_error_of_python():
-    found = failure_in_spark(Exception(OF_PYTHON))
+    found = failure_from_spark(Exception(OF_PYTHON))
     assert (found.error_class, found.message) == ("KeyError", "'amount'")
     assert 'raise KeyError("amount")' in found.stack
     assert "worker.py" not in found.stack
@@ -41,12 +46,15 @@ def test_the_innermost_error_of_python():
 
 
 def test_what_we_tell_without_a_traceback():
-    found = failure_in_spark(Exception(TOLD_PLAINLY % "spark.sink_rows.WrongRow: a row has no topic"))
-    assert (found.error_class, found.message) == ("penstock.spark.sink_rows.WrongRow", "a row has no topic")
+    found = failure_from_spark(Exception(TOLD_PLAINLY % "spark.sink.records.WrongRow: a row has no topic"))
+    assert (found.error_class, found.message) == (
+        "penstock.spark.sink.records.WrongRow",
+        "a row has no topic",
+    )
 
 
 def test_others_by_their_first_line():
-    found = failure_in_spark(ValueError("\n[CAST_INVALID_INPUT] no number\n== SQL =="))
+    found = failure_from_spark(ValueError("\n[CAST_INVALID_INPUT] no number\n== SQL =="))
     assert (found.error_class, found.message) == ("ValueError", "[CAST_INVALID_INPUT] no number")
 
 
@@ -64,24 +72,24 @@ def test_others_by_their_first_line():
         ),
         (Exception(TOLD_PLAINLY % "client.errors.Refused: t[0]: topic authorization failed"), False),
         (Exception(TOLD_PLAINLY % "client.errors.RecordsRefused: t[0]: message too large"), True),
-        (Exception(TOLD_PLAINLY % "spark.sink_rows.WrongRow: a row has no topic"), True),
-        (Exception(TOLD_PLAINLY % "spark.sink_limits.RecordTooLarge: a record of 9 bytes"), True),
+        (Exception(TOLD_PLAINLY % "spark.sink.records.WrongRow: a row has no topic"), True),
+        (Exception(TOLD_PLAINLY % "spark.sink.records.RecordTooLarge: a record of 9 bytes"), True),
         (Exception(OF_PYTHON.replace("KeyError: 'am", "penstock.client.errors.Unavailable: 'am")), False),
     ],
 )
 def test_whether_rows_may_be_the_reason(error, is_theirs):
-    assert is_of_rows(error) is is_theirs
+    assert is_caused_by_rows(error) is is_theirs
 
 
 def test_the_offsets_of_the_batch_that_failed():
-    assert range_in(Exception(ENDED)) == "t[0] 5 to 8"
-    assert range_in(Exception("boom")) is None
+    assert failed_range(Exception(ENDED)) == "t[0] 5 to 8"
+    assert failed_range(Exception("boom")) is None
 
 
 def test_a_missing_module_is_final_and_says_what_to_install():
     told = OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'pandas'")
-    found = trouble_of(Exception(told))
+    found = error_info(Exception(told))
     assert found.message.startswith(
         "No module named 'pandas' (install it wherever tasks of this pipeline run"
     )
-    assert is_lasting(found)
+    assert is_permanent(found)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
-from penstock.spark.pipelines.parsing import avro_rows
+from penstock.spark.pipelines.parsers import avro_rows
 
 fastavro = pytest.importorskip("fastavro")
 

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from penstock.spark.pipelines.parsing_columns import to_struct
+from penstock.spark.pipelines.arrow_values import struct_from_rows
 
 MONEY = pa.decimal128(6, 2)
 KIND = pa.struct(
@@ -29,7 +29,7 @@ def test_decimals_that_arrow_cannot_be_given_are_told_wherever_they_are():
         {"price": Decimal("1." + "0" * 50)},
         {"price": Decimal("0E+999999999")},
     ]
-    found = to_struct(list(rows), KIND, {})
+    found = struct_from_rows(list(rows), KIND, {})
     names = [error.split(" must ")[0] for _, error in sorted(found.errors.items())]
     assert names == ["price", *["line.price"] * 2, "prices[1]", *["by_name[a]"] * 2, "price", "price"]
     assert found.rows.null_count == len(rows)
@@ -38,7 +38,7 @@ def test_decimals_that_arrow_cannot_be_given_are_told_wherever_they_are():
 def test_what_fits_is_kept_beside_what_does_not():
     line = {"no": 1, "price": Decimal("12.3400")}
     rows = [{"line": line}, {"line": {"no": "one"}}, None, {"line": 5}, {"price": 7, "prices": (Decimal(1),)}]
-    found = to_struct(rows, KIND, {})
+    found = struct_from_rows(rows, KIND, {})
     assert sorted(found.errors) == [1, 3]
     assert found.errors[1].startswith("line must be struct<no: int32")
     assert [row and (row["line"], row["price"], row["prices"]) for row in found.rows.to_pylist()] == [

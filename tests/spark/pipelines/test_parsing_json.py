@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 from tests.spark.pipelines import json_reference
 
 from penstock.spark.pipelines.declaration import PipelineError
-from penstock.spark.pipelines.parsing_json import JsonReader
+from penstock.spark.pipelines.json_parser import JsonReader
 
 SCHEMA = StructType(
     [

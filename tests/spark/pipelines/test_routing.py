@@ -2,13 +2,13 @@
 
 import random
 
-from penstock.client.letters import Failure, Origin, origin_of
-from penstock.client.retrying import Backoff
-from penstock.spark.pipelines.routing import Routing
+from penstock.client.deadletters.headers import Failure, Origin, read_origin
+from penstock.client.retry import Backoff
+from penstock.spark.pipelines.failure_topics import FailureRouting
 
 FAILURE = Failure(error_class="E", message="m")
 NOW_MS = 1_000_000
-ROUTING = Routing(
+ROUTING = FailureRouting(
     group="g",
     attempts_max=3,
     backoff=Backoff(base_ms=1000, cap_ms=1500),
@@ -17,9 +17,9 @@ ROUTING = Routing(
 )
 
 
-def letter(attempts, *, is_retriable=True, topic="orders", partition=3):
+def failure_record(attempts, *, is_retriable=True, topic="orders", partition=3):
     origin = Origin(topic=topic, partition=partition, offset=9, timestamp_ms=5, attempts=attempts)
-    return ROUTING.letter(
+    return ROUTING.failure_record(
         origin,
         topic,
         [("own", b"1")],
@@ -35,29 +35,29 @@ def record(topic, headers=None):
 
 
 def test_from_level_to_level_and_then_to_the_dead():
-    first, second, last = letter(0), letter(1), letter(2)
+    first, second, last = failure_record(0), failure_record(1), failure_record(2)
     assert (first.topic, first.partition) == ("orders.retry.1", 3)
     assert NOW_MS + 1000 <= first.timestamp_ms <= NOW_MS + 2000
     assert NOW_MS + 1500 <= second.timestamp_ms <= NOW_MS + 2500
     assert second.topic == "orders.retry.2"
     assert (last.topic, last.timestamp_ms, last.is_retry) == ("orders.dlq", None, False)
     assert last.partition == 1, "the dead letters have fewer partitions"
-    told = origin_of(last.headers, topic="orders.dlq", partition=0, offset=0, timestamp_ms=0)
+    told = read_origin(last.headers, topic="orders.dlq", partition=0, offset=0, timestamp_ms=0)
     assert (told.attempts, told.offset, told.group) == (3, 9, "g")
 
 
 def test_what_need_not_be_tried_again_and_what_cannot_be():
-    assert letter(0, is_retriable=False).topic == "orders.dlq"
-    assert letter(0, topic="new").topic == "new.dlq", "its retry topic is not read"
+    assert failure_record(0, is_retriable=False).topic == "orders.dlq"
+    assert failure_record(0, topic="new").topic == "new.dlq", "its retry topic is not read"
 
 
 def test_headers_are_believed_in_retry_topics_only():
-    headers = letter(0).headers
+    headers = failure_record(0).headers
     assert ROUTING.arrival(record("orders.retry.1", headers)).attempts == 1
     assert ROUTING.arrival(record("orders.retry.1", headers)).partition == 3
     assert ROUTING.arrival(record("orders", headers)).attempts == 0
     assert ROUTING.own_headers("orders", headers) == headers
     assert ROUTING.own_headers("orders.retry.1", headers) == [("own", b"1")]
-    forged = letter(0, topic="elsewhere").headers
+    forged = failure_record(0, topic="elsewhere").headers
     assert ROUTING.arrival(record("orders.retry.1", forged)).topic == "orders.retry.1"
     assert ROUTING.source_of("orders.retry.1") == "orders"

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from penstock.spark.pipelines.declaration import PipelineError
-from penstock.spark.pipelines.parsing import avro_rows, json_rows
+from penstock.spark.pipelines.parsers import avro_rows, json_rows
 
 JSON_SCHEMA = {
     "type": "object",

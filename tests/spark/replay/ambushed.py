@@ -15,7 +15,7 @@ from tests.spark.replay.desk import Desk
 from tests.spark.sink.ambushed import WRITER_POINTS, Ambush, AmbushedDataSource
 from tests.spark.source.topics import Topics
 
-from penstock.spark.replay import courses, outlets
+from penstock.spark.replay import runs
 from penstock.spark.session import session
 
 NAME = "penstock_ambushed_replay"
@@ -51,14 +51,14 @@ class AmbushedReplaySource(AmbushedDataSource):
 def ambushed(spark: Any, options: Mapping[str, str]) -> Iterator[None]:
     """Replays of this process write with that ambush."""
     spark.dataSource.register(AmbushedReplaySource)
-    real = outlets.write_once
+    real = runs.write_once
 
     def write_once(rows: Any, batch: Any, given: Mapping[str, str], request: Any) -> None:
         real(rows, batch, {**given, **options}, request)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(outlets, "_FORMAT", NAME))
-        stack.enter_context(mock.patch.object(courses, "write_once", write_once))
+        stack.enter_context(mock.patch.object(runs, "_FORMAT", NAME))
+        stack.enter_context(mock.patch.object(runs, "write_once", write_once))
         yield
 
 

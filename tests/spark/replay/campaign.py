@@ -18,7 +18,7 @@ from tests.spark.replay.test_letters_spark import letter
 from tests.spark.sink.ambushed import WRITER_POINTS, kill_session
 from tests.spark.source.topics import Topics
 
-from penstock.client.letters import dead_letter_topic
+from penstock.client.deadletters.headers import dead_letter_topic
 from penstock.spark.session import session
 
 RECORDS, PARTITIONS, RATE = 600, 3, 50

@@ -5,15 +5,14 @@ from typing import Any
 from tests.spark.sink.readers import await_rest
 from tests.spark.source.topics import Topics
 
-from penstock.client.cluster import Cluster
-from penstock.client.metadata import Place
-from penstock.client.positions import EARLIEST, LATEST, list_offsets
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST, list_offsets
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.options import SourceOptions
-from penstock.spark.pipelines.jobs import JobContext
-from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.reading import RangeReader
-from penstock.spark.replay import Replay, read_request
+from penstock.spark.pipelines.declaration import JobContext, RunSettings
+from penstock.spark.replay import Replay, parse_request
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.task import RangeReader
 
 COMMITTED = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
 COLUMNS = ("topic", "partition", "offset", "key", "value", "headers", "timestamp")
@@ -47,7 +46,7 @@ class Desk:
     def run(self, **settings: str) -> str:
         """Returns what was told of it."""
         self.notes, self.progress, self.moments = [], [], []
-        request = read_request(**settings)
+        request = parse_request(**settings)
         Replay(request=request, clock=self.clock, sleep=self.clock.sleep).run(self.context())
         return "; ".join(self.notes)
 
@@ -82,7 +81,7 @@ class Desk:
     def numbers(self, topic: str) -> list[int]:
         return sorted(int(row["value"]) for row in self.rows(topic))
 
-    def _of(self, cluster: Cluster, place: Place) -> list[dict[str, Any]]:
+    def _of(self, cluster: Cluster, place: TopicPartition) -> list[dict[str, Any]]:
         options = SourceOptions.parse(self.topics.given(subscribe=place[0], **COMMITTED), streaming=False)
         start, end = (list_offsets(cluster, {place: edge})[place] for edge in (EARLIEST, LATEST))
         assert start is not None

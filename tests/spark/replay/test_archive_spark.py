@@ -7,9 +7,9 @@ import pytest
 from tests.compat.message import Message
 
 from penstock.spark.archive import archive
-from penstock.spark.archive.errors import ArchiveError
+from penstock.spark.archive.delta_table import ArchiveError
 from penstock.spark.pipelines import assembly
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.spark.pipelines.declaration import RunSettings
 from penstock.spark.replay import ReplayError
 
 WITHIN_S = 600.0

@@ -5,9 +5,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.deadletters.pacing import Pace
+from penstock.client.deadletters.replay import RateLimiter
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.replay.chunks import OFFSETS_DEFAULT, chunk, chunks, count, offsets_for
+from penstock.spark.replay.job import (
+    PIECE_OFFSETS_DEFAULT,
+    count_pieces,
+    cut_piece,
+    cut_pieces,
+    piece_offsets,
+)
 
 SIZES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 500)), max_size=5)
 
@@ -22,7 +28,7 @@ def ranges_of(sizes):
 @given(sizes=SIZES, offsets_max=st.integers(1, 300))
 def test_each_offset_once_and_in_order(sizes, offsets_max):
     ranges = ranges_of(sizes)
-    pieces = list(chunks(ranges, offsets_max))
+    pieces = list(cut_pieces(ranges, offsets_max))
     for whole in ranges:
         parts = [part for piece in pieces for part in piece if part.partition == whole.partition]
         assert sum(part.size for part in parts) == whole.size
@@ -35,23 +41,23 @@ def test_each_offset_once_and_in_order(sizes, offsets_max):
 @given(sizes=SIZES, offsets_max=st.integers(1, 300))
 def test_a_piece_is_the_same_whoever_asks_for_it_and_when(sizes, offsets_max):
     ranges = ranges_of(sizes)
-    pieces = list(chunks(ranges, offsets_max))
-    assert len(pieces) == count(ranges, offsets_max)
-    assert [chunk(ranges, offsets_max, index) for index in range(len(pieces))] == pieces
-    assert list(chunks(ranges, offsets_max, len(pieces) // 2)) == pieces[len(pieces) // 2 :]
+    pieces = list(cut_pieces(ranges, offsets_max))
+    assert len(pieces) == count_pieces(ranges, offsets_max)
+    assert [cut_piece(ranges, offsets_max, index) for index in range(len(pieces))] == pieces
+    assert list(cut_pieces(ranges, offsets_max, len(pieces) // 2)) == pieces[len(pieces) // 2 :]
 
 
 def test_pieces_are_alike_however_many_partitions_there_are():
     ranges = ranges_of([(0, 10)] * 100)
-    assert {sum(part.size for part in piece) for piece in chunks(ranges, 250)} == {250}
+    assert {sum(part.size for part in piece) for piece in cut_pieces(ranges, 250)} == {250}
 
 
 def test_a_slow_replay_has_small_pieces():
-    assert [offsets_for(rate) for rate in (None, 0.1, 100, 10**9)] == [
-        OFFSETS_DEFAULT,
+    assert [piece_offsets(rate) for rate in (None, 0.1, 100, 10**9)] == [
+        PIECE_OFFSETS_DEFAULT,
         1,
         200,
-        OFFSETS_DEFAULT,
+        PIECE_OFFSETS_DEFAULT,
     ]
 
 
@@ -66,7 +72,7 @@ def test_a_slow_replay_has_small_pieces():
 def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
     """However long the steps take, and whether they are as large as they were thought to be."""
     now, largest, went = 1e6, burst, []
-    pace = Pace(rate, burst=burst, now_s=now)
+    pace = RateLimiter(rate, burst=burst, now_s=now)
     for records, took in steps:
         now += pace.wait_s(records, now)
         assert pace.wait_s(records, now) == 0, "waiting as long as was said is enough"
@@ -82,7 +88,7 @@ def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
 
 
 def test_the_first_burst_is_free_and_the_rest_takes_its_time():
-    pace, now, started = Pace(10, burst=20, now_s=0), 0.0, []
+    pace, now, started = RateLimiter(10, burst=20, now_s=0), 0.0, []
     for _ in range(4):
         now += pace.wait_s(20, now)
         started.append(now)
@@ -91,12 +97,12 @@ def test_the_first_burst_is_free_and_the_rest_takes_its_time():
 
 
 def test_a_step_with_few_records_is_not_waited_for_as_if_it_had_many():
-    pace = Pace(10, burst=20, now_s=0)
+    pace = RateLimiter(10, burst=20, now_s=0)
     pace.spend(1, 0)
     assert pace.wait_s(20, 0) == 0.1
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away():
-    pace = Pace(10, burst=20, now_s=1000)
+    pace = RateLimiter(10, burst=20, now_s=1000)
     pace.spend(20, 500)
     assert pace.wait_s(20, 500) == 2

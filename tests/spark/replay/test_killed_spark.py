@@ -10,7 +10,7 @@ from tests.spark.replay.ambushed import ambushed
 from tests.spark.replay.test_letters_spark import letter
 from tests.spark.sink.ambushed import kill_session
 
-from penstock.client.letters import dead_letter_topic
+from penstock.client.deadletters.headers import dead_letter_topic
 
 RUN_TIMEOUT_S = 800.0
 

@@ -6,22 +6,22 @@ import time
 import pytest
 from tests.compat.message import Message
 
-from penstock.client.letters import (
+from penstock.client.deadletters.headers import (
     Failure,
     Origin,
     dead_letter_topic,
-    headers_for,
-    origin_of,
+    failure_headers,
+    original_headers,
+    read_origin,
     replayed_key,
     replayed_topic,
-    restored,
     retry_topic,
 )
-from penstock.protocol.letters import WITHOUT_RECORD
-from penstock.spark.decisions import SinkError
-from penstock.spark.replay import ReplayError, turns
-from penstock.spark.replay.courses import LettersCourse
-from penstock.spark.replay.request import Kind, read_request
+from penstock.protocol.dead_letter_headers import WITHOUT_RECORD_HEADER
+from penstock.spark.exactly_once.decisions import SinkError
+from penstock.spark.replay import ReplayError, lock
+from penstock.spark.replay.request import SourceKind, parse_request
+from penstock.spark.replay.runs import DeadLetterReplay
 
 OWN = (("trace", b"abc"), ("none", None))
 
@@ -29,7 +29,7 @@ OWN = (("trace", b"abc"), ("none", None))
 def letter(topic, number, *, partition=1, error="ValueError", dead_in=0):
     origin = Origin(topic=topic, partition=partition, offset=number, timestamp_ms=1_700_000_000_000 + number)
     failure = Failure(error_class=error, message="no such colour", stack="...")
-    headers = headers_for(OWN, origin, failure, group="billing", attempts=5)
+    headers = failure_headers(OWN, origin, failure, group="billing", attempts=5)
     return Message(value=b"%d" % number, key=b"k%d" % number, headers=tuple(headers), partition=dead_in)
 
 
@@ -90,11 +90,11 @@ def test_back_to_the_group_that_gave_them_up_and_nobody_else(desk, topics, order
     assert desk.numbers(retries) == list(range(20))
     for row in desk.rows(retries):
         headers = [(each["key"], each["value"]) for each in row["headers"]]
-        origin = origin_of(headers, topic=retries, partition=0, offset=0, timestamp_ms=0)
+        origin = read_origin(headers, topic=retries, partition=0, offset=0, timestamp_ms=0)
         assert (origin.topic, origin.partition, origin.offset) == (orders, 1, int(row["value"]))
         assert (origin.attempts, origin.group) == (0, "billing")
         assert row["partition"] == 1
-        assert restored(headers) == list(OWN)
+        assert original_headers(headers) == list(OWN)
         # It is due at once, and not when it was published.
         assert abs(row["timestamp"].timestamp() - time.time()) < 600
     assert desk.rows(orders) == []
@@ -115,7 +115,7 @@ def test_what_is_no_letter_is_left_out_and_told(desk, topics, orders, dead):
         dead,
         [
             Message(value=b"by hand"),
-            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD, b"gone"))),
+            bare._replace(value=None, headers=(*bare.headers, (WITHOUT_RECORD_HEADER, b"gone"))),
             letter(orders, 5, partition=17),
         ],
     )
@@ -143,9 +143,9 @@ def test_who_begins_takes_the_turn_from_who_was_before(desk, topics, orders, dea
     """The first of two is in the middle when the second begins: it stops, and nothing is written twice."""
     context = desk.context()
     with context.run.cluster() as cluster:
-        first = LettersCourse(cluster, read_request(letters=dead, rate="6", id="first"), context)
+        first = DeadLetterReplay(cluster, parse_request(letters=dead, rate="6", id="first"), context)
         first.write(0, first.plan.piece(0))
-        second = LettersCourse(cluster, read_request(letters=dead, id="second"), context)
+        second = DeadLetterReplay(cluster, parse_request(letters=dead, id="second"), context)
         with pytest.raises(SinkError, match="another replay of the same dead letters has begun since"):
             first.write(1, first.plan.piece(1))
         assert second.write(0, second.plan.piece(0)) == 10
@@ -155,18 +155,18 @@ def test_who_begins_takes_the_turn_from_who_was_before(desk, topics, orders, dea
 def test_turns_go_up(topics, unique):
     query = unique("letters")
     with topics.cluster() as cluster:
-        numbers = [turns.begin(cluster, query) for _ in range(3)]
+        numbers = [lock.acquire_lock(cluster, query) for _ in range(3)]
     assert numbers == sorted(set(numbers))
     assert numbers[2] - numbers[1] >= 1 << 30
 
 
 def test_what_is_meant_by_from():
     kinds = {
-        "orders": Kind.TOPIC,
-        "orders.dlq": Kind.LETTERS,
-        "orders.retry.1": Kind.TOPIC,
-        "orders.dlq.replayed": Kind.TOPIC,
-        "lake/orders": Kind.ARCHIVE,
-        "s3://lake/orders": Kind.ARCHIVE,
+        "orders": SourceKind.TOPIC,
+        "orders.dlq": SourceKind.LETTERS,
+        "orders.retry.1": SourceKind.TOPIC,
+        "orders.dlq.replayed": SourceKind.TOPIC,
+        "lake/orders": SourceKind.ARCHIVE,
+        "s3://lake/orders": SourceKind.ARCHIVE,
     }
-    assert {name: read_request(from_=name, to="t").kind for name in kinds} == kinds
+    assert {name: parse_request(from_=name, to="t").kind for name in kinds} == kinds

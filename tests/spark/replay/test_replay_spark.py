@@ -3,7 +3,7 @@
 import pytest
 from tests.compat.message import Message
 
-from penstock.spark.option_values import OptionError
+from penstock.spark.option_reader import OptionError
 from penstock.spark.replay import ReplayError
 
 START_MS = 1_700_000_000_000

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from tests.spark.source.topics import Topics
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import Unavailable
-from penstock.client.retrying import Backoff
+from penstock.client.retry import Backoff
+from penstock.client.wire.cluster import Cluster
+from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.pipelines import runner
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.declaration import BatchError, Pipeline, Source, pipeline
-from penstock.spark.pipelines.jobs import JobContext
-from penstock.spark.pipelines.places import CheckpointMoved
-from penstock.spark.pipelines.runner import Launch, Outcome, Runner
-from penstock.spark.pipelines.status import Extent, State, Status, statuses
+from penstock.spark.pipelines.checkpoints import CheckpointMoved
+from penstock.spark.pipelines.declaration import BatchError, JobContext, Pipeline, Source, pipeline
+from penstock.spark.pipelines.runner import LaunchSettings, Runner, RunOutcome
+from penstock.spark.pipelines.status import PipelineState, PipelineStatus, RunProgress, read_statuses
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def topics(broker: Any) -> Topics:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RESTARTS", Backoff(base_ms=50, cap_ms=100))
+    monkeypatch.setattr(runner, "RESTART_BACKOFF", Backoff(base_ms=50, cap_ms=100))
 
 
 @dataclass
@@ -55,11 +54,11 @@ class World:
     def __init__(self, spark: Any, topics: Topics, checkpoints: Path) -> None:
         self._spark = spark
         self._topics = topics
-        self.launch = Launch(bootstrap=topics.bootstrap, checkpoints=str(checkpoints), once=True)
-        self.shown: list[Status] = []
+        self.launch = LaunchSettings(bootstrap=topics.bootstrap, checkpoints=str(checkpoints), once=True)
+        self.shown: list[PipelineStatus] = []
         self.told: list[str] = []
 
-    def run(self, runnable: Any, **launch: Any) -> Outcome:
+    def run(self, runnable: Any, **launch: Any) -> RunOutcome:
         self.shown, self.told = [], []
         made = Runner(
             runnable,
@@ -70,11 +69,11 @@ class World:
         )
         return made.run()
 
-    def on_board(self, name: str) -> Status:
+    def on_board(self, name: str) -> PipelineStatus:
         with Cluster(self._topics.options(subscribe="unused").connection) as cluster:
-            return statuses(Board(cluster))[name]
+            return read_statuses(DocumentStore(cluster))[name]
 
-    def extents(self) -> list[Extent]:
+    def extents(self) -> list[RunProgress]:
         found = [each.extent for each in self.shown if each.extent is not None]
         return list(dict.fromkeys(found))
 
@@ -94,22 +93,22 @@ def test_a_bounded_run_shows_how_far_it_is_and_ends(
     name, source, sink = unique("p"), topics.create(unique("source")), Sink()
     topics.count(source, range(30))
     made = declared(name, source, sink, maxOffsetsPerTrigger="20")
-    assert world.run(made) == Outcome(state=State.FINISHED)
+    assert world.run(made) == RunOutcome(state=PipelineState.FINISHED)
     assert sink.counts == [20, 10]
     seen = world.extents()
-    assert (seen[0], seen[-1]) == (Extent(done=0, total=30), Extent(done=30, total=30))
+    assert (seen[0], seen[-1]) == (RunProgress(done=0, total=30), RunProgress(done=30, total=30))
     # A batch that is over before anybody looks is not seen on its own.
-    assert set(seen[1:-1]) <= {Extent(done=20, total=30)}
+    assert set(seen[1:-1]) <= {RunProgress(done=20, total=30)}
     last = world.on_board(name)
-    assert (last.state, last.lag, last.batch, last.rows.rows_in) == (State.FINISHED, 0, 1, 30)
+    assert (last.state, last.lag, last.batch, last.rows.rows_in) == (PipelineState.FINISHED, 0, 1, 30)
 
     # What is there already is not read again, and a checkpoint that is somewhere else is not silently another one.
     topics.count(source, range(5))
     with pytest.raises(CheckpointMoved, match=r"it would begin anew"):
         world.run(made, checkpoints=str(tmp_path / "elsewhere"))
-    assert world.run(made).state is State.FINISHED
+    assert world.run(made).state is PipelineState.FINISHED
     assert sink.counts == [20, 10, 5]
-    assert world.extents()[-1] == Extent(done=5, total=5)
+    assert world.extents()[-1] == RunProgress(done=5, total=5)
 
 
 def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
@@ -118,9 +117,11 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
     name, source = unique("p"), topics.create(unique("source"))
     topics.count(source, range(3))
     sink = Sink(failures=[BatchError("a bad day"), Unavailable("nobody is there")])
-    assert world.run(declared(name, source, sink)).state is State.FINISHED
+    assert world.run(declared(name, source, sink)).state is PipelineState.FINISHED
     assert sink.counts == [3]
-    shown = [each.error.message for each in world.shown if each.state is State.RESTARTING and each.error]
+    shown = [
+        each.error.message for each in world.shown if each.state is PipelineState.RESTARTING and each.error
+    ]
     assert list(dict.fromkeys(shown)) == ["a bad day", "nobody is there"]
     assert any("BatchError: a bad day; starts again in" in each for each in world.told)
     assert (world.on_board(name).restarts, world.on_board(name).error) == (2, None)
@@ -128,18 +129,18 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
     sink.failures = [BatchError("a bad day")] * 9
     topics.count(source, range(1))
     outcome = world.run(declared(name, source, sink), restarts=1)
-    assert (outcome.state, len(sink.failures)) == (State.FAILED, 7)
+    assert (outcome.state, len(sink.failures)) == (PipelineState.FAILED, 7)
     assert outcome.trouble is not None
     assert outcome.trouble.message == "a bad day"
-    assert world.on_board(name).state is State.FAILED
+    assert world.on_board(name).state is PipelineState.FAILED
 
     wrong = pipeline(unique("wrong"), source=source, sink=unique("x"))(lambda rows: rows.select("no_such"))
     outcome = world.run(wrong)
-    assert outcome.state is State.FAILED
+    assert outcome.state is PipelineState.FAILED
     assert outcome.trouble is not None
     assert outcome.trouble.kind == "PipelineError"
     assert "no_such" in outcome.trouble.message
-    assert all(each.state is not State.RESTARTING for each in world.shown)
+    assert all(each.state is not PipelineState.RESTARTING for each in world.shown)
 
 
 @dataclass
@@ -164,14 +165,14 @@ def test_a_job_tells_how_far_it_is_and_leaves_off_when_told(
     world: World, unique: Callable[[str], str]
 ) -> None:
     job = Counting(unique("job"))
-    assert world.run(job) == Outcome(state=State.FINISHED)
+    assert world.run(job) == RunOutcome(state=PipelineState.FINISHED)
     assert world.told == ["all counted"]
-    assert world.extents()[-1] == Extent(done=3, total=3)
-    assert world.on_board(job.name).extent == Extent(done=3, total=3)
+    assert world.extents()[-1] == RunProgress(done=3, total=3)
+    assert world.on_board(job.name).extent == RunProgress(done=3, total=3)
 
     job.stops_at = 2
     job.runner = Runner(
         job, world.launch, listener=world.shown.append, note=world.told.append, spark=object()
     )
-    assert job.runner.run() == Outcome(state=State.STOPPED)
-    assert world.on_board(job.name).extent == Extent(done=2, total=3)
+    assert job.runner.run() == RunOutcome(state=PipelineState.STOPPED)
+    assert world.on_board(job.name).extent == RunProgress(done=2, total=3)

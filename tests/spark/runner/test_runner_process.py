@@ -14,10 +14,10 @@ import pytest
 from tests.spark.source.topics import Topics
 from tests.waiting import eventually
 
-from penstock.client.cluster import Cluster
-from penstock.client.settings import ConnectionSettings
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.status import measured, statuses
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark.internal_topics import DocumentStore
+from penstock.spark.pipelines.status import read_statuses, with_lag
 
 EXAMPLE = Path(__file__).with_name("example.py")
 #: Spark takes seconds to start where nobody else is at work, and longer where tests run side by side.
@@ -77,11 +77,11 @@ class Looking:
     """What `penstock pipeline status` shows, without a process for each look."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._board = Board(Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})))
+        self._board = DocumentStore(Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})))
 
     def look(self, name: str) -> dict[str, Any]:
-        found = statuses(self._board).get(name)
-        return measured(self._board.cluster, found).to_json() if found is not None else {}
+        found = read_statuses(self._board).get(name)
+        return with_lag(self._board.cluster, found).to_json() if found is not None else {}
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def fill(shell: Shell, bootstrap: str, numbers: range) -> None:
 def test_run_watch_fail_stop_reset_and_end(
     shell: Shell, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
-    name, board = unique("p"), Looking(bootstrap)
+    name, store = unique("p"), Looking(bootstrap)
     fill(shell, bootstrap, range(100))
     with shell.running(name) as process:
 
@@ -106,10 +106,10 @@ def test_run_watch_fail_stop_reset_and_end(
             def look() -> dict[str, Any] | None:
                 if process.poll() is not None:
                     pytest.fail(f"it ended by itself: {process.communicate()}")
-                found = board.look(name)
+                found = store.look(name)
                 return found if all(found.get(key) == value for key, value in wanted.items()) else None
 
-            return eventually(look, within_s=PATIENCE_S, what=f"{wanted} of {board.look(name)}")
+            return eventually(look, within_s=PATIENCE_S, what=f"{wanted} of {store.look(name)}")
 
         status(state="idle", lag=0)
         found = shell.status(name)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from penstock.client.producing import RawProducer
-from penstock.spark import concluding, decisions, writing
+from penstock.client.wire.producer import RawProducer
+from penstock.spark.exactly_once import decisions, two_phase_commit
+from penstock.spark.sink import writers
 
 TURN_TIMEOUT_S = 300.0
 #: Some are so slow that the others have gone far ahead before they do anything.
@@ -22,18 +23,18 @@ Gates = tuple[tuple[Any, str], ...]
 SWITCHING = (
     (RawProducer, "init"),
     (RawProducer, "prepare"),
-    (decisions.Ledger, "take"),
-    (decisions.Ledger, "decide"),
-    (decisions.Ledger, "last"),
-    (decisions.Ledger, "last_batch"),
-    (concluding, "last_mark"),
-    (concluding, "end_prepared"),
-    (concluding, "list_transactions"),
-    (concluding, "holder"),
-    (concluding, "end_transaction"),
-    (concluding, "sweep"),
-    (writing, "last_mark"),
-    (writing, "_send"),
+    (decisions.DecisionLog, "take"),
+    (decisions.DecisionLog, "decide"),
+    (decisions.DecisionLog, "last"),
+    (decisions.DecisionLog, "last_batch"),
+    (two_phase_commit, "last_decided_batch"),
+    (two_phase_commit, "end_prepared_transaction"),
+    (two_phase_commit, "list_transactions"),
+    (two_phase_commit, "current_producer"),
+    (two_phase_commit, "end_transaction"),
+    (two_phase_commit, "abort_undecided"),
+    (writers, "last_decided_batch"),
+    (writers, "_send"),
 )
 #: Here an actor may die, and nobody else may act: they would wait for what is half done.
 DEADLY = ((RawProducer, "commit_offsets"), (RawProducer, "end"))

@@ -15,13 +15,14 @@ from unittest import mock
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
-from penstock.client.producing import RawProducer
-from penstock.spark import concluding, tickets, writing
-from penstock.spark.claims import Claims
+from penstock.client.wire.producer import RawProducer
+from penstock.spark.at_most_once import task_claims
+from penstock.spark.at_most_once.offset_claims import OffsetClaims
 from penstock.spark.datasource import PenstockDataSource
-from penstock.spark.decisions import Ledger
-from penstock.spark.stream_plan import StreamPlan
-from penstock.spark.stream_source import StreamReader
+from penstock.spark.exactly_once import two_phase_commit
+from penstock.spark.exactly_once.decisions import DecisionLog
+from penstock.spark.sink import writers
+from penstock.spark.source.stream import StreamPlan, StreamReader
 
 NAME = "penstock_ambushed"
 OPTIONS = ("ambush", "ambushfile", "ambushkills")
@@ -29,20 +30,20 @@ OPTIONS = ("ambush", "ambushfile", "ambushkills")
 READER_POINTS: dict[str, tuple[Any, str, str]] = {
     "before planning": (StreamPlan, "next_end", "before"),
     "after planning": (StreamPlan, "tasks", "after"),
-    "before the claim": (Claims, "claim", "before"),
-    "in the claim": (Claims, "_write", "after"),
-    "after the claim": (Claims, "claim", "after"),
-    "ticket redeemed": (tickets, "redeem", "after"),
+    "before the claim": (OffsetClaims, "claim", "before"),
+    "in the claim": (OffsetClaims, "_write", "after"),
+    "after the claim": (OffsetClaims, "claim", "after"),
+    "ticket redeemed": (task_claims, "claim_task", "after"),
 }
 #: And these by writers.
 WRITER_POINTS: dict[str, tuple[Any, str, str]] = {
-    "task begun": (writing, "_send", "before"),
+    "task begun": (writers, "_send", "before"),
     "task prepared": (RawProducer, "prepare", "after"),
-    "before the decision": (Ledger, "decide", "before"),
+    "before the decision": (DecisionLog, "decide", "before"),
     "in the decision": (RawProducer, "commit_offsets", "after"),
-    "after the decision": (Ledger, "decide", "after"),
-    "between two ends": (concluding, "end_prepared", "after"),
-    "before the sweep": (concluding, "sweep", "before"),
+    "after the decision": (DecisionLog, "decide", "after"),
+    "between two ends": (two_phase_commit, "end_prepared_transaction", "after"),
+    "before the sweep": (two_phase_commit, "abort_undecided", "before"),
 }
 POINTS = {**READER_POINTS, **WRITER_POINTS}
 #: The commit has returned, and Spark has not written that down yet.

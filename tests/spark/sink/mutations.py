@@ -5,9 +5,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from penstock.client.producing import RawProducer
-from penstock.spark import concluding, decisions, writing
-from penstock.spark.decisions import Ledger, driver_name
+from penstock.client.wire.producer import RawProducer
+from penstock.spark.exactly_once import decisions, two_phase_commit
+from penstock.spark.exactly_once.decisions import DecisionLog, sink_transactional_id
+from penstock.spark.sink import writers
 
 
 @contextmanager
@@ -20,66 +21,68 @@ def _patched(*patches: Any):
 
 def _no_lookup() -> Any:
     """A driver does not ask whether the batch was decided before."""
-    real = Ledger.take
+    real = DecisionLog.take
 
-    def take(self: Ledger) -> None:
+    def take(self: DecisionLog) -> None:
         real(self)
 
-    return _patched(mock.patch.object(Ledger, "take", take))
+    return _patched(mock.patch.object(DecisionLog, "take", take))
 
 
 def _no_fencing() -> Any:
     """A driver that was replaced after it looked can still decide: it takes the turn back without looking again."""
-    real = Ledger.decide
+    real = DecisionLog.decide
 
-    def decide(self: Ledger, decision: Any) -> None:
-        self._producer = RawProducer(self.cluster, transactional_id=driver_name(self.query))
+    def decide(self: DecisionLog, decision: Any) -> None:
+        self._producer = RawProducer(self.cluster, transactional_id=sink_transactional_id(self.query))
         self._producer.init()
         real(self, decision)
 
-    return _patched(mock.patch.object(Ledger, "decide", decide))
+    return _patched(mock.patch.object(DecisionLog, "decide", decide))
 
 
 def _no_sweep() -> Any:
     """Attempts that lost, and what dead drivers left behind, stay open."""
-    return _patched(mock.patch.object(concluding, "sweep", return_value=None))
+    return _patched(mock.patch.object(two_phase_commit, "abort_undecided", return_value=None))
 
 
 def _no_question() -> Any:
     """A late attempt does not ask whether its batch is decided."""
-    return _patched(mock.patch.object(writing, "last_mark", return_value=None))
+    return _patched(mock.patch.object(writers, "last_decided_batch", return_value=None))
 
 
 def _idle_ids_live() -> Any:
     """Attempts that have taken an id and written nothing yet are not stopped."""
-    return _patched(mock.patch.object(concluding, "_EMPTY", "Dead"))
+    return _patched(mock.patch.object(two_phase_commit, "_EMPTY", "Dead"))
 
 
 def _early_abort() -> Any:
     """What others have prepared is aborted before there is a decision."""
-    real = concluding.conclude
+    real = two_phase_commit.commit_batch
 
-    def conclude(ledger: Ledger, batch: Any, prepared: Any, **kwargs: Any) -> bool:
+    def conclude(decision_log: DecisionLog, batch: Any, prepared: Any, **kwargs: Any) -> bool:
         keep = frozenset(each.transactional_id for each in prepared)
-        for name in concluding._begun(ledger.cluster, concluding.attempts_prefix(batch), keep):
-            concluding.fence(ledger.cluster, name)
-        return real(ledger, batch, prepared, **kwargs)
+        for name in two_phase_commit._begun_ids(
+            decision_log.cluster, two_phase_commit.attempt_id_prefix(batch), keep
+        ):
+            two_phase_commit.fence_producer(decision_log.cluster, name)
+        return real(decision_log, batch, prepared, **kwargs)
 
     from tests.spark.sink import world
 
-    return _patched(mock.patch.object(world, "conclude", conclude))
+    return _patched(mock.patch.object(world, "commit_batch", conclude))
 
 
 def _one_name() -> Any:
     """The ids of a batch are used again in the next one."""
-    return _patched(mock.patch.object(concluding, "_SLOTS", 1))
+    return _patched(mock.patch.object(two_phase_commit, "_SLOTS", 1))
 
 
 def _decides_outside() -> Any:
     """The decision is not found by the next driver: nobody is told where it is."""
     return _patched(
         mock.patch.object(RawProducer, "commit_offsets", return_value=None),
-        mock.patch.object(decisions.Ledger, "_search", return_value=None),
+        mock.patch.object(decisions.DecisionLog, "_search", return_value=None),
     )
 
 

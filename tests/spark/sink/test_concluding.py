@@ -10,17 +10,30 @@ import pytest
 from tests.spark.sink.readers import await_rest, committed_numbers, is_at_rest
 from tests.spark.source.topics import Topics
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import Fenced, Unavailable
-from penstock.client.prepared import Prepared, end_prepared
-from penstock.client.producing import RawProducer
-from penstock.client.transactions import fence, list_transactions
-from penstock.spark import concluding
-from penstock.spark.concluding import attempts_prefix, conclude, finish_before, settle, succeed, withdraw
-from penstock.spark.decisions import Decision, Ledger, MicroBatch, SinkError, driver_name, last_mark
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_rows import SinkColumns
-from penstock.spark.writing import Names, write_exactly_once
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.producer import PreparedTransaction, RawProducer, end_prepared_transaction
+from penstock.client.wire.transactions import fence_producer, list_transactions
+from penstock.spark.exactly_once import two_phase_commit
+from penstock.spark.exactly_once.decisions import (
+    Decision,
+    DecisionLog,
+    MicroBatch,
+    SinkError,
+    last_decided_batch,
+    sink_transactional_id,
+)
+from penstock.spark.exactly_once.two_phase_commit import (
+    abort_batch,
+    attempt_id_prefix,
+    commit_batch,
+    finish_earlier_batch,
+    resolve_transactions,
+    take_over_checkpoint,
+)
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.records import SinkColumns
+from penstock.spark.sink.writers import AttemptIds, write_exactly_once
 
 COLUMNS = {"value": 0}
 
@@ -38,17 +51,19 @@ class Query:
     def batch(self, number: int = 0) -> MicroBatch:
         return MicroBatch(self.id, number)
 
-    def attempt(self, numbers: Iterable[int], number: int = 0) -> Prepared | None:
+    def attempt(self, numbers: Iterable[int], number: int = 0) -> PreparedTransaction | None:
         """One task attempt, in a worker process of its own."""
         rows = pa.record_batch([pa.array([b"%d" % each for each in numbers], pa.binary())], names=["value"])
         batch = self.batch(number)
-        name = Names().take(batch)
+        name = AttemptIds().take(batch)
         done = write_exactly_once(self.cluster, self.options, self.columns, batch, [rows], name=name)
         return done.prepared
 
-    def commit(self, prepared: Iterable[Prepared | None], number: int = 0, **kwargs: Any) -> bool:
-        with Ledger(self.cluster, self.id) as ledger:
-            return conclude(ledger, self.batch(number), [each for each in prepared if each], **kwargs)
+    def commit(self, prepared: Iterable[PreparedTransaction | None], number: int = 0, **kwargs: Any) -> bool:
+        with DecisionLog(self.cluster, self.id) as decision_log:
+            return commit_batch(
+                decision_log, self.batch(number), [each for each in prepared if each], **kwargs
+            )
 
     @property
     def places(self) -> list[tuple[str, int]]:
@@ -86,13 +101,16 @@ def test_a_rerun_after_the_decision_writes_nothing_and_finishes_what_is_open(que
     first = [query.attempt([1]), query.attempt([2]), query.attempt([3])]
     ended = []
 
-    def dies_after_one(cluster: Cluster, prepared: Prepared, *, commit: bool) -> None:
+    def dies_after_one(cluster: Cluster, prepared: PreparedTransaction, *, commit: bool) -> None:
         if ended:
             raise Unavailable("dead")
         ended.append(prepared)
-        end_prepared(cluster, prepared, commit=commit)
+        end_prepared_transaction(cluster, prepared, commit=commit)
 
-    with mock.patch.object(concluding, "end_prepared", dies_after_one), pytest.raises(Unavailable):
+    with (
+        mock.patch.object(two_phase_commit, "end_prepared_transaction", dies_after_one),
+        pytest.raises(Unavailable),
+    ):
         query.commit(first)
     assert not query.is_at_rest()
     again = [query.attempt([1, 2, 3])]
@@ -123,12 +141,12 @@ def test_two_drivers_decide_once(query):
 def test_a_driver_that_was_replaced_cannot_decide(query):
     """It has looked and found nothing; before it decides another one does."""
     mine, other = query.attempt([1]), query.attempt([1])
-    with Ledger(query.cluster, query.id) as ledger:
-        assert ledger.take() is None
+    with DecisionLog(query.cluster, query.id) as decision_log:
+        assert decision_log.take() is None
         assert query.commit([other])
         with pytest.raises(SinkError, match="another driver has taken this query over"):
-            ledger.decide(Decision(batch=query.batch(), transactions=(mine,)))
-        with Ledger(query.cluster, query.id) as fresh:
+            decision_log.decide(Decision(batch=query.batch(), transactions=(mine,)))
+        with DecisionLog(query.cluster, query.id) as fresh:
             fresh.take()
             assert fresh.last().names == {other.transactional_id}
     query.await_rest()
@@ -153,7 +171,7 @@ def test_an_attempt_that_begins_late_writes_nothing(query):
 
 def test_an_attempt_that_stood_still_since_before_the_decision_cannot_write_after_it(query):
     """It had asked whether there is a decision, and was told that there is none."""
-    name = Names().take(query.batch())
+    name = AttemptIds().take(query.batch())
     late = RawProducer(query.cluster, transactional_id=name)
     late.init()
     query.commit([query.attempt([1])])
@@ -188,15 +206,15 @@ def test_an_attempt_that_fails_leaves_nothing_open(query):
 
 def test_a_failed_batch_is_withdrawn_unless_it_was_decided(query):
     lost = query.attempt([1])
-    with Ledger(query.cluster, query.id) as ledger:
-        withdraw(ledger, query.batch(), [lost])
+    with DecisionLog(query.cluster, query.id) as decision_log:
+        abort_batch(decision_log, query.batch(), [lost])
     query.await_rest()
     kept = query.attempt([1])
-    with Ledger(query.cluster, query.id) as ledger:
-        ledger.take()
-        ledger.decide(Decision(batch=query.batch(), transactions=(kept,)))
-    with Ledger(query.cluster, query.id) as ledger:
-        withdraw(ledger, query.batch(), [kept])
+    with DecisionLog(query.cluster, query.id) as decision_log:
+        decision_log.take()
+        decision_log.decide(Decision(batch=query.batch(), transactions=(kept,)))
+    with DecisionLog(query.cluster, query.id) as decision_log:
+        abort_batch(decision_log, query.batch(), [kept])
     assert not query.is_at_rest()
     query.commit([])
     query.await_rest()
@@ -206,9 +224,9 @@ def test_a_failed_batch_is_withdrawn_unless_it_was_decided(query):
 def test_the_decision_is_found_when_the_group_is_forgotten(query):
     """Brokers forget the groups of queries that stand still for a week."""
     query.commit([query.attempt([1])])
-    name = driver_name(query.id)
+    name = sink_transactional_id(query.id)
     query.topics.admin.delete_consumer_groups([name])[name].result(60)
-    assert last_mark(query.cluster, query.id, stable=True) is None
+    assert last_decided_batch(query.cluster, query.id, stable=True) is None
     again = query.attempt([1])
     assert again is not None, "tasks do not search"
     assert not query.commit([again])
@@ -233,11 +251,11 @@ def test_what_is_aborted_after_the_decision_is_a_loss_that_is_told(query):
     """As brokers abort what has timed out, where they know nothing of two phases."""
     left = query.attempt([1])
     with (
-        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
         pytest.raises(Unavailable),
     ):
         query.commit([left])
-    fence(query.cluster, left.transactional_id)
+    fence_producer(query.cluster, left.transactional_id)
     query.await_rest()
     with pytest.raises(SinkError, match=rf"rows for {query.topic}\[0\] are lost.*failOnDataLoss=false"):
         query.commit([])
@@ -248,12 +266,12 @@ def test_what_is_aborted_after_the_decision_is_a_loss_that_is_told(query):
 
 def test_a_query_that_will_not_run_again_is_settled(query):
     with (
-        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
         pytest.raises(Unavailable),
     ):
         query.commit([query.attempt([1]), query.attempt([2])])
     query.attempt([3], number=1)
-    settle(query.cluster, query.id)
+    resolve_transactions(query.cluster, query.id)
     query.await_rest()
     assert query.numbers() == [1, 2]
 
@@ -261,13 +279,13 @@ def test_a_query_that_will_not_run_again_is_settled(query):
 def test_a_query_whose_checkpoint_was_deleted_holds_nobody_back(query, unique):
     """It died with transactions prepared; another query begins with the same checkpoint."""
     checkpoint = unique("checkpoint")
-    succeed(query.cluster, checkpoint, query.id)
+    take_over_checkpoint(query.cluster, checkpoint, query.id)
     query.commit([query.attempt([1])])
     query.attempt([2], number=1)
-    succeed(query.cluster, checkpoint, query.id)
+    take_over_checkpoint(query.cluster, checkpoint, query.id)
     assert not query.is_at_rest(), "it may still decide for what it has prepared"
     other = Query(query.topics, query.topic)
-    succeed(query.cluster, checkpoint, other.id)
+    take_over_checkpoint(query.cluster, checkpoint, other.id)
     query.await_rest()
     assert other.commit([other.attempt([1])])
     late = query.attempt([2], number=1)
@@ -277,17 +295,17 @@ def test_a_query_whose_checkpoint_was_deleted_holds_nobody_back(query, unique):
 
 
 def test_a_process_uses_its_ids_again_two_batches_later(query):
-    names = Names()
+    names = AttemptIds()
     taken = [names.take(query.batch(number)) for number in (0, 1, 2, 3, 3, 4)]
     assert taken[0] == taken[2] == taken[5] != taken[1] == taken[3]
     assert taken[4] not in taken[:4], "another attempt at the same batch"
     assert names.take(query.batch(2)) not in taken, "nobody knows what is open of an older batch"
-    assert all(name.startswith(attempts_prefix(query.batch(n % 2))) for n, name in enumerate(taken[:4]))
-    assert not set(taken) & {Names().take(query.batch(number)) for number in range(4)}
+    assert all(name.startswith(attempt_id_prefix(query.batch(n % 2))) for n, name in enumerate(taken[:4]))
+    assert not set(taken) & {AttemptIds().take(query.batch(number)) for number in range(4)}
 
 
 def test_ids_do_not_pile_up(query):
-    worker = Names()
+    worker = AttemptIds()
     rows = pa.record_batch([pa.array([b"1"], pa.binary())], names=["value"])
     for number in range(6):
         batch = query.batch(number)
@@ -296,20 +314,20 @@ def test_ids_do_not_pile_up(query):
         )
         assert query.commit([done.prepared], number)
     assert query.numbers() == [1] * 6
-    assert len(list_transactions(query.cluster, driver_name(query.id))) == 3
+    assert len(list_transactions(query.cluster, sink_transactional_id(query.id))) == 3
 
 
 def test_who_goes_on_without_repeating_a_batch_finishes_it_first(query):
     """The driver dies between its decision and the end; the next write is one with a later number."""
     with (
-        mock.patch.object(concluding, "end_prepared", side_effect=Unavailable("dead")),
+        mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
         pytest.raises(Unavailable),
     ):
         query.commit([query.attempt([1]), query.attempt([2])])
     assert not query.is_at_rest()
-    finish_before(query.cluster, query.batch(2))
+    finish_earlier_batch(query.cluster, query.batch(2))
     query.await_rest()
-    finish_before(query.cluster, query.batch(2))
+    finish_earlier_batch(query.cluster, query.batch(2))
     assert query.commit([query.attempt([3], number=2)], number=2, skips_older=True)
     late = query.attempt([4], number=1)
     assert late is None

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from penstock.client.errors import Refused, refusal
+from penstock.client.errors import Refused, broker_error
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import decode_records
-from penstock.spark import sink_limits, writing
-from penstock.spark.sink_limits import Limits, RecordTooLarge
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_rows import SinkColumns, WrongRow
+from penstock.protocol.record_batch import decode_records
+from penstock.spark.sink import records, writers
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.records import LimitChecker, RecordTooLarge, SinkColumns, WrongRow
 
 COLUMNS = SinkColumns(positions={"key": 0, "value": 1}, topic="t")
 OPTIONS = SinkOptions.parse({"kafka.bootstrap.servers": "unused:1"}, streaming=False)
@@ -31,20 +30,20 @@ class Desk:
 
     def topic_to_write(self, name: str) -> SimpleNamespace:
         if " " in name:
-            raise refusal(ErrorCode.invalid_topic_exception, f"topic {name}")
+            raise broker_error(ErrorCode.invalid_topic_exception, f"topic {name}")
         return SimpleNamespace(is_internal=self.internal, partitions=(None,))
 
     def answer(self, topic: str) -> dict[str, str]:
         self.asked += 1
         if not self.told:
-            raise refusal(ErrorCode.topic_authorization_failed, topic)
+            raise broker_error(ErrorCode.topic_authorization_failed, topic)
         return self.told
 
 
 @pytest.fixture(autouse=True)
 def asks_desk(monkeypatch):
-    monkeypatch.setattr(sink_limits, "topic_settings", lambda desk, topic: desk.answer(topic))
-    monkeypatch.setattr(sink_limits, "_HEARD", {})
+    monkeypatch.setattr(records, "topic_settings", lambda desk, topic: desk.answer(topic))
+    monkeypatch.setattr(records, "_KNOWN_LIMITS", {})
 
 
 def rows(*values: bytes, key: bytes | None = b"k") -> pa.RecordBatch:
@@ -54,8 +53,8 @@ def rows(*values: bytes, key: bytes | None = b"k") -> pa.RecordBatch:
 def sent(desk: Desk, *values: bytes, columns: SinkColumns = COLUMNS, **options: object) -> list[bytes]:
     """The batches."""
     found = []
-    writing._send(
-        Limits(desk, **options),
+    writers._send(
+        LimitChecker(desk, **options),
         OPTIONS,
         columns,
         [rows(*values)],
@@ -84,8 +83,8 @@ def test_a_record_that_is_too_large(setting):
     with pytest.raises(RecordTooLarge, match=words):
         sent(desk, b"small", os.urandom(2000))
     with pytest.raises(RecordTooLarge, match=words):
-        writing.write_nowhere(desk, OPTIONS, COLUMNS, [rows(os.urandom(2000))])
-    assert writing.write_nowhere(desk, OPTIONS, COLUMNS, [rows(b"a", b"b")]).rows == 2
+        writers.write_dry_run(desk, OPTIONS, COLUMNS, [rows(os.urandom(2000))])
+    assert writers.write_dry_run(desk, OPTIONS, COLUMNS, [rows(b"a", b"b")]).rows == 2
 
 
 def test_what_fits_compressed_is_compressed():
@@ -111,7 +110,7 @@ def test_a_compacted_topic_needs_keys():
     desk = Desk(cleanup_policy="compact,delete")
     assert len(sent(desk, b"v")) == 1
     with pytest.raises(WrongRow, match="a row for topic t has no key"):
-        writing._send(Limits(desk), OPTIONS, COLUMNS, [rows(b"v", key=None)], lambda *_: None)
+        writers._send(LimitChecker(desk), OPTIONS, COLUMNS, [rows(b"v", key=None)], lambda *_: None)
     without = SinkColumns(positions={"value": 1}, topic="t")
     with pytest.raises(WrongRow, match="a row for topic t has no key"):
         sent(desk, b"v", columns=without)
@@ -128,7 +127,7 @@ def test_topics_that_nobody_can_write_to():
 
 def test_other_refusals_are_not_about_rows(monkeypatch):
     def refuse(_: str) -> None:
-        raise refusal(ErrorCode.unknown_topic_or_partition, "t")
+        raise broker_error(ErrorCode.unknown_topic_or_partition, "t")
 
     desk = Desk()
     monkeypatch.setattr(desk, "topic_to_write", refuse)

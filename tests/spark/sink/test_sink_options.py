@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from penstock.protocol.compression import Codec
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.option_values import OptionError
-from penstock.spark.sink import checkpoint_name
-from penstock.spark.sink_options import Contract, SinkOptions
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.option_reader import OptionError
+from penstock.spark.sink.options import Contract, SinkOptions
+from penstock.spark.sink.writers import checkpoint_name
 
 SERVERS = {"kafka.bootstrap.servers": "localhost:9092"}
 
@@ -51,16 +51,20 @@ def test_what_is_said():
 
 def test_a_dry_run_keeps_count_of_nothing():
     options = parse(streaming=False, txnAppId="app", txnVersion="7", dryRun="true")
-    assert (options.dry_run, options.repeatable, options.contract) == (True, None, Contract.AT_LEAST_ONCE)
+    assert (options.dry_run, options.idempotent_write, options.contract) == (
+        True,
+        None,
+        Contract.AT_LEAST_ONCE,
+    )
     assert not parse().dry_run
 
 
 def test_a_batch_write_with_a_name_is_done_once():
     options = parse(streaming=False, txnAppId="app", txnVersion="7")
-    assert options.repeatable == MicroBatch("app", 7)
+    assert options.idempotent_write == MicroBatch("app", 7)
     assert options.contract is Contract.EXACTLY_ONCE
     assert options.two_phase, "it is repeated, so somebody ends what is left open"
-    assert parse(streaming=False).repeatable is None
+    assert parse(streaming=False).idempotent_write is None
     assert pickle.loads(pickle.dumps(options)) == options
 
 

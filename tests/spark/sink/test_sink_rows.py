@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from penstock.spark.columns import partition_rows
-from penstock.spark.option_values import OptionError
-from penstock.spark.sink_rows import SinkColumns, WrongRow, by_place, collected
+from penstock.spark.option_reader import OptionError
+from penstock.spark.sink.records import SinkColumns, WrongRow, combine_batches, records_by_partition
 
 COUNTS = {"a": 4, "b": 2}.__getitem__
 
@@ -23,7 +23,9 @@ def columns(text: str, topic: str | None = None, timestamp: str | None = None) -
 
 
 def placed(rows: pa.RecordBatch, found: SinkColumns, seed: int = 0) -> dict:
-    return {place: records.to_pylist() for place, records in by_place(rows, found, COUNTS, seed=seed)}
+    return {
+        place: records.to_pylist() for place, records in records_by_partition(rows, found, COUNTS, seed=seed)
+    }
 
 
 def test_other_columns_are_left_alone():
@@ -119,8 +121,8 @@ def test_without_keys_rows_stay_together_and_go_elsewhere_next_time():
 def test_small_batches_are_joined_and_empty_ones_dropped():
     small = [pa.record_batch([pa.array([f"{n}"])], names=["value"]) for n in range(5)]
     empty = small[0].slice(0, 0)
-    [joined] = collected([empty, *small, empty])
+    [joined] = combine_batches([empty, *small, empty])
     assert joined.column(0).to_pylist() == list("01234")
-    assert list(collected([empty])) == []
+    assert list(combine_batches([empty])) == []
     large = pa.record_batch([pa.array(["x" * 1000] * 9000)], names=["value"])
-    assert [each.num_rows for each in collected([large, large, *small])] == [9000, 9000, 5]
+    assert [each.num_rows for each in combine_batches([large, large, *small])] == [9000, 9000, 5]

@@ -16,10 +16,10 @@ from tests.spark.sink.ambushed import AFTER_COMMIT, NAME, AmbushedDataSource
 from tests.spark.sink.readers import await_rest, committed_numbers
 from tests.spark.source.topics import Topics
 
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_rows import SinkColumns
-from penstock.spark.writing import Names, write_exactly_once
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.records import SinkColumns
+from penstock.spark.sink.writers import AttemptIds, write_exactly_once
 
 WITHIN_S = 600.0
 #: More than 10,000 bytes, however they are compressed.
@@ -264,7 +264,7 @@ def test_without_its_checkpoint_a_query_writes_again_and_nothing_is_left_open(co
     columns = SinkColumns(positions={"value": 0}, topic=copy.target)
     with topics.cluster() as cluster:
         batch = MicroBatch(json.loads((copy.checkpoint / "metadata").read_text())["id"], 2)
-        write_exactly_once(cluster, options, columns, batch, [rows], name=Names().take(batch))
+        write_exactly_once(cluster, options, columns, batch, [rows], name=AttemptIds().take(batch))
     shutil.rmtree(copy.checkpoint)
     copy.run(contract="exactly-once")
     assert copy.numbers() == sorted([*range(40), *range(50)])

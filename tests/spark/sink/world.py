@@ -14,14 +14,14 @@ from tests.spark.sink.actors import Actor, Stage
 from tests.spark.sink.readers import await_rest, committed_numbers
 from tests.spark.source.topics import Topics
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError
-from penstock.client.prepared import Prepared
-from penstock.spark.concluding import conclude, withdraw
-from penstock.spark.decisions import Ledger, MicroBatch
-from penstock.spark.sink_options import SinkOptions
-from penstock.spark.sink_rows import SinkColumns
-from penstock.spark.writing import Names, write_exactly_once
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.producer import PreparedTransaction
+from penstock.spark.exactly_once.decisions import DecisionLog, MicroBatch
+from penstock.spark.exactly_once.two_phase_commit import abort_batch, commit_batch
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.records import SinkColumns
+from penstock.spark.sink.writers import AttemptIds, write_exactly_once
 
 BATCHES, ROWS, PARTITIONS = 4, 6, 2
 #: What a query was left with may fail one run, or one for each of the drivers before.
@@ -47,21 +47,21 @@ class World:
 
     def driver(self) -> None:
         """One run of the query, on whatever its checkpoint says."""
-        workers = [Names() for _ in range(3)]
+        workers = [AttemptIds() for _ in range(3)]
         try:
             while self.checkpoint < BATCHES - 1:
                 self._run_batch(MicroBatch(self.query, self.checkpoint + 1), workers)
         except ClientError as error:
             self.failures.append(str(error))
 
-    def _run_batch(self, batch: MicroBatch, workers: list[Names]) -> None:
+    def _run_batch(self, batch: MicroBatch, workers: list[AttemptIds]) -> None:
         tasks = self._tasks(batch)
         prepared = self._run_tasks(batch, tasks, workers)
-        with Cluster(self.options.connection) as cluster, Ledger(cluster, batch.query) as ledger:
+        with Cluster(self.options.connection) as cluster, DecisionLog(cluster, batch.query) as decision_log:
             if prepared is None:
-                withdraw(ledger, batch, [])
+                abort_batch(decision_log, batch, [])
                 raise ClientError(f"{batch} failed")
-            conclude(ledger, batch, prepared)
+            commit_batch(decision_log, batch, prepared)
         self.stage.gate("checkpoint", switches=True)
         # Two drivers may both get here with the same batch, or one of them late.
         self.checkpoint = max(self.checkpoint, batch.number)
@@ -73,8 +73,8 @@ class World:
         return [numbers[start::count] for start in range(count)] + [[]] * self.chance.randint(0, 1)
 
     def _run_tasks(
-        self, batch: MicroBatch, tasks: list[list[int]], workers: list[Names]
-    ) -> list[Prepared] | None:
+        self, batch: MicroBatch, tasks: list[list[int]], workers: list[AttemptIds]
+    ) -> list[PreparedTransaction] | None:
         attempts: list[tuple[int, Actor]] = []
         for index, rows in enumerate(tasks):
             for twin in range(self.chance.choice((1, 1, 2))):

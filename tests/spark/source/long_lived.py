@@ -20,10 +20,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.clusters import ClusterProcesses
 from tests.compat import confluent
 from tests.compat.message import Message
+from tests.spark.class_archive import QUICK_JAVA
 from tests.spark.sink.ambushed import kill_session
 from tests.spark.sink.readers import committed_numbers
 from tests.spark.source.topics import Topics
-from tests.spark.standalone import QUICK_JAVA
 from tests.waiting import eventually
 
 WITHIN_S = 600.0

@@ -8,14 +8,13 @@ import json
 import sys
 from typing import Any
 
-from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES
-from penstock.spark.session import session
+from penstock.spark.session import FILE_MANAGER_SETTING, FILE_MANAGER_WITHOUT_PROCESSES, session
 
 SETTINGS = {
     "spark.log.level": "OFF",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.memory": "1g",
-    FILE_MANAGER: WITHOUT_PROCESSES,
+    FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
 }
 
 

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES, is_local, local_checkpoints
+from penstock.spark.session import (
+    FILE_MANAGER_SETTING,
+    FILE_MANAGER_WITHOUT_PROCESSES,
+    is_local_path,
+    local_checkpoints,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,16 +25,16 @@ from penstock.spark.checkpoints import FILE_MANAGER, WITHOUT_PROCESSES, is_local
     ],
 )
 def test_what_is_on_a_local_disk(location, default_system, answer):
-    assert is_local(location, default_system) is answer
+    assert is_local_path(location, default_system) is answer
 
 
 @pytest.fixture
 def unset(spark):
     """As in a session of users: nobody has chosen how checkpoints are written."""
-    before = spark.conf.get(FILE_MANAGER)
-    spark.conf.unset(FILE_MANAGER)
+    before = spark.conf.get(FILE_MANAGER_SETTING)
+    spark.conf.unset(FILE_MANAGER_SETTING)
     yield
-    spark.conf.set(FILE_MANAGER, before)
+    spark.conf.set(FILE_MANAGER_SETTING, before)
 
 
 class Counting:
@@ -51,7 +56,7 @@ class Counting:
 
     def _see(self, frame: Any, number: int) -> None:
         self.batches.append(number)
-        self.managers.add(frame.sparkSession.conf.get(FILE_MANAGER, None))
+        self.managers.add(frame.sparkSession.conf.get(FILE_MANAGER_SETTING, None))
         self.rows = sum(row["count"] for row in frame.collect())
 
 
@@ -61,13 +66,13 @@ def test_a_query_goes_on_from_a_checkpoint_of_either_kind(spark, tmp_path):
     for context in (nullcontext(), local_checkpoints(spark, str(tmp_path)), nullcontext()):
         query.run(context)
     assert query.batches == [0, 1, 2]
-    assert query.managers == {None, WITHOUT_PROCESSES}
+    assert query.managers == {None, FILE_MANAGER_WITHOUT_PROCESSES}
     assert query.rows == 30
-    assert spark.conf.get(FILE_MANAGER, None) is None, "other queries of the session are as they were"
+    assert spark.conf.get(FILE_MANAGER_SETTING, None) is None, "other queries of the session are as they were"
 
 
 def test_what_the_user_has_chosen_stays(spark, tmp_path):
-    chosen = spark.conf.get(FILE_MANAGER)
+    chosen = spark.conf.get(FILE_MANAGER_SETTING)
     with local_checkpoints(spark, str(tmp_path)):
-        assert spark.conf.get(FILE_MANAGER) == chosen
-    assert spark.conf.get(FILE_MANAGER) == chosen
+        assert spark.conf.get(FILE_MANAGER_SETTING) == chosen
+    assert spark.conf.get(FILE_MANAGER_SETTING) == chosen

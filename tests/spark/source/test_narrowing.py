@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.narrowing import Narrowing
 from penstock.spark.offsets import OffsetRange
+from penstock.spark.source.batch import PushedFilters
 
 RELATIONS = {
     "EqualTo": lambda one, other: one == other,
@@ -22,9 +22,9 @@ filters = st.tuples(
 
 @given(st.lists(filters, max_size=4))
 def test_with_what_is_left_for_spark_the_filters_keep_the_same_rows(given_filters):
-    narrowing, left = Narrowing(), []
+    pushed_filters, left = PushedFilters(), []
     for each in given_filters:
-        narrowing, is_done = narrowing.narrow(*each)
+        pushed_filters, is_done = pushed_filters.narrow(*each)
         if not is_done:
             left.append(each)
     everything = [OffsetRange("t", None, partition, 0, 10) for partition in range(3)]
@@ -36,41 +36,41 @@ def test_with_what_is_left_for_spark_the_filters_keep_the_same_rows(given_filter
     rows = [(each.partition, offset) for each in everything for offset in range(each.start, each.end)]
     read = [
         (each.partition, offset)
-        for each in narrowing.narrowed(everything)
+        for each in pushed_filters.narrowed(everything)
         for offset in range(each.start, each.end)
     ]
     assert [row for row in read if passes(*row, left)] == [row for row in rows if passes(*row, given_filters)]
 
 
 def test_partitions_and_topics_by_list():
-    narrowing, is_done = Narrowing().narrow("partition", "In", (0, 2))
+    pushed_filters, is_done = PushedFilters().narrow("partition", "In", (0, 2))
     assert is_done
-    narrowing, is_done = narrowing.narrow("partition", "In", (2, 3))
-    assert (narrowing.partitions, is_done) == (frozenset({2}), True)
-    assert Narrowing().narrow("topic", "EqualTo", "t")[0].topics == {"t"}
+    pushed_filters, is_done = pushed_filters.narrow("partition", "In", (2, 3))
+    assert (pushed_filters.partitions, is_done) == (frozenset({2}), True)
+    assert PushedFilters().narrow("topic", "EqualTo", "t")[0].topics == {"t"}
 
 
 def test_a_time_narrows_but_is_left_to_spark():
     moment = datetime(2024, 5, 1, 12, 0, 0, 1999, tzinfo=UTC)
-    narrowing, is_done = Narrowing().narrow("timestamp", "GreaterThan", moment)
+    pushed_filters, is_done = PushedFilters().narrow("timestamp", "GreaterThan", moment)
     assert not is_done
-    assert narrowing.since_ms == int(datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp() * 1000) + 1
+    assert pushed_filters.since_ms == int(datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp() * 1000) + 1
     elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
-    assert Narrowing().narrow("timestamp", "EqualTo", elsewhere)[0] == narrowing
+    assert PushedFilters().narrow("timestamp", "EqualTo", elsewhere)[0] == pushed_filters
 
 
 def test_an_upper_bound_of_time_narrows_nothing():
     """Records are not in the order of their timestamps: a late one may be an early one."""
     moment = datetime(2024, 5, 1, tzinfo=UTC)
-    assert Narrowing().narrow("timestamp", "LessThan", moment) == (Narrowing(), False)
+    assert PushedFilters().narrow("timestamp", "LessThan", moment) == (PushedFilters(), False)
 
 
 def test_columns_that_are_never_null_need_no_look():
-    assert Narrowing().narrow("offset", "IsNotNull", None) == (Narrowing(), True)
-    assert Narrowing().narrow("key", "IsNotNull", None) == (Narrowing(), False)
+    assert PushedFilters().narrow("offset", "IsNotNull", None) == (PushedFilters(), True)
+    assert PushedFilters().narrow("key", "IsNotNull", None) == (PushedFilters(), False)
 
 
 def test_what_is_not_understood_is_left_to_spark():
-    assert Narrowing().narrow("value", "EqualTo", b"x") == (Narrowing(), False)
-    assert Narrowing().narrow("offset", "Not", 1) == (Narrowing(), False)
-    assert Narrowing().narrow("offset", "EqualNullSafe", None) == (Narrowing(), False)
+    assert PushedFilters().narrow("value", "EqualTo", b"x") == (PushedFilters(), False)
+    assert PushedFilters().narrow("offset", "Not", 1) == (PushedFilters(), False)
+    assert PushedFilters().narrow("offset", "EqualNullSafe", None) == (PushedFilters(), False)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.errors import ClientError
-from penstock.spark.offsets import OffsetRange, Position, TopicPosition, ranges
+from penstock.spark.offsets import OffsetRange, Position, TopicPosition, ranges_between
 
 names = st.text("abcversiontopics", min_size=1, max_size=8)
 topics = st.builds(
@@ -54,38 +54,38 @@ def test_positions_of_others_are_refused(told):
 
 
 def test_what_lies_between():
-    assert ranges(at(5, 3), at(9, 3)) == [OffsetRange("t", A, 0, 5, 9)]
+    assert ranges_between(at(5, 3), at(9, 3)) == [OffsetRange("t", A, 0, 5, 9)]
 
 
 def test_new_partitions_are_read_from_their_first_offset():
-    assert ranges(at(5), at(5, 4)) == [OffsetRange("t", A, 1, 0, 4)]
+    assert ranges_between(at(5), at(5, 4)) == [OffsetRange("t", A, 1, 0, 4)]
 
 
 def test_new_topics_are_read_from_their_first_offset():
-    assert ranges(Position({}), at(4)) == [OffsetRange("t", A, 0, 0, 4)]
+    assert ranges_between(Position({}), at(4)) == [OffsetRange("t", A, 0, 0, 4)]
 
 
 def test_offsets_of_a_topic_mean_nothing_in_a_later_one_of_the_same_name():
-    assert ranges(at(5, id=A), at(9, id=B)) == [OffsetRange("t", B, 0, 0, 9)]
-    assert ranges(at(5, id=None), at(9, id=B)) == [OffsetRange("t", B, 0, 5, 9)]
+    assert ranges_between(at(5, id=A), at(9, id=B)) == [OffsetRange("t", B, 0, 0, 9)]
+    assert ranges_between(at(5, id=None), at(9, id=B)) == [OffsetRange("t", B, 0, 5, 9)]
 
 
 def test_a_log_that_has_become_shorter_has_nothing_to_read():
-    assert ranges(at(9), at(5)) == []
+    assert ranges_between(at(9), at(5)) == []
 
 
 def test_the_end_of_the_first_batch_remembers_where_it_began():
     first = at(5).as_initial()
-    end = first.following(at(9).topics)
+    end = first.next_position(at(9).topics)
     later = at(30).as_initial()
-    assert ranges(later, end) == ranges(first, end) == [OffsetRange("t", A, 0, 5, 9)]
-    assert ranges(later, first) == [], "a batch of other sources, in which this one had nothing"
-    second = end.following(at(12).topics)
+    assert ranges_between(later, end) == ranges_between(first, end) == [OffsetRange("t", A, 0, 5, 9)]
+    assert ranges_between(later, first) == [], "a batch of other sources, in which this one had nothing"
+    second = end.next_position(at(12).topics)
     assert second == at(12)
-    assert ranges(end, second) == [OffsetRange("t", A, 0, 9, 12)]
+    assert ranges_between(end, second) == [OffsetRange("t", A, 0, 9, 12)]
 
 
 @given(positions)
 def test_a_query_that_stands_still_has_the_same_text(position):
-    same = position.following(dict(position.topics))
+    same = position.next_position(dict(position.topics))
     assert json.dumps(same.to_json()) == json.dumps(position.to_json())

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.client.metadata import Isolation
-from penstock.client.positions import EARLIEST, LATEST
-from penstock.spark.option_values import OptionError
-from penstock.spark.options import AtEdge, AtOffsets, AtTime, SourceOptions, Subscription
-from penstock.spark.sink_options import Contract
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import EARLIEST, LATEST
+from penstock.spark.option_reader import OptionError
+from penstock.spark.sink.options import Contract
+from penstock.spark.source.options import AtEdge, AtOffsets, AtTime, SourceOptions, Subscription
 
 GIVEN = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
@@ -25,7 +25,7 @@ def test_a_batch_reads_all_there_is_and_a_stream_what_comes():
     assert (parse().starting, parse().ending) == (AtEdge(EARLIEST), AtEdge(LATEST))
     assert parse(streaming=True).starting == AtEdge(LATEST)
     assert parse().fail_on_data_loss
-    assert parse().isolation is Isolation.READ_COMMITTED
+    assert parse().isolation is IsolationLevel.READ_COMMITTED
 
 
 def test_names_are_taken_in_any_case():
@@ -39,7 +39,7 @@ def test_settings_of_the_connection_and_of_the_group():
         **{"kafka.group.id": "g", "kafka.isolation.level": "read_committed", "kafka.client.id": "me"}
     )
     assert options.group_id == "g"
-    assert options.isolation is Isolation.READ_COMMITTED
+    assert options.isolation is IsolationLevel.READ_COMMITTED
     assert options.connection.client_id == "me"
     assert options.connection.unknown == ()
 

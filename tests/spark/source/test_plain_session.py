@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.class_archive import QUICK_JAVA
 from tests.spark.source.topics import Topics
-from tests.spark.standalone import QUICK_JAVA
 
-from penstock.spark.java import find_java, home_for_spark
+from penstock.spark.session import find_java, home_for_spark
 
 IMPORTED_FIRST = """
 import penstock.spark

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.offsets import OffsetRange
-from penstock.spark.planning import is_enough, limit, split, waiting
+from penstock.spark.offsets import OffsetRange, is_batch_due, limit_offsets, split_ranges, unread_offsets
 
 sizes = st.integers(0, 50) | st.integers(0, 1 << 40)
 backlogs = st.lists(st.tuples(st.integers(0, 1 << 40), sizes), min_size=1, max_size=12)
@@ -18,17 +17,17 @@ def places(backlog: list[tuple[int, int]]) -> tuple[dict, dict]:
 @given(backlogs, st.integers(1, 1 << 41))
 def test_a_batch_holds_as_much_as_it_may_and_no_more(backlog, offsets_max):
     begins, available = places(backlog)
-    ends = limit(begins, available, offsets_max)
+    ends = limit_offsets(begins, available, offsets_max)
     assert ends.keys() == available.keys()
     assert all(begins[place] <= ends[place] <= available[place] for place in ends)
-    waits = sum(waiting(begins, available).values())
+    waits = sum(unread_offsets(begins, available).values())
     assert sum(ends[place] - begins[place] for place in ends) == min(waits, offsets_max)
 
 
 @given(backlogs, st.integers(1, 1 << 41))
 def test_shares_are_in_proportion_to_what_waits(backlog, offsets_max):
     begins, available = places(backlog)
-    ends = limit(begins, available, offsets_max)
+    ends = limit_offsets(begins, available, offsets_max)
     total = sum(size for _, size in backlog)
     for index, (begin, size) in enumerate(backlog):
         share = ends["t", index] - begin
@@ -37,20 +36,20 @@ def test_shares_are_in_proportion_to_what_waits(backlog, offsets_max):
 
 def test_a_small_backlog_gets_something_beside_a_large_one():
     begins, available = places([(0, 1_000_000), (0, 3)])
-    ends = limit(begins, available, 100)
+    ends = limit_offsets(begins, available, 100)
     assert ends == {("t", 0): 99, ("t", 1): 1}
 
 
 def test_a_log_that_has_become_shorter_takes_nothing_from_the_others():
     begins, available = {("t", 0): 10, ("t", 1): 0}, {("t", 0): 4, ("t", 1): 100}
-    assert limit(begins, available, 50) == {("t", 0): 4, ("t", 1): 50}
+    assert limit_offsets(begins, available, 50) == {("t", 0): 4, ("t", 1): 50}
 
 
 def test_a_batch_waits_for_enough_but_not_for_ever():
-    assert is_enough(1, None, 0, 1000)
-    assert not is_enough(9, 10, 999, 1000)
-    assert is_enough(10, 10, 0, 1000)
-    assert is_enough(1, 10, 1000, 1000)
+    assert is_batch_due(1, None, 0, 1000)
+    assert not is_batch_due(9, 10, 999, 1000)
+    assert is_batch_due(10, 10, 0, 1000)
+    assert is_batch_due(1, 10, 1000, 1000)
 
 
 @st.composite
@@ -64,7 +63,7 @@ bounds = st.none() | st.integers(1, 400)
 
 @given(range_lists(), bounds, bounds)
 def test_tasks_read_every_offset_once(ranges, partitions_min, records_max):
-    tasks = split(ranges, partitions_min=partitions_min, records_max=records_max)
+    tasks = split_ranges(ranges, partitions_min=partitions_min, records_max=records_max)
     assert all(task.size > 0 for task in tasks)
     read = [(task.partition, offset) for task in tasks for offset in range(task.start, task.end)]
     assert read == [(each.partition, offset) for each in ranges for offset in range(each.start, each.end)]
@@ -72,7 +71,7 @@ def test_tasks_read_every_offset_once(ranges, partitions_min, records_max):
 
 @given(range_lists(), bounds, bounds)
 def test_there_are_as_many_tasks_as_were_asked_for(ranges, partitions_min, records_max):
-    tasks = split(ranges, partitions_min=partitions_min, records_max=records_max)
+    tasks = split_ranges(ranges, partitions_min=partitions_min, records_max=records_max)
     total = sum(each.size for each in ranges)
     if records_max is not None:
         assert all(task.size <= records_max for task in tasks)
@@ -84,6 +83,6 @@ def test_there_are_as_many_tasks_as_were_asked_for(ranges, partitions_min, recor
 
 def test_large_partitions_are_cut_into_more_tasks_than_small_ones():
     ranges = [OffsetRange("t", None, 0, 0, 900), OffsetRange("t", None, 1, 0, 100)]
-    tasks = split(ranges, partitions_min=10)
+    tasks = split_ranges(ranges, partitions_min=10)
     assert [task.partition for task in tasks] == [0] * 9 + [1]
     assert {task.size for task in tasks} == {100}

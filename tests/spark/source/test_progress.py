@@ -5,10 +5,9 @@ from uuid import UUID
 import pytest
 
 from penstock.client.errors import Unavailable
-from penstock.client.settings import ConnectionSettings
-from penstock.spark import progress
-from penstock.spark.offsets import Position
-from penstock.spark.progress import Progress
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark import offsets
+from penstock.spark.offsets import GroupProgress, Position
 
 
 class Clock:
@@ -28,7 +27,7 @@ class Group:
         self.is_away = False
 
     def commit(self, cluster, group, offsets, *, metadata) -> None:
-        assert metadata == progress.METADATA
+        assert metadata == offsets.GROUP_METADATA
         if self.is_away:
             raise Unavailable("nobody is there")
         self.told += offsets.values()
@@ -37,7 +36,7 @@ class Group:
 @pytest.fixture
 def group(monkeypatch) -> Group:
     made = Group()
-    monkeypatch.setattr(progress, "commit", made.commit)
+    monkeypatch.setattr(offsets, "commit_offsets", made.commit)
     return made
 
 
@@ -46,8 +45,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def made(clock: Clock, name: str | None = "g") -> Progress:
-    return Progress(ConnectionSettings(bootstrap=(("h", 1),)), name, deadline=clock.deadline)
+def made(clock: Clock, name: str | None = "g") -> GroupProgress:
+    return GroupProgress(ConnectionSettings(bootstrap=(("h", 1),)), name, deadline=clock.deadline)
 
 
 def at(offset: int) -> Position:

@@ -7,10 +7,10 @@ from tests.compat import confluent
 from tests.compat.message import Message
 
 from penstock.client.errors import Unavailable
-from penstock.client.fetching import Fetched
-from penstock.spark.losses import DataLoss
+from penstock.client.wire.fetch import FetchResult
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.reading import RangeReader
+from penstock.spark.source.discovery import DataLoss
+from penstock.spark.source.task import RangeReader
 
 COLUMNS = ("offset", "value")
 
@@ -94,9 +94,9 @@ class Answers:
     def __init__(self, *high_watermarks: int) -> None:
         self.left = list(high_watermarks)
 
-    def fetch(self, offset: int, *, wait_ms: int) -> Fetched:
+    def fetch(self, offset: int, *, wait_ms: int) -> FetchResult:
         end = self.left.pop(0) if len(self.left) > 1 else self.left[0]
-        return Fetched(
+        return FetchResult(
             offset=offset,
             data=memoryview(b""),
             high_watermark=end,
@@ -133,7 +133,7 @@ class Patience:
 
 def test_a_leader_that_does_not_know_of_the_range_is_not_taken_for_its_end(topics, monkeypatch):
     reader = reader_of(topics, Answers(4))
-    monkeypatch.setattr("penstock.spark.reading.Deadline", Patience)
+    monkeypatch.setattr("penstock.spark.source.task.Deadline", Patience)
     with pytest.raises(Unavailable, match=r"offsets 0 to 9 of t\[0\] .* knows of 4 offsets"):
         list(reader.read(COLUMNS))
 

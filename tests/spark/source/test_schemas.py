@@ -6,7 +6,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from penstock.spark.columns import arrow_schema
-from penstock.spark.schemas import Projection, table_schema
+from penstock.spark.schema import Projection, table_schema
 
 
 def one_row() -> pa.RecordBatch:

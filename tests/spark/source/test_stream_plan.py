@@ -8,11 +8,11 @@ from tests.compat.message import Message
 from tests.spark.source.topics import Topics
 from tests.waiting import eventually
 
-from penstock.client.positions import committed
-from penstock.spark.losses import DataLoss
+from penstock.client.wire.offsets import committed_offsets
 from penstock.spark.offsets import Position
-from penstock.spark.option_values import OptionError
-from penstock.spark.stream_plan import StreamPlan
+from penstock.spark.option_reader import OptionError
+from penstock.spark.source.discovery import DataLoss
+from penstock.spark.source.stream import StreamPlan
 
 NOTHING = Position({})
 
@@ -32,7 +32,7 @@ def plan(topics: Topics):
         each.close()
 
 
-def following(
+def next_position(
     plan: StreamPlan, start: Position, most: int | None = None, least: int | None = None
 ) -> Position:
     return plan.next_end(start, most, least)
@@ -46,7 +46,7 @@ def grown(plan: StreamPlan, start: Position) -> Position:
     """A query looks for new topics and partitions about once a second."""
 
     def look() -> Position | None:
-        end = following(plan, start)
+        end = next_position(plan, start)
         return end if end != start else None
 
     return eventually(look, what="new partitions")
@@ -78,14 +78,14 @@ def test_a_checkpoint_beyond_an_open_transaction_waits_for_its_end(topics, plan,
     producer.flush(60)
     topics.count(topic, [2])
     everything = {"subscribe": topic, "kafka.isolation.level": "read_uncommitted"}
-    ahead = following(plan(**everything), NOTHING)
+    ahead = next_position(plan(**everything), NOTHING)
     assert ahead.offsets == {(topic, 0): 2}
     committed_only = plan(subscribe=topic)
-    assert following(committed_only, NOTHING).offsets == {(topic, 0): 0}
-    assert following(committed_only, ahead) == ahead
+    assert next_position(committed_only, NOTHING).offsets == {(topic, 0): 0}
+    assert next_position(committed_only, ahead) == ahead
     producer.commit_transaction(20)
     topics.count(topic, [3])
-    eventually(lambda: following(committed_only, ahead).offsets == {(topic, 0): 4}, what="the end")
+    eventually(lambda: next_position(committed_only, ahead).offsets == {(topic, 0): 4}, what="the end")
 
 
 def test_a_time_that_no_record_has_reached_is_refused(topics, plan, unique):
@@ -122,7 +122,7 @@ def test_a_batch_is_limited_and_the_next_one_goes_on(topics, plan, unique):
     topics.count(topic, range(10), partition=1)
     query = plan(subscribe=topic)
     position, seen = query.starting(), []
-    while (end := following(query, position, 10)) != position:
+    while (end := next_position(query, position, 10)) != position:
         seen.append(spans(query, position, end))
         position = end
     assert len(seen) == 4
@@ -134,15 +134,15 @@ def test_a_batch_waits_for_enough_or_for_long_enough(topics, plan, unique):
     topic, now = topics.create(unique("t")), [100.0]
     query = plan(subscribe=topic, maxTriggerDelay="60s", clock=lambda: now[0])
     topics.count(topic, range(3))
-    first = following(query, query.starting(), least=5)
+    first = next_position(query, query.starting(), least=5)
     assert first.offsets == {(topic, 0): 3}, "the first batch does not wait"
     topics.count(topic, range(4))
-    assert following(query, first, least=5) == first
+    assert next_position(query, first, least=5) == first
     now[0] += 61
-    late = following(query, first, least=5)
+    late = next_position(query, first, least=5)
     assert late.offsets == {(topic, 0): 7}
     topics.count(topic, range(5))
-    assert following(query, late, least=5).offsets == {(topic, 0): 12}
+    assert next_position(query, late, least=5).offsets == {(topic, 0): 12}
 
 
 def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique):
@@ -153,11 +153,11 @@ def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique)
     topics.count(topic, range(5))
     topics.grow(topic, 2)
     topics.count(topic, range(5), partition=1)
-    end = following(query, query.starting(), most=3, least=4)
+    end = next_position(query, query.starting(), most=3, least=4)
     assert end.offsets == {(topic, 0): 3, (topic, 1): 0}
-    last = following(query, end)
+    last = next_position(query, end)
     assert last.offsets == {(topic, 0): 5, (topic, 1): 0}
-    assert following(query, last) == last
+    assert next_position(query, last) == last
 
 
 def test_records_that_are_not_due_wait_and_so_do_those_behind_them(topics, plan, unique):
@@ -169,7 +169,7 @@ def test_records_that_are_not_due_wait_and_so_do_those_behind_them(topics, plan,
     position, seen = query.starting(), []
     for wait_s in (0, 1, 1, 8, -9):
         now[0] += wait_s
-        position = following(query, position)
+        position = next_position(query, position)
         seen.append(position.offsets[topic, 0])
     assert seen == [2, 2, 4, 5, 5], "the last time the clock was set back"
     assert position.offsets[topic, 1] == 0
@@ -184,9 +184,9 @@ def test_what_is_due_when_a_bounded_run_begins_is_all_that_it_reads(topics, plan
     query = plan(subscribe=topic, readWhenDue=topic, wall=lambda: now[0])
     query.aim()
     now[0] += 5
-    end = following(query, query.starting())
+    end = next_position(query, query.starting())
     assert end.offsets == {(topic, 0): 1}
-    assert following(query, end) == end
+    assert next_position(query, end) == end
 
 
 def test_the_first_batch_is_the_same_when_it_is_planned_again(topics, plan, unique):
@@ -196,7 +196,7 @@ def test_the_first_batch_is_the_same_when_it_is_planned_again(topics, plan, uniq
     query = plan(subscribe=topic, startingOffsets="latest")
     start = query.starting()
     topics.count(topic, range(4))
-    end = following(query, start)
+    end = next_position(query, start)
     topics.count(topic, range(7))
     restarted = plan(subscribe=topic, startingOffsets="latest")
     assert restarted.starting().offsets == {(topic, 0): 16}
@@ -230,14 +230,14 @@ def test_a_topic_that_is_not_what_it_was_is_named(topics, plan, unique, is_made_
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic)
-    end = following(query, query.starting())
+    end = next_position(query, query.starting())
     topics.delete(topic)
     if is_made_anew:
         topics.create(topic)
         topics.count(topic, range(9))
     words = "created anew" if is_made_anew else "was deleted"
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] from offset 5 on .*{words}"):
-        following(plan(subscribe=topic), end)
+        next_position(plan(subscribe=topic), end)
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 0 to 4 .*{words}"):
         plan(subscribe=topic).tasks(query.starting() if is_made_anew else NOTHING, end)
 
@@ -246,17 +246,17 @@ def test_a_topic_that_is_not_what_it_was_is_gone_on_with_on_demand(topics, plan,
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic, failOnDataLoss="false")
-    old = following(query, query.starting())
+    old = next_position(query, query.starting())
     topics.delete(topic)
-    without = following(plan(subscribe=topic, failOnDataLoss="false"), old)
+    without = next_position(plan(subscribe=topic, failOnDataLoss="false"), old)
     assert without == NOTHING
     topics.create(topic)
     topics.count(topic, range(3))
     query = plan(subscribe=topic, failOnDataLoss="false")
-    new = following(query, old)
+    new = next_position(query, old)
     assert spans(query, old, new) == [(0, 0, 3)]
     assert query.tasks(NOTHING, old) == []
-    assert following(query, new) == new
+    assert next_position(query, new) == new
 
 
 def test_lost_offsets_are_named(topics, plan, unique):
@@ -265,14 +265,14 @@ def test_lost_offsets_are_named(topics, plan, unique):
     query = plan(subscribe=topic)
     start = query.starting()
     topics.trim(topic, 4)
-    end = following(query, start)
+    end = next_position(query, start)
     with pytest.raises(
         DataLoss, match=rf"{topic}\[0\] offsets 0 to 3 \(the log begins at 4\).*failOnDataLoss"
     ):
         query.tasks(start, end)
     careless = plan(subscribe=topic, failOnDataLoss="false")
     assert spans(careless, start, end) == [(0, 4, 10)]
-    assert following(careless, start, most=2).offsets == {(topic, 0): 6}, (
+    assert next_position(careless, start, most=2).offsets == {(topic, 0): 6}, (
         "what is gone takes no place in a batch"
     )
 
@@ -284,9 +284,9 @@ def test_a_log_that_has_become_shorter_is_named(topics, plan, unique):
     ids = query.starting().ids
     ahead = Position.of({(topic, 0): 8}, ids)
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 3 to 7 .*ends at 3 now"):
-        following(query, ahead)
+        next_position(query, ahead)
     careless = plan(subscribe=topic, failOnDataLoss="false")
-    assert following(careless, ahead).offsets == {(topic, 0): 3}
+    assert next_position(careless, ahead).offsets == {(topic, 0): 3}
 
 
 def test_the_group_shows_the_end_of_the_last_finished_batch(topics, plan, unique, group):
@@ -297,8 +297,8 @@ def test_the_group_shows_the_end_of_the_last_finished_batch(topics, plan, unique
     with topics.cluster() as cluster:
         seen = []
         for _ in range(4):
-            position = following(query, position, 3)
-            seen.append(committed(cluster, group)[topic, 0].offset)
+            position = next_position(query, position, 3)
+            seen.append(committed_offsets(cluster, group)[topic, 0].offset)
     assert seen == [0, 3, 6, 6]
 
 
@@ -310,7 +310,7 @@ def test_a_group_that_others_use_does_not_stop_the_query(topics, plan, unique, g
     try:
         eventually(lambda: consumer.poll(0.1) is not None, what="a member")
         query = plan(subscribe=topic, **{"kafka.group.id": group})
-        assert following(query, query.starting()).offsets == {(topic, 0): 6}
+        assert next_position(query, query.starting()).offsets == {(topic, 0): 6}
     finally:
         consumer.close()
     assert f"group {group} does not show" in caplog.text

@@ -12,7 +12,7 @@ from tests.compat.message import Message
 from tests.spark.source.topics import Topics
 from tests.waiting import eventually
 
-from penstock.client.positions import LATEST, commit, committed, list_offsets
+from penstock.client.wire.offsets import LATEST, commit_offsets, committed_offsets, list_offsets
 
 WITHIN_S = 600.0
 
@@ -110,7 +110,7 @@ def test_new_partitions_while_it_runs(topics, query, unique):
 def lag(topics: Topics, group: str, topic: str) -> int | None:
     with topics.cluster() as cluster:
         [end] = list_offsets(cluster, {(topic, 0): LATEST}).values()
-        found = committed(cluster, group).get((topic, 0))
+        found = committed_offsets(cluster, group).get((topic, 0))
     return None if found is None or end is None else end.offset - found.offset
 
 
@@ -126,7 +126,7 @@ def test_its_group_has_no_lag_when_it_is_idle_and_the_checkpoint_wins_over_the_g
     topics.count(topic, range(10, 12))
     assert lag(topics, group, topic) == 2
     with topics.cluster() as cluster:
-        commit(cluster, group, {(topic, 0): 0})
+        commit_offsets(cluster, group, {(topic, 0): 0})
     assert reading.run().numbers() == list(range(12)), (
         "nothing is read again because somebody moved the group"
     )

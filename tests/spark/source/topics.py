@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient
 from tests.compat import confluent
 from tests.compat.message import Message
 
-from penstock.client.cluster import Cluster
-from penstock.spark.options import SourceOptions
+from penstock.client.wire.cluster import Cluster
+from penstock.spark.source.options import SourceOptions
 
 #: What is gone is told of quickly: a single broker has heard of everything.
 SETTINGS = {"kafka.topic.metadata.propagation.max.ms": "300"}

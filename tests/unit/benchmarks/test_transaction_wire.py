@@ -21,7 +21,7 @@ from kio.schema.produce.v12 import request as produce_request
 from kio.schema.produce.v12 import response as produce
 from kio.serial import entity_reader, entity_writer
 
-from penstock.protocol.records import TRANSACTIONAL, Record, checksum, encode_batch, read_header
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, checksum, encode_batch, read_header
 
 BATCH = bytes(
     encode_batch(

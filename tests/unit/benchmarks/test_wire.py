@@ -26,7 +26,7 @@ from kio.schema.produce.v11 import response as produce_response
 from kio.serial import entity_reader, entity_writer
 
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import HEADER_BYTES, decode_records, read_header
+from penstock.protocol.record_batch import BATCH_HEADER_BYTES, decode_records, read_header
 
 TOPIC_ID = UUID("6f1f3a52-54f5-4b0e-8f0e-0a2f6b7c8d9e")
 
@@ -141,4 +141,4 @@ def test_a_batch_is_filled_to_the_limit_and_holds_the_pool_in_order(codec: Codec
     if codec is Codec.NONE:
         assert 4096 - 120 < len(batch) <= 4096
     else:
-        assert HEADER_BYTES < len(batch) < 4096
+        assert BATCH_HEADER_BYTES < len(batch) < 4096

@@ -14,21 +14,25 @@ from typing import Any
 from tests.ports import free_port
 from tests.waiting import eventually_async
 
-from penstock.broker.apis import APIS, FETCH
-from penstock.broker.context import RequestContext
-from penstock.broker.listeners import Listener
-from penstock.broker.metadata import MetadataLog
-from penstock.broker.peers import Peers
+from penstock.broker.config.listeners import Listener
+from penstock.broker.config.node_settings import NodeSettings, load_settings
+from penstock.broker.network.apis import (
+    APIS,
+    FETCH,
+    decode_request,
+    encode_response,
+    parse_request_header,
+    skip_header_tags,
+)
+from penstock.broker.network.peers import Peers
+from penstock.broker.network.requests import RequestContext
 from penstock.broker.quorum import Quorum
-from penstock.broker.routes import decode, encode, parse_header, skip_header_tags
-from penstock.broker.settings import Settings, load_settings
-from penstock.cluster.decision import Decision
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import ConfigRecord
-from penstock.cluster.state import ResourceType
+from penstock.broker.quorum.metadata_log import MetadataLog
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord
 from penstock.log.log import Log
-from penstock.log.store import LogStore
+from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ApiError, ErrorCode
 
 FAST = {
@@ -57,7 +61,7 @@ class Member:
     def __init__(self, folder: Path, node_id: int, port: int, settings: Mapping[str, str]) -> None:
         self.node_id = node_id
         self.folder = folder
-        self.settings: Settings = load_settings(
+        self.settings: NodeSettings = load_settings(
             {
                 "node.id": str(node_id),
                 "log.dirs": str(folder),
@@ -77,7 +81,7 @@ class Member:
         self.peers = Peers(self)  # type: ignore[arg-type]
         self.metadata = MetadataLog(self, self._follow)  # type: ignore[arg-type]
         self.executor = ThreadPoolExecutor(2)
-        self.store: LogStore
+        self.store: LogManager
         self._server: asyncio.Server
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -92,7 +96,7 @@ class Member:
 
     async def open(self) -> None:
         """Data opened and listening, as a node does before it looks for its place."""
-        self.store = LogStore.open(self.folder, node_id=self.node_id, founding=self.quorum.is_lone)
+        self.store = LogManager.open(self.folder, node_id=self.node_id, founding=self.quorum.is_standalone)
         self.quorum.open()
         self.metadata.open()
         host, port = self.settings.listeners[0].host, self.settings.listeners[0].port
@@ -145,11 +149,11 @@ class Member:
         return asyncio.wrap_future(self.executor.submit(call, *args, **kwargs))
 
     async def sync(self, log: Log) -> None:
-        ticket = log.flush_begin()
-        if ticket is not None:
+        flush_job = log.flush_begin()
+        if flush_job is not None:
             self.syncs += 1
-            await self.in_thread(ticket.run)
-            log.flush_done(ticket)
+            await self.in_thread(flush_job.run)
+            log.flush_done(flush_job)
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -176,15 +180,15 @@ class Member:
             writer.close()
 
     async def _answer(self, frame: bytes) -> bytes:
-        header = parse_header(memoryview(frame))
+        header = parse_request_header(memoryview(frame))
         ctx = RequestContext(self, header.api_key, header.version, None, "?", "PLAINTEXT")  # type: ignore[arg-type]
         if header.api_key == FETCH:
             position = skip_header_tags(memoryview(frame), header.position)
             return await self.quorum.answer_fetch(ctx, frame, position, header.correlation_id)
-        response = APIS[header.api_key].handler(ctx, decode(header, memoryview(frame)))
+        response = APIS[header.api_key].handler(ctx, decode_request(header, memoryview(frame)))
         if inspect.isawaitable(response):
             response = await response
-        return encode(header.api_key, header.version, header.correlation_id, response)
+        return encode_response(header.api_key, header.version, header.correlation_id, response)
 
 
 async def until(condition: Callable[[], Any], what: str) -> Any:

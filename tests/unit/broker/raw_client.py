@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 
-from penstock.broker.config_changes import alter_in_cluster
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
+from penstock.broker.handlers.alter_configs import alter_cluster_configs
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
     incremental_alter_configs,
 )
+from penstock.cluster.controller.alter_topics import TopicRef, delete_topics
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.delete_topics import TopicRef, delete_topics
-from penstock.cluster.state import ConfigResource, ResourceType
+from penstock.cluster.image import ConfigResource, ResourceType
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 API_VERSIONS, METADATA, PRODUCE, FETCH = 18, 3, 0, 1
 
@@ -62,8 +62,8 @@ async def delete_topic(node: Node, name: str) -> None:
 
 async def set_config(node: Node, topic: str, name: str, value: str) -> None:
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    change = AlterResource(resource=resource, changes=(ConfigChange(name, ConfigOp.SET, value),))
-    (result,) = await alter_in_cluster(node, incremental_alter_configs, [change], False)
+    change = AlterConfigsResource(resource=resource, changes=(ConfigChange(name, ConfigOp.SET, value),))
+    (result,) = await alter_cluster_configs(node, incremental_alter_configs, [change], False)
     assert result.error is ErrorCode.none, result
 
 

@@ -17,31 +17,30 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import turn_until, until
 
-from penstock.broker.bandwidth import Bandwidth
-from penstock.broker.context import RequestContext
-from penstock.broker.dynamic_settings import DynamicSettings
-from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.config.effective_settings import DynamicSettings
+from penstock.broker.config.node_settings import load_settings
 from penstock.broker.handlers import fetch, produce
-from penstock.broker.isr import IsrChanges
-from penstock.broker.metrics import Metrics
-from penstock.broker.partition import Partition
-from penstock.broker.partitions import PartitionTable
-from penstock.broker.settings import load_settings
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import (
+from penstock.broker.metrics.counters import Metrics
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.fetch_sessions import FetchSessions
+from penstock.broker.partition.isr import AlterPartitionManager
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.replica_fetcher import ReplicationQuota
+from penstock.broker.partition.replica_manager import ReplicaManager
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import (
     NO_LEADER_CHANGE,
     BrokerEndpoint,
     ConfigRecord,
+    MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RegisterBrokerRecord,
     TopicRecord,
 )
-from penstock.cluster.state import ResourceType
-from penstock.cluster.wire import MetadataRecord
-from penstock.log.store import LogStore
+from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 LISTENER = "PLAINTEXT"
 TOPIC_ID = UUID(int=77)
@@ -66,7 +65,7 @@ class Fetchers:
         self.following.pop(partition.key, None)
         return self.may_stop.wait()
 
-    def is_rearranging(self, partition: Partition) -> bool:
+    def is_truncating(self, partition: Partition) -> bool:
         return False
 
     def lags(self) -> list[Any]:
@@ -111,17 +110,17 @@ class Broker:
         self.state = state
         self.metrics = Metrics()
         self.executor = self.sync_executor = ThreadPoolExecutor(2)
-        self.store = LogStore.open(tmp_path / "data", node_id=node_id)
+        self.store = LogManager.open(tmp_path / "data", node_id=node_id)
         self.image = ClusterImage()
-        self.partitions = PartitionTable(self)  # type: ignore[arg-type]
+        self.partitions = ReplicaManager(self)  # type: ignore[arg-type]
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
         self.fetch_bytes_max = 1 << 30
         self.selects_replicas = False
         self.fetchers: Any = Fetchers()
         self.leader_rate, self.throttle_clock_s = -1, 0.0
-        self.leader_throttle = Bandwidth(lambda: self.leader_rate, lambda: self.throttle_clock_s)
+        self.leader_throttle = ReplicationQuota(lambda: self.leader_rate, lambda: self.throttle_clock_s)
         self.lifecycle = self.channel = self.controller = Controller()
-        self.isr = IsrChanges(self)  # type: ignore[arg-type]
+        self.isr = AlterPartitionManager(self)  # type: ignore[arg-type]
         self.server = SimpleNamespace(
             response_bytes_left=lambda: 1 << 30,
             failed=self._failed,
@@ -138,12 +137,12 @@ class Broker:
         """Blocking: nothing is made of it here, but it takes its turn."""
         return memoryview(records)
 
-    async def prepared_batch(
+    async def prepare_batch_in_thread(
         self, partition: Partition, records: bytearray, *_: Any, is_owed: bool = False
     ) -> memoryview:
         return await self.in_thread(self.prepare_batch, partition, records)
 
-    def may_hold_records(self, partition: Partition) -> bool:
+    def may_hold_scheduled_records(self, partition: Partition) -> bool:
         return False
 
     def in_thread(self, call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
@@ -276,7 +275,7 @@ class Broker:
 class Pending:
     """A connection with one request under way."""
 
-    for_nodes = True
+    is_inter_broker = True
 
     def __init__(self, api_key: int, version: int) -> None:
         self._schema = load_response_schema(api_key, version)

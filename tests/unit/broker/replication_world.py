@@ -16,16 +16,16 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v17 import response as schema
 from kio.serial import entity_writer
 
-from penstock.broker.peers import PeerUnreachable
+from penstock.broker.network.peers import PeerUnreachable
 from penstock.cluster.image import ClusterImage
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
 from penstock.log.log import Log
-from penstock.log.positions import LogPosition
-from penstock.log.store import LogStore
+from penstock.log.log_manager import LogManager
+from penstock.log.segment import LogOffsetMetadata
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError
-from penstock.protocol.fetch import FetchPartition, FetchRequest, parse_fetch
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.fetch import FetchPartition, FetchRequest, parse_fetch_request
+from penstock.protocol.record_batch import Record, encode_batch
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {
@@ -52,7 +52,7 @@ class FollowerPartition:
         self.is_follower_throttled = self.is_in_sync = False
         self.syncs_on_ack = flush == "ack"
         self.bytes_replicated = 0
-        self.high = LogPosition(0, 0, 0)
+        self.high = LogOffsetMetadata(0, 0, 0)
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self.sync_wanted = asyncio.Event()
 
@@ -67,10 +67,10 @@ class FollowerPartition:
         await future
 
     def sync_now(self) -> None:
-        ticket = self.log.flush_begin()
-        assert ticket is not None
-        ticket.run()
-        self.log.flush_done(ticket)
+        flush_job = self.log.flush_begin()
+        assert flush_job is not None
+        flush_job.run()
+        self.log.flush_done(flush_job)
         for offset, future in self._waiting:
             if offset <= self.log.synced.offset and not future.done():
                 future.set_result(None)
@@ -80,10 +80,10 @@ class FollowerPartition:
 
     def follower_high_watermark(self, offset: int) -> None:
         assert self.high.offset < offset <= self.log.end_offset
-        self.high = LogPosition(offset, -1, -1)
+        self.high = LogOffsetMetadata(offset, -1, -1)
 
     def truncated(self) -> None:
-        self.high = LogPosition(min(self.high.offset, self.log.end_offset), -1, -1)
+        self.high = LogOffsetMetadata(min(self.high.offset, self.log.end_offset), -1, -1)
 
 
 class Follower:
@@ -91,7 +91,7 @@ class Follower:
 
     def __init__(self, directory: Path) -> None:
         self.node_id = 2
-        self.store = LogStore.open(directory / "follower", node_id=2)
+        self.store = LogManager.open(directory / "follower", node_id=2)
         self.image = ClusterImage()
         self.lifecycle = SimpleNamespace(broker_epoch=42)
         self.housekeeping = SimpleNamespace(truncated=self._truncated)
@@ -137,7 +137,7 @@ class Follower:
         leader = self.leaders.get(where)
         if leader is None:
             raise PeerUnreachable("nobody there", refused=True)
-        return await leader.fetch(parse_fetch(memoryview(body), 0, version))
+        return await leader.fetch(parse_fetch_request(memoryview(body), 0, version))
 
 
 class Leader:

@@ -15,18 +15,17 @@ from uuid import UUID, uuid4
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from penstock.broker.apis import APIS
-from penstock.broker.channel import ControllerChannel
-from penstock.broker.context import RequestContext
-from penstock.broker.controller import Controller
-from penstock.broker.lifecycle import BrokerLifecycle
-from penstock.broker.metrics import Metrics
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
+from penstock.broker.controller.channel import ControllerChannel
+from penstock.broker.controller.controller import Controller
+from penstock.broker.controller.producer_id_manager import ProducerIdManager
+from penstock.broker.metrics.counters import Metrics
+from penstock.broker.network.apis import APIS, route
+from penstock.broker.network.peers import PeerUnreachable
+from penstock.broker.network.requests import RequestContext
 from penstock.broker.node import SUPPORTED_FEATURES
-from penstock.broker.peers import PeerUnreachable
-from penstock.broker.producer_ids import ProducerIds
-from penstock.broker.routes import route
-from penstock.broker.settings import load_settings
-from penstock.cluster.decision import Decision
+from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -115,13 +114,13 @@ class SmallNode:
         self.metadata = SmallMetadata(self)
         self.quorum = SmallQuorum(self)
         self.peers = SmallPeers(self)
-        self.producer_ids = ProducerIds(self)  # type: ignore[arg-type]
+        self.producer_ids = ProducerIdManager(self)  # type: ignore[arg-type]
         self.new_process()
 
     def new_process(self) -> None:
         self.channel = ControllerChannel(self)  # type: ignore[arg-type]
         self.controller = Controller(self)  # type: ignore[arg-type]
-        self.lifecycle = BrokerLifecycle(self)  # type: ignore[arg-type]
+        self.lifecycle = BrokerLifecycleManager(self)  # type: ignore[arg-type]
 
     @property
     def is_leader(self) -> bool:
@@ -216,7 +215,7 @@ class SmallQuorum:
         return self._node.cluster.leader_id if self.believes is None else self.believes
 
     @property
-    def is_alone(self) -> bool:
+    def is_only_voter(self) -> bool:
         return len(self._node.cluster.nodes) == 1
 
 

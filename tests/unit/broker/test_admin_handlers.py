@@ -24,12 +24,12 @@ from kio.schema.metadata.v13 import request as metadata
 from tests.unit.broker.raw_client import until
 from tests.unit.broker.wire_client import WireClient
 
+from penstock.broker.config.node_settings import load_settings
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
-from penstock.cluster.effective import ConfigSource
-from penstock.cluster.state import ResourceType
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigSource
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 SECONDS_30 = timedelta(seconds=30)
 TOPIC_OPERATIONS = 0b110111111000

@@ -13,7 +13,7 @@ from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 FETCH, LIST_OFFSETS, METADATA, FIND_COORDINATOR, DESCRIBE_GROUPS, DELETE_RECORDS = 1, 2, 3, 10, 15, 21
 INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CLUSTER = 22, 23, 60

@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kio.schema.incremental_alter_configs.v1 import request as incremental
 from tests.unit.broker.configuring import alter, described
 from tests.unit.broker.raw_client import create_topic, running
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.cluster.controller.alter_configs import ConfigOp
-from penstock.cluster.effective import ConfigSource
-from penstock.cluster.state import ResourceType
-from penstock.protocol.errors import ErrorCode
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigSource
+from penstock.protocol.errors import ApiError, ErrorCode
 
 HERE = (ResourceType.BROKER_LOGGER, "1")
 OK = (ErrorCode.none, None)
@@ -82,24 +84,25 @@ async def test_what_cannot_be_set_is_refused_as_a_whole(
         await client.close()
 
 
-async def test_loggers_and_topics_in_one_request(tmp_path: Path) -> None:
-    from kio.schema.incremental_alter_configs.v1 import request as incremental
-
+def alter_topic_and_logger() -> incremental.IncrementalAlterConfigsRequest:
     def resource(kind: int, name: str, setting: str, value: str) -> incremental.AlterConfigsResource:
         config = incremental.AlterableConfig(name=setting, config_operation=0, value=value)
         return incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=(config,))
 
+    return incremental.IncrementalAlterConfigsRequest(
+        resources=(
+            resource(ResourceType.TOPIC, "t", "retention.ms", "5000"),
+            resource(ResourceType.BROKER_LOGGER, "1", SERVER, "ERROR"),
+        ),
+        validate_only=False,
+    )
+
+
+async def test_loggers_and_topics_in_one_request(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         await create_topic(node, "t")
         client = await WireClient.connect(node)
-        request = incremental.IncrementalAlterConfigsRequest(
-            resources=(
-                resource(ResourceType.TOPIC, "t", "retention.ms", "5000"),
-                resource(ResourceType.BROKER_LOGGER, "1", SERVER, "ERROR"),
-            ),
-            validate_only=False,
-        )
-        answers = (await client.ask(request)).responses
+        answers = (await client.ask(alter_topic_and_logger())).responses
         await client.close()
         assert {(a.resource_type, a.error_code) for a in answers} == {
             (ResourceType.TOPIC, ErrorCode.none),
@@ -107,3 +110,30 @@ async def test_loggers_and_topics_in_one_request(tmp_path: Path) -> None:
         }
         assert node.partitions.find("t", 0).log.config.retention_ms == 5000
         assert logging.getLogger(SERVER).level == logging.ERROR
+
+
+@pytest.mark.parametrize(
+    ("refused", "answered"),
+    [(ErrorCode.not_controller, ErrorCode.none), (ErrorCode.policy_violation, ErrorCode.policy_violation)],
+    ids=["asked again while the controller moves", "refused by the controller"],
+)
+async def test_topics_in_a_request_with_loggers_are_left_to_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: ErrorCode, answered: ErrorCode
+) -> None:
+    async with running(tmp_path) as node:
+        await create_topic(node, "t")
+        client = await WireClient.connect(node)
+        propose, refusals = node.controller.propose, [ApiError(refused)]
+
+        async def propose_after_a_refusal(*arguments: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await propose(*arguments)
+
+        monkeypatch.setattr(node.controller, "propose", propose_after_a_refusal)
+        answers = (await client.ask(alter_topic_and_logger())).responses
+        await client.close()
+        assert [(a.resource_type, a.error_code) for a in answers] == [
+            (ResourceType.BROKER_LOGGER, ErrorCode.none),
+            (ResourceType.TOPIC, answered),
+        ]

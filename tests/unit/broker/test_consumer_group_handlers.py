@@ -12,8 +12,8 @@ import pytest
 from tests.unit.broker.test_group_handlers import SETTINGS, Running
 from tests.unit.broker.wire_client import WireClient
 
+from penstock.broker.config.node_settings import load_settings
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
 from penstock.protocol.errors import ErrorCode
 
 CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE, OFFSET_FETCH = 68, 69, 9

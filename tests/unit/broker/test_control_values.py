@@ -12,9 +12,9 @@ from kio.schema.snapshot_header_record.v0.data import SnapshotHeaderRecord
 from kio.schema.voters_record.v0 import data as voters_record
 from kio.serial import entity_writer
 
-from penstock.broker.quorum import control_values
+from penstock.broker.quorum import control_records
 from penstock.protocol.errors import MalformedFrame
-from penstock.raft.values import Address, KRaftVersion, LeaderChange, ReplicaKey, Voter, VoterSet
+from penstock.raft.types import Address, KRaftVersion, LeaderChange, ReplicaKey, Voter, VoterSet
 
 VOTERS = VoterSet(
     (
@@ -58,34 +58,34 @@ def test_a_leader_change() -> None:
     message = leader_change.LeaderChangeMessage(
         version=0, leader_id=3, voters=voters, granting_voters=granting
     )
-    assert control_values.encode_leader_change(record) == written(message)
+    assert control_records.encode_leader_change(record) == written(message)
 
 
 def test_a_version_and_the_ends_of_a_snapshot() -> None:
     version = KRaftVersionRecord(version=0, k_raft_version=1)
-    assert control_values.encode_kraft_version(KRaftVersion(1)) == written(version)
+    assert control_records.encode_kraft_version(KRaftVersion(1)) == written(version)
     header = SnapshotHeaderRecord(version=0, last_contained_log_timestamp=1 << 40)
-    assert control_values.encode_snapshot_header(1 << 40) == written(header)
-    assert control_values.encode_snapshot_footer() == written(SnapshotFooterRecord(version=0))
+    assert control_records.encode_snapshot_header(1 << 40) == written(header)
+    assert control_records.encode_snapshot_footer() == written(SnapshotFooterRecord(version=0))
 
 
 @pytest.mark.parametrize("voters", [VOTERS, VoterSet()])
 def test_voters(voters: VoterSet) -> None:
-    value = control_values.encode_voters(voters)
+    value = control_records.encode_voters(voters)
     assert value == written(voters_message(voters))
-    assert control_values.decode_voters(value) == voters
+    assert control_records.decode_voters(value) == voters
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:
     alone = VoterSet((Voter(ReplicaKey(1, UUID(int=7)), (Address("a", "b", 1),)),))
-    value = control_values.encode_voters(alone)
+    value = control_records.encode_voters(alone)
     tags = b"\x01\x05\x02xy"
     later = value[:-3] + tags + tags + tags
-    assert control_values.decode_voters(later) == alone
+    assert control_records.decode_voters(later) == alone
 
 
 def test_voters_that_are_cut_short_are_not_guessed() -> None:
-    value = control_values.encode_voters(VOTERS)
+    value = control_records.encode_voters(VOTERS)
     for size in range(2, len(value) - 1):
         with pytest.raises(MalformedFrame):
-            control_values.decode_voters(value[:size])
+            control_records.decode_voters(value[:size])

@@ -10,9 +10,9 @@ from tests.unit.broker.small_cluster import Cluster
 from tests.unit.broker.test_lifecycle import create, now, three, until
 from tests.unit.broker.virtual_time import VirtualLoop, in_virtual_time
 
-from penstock.broker.leader_care import is_lopsided
+from penstock.broker.controller.leader_balancer import is_imbalanced
 from penstock.cluster.controller.alter_partition import AlterPartition, IsrMember, alter_partitions
-from penstock.cluster.controller.heartbeats import Heartbeat
+from penstock.cluster.controller.heartbeats import BrokerHeartbeat
 from penstock.cluster.controller.reassignment import list_reassignments
 from penstock.protocol.errors import ErrorCode
 
@@ -127,7 +127,7 @@ async def test_a_broker_that_comes_back_gets_its_leaderships_back(tmp_path: Path
     cluster = await three(tmp_path)
     await create(cluster[1], "orders", partitions=6)
     before = leaders(cluster)
-    await cluster[2].lifecycle.hand_over()
+    await cluster[2].lifecycle.controlled_shutdown()
     await cluster[2].kill_and_replace()
     await cluster.start(2)
     assert 2 not in leaders(cluster)
@@ -142,11 +142,11 @@ async def test_a_broker_that_comes_back_gets_its_leaderships_back(tmp_path: Path
 
 @in_virtual_time
 async def test_leaderships_come_back_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.broker.leader_care._BATCH", 2)
+    monkeypatch.setattr("penstock.broker.controller.leader_balancer._BATCH", 2)
     cluster = await three(tmp_path)
     await create(cluster[1], "orders", partitions=30)
     before = leaders(cluster)
-    await cluster[2].lifecycle.hand_over()
+    await cluster[2].lifecycle.controlled_shutdown()
     await cluster[2].kill_and_replace()
     await cluster.start(2)
     await everyone_in_sync(cluster)
@@ -162,7 +162,7 @@ async def test_leaderships_come_back_in_batches(tmp_path: Path, monkeypatch: pyt
 async def test_leaderships_stay_where_that_is_switched_off(tmp_path: Path) -> None:
     cluster = await three(tmp_path, **{"auto.leader.rebalance.enable": "false"})
     await create(cluster[1], "orders", partitions=6)
-    await cluster[2].lifecycle.hand_over()
+    await cluster[2].lifecycle.controlled_shutdown()
     await cluster[2].kill_and_replace()
     await cluster.start(2)
     await everyone_in_sync(cluster)
@@ -190,10 +190,10 @@ async def test_leaders_are_looked_at_from_time_to_time(tmp_path: Path) -> None:
 async def test_few_strangers_are_tolerated(tmp_path: Path) -> None:
     cluster = await three(tmp_path)
     await create(cluster[1], "orders", partitions=6)
-    assert not is_lopsided(cluster[1].image, 0)
+    assert not is_imbalanced(cluster[1].image, 0)
     await cluster[2].lifecycle.report_lost([("orders", leaders(cluster).index(2))])
-    assert is_lopsided(cluster[1].image, 49)
-    assert not is_lopsided(cluster[1].image, 50)
+    assert is_imbalanced(cluster[1].image, 49)
+    assert not is_imbalanced(cluster[1].image, 50)
     await cluster.stop()
 
 
@@ -298,7 +298,7 @@ class _Wire:
 async def _beat(cluster: Cluster, broker: int) -> _Wire:
     wire = _Wire()
     epoch = cluster.leader.image.brokers[broker].epoch
-    beat = Heartbeat(broker_id=broker, broker_epoch=epoch, metadata_offset=len(cluster.records))
+    beat = BrokerHeartbeat(broker_id=broker, broker_epoch=epoch, metadata_offset=len(cluster.records))
     await cluster.leader.controller.heartbeat(beat, wire)  # type: ignore[arg-type]
     return wire
 

@@ -12,12 +12,12 @@ import pytest
 from tests.unit.broker.virtual_time import in_virtual_time
 from tests.unit.log.helpers import open_log
 
-from penstock.broker import coordinator_runtime
-from penstock.broker.coordinator_runtime import CoordinatorRuntime, Token
+from penstock.broker.coordinators.runtime import runtime
+from penstock.broker.coordinators.runtime.runtime import CoordinatorRuntime, Token
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker, Record, encode_batch, encode_end_marker
+from penstock.protocol.record_batch import EndMarker, Record, encode_batch, encode_end_marker
 
 
 class Work(NamedTuple):
@@ -348,7 +348,7 @@ async def test_while_a_shard_loads_requests_are_told_to_come_back(
     await settle()
     first.disk.commit()
     await write
-    monkeypatch.setattr(coordinator_runtime, "_LOAD_PATIENCE_S", 0.0)
+    monkeypatch.setattr(runtime, "_LOAD_WAIT_S", 0.0)
     bench = Bench(log)
     bench.gate.clear()
     with pytest.raises(ApiError) as caught:

@@ -10,12 +10,12 @@ import pytest
 from tests.unit.broker.test_coordinator import Bench, Ledger, code_of, settle
 from tests.unit.log.helpers import open_log
 
-from penstock.broker.coordinator_runtime import Token
+from penstock.broker.coordinators.runtime.runtime import Token
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.log.transactions import VerificationGuard
+from penstock.log.producer_state import VerificationGuard
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker, decode_records, iter_batches
+from penstock.protocol.record_batch import EndMarker, decode_records, iter_batches
 
 
 class Producer(NamedTuple):

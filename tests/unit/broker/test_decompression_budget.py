@@ -20,10 +20,10 @@ from tests.unit.broker.raw_client import (
 )
 
 from penstock.broker.node import Node
-from penstock.broker.preparation import DecompressionBudget
+from penstock.broker.partition.produced_batch import DecompressionBudget
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 _MIB = 1 << 20
 
@@ -213,14 +213,14 @@ async def test_what_would_be_stored_unfolded_and_is_too_large_is_refused(tmp_pat
 async def test_a_batch_that_holds_more_than_it_announces_is_unfolded_all_the_same(tmp_path: Path) -> None:
     import zstandard
 
-    from penstock.protocol.records import HEADER_BYTES, open_batch, pack_batch
+    from penstock.protocol.record_batch import BATCH_HEADER_BYTES, open_batch, pack_batch
 
     async with running(tmp_path) as node:
         await create_topic(node, "t", cleanup_policy="compact")
         header, body = open_batch(_bomb(300_000, Codec.NONE), _MIB)
         frames = zstandard.compress(bytes(body[:100])) + zstandard.compress(bytes(body[100:]))
         batch = pack_batch(header._replace(attributes=header.attributes | Codec.ZSTD), frames)
-        assert len(batch) < HEADER_BYTES + 1000
+        assert len(batch) < BATCH_HEADER_BYTES + 1000
         client = await Client.connect(node)
         (result,) = produced(await client.ask(_frame(bytes(batch))))
         assert result.error is ErrorCode.none

@@ -31,8 +31,8 @@ from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ApiError, ErrorCode
 

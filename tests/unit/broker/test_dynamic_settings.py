@@ -10,16 +10,16 @@ from tests.unit.broker.configuring import alter, described
 from tests.unit.broker.raw_client import Client, create_topic, running, until
 from tests.unit.broker.wire_client import WireClient
 
+from penstock.broker.config.definitions import NODE_SETTINGS
 from penstock.broker.node import Node
-from penstock.broker.settings_table import NODE_SETTINGS
 from penstock.cluster.controller.alter_configs import ConfigOp
-from penstock.cluster.decision import Decision
-from penstock.cluster.effective import ConfigSource
-from penstock.cluster.records import ConfigRecord
-from penstock.cluster.state import ResourceType
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ResourceType
+from penstock.cluster.metadata_records import ConfigRecord
+from penstock.cluster.topic_settings import ConfigSource
+from penstock.protocol.config_def import SettingType
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
-from penstock.protocol.settings import SettingType
+from penstock.protocol.record_batch import Record, encode_batch
 
 HERE, EVERYWHERE = (ResourceType.BROKER, "1"), (ResourceType.BROKER, "")
 OK = (ErrorCode.none, None)
@@ -189,7 +189,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nothing(
         may_answer.wait()
         return [(0, 0, 0, "", ("10.0.0.9", 0))]
 
-    monkeypatch.setattr("penstock.broker.server.socket.getaddrinfo", slow)
+    monkeypatch.setattr("penstock.broker.network.server.socket.getaddrinfo", slow)
     setting = "max.connections.per.ip.overrides"
     async with running(tmp_path) as node:
         client = await WireClient.connect(node)
@@ -211,10 +211,9 @@ async def test_a_broker_is_named_by_a_number_that_could_be_its_id(tmp_path: Path
         for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
             for name in ("9" * 5000, "9" * 11, "\N{ARABIC-INDIC DIGIT ONE}", "-1", "x"):
                 code, message = await alter(client, (kind, name), {"root": "INFO"})
-                assert (code, message) == (
-                    ErrorCode.invalid_request,
-                    f"Node id must be an integer, but it is: {name}",
-                )
+                assert code is ErrorCode.invalid_request
+                assert message is not None
+                assert message.startswith(f"Node id must be an integer, but it is: {name[:1000]}")
         await client.close()
 
 
@@ -294,7 +293,7 @@ async def test_a_shorter_rest_of_the_cleaner_counts_at_once(tmp_path: Path) -> N
             "log.cleaner.backoff.ms": "10",
         }
         assert await alter(client, EVERYWHERE, changes) == OK
-        cleaner = node.housekeeping._the_cleaner()
+        cleaner = node.housekeeping._get_cleaner()
         await until(lambda: [cleaner.first_dirty_offset((topic, 0)) for topic in ("a", "b")] == [2, 2])
         assert cleaner.dedupe_buffer_bytes == 2 << 20, "shared by two threads"
         await client.close()
@@ -350,7 +349,7 @@ async def test_with_eligible_leader_replicas_one_minimum_counts_for_all_brokers(
         await client.close()
     async with running(tmp_path, min_insync_replicas="2") as node:
         assert node.partitions.find("t", 0).min_insync_replicas == 3
-        assert node.dynamic.overruled() == ["min.insync.replicas"]
+        assert node.dynamic.overridden() == ["min.insync.replicas"]
     assert "settings of this node that the cluster overrules" in caplog.messages
 
 
@@ -362,7 +361,7 @@ async def test_a_minimum_that_nobody_chose_is_not_written_down(tmp_path: Path) -
         assert node.partitions.find("t", 0).min_insync_replicas == 1
     async with running(tmp_path, min_insync_replicas="2") as node:
         assert node.partitions.find("t", 0).min_insync_replicas == 2
-        assert node.dynamic.overruled() == []
+        assert node.dynamic.overridden() == []
 
 
 async def test_stored_settings_of_another_version_count_for_nothing(

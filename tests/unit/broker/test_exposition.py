@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.broker.apis import FETCH, PRODUCE
-from penstock.broker.exposition import Exposition, Family, Timings, render
-from penstock.broker.leading import monotonic_ms
-from penstock.broker.metrics import LATENCY_BUCKETS, Metrics
-from penstock.broker.settings import load_settings
-from penstock.groups.messages import CommitRequest, OffsetToCommit
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.metrics.counters import LATENCY_BUCKETS, Metrics
+from penstock.broker.metrics.exposition import Exposition, HistogramSnapshot, MetricFamily, render
+from penstock.broker.network.apis import FETCH, PRODUCE
+from penstock.broker.partition.leader_replica import monotonic_ms
+from penstock.groups.group import CommitRequest, OffsetToCommit
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import LeaderRules
 
@@ -33,21 +33,21 @@ def _samples(text: bytes) -> Samples:
 class _Shards:
     """Stands for the group coordinator: one real shard, without a log."""
 
-    def __init__(self, shard: GroupShard) -> None:
+    def __init__(self, shard: GroupCoordinatorShard) -> None:
         self.shard = shard
         self.error: ApiError | None = None
 
-    async def read_all(self, question: Callable[[GroupShard], Any]) -> list[Any]:
+    async def read_all(self, question: Callable[[GroupCoordinatorShard], Any]) -> list[Any]:
         if self.error is not None:
             raise self.error
         return [question(self.shard)]
 
-    async def read_each(self, question: Callable[[GroupShard], Any]) -> AsyncIterator[Any]:
+    async def read_each(self, question: Callable[[GroupCoordinatorShard], Any]) -> AsyncIterator[Any]:
         if self.error is not None:
             raise self.error
         yield question(self.shard)
 
-    async def read(self, group_id: str, question: Callable[[GroupShard], Any]) -> Any:
+    async def read(self, group_id: str, question: Callable[[GroupCoordinatorShard], Any]) -> Any:
         return question(self.shard)
 
 
@@ -106,8 +106,8 @@ class _Partitions(list[Any]):
 FAR = OffsetToCommit(topic="far", partition=0, offset=3)
 
 
-def _shard() -> GroupShard:
-    shard = GroupShard(GroupSettings())
+def _shard() -> GroupCoordinatorShard:
+    shard = GroupCoordinatorShard(GroupCoordinatorConfig())
     offsets = tuple(
         OffsetToCommit(topic=topic, partition=partition, offset=offset)
         for topic, partition, offset in (("orders", 0, 90), ("orders", 1, 7), ("gone", 0, 1))
@@ -262,7 +262,7 @@ async def test_lag_of_partitions_that_other_nodes_have(
         asked.append(places)
         return dict.fromkeys(places, told)
 
-    monkeypatch.setattr("penstock.broker.share.end_offsets.end_offsets", end_offsets)
+    monkeypatch.setattr("penstock.broker.coordinators.groups.end_offsets.end_offsets", end_offsets)
     await node.groups.read("billing", lambda shard: _commit(shard, "billing", FAR))
     exposition = Exposition(node)
     key = "penstock_group_lag_messages", (("group", "billing"), ("partition", "0"), ("topic", "far"))
@@ -275,7 +275,7 @@ async def test_lag_of_partitions_that_other_nodes_have(
     )
 
 
-def _commit(shard: GroupShard, group: str, *offsets: OffsetToCommit) -> None:
+def _commit(shard: GroupCoordinatorShard, group: str, *offsets: OffsetToCommit) -> None:
     work = shard.commit(CommitRequest(group_id=group, offsets=offsets), object(), now_ms=1)
     for key, value in work.records:
         shard.replay(key, value)
@@ -374,13 +374,15 @@ async def test_a_failed_scrape_does_not_spoil_the_next(node: Any) -> None:
 
 def test_label_values_are_escaped() -> None:
     name = 'a"b\\c\nd'
-    text = render([Family("gauge", "penstock_x", "X.", ("group",), [((name,), 1.0)])])
+    text = render([MetricFamily("gauge", "penstock_x", "X.", ("group",), [((name,), 1.0)])])
     assert _samples(text)["penstock_x", (("group", name),)] == 1
 
 
 def test_a_histogram_without_labels() -> None:
     counts = (1,) * (len(LATENCY_BUCKETS) + 1)
-    text = render([Family("histogram", "penstock_x_seconds", "X.", (), [((), Timings(counts, 2.5))])])
+    text = render(
+        [MetricFamily("histogram", "penstock_x_seconds", "X.", (), [((), HistogramSnapshot(counts, 2.5))])]
+    )
     samples = _samples(text)
     assert samples["penstock_x_seconds_count", ()] == len(counts)
     assert samples["penstock_x_seconds_sum", ()] == 2.5

@@ -18,8 +18,8 @@ from tests.unit.broker.raw_client import (
 )
 
 from penstock.broker.node import Node
-from penstock.log.files import FilePool
 from penstock.log.log import Log
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _FOREVER_MS = 2**31 - 1

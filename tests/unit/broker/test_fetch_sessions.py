@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.broker.fetch_sessions import NO_REPLICA, FetchSessions, Session
+from penstock.broker.partition.fetch_sessions import CONSUMER_REPLICA_ID, FetchSession, FetchSessions
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.fetch import FetchPartition, FetchRequest
 
@@ -11,10 +11,10 @@ class Partition:
     def __init__(self) -> None:
         self.followers: set[Any] = set()
 
-    def watch_end(self, waiter: Any) -> None:
+    def add_follower(self, waiter: Any) -> None:
         self.followers.add(waiter)
 
-    def unwatch_end(self, waiter: Any) -> None:
+    def remove_follower(self, waiter: Any) -> None:
         self.followers.discard(waiter)
 
 
@@ -23,7 +23,7 @@ def asked(replica: int, *, offset: int, session: int = 0, epoch: int = 0) -> Fet
     return FetchRequest(replica, 0, 1, 1000, 0, session, epoch, topics, [], 7)
 
 
-def opened(sessions: FetchSessions, request: FetchRequest) -> Session:
+def opened(sessions: FetchSessions, request: FetchRequest) -> FetchSession:
     session = sessions.open(request, by_id=True, now_ms=0).session
     assert session is not None
     return session
@@ -49,7 +49,7 @@ def test_others_keep_their_sessions() -> None:
     sessions = fresh()
     kept = [
         opened(sessions, asked(3, offset=1)),
-        *(opened(sessions, asked(NO_REPLICA, offset=1)) for _ in "ab"),
+        *(opened(sessions, asked(CONSUMER_REPLICA_ID, offset=1)) for _ in "ab"),
     ]
     opened(sessions, asked(2, offset=1))
     for session in kept:
@@ -60,14 +60,16 @@ def test_others_keep_their_sessions() -> None:
 def test_only_followers_take_the_place_of_consumers_at_once() -> None:
     """A client may send any negative replica id."""
     sessions = FetchSessions(1, iter(range(1, 100)).__next__)
-    consumer = opened(sessions, asked(NO_REPLICA, offset=1))
+    consumer = opened(sessions, asked(CONSUMER_REPLICA_ID, offset=1))
     assert sessions.open(asked(-2, offset=1), by_id=True, now_ms=0).session is None
-    following = asked(NO_REPLICA, offset=2, session=consumer.id, epoch=1)
+    following = asked(CONSUMER_REPLICA_ID, offset=2, session=consumer.id, epoch=1)
     assert sessions.open(following, by_id=True, now_ms=0).error is ErrorCode.none
     opened(sessions, asked(2, offset=1))
 
 
-def wide(partitions: range, *, replica: int = NO_REPLICA, session: int = 0, epoch: int = 0) -> FetchRequest:
+def wide(
+    partitions: range, *, replica: int = CONSUMER_REPLICA_ID, session: int = 0, epoch: int = 0
+) -> FetchRequest:
     topics = [(b"t", [FetchPartition(index, 1, 0, 1, 0, 1000) for index in partitions])]
     return FetchRequest(replica, 0, 1, 1000, 0, session, epoch, topics, [], 7)
 

@@ -11,9 +11,8 @@ from tests.unit.broker.replication_world import NOW_MS, Follower, FollowerPartit
 from tests.unit.log.helpers import read_batches
 from tests.waiting import eventually_async
 
-from penstock.broker.bandwidth import Bandwidth
-from penstock.broker.fetchers import Fetchers
-from penstock.cluster.state import ResourceType
+from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
+from penstock.cluster.image import ResourceType
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.fetch import FetchRequest
@@ -35,8 +34,8 @@ async def leader(follower: Follower, tmp_path: Path) -> Leader:
 
 
 @pytest.fixture
-async def fetchers(follower: Follower) -> AsyncIterator[Fetchers]:
-    fetchers = Fetchers(follower)  # type: ignore[arg-type]
+async def fetchers(follower: Follower) -> AsyncIterator[ReplicaFetcherManager]:
+    fetchers = ReplicaFetcherManager(follower)  # type: ignore[arg-type]
     yield fetchers
     await fetchers.close()
 
@@ -62,7 +61,9 @@ def asked_for(request: FetchRequest) -> list[int]:
     return [asked.partition for _, partitions in request.topics for asked in partitions]
 
 
-async def test_partitions_follow_their_leader(fetchers: Fetchers, follower: Follower, leader: Leader) -> None:
+async def test_partitions_follow_their_leader(
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
+) -> None:
     partitions = [follower.partition(index) for index in range(3)]
     for index in range(3):
         leader.write(b"before", index=index)
@@ -77,7 +78,7 @@ async def test_partitions_follow_their_leader(fetchers: Fetchers, follower: Foll
 
 
 async def test_requests_tell_who_asks_and_only_what_has_changed(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     for index in range(60):
         leader.write(b"a", index=index)
@@ -93,7 +94,7 @@ async def test_requests_tell_who_asks_and_only_what_has_changed(
 
 
 async def test_an_idle_round_asks_for_nothing_by_name(
-    fetchers: Fetchers, follower: Follower, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(follower.settings.__dict__, "integer", _settings_with("replica.fetch.wait.max.ms", 1))
     leader.log()
@@ -103,7 +104,7 @@ async def test_an_idle_round_asks_for_nothing_by_name(
 
 
 async def test_a_newcomer_does_not_wait_for_a_parked_request(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     leader.log()
     fetchers.follow(follower.partition())
@@ -117,7 +118,7 @@ async def test_a_newcomer_does_not_wait_for_a_parked_request(
 
 
 async def test_after_a_request_was_given_up_what_is_not_known_to_be_committed_is_asked_for_again(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     """Its answer may have been on its way, with a high watermark that a leader tells once."""
     leader.log(0).append(batch_of(b"not committed"), leader_epoch=1, now_ms=NOW_MS)
@@ -134,7 +135,7 @@ async def test_after_a_request_was_given_up_what_is_not_known_to_be_committed_is
 
 
 async def test_who_is_no_longer_followed_is_forgotten(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     one, other = follower.partition(0), follower.partition(1)
     leader.log(0), leader.log(1)
@@ -152,7 +153,7 @@ async def test_who_is_no_longer_followed_is_forgotten(
 
 
 async def test_a_leader_of_nothing_is_fetched_from_no_more(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     leader.log()
     partition = follower.partition()
@@ -162,7 +163,9 @@ async def test_a_leader_of_nothing_is_fetched_from_no_more(
     await until(lambda: not follower.tasks)
 
 
-async def test_a_lost_session_begins_anew(fetchers: Fetchers, follower: Follower, leader: Leader) -> None:
+async def test_a_lost_session_begins_anew(
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
+) -> None:
     partition = follower.partition()
     leader.write(b"a")
     fetchers.follow(partition)
@@ -174,7 +177,7 @@ async def test_a_lost_session_begins_anew(fetchers: Fetchers, follower: Follower
 
 
 async def test_a_leader_that_is_not_there_is_tried_again(
-    fetchers: Fetchers, follower: Follower, tmp_path: Path
+    fetchers: ReplicaFetcherManager, follower: Follower, tmp_path: Path
 ) -> None:
     partition = follower.partition()
     fetchers.follow(partition)
@@ -186,7 +189,7 @@ async def test_a_leader_that_is_not_there_is_tried_again(
 
 
 async def test_a_partition_that_fails_rests_alone(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     bad, good = follower.partition(0), follower.partition(1)
     leader.errors[TOPIC_ID.bytes, 0] = ErrorCode.kafka_storage_error
@@ -204,7 +207,7 @@ async def test_a_partition_that_fails_rests_alone(
 
 
 async def test_a_new_epoch_of_the_same_leader_is_asked_for(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     partition = follower.partition()
     leader.write(b"a")
@@ -218,7 +221,7 @@ async def test_a_new_epoch_of_the_same_leader_is_asked_for(
 
 
 async def test_an_image_that_is_behind_is_waited_for(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     partition = follower.partition()
     partition.leader_epoch = 2
@@ -231,7 +234,7 @@ async def test_an_image_that_is_behind_is_waited_for(
 
 
 async def test_another_leader_is_followed_and_the_parted_history_cut(
-    fetchers: Fetchers, follower: Follower, leader: Leader, tmp_path: Path
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader, tmp_path: Path
 ) -> None:
     partition = follower.partition()
     leader.write(b"a")
@@ -254,7 +257,7 @@ async def test_another_leader_is_followed_and_the_parted_history_cut(
 
 
 async def test_a_former_leader_syncs_before_it_asks(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     partition = follower.partition(flush="ack")
     partition.log.append(batch_of(b"a"), leader_epoch=1, now_ms=NOW_MS)
@@ -269,7 +272,7 @@ async def test_a_former_leader_syncs_before_it_asks(
 
 
 async def test_rounds_wait_for_syncs_of_all_partitions_together(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     partitions = [follower.partition(index, flush="ack") for index in range(3)]
     for partition in partitions:
@@ -286,7 +289,7 @@ async def test_rounds_wait_for_syncs_of_all_partitions_together(
 
 
 async def test_closing_stops_everything(follower: Follower, leader: Leader) -> None:
-    fetchers = Fetchers(follower)  # type: ignore[arg-type]
+    fetchers = ReplicaFetcherManager(follower)  # type: ignore[arg-type]
     partition = follower.partition()
     leader.log()
     fetchers.follow(partition)
@@ -302,7 +305,7 @@ async def test_closing_stops_everything(follower: Follower, leader: Leader) -> N
 
 def test_the_bucket_fills_at_its_rate_and_debts_are_waited_off() -> None:
     now, limit = [0.0], [1000]
-    bucket = Bandwidth(lambda: limit[0], lambda: now[0])
+    bucket = ReplicationQuota(lambda: limit[0], lambda: now[0])
     assert bucket.is_limited
     assert bucket.left()[0] == 1000
     bucket.take(1500)
@@ -317,16 +320,16 @@ def test_the_bucket_fills_at_its_rate_and_debts_are_waited_off() -> None:
 
 
 def test_a_limit_of_nothing_moves_nothing() -> None:
-    bucket = Bandwidth(lambda: 0, lambda: 0.0)
+    bucket = ReplicationQuota(lambda: 0, lambda: 0.0)
     assert bucket.is_limited
     assert bucket.left() == (0, 1.0)
 
 
 async def test_only_what_is_being_moved_here_is_held_back(
-    fetchers: Fetchers, follower: Follower, leader: Leader, monkeypatch: pytest.MonkeyPatch
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetchers, "_limit", lambda: 0)
-    fetchers.bandwidth = Bandwidth(lambda: 0, asyncio.get_running_loop().time)
+    fetchers.bandwidth = ReplicationQuota(lambda: 0, asyncio.get_running_loop().time)
     moving, steady = follower.partition(0), follower.partition(1)
     moving.is_being_moved_here = True
     leader.write(b"a", index=0)
@@ -337,7 +340,7 @@ async def test_only_what_is_being_moved_here_is_held_back(
     leader.write(b"b", index=1)
     await has(steady, leader)
     assert moving.log.end_offset == 0
-    fetchers.bandwidth = Bandwidth(lambda: 1 << 20, asyncio.get_running_loop().time)
+    fetchers.bandwidth = ReplicationQuota(lambda: 1 << 20, asyncio.get_running_loop().time)
     fetchers.brokers_changed([1])
     leader.write(b"c", index=1)
     await has(moving, leader)
@@ -345,7 +348,7 @@ async def test_only_what_is_being_moved_here_is_held_back(
 
 
 async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
-    fetchers: Fetchers, follower: Follower, leader: Leader
+    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     follower.rates["follower.replication.throttled.rate"] = 0
     throttled, in_sync, free = (follower.partition(index) for index in range(3))
@@ -362,7 +365,7 @@ async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
     assert fetchers.bytes_moved == 0, "none of them is being moved"
 
 
-async def test_the_limit_is_read_from_the_image(fetchers: Fetchers, follower: Follower) -> None:
+async def test_the_limit_is_read_from_the_image(fetchers: ReplicaFetcherManager, follower: Follower) -> None:
     assert fetchers._limit() == -1
     follower.image = _image_with_limit(5000)
     assert fetchers._limit() == 5000

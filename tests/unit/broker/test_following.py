@@ -12,11 +12,11 @@ from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, Cre
 from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new_node, running, until
 from tests.unit.broker.wire_client import WireClient
 
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
-from penstock.broker.topic_creation import create_topics_in_cluster
-from penstock.cluster.controller.create_topics import NewTopic, TopicResult
-from penstock.log import identity
-from penstock.log.store import LogStore
+from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
+from penstock.log import data_directory
+from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -26,7 +26,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_full = self.appends_fail = False
         self._wrap(monkeypatch, Path, "mkdir", lambda: self.is_full)
-        self._wrap(monkeypatch, identity, "write_topic_id", lambda: self.is_full)
+        self._wrap(monkeypatch, data_directory, "write_topic_id", lambda: self.is_full)
         self._wrap(monkeypatch, os, "pwrite", lambda: self.appends_fail)
 
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, fails: Any) -> None:
@@ -45,7 +45,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     return FullDisk(monkeypatch)
 
 
-async def _create(node: Node, name: str, partitions: int = 1) -> TopicResult:
+async def _create(node: Node, name: str, partitions: int = 1) -> CreateTopicResult:
     (result,) = await create_topics_in_cluster(node, [NewTopic(name=name, partitions=partitions)])
     return result
 
@@ -143,7 +143,7 @@ async def test_a_crash_between_deletion_and_its_files_is_made_up_for(
         client = await Client.connect(node)
         assert (await client.produce("gone", b"old", acks=-1)).error is ErrorCode.none
         with monkeypatch.context() as patch:
-            patch.setattr(LogStore, "delete", _refuse_to_delete)
+            patch.setattr(LogManager, "delete", _refuse_to_delete)
             await delete_topic(node, "gone")
         assert "gone" not in node.image.topics
         assert (tmp_path / "data" / "gone-0").is_dir()
@@ -165,7 +165,7 @@ async def test_a_name_taken_again_starts_empty_whatever_its_past_left(
             assert (await client.produce("t", b"x", acks=-1)).offset == 0
             with monkeypatch.context() as patch:
                 if patched:
-                    patch.setattr(LogStore, "delete", _refuse_to_delete)
+                    patch.setattr(LogManager, "delete", _refuse_to_delete)
                 await delete_topic(node, "t")
         await create_topic(node, "t")
         fetched = await client.fetch([("t", 0, 0)])
@@ -174,15 +174,15 @@ async def test_a_name_taken_again_starts_empty_whatever_its_past_left(
 
 async def test_erasing_a_large_topic_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_erase = threading.Event()
-    real = LogStore.purge
+    real = LogManager.purge
 
-    def purge(store: LogStore, folders: Any) -> None:
+    def purge(store: LogManager, folders: Any) -> None:
         assert may_erase.wait(60)
         real(store, folders)
 
     async with running(tmp_path) as node:
         await create_topic(node, "t")
-        monkeypatch.setattr(LogStore, "purge", purge)
+        monkeypatch.setattr(LogManager, "purge", purge)
         await delete_topic(node, "t")
         await create_topic(node, "t")
         assert list((tmp_path / "data").glob("t-0*delete"))

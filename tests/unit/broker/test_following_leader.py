@@ -10,11 +10,11 @@ import pytest
 from tests.unit.broker.replication_world import NOW_MS, Follower, FollowerPartition, Leader, batch_of
 from tests.unit.log.helpers import read_batches
 
-from penstock.broker.following import Following, Outcome
+from penstock.broker.partition.follower_replica import FetchOutcome, FollowerReplica
 from penstock.log.log import Log
-from penstock.log.positions import LogPosition
+from penstock.log.segment import LogOffsetMetadata
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.replica_fetch import FetchedPartition
+from penstock.protocol.fetch import ReplicaPartitionData
 
 
 @pytest.fixture
@@ -29,13 +29,13 @@ async def leader(tmp_path: Path) -> Leader:
     return Leader(tmp_path)
 
 
-def following(node: Follower, partition: FollowerPartition, epoch: int = 1) -> Following:
-    return Following(node, partition, 1, epoch)  # type: ignore[arg-type]
+def following(node: Follower, partition: FollowerPartition, epoch: int = 1) -> FollowerReplica:
+    return FollowerReplica(node, partition, 1, epoch)  # type: ignore[arg-type]
 
 
-def fetched(log: Log, offset: int, **changes: Any) -> FetchedPartition:
+def fetched(log: Log, offset: int, **changes: Any) -> ReplicaPartitionData:
     records = memoryview(bytes(log.read(offset, 1 << 20, log.end).data))
-    answer = FetchedPartition(b"", 0, 0, log.end_offset, log.start_offset, records)
+    answer = ReplicaPartitionData(b"", 0, 0, log.end_offset, log.start_offset, records)
     return answer._replace(**changes)
 
 
@@ -54,7 +54,7 @@ async def test_batches_are_kept_byte_for_byte_and_the_high_watermark_follows(
     leader.write(b"c", epoch=3)
     partition = follower.partition()
     one = following(follower, partition)
-    assert await one.apply(one.position(), fetched(leader.log(), 0)) is Outcome.MOVED
+    assert await one.apply(one.position(), fetched(leader.log(), 0)) is FetchOutcome.MOVED
     assert contents(partition.log) == contents(leader.log())
     assert partition.log.epochs.entries() == [(1, 0), (3, 2)]
     assert (partition.high.offset, one.lag_records) == (3, 0)
@@ -69,7 +69,7 @@ async def test_nothing_is_confirmed_before_it_is_synced(follower: Follower, lead
     await partition.sync_wanted.wait()
     assert (partition.log.end_offset, partition.high.offset, one.position().offset) == (2, 0, 0)
     partition.sync_now()
-    assert await applying is Outcome.MOVED
+    assert await applying is FetchOutcome.MOVED
     assert (partition.high.offset, one.position().offset) == (2, 2)
 
 
@@ -85,7 +85,7 @@ async def test_an_answer_to_another_question_leads_to_the_next_once_the_log_is_d
     await partition.sync_wanted.wait()
     assert partition.log.end_offset == 1
     partition.sync_now()
-    assert await applying is Outcome.MOVED
+    assert await applying is FetchOutcome.MOVED
     assert one.position().offset == 1
 
 
@@ -97,18 +97,20 @@ async def test_a_damaged_batch_is_never_kept(follower: Follower, leader: Leader)
     spoilt[-1] ^= 1
     partition = follower.partition()
     one = following(follower, partition)
-    assert await one.apply(one.position(), answer._replace(records=memoryview(spoilt))) is Outcome.REST
+    assert (
+        await one.apply(one.position(), answer._replace(records=memoryview(spoilt))) is FetchOutcome.BACKOFF
+    )
     assert contents(partition.log) == contents(leader.log())[:1]
     assert partition.high.offset == 1
-    assert await one.apply(one.position(), fetched(leader.log(), 1)) is Outcome.MOVED
+    assert await one.apply(one.position(), fetched(leader.log(), 1)) is FetchOutcome.MOVED
     assert contents(partition.log) == contents(leader.log())
 
 
 async def test_bytes_that_are_no_batch_are_no_reason_to_ask_in_circles(follower: Follower) -> None:
     partition = follower.partition()
     one = following(follower, partition)
-    half = FetchedPartition(b"", 0, 0, 5, 0, memoryview(bytes(batch_of(b"a")[:-3])))
-    assert await one.apply(one.position(), half) is Outcome.REST
+    half = ReplicaPartitionData(b"", 0, 0, 5, 0, memoryview(bytes(batch_of(b"a")[:-3])))
+    assert await one.apply(one.position(), half) is FetchOutcome.BACKOFF
 
 
 async def test_a_history_that_parts_is_cut_and_fetched_again(follower: Follower, leader: Leader) -> None:
@@ -118,13 +120,13 @@ async def test_a_history_that_parts_is_cut_and_fetched_again(follower: Follower,
     write(partition.log, b"a")
     write(partition.log, b"x", epoch=2)
     write(partition.log, b"y", epoch=2)
-    partition.high = LogPosition(1, -1, -1)
+    partition.high = LogOffsetMetadata(1, -1, -1)
     one = following(follower, partition)
     parted = fetched(leader.log(), 1, records=memoryview(b""), diverging_epoch=(1, 1))
-    assert await one.apply(one.position(), parted) is Outcome.MOVED
+    assert await one.apply(one.position(), parted) is FetchOutcome.MOVED
     assert (partition.log.end_offset, partition.high.offset, one.records_lost) == (1, 1, 0)
     assert follower.heard_of_truncation == [partition]
-    assert await one.apply(one.position(), fetched(leader.log(), 1)) is Outcome.MOVED
+    assert await one.apply(one.position(), fetched(leader.log(), 1)) is FetchOutcome.MOVED
     assert contents(partition.log) == contents(leader.log())
 
 
@@ -134,10 +136,10 @@ async def test_what_is_given_up_below_the_high_watermark_is_counted(
     partition = follower.partition()
     for value in (b"a", b"b", b"c"):
         write(partition.log, value)
-    partition.high = LogPosition(3, -1, -1)
+    partition.high = LogOffsetMetadata(3, -1, -1)
     one = following(follower, partition)
-    parted = FetchedPartition(b"", 0, 0, 0, 0, memoryview(b""), diverging_epoch=(1, 1))
-    assert await one.apply(one.position(), parted) is Outcome.MOVED
+    parted = ReplicaPartitionData(b"", 0, 0, 0, 0, memoryview(b""), diverging_epoch=(1, 1))
+    assert await one.apply(one.position(), parted) is FetchOutcome.MOVED
     assert (one.records_lost, partition.high.offset) == (2, 1)
     assert "log truncated below its high watermark" in caplog.text
 
@@ -151,10 +153,10 @@ async def test_a_follower_left_behind_begins_anew_at_the_leaders_start(
     partition = follower.partition()
     write(partition.log, b"a")
     one = following(follower, partition)
-    out = FetchedPartition(b"", 0, ErrorCode.offset_out_of_range.value, 3, 2, memoryview(b""))
-    assert await one.apply(one.position(), out) is Outcome.MOVED
+    out = ReplicaPartitionData(b"", 0, ErrorCode.offset_out_of_range.value, 3, 2, memoryview(b""))
+    assert await one.apply(one.position(), out) is FetchOutcome.MOVED
     assert (partition.log.start_offset, partition.log.end_offset) == (2, 2)
-    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.MOVED
+    assert await one.apply(one.position(), fetched(leader.log(), 2)) is FetchOutcome.MOVED
     assert contents(partition.log) == contents(leader.log())
 
 
@@ -163,9 +165,9 @@ async def test_a_start_in_the_middle_of_a_batch_is_followed(follower: Follower, 
     leader.log().delete_records_before(2)
     partition = follower.partition()
     one = following(follower, partition)
-    out = FetchedPartition(b"", 0, ErrorCode.offset_out_of_range.value, 4, 2, memoryview(b""))
+    out = ReplicaPartitionData(b"", 0, ErrorCode.offset_out_of_range.value, 4, 2, memoryview(b""))
     await one.apply(one.position(), out)
-    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.MOVED
+    assert await one.apply(one.position(), fetched(leader.log(), 2)) is FetchOutcome.MOVED
     assert contents(partition.log) == contents(leader.log())
     assert (partition.log.start_offset, partition.log.end_offset) == (2, 4)
 
@@ -177,25 +179,27 @@ async def test_the_start_follows_the_leaders(follower: Follower, leader: Leader)
     one = following(follower, partition)
     await one.apply(one.position(), fetched(leader.log(), 0))
     leader.log().delete_records_before(1)
-    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.MOVED  # the leader is told
+    assert (
+        await one.apply(one.position(), fetched(leader.log(), 2)) is FetchOutcome.MOVED
+    )  # the leader is told
     assert partition.log.start_offset == 1
-    assert await one.apply(one.position(), fetched(leader.log(), 2)) is Outcome.SAME
+    assert await one.apply(one.position(), fetched(leader.log(), 2)) is FetchOutcome.UNCHANGED
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (ErrorCode.fenced_leader_epoch, Outcome.REFRESH),
-        (ErrorCode.kafka_storage_error, Outcome.REST),
-        (ErrorCode.offset_out_of_range, Outcome.REST),
+        (ErrorCode.fenced_leader_epoch, FetchOutcome.REFRESH),
+        (ErrorCode.kafka_storage_error, FetchOutcome.BACKOFF),
+        (ErrorCode.offset_out_of_range, FetchOutcome.BACKOFF),
     ],
 )
-async def test_errors_change_nothing(follower: Follower, error: ErrorCode, outcome: Outcome) -> None:
+async def test_errors_change_nothing(follower: Follower, error: ErrorCode, outcome: FetchOutcome) -> None:
     partition = follower.partition()
     write(partition.log, b"a")
     one = following(follower, partition)
     assert (
-        await one.apply(one.position(), FetchedPartition(b"", 0, error.value, -1, -1, memoryview(b"")))
+        await one.apply(one.position(), ReplicaPartitionData(b"", 0, error.value, -1, -1, memoryview(b"")))
         is outcome
     )
     assert partition.log.end_offset == 1
@@ -204,8 +208,8 @@ async def test_errors_change_nothing(follower: Follower, error: ErrorCode, outco
 async def test_an_error_of_the_future_is_an_error(follower: Follower) -> None:
     one = following(follower, follower.partition())
     assert (
-        await one.apply(one.position(), FetchedPartition(b"", 0, 9999, -1, -1, memoryview(b"")))
-        is Outcome.REST
+        await one.apply(one.position(), ReplicaPartitionData(b"", 0, 9999, -1, -1, memoryview(b"")))
+        is FetchOutcome.BACKOFF
     )
 
 
@@ -214,7 +218,7 @@ async def test_who_is_stopped_appends_nothing_more(follower: Follower, leader: L
     partition = follower.partition()
     one = following(follower, partition)
     assert one.stop().done()
-    assert await one.apply(one.position(), fetched(leader.log(), 0)) is Outcome.OVER
+    assert await one.apply(one.position(), fetched(leader.log(), 0)) is FetchOutcome.STOPPED
     assert partition.log.end_offset == 0
 
 
@@ -225,7 +229,7 @@ async def test_who_is_stopped_while_it_syncs_waits_no_longer(follower: Follower,
     applying = asyncio.ensure_future(one.apply(one.position(), fetched(leader.log(), 0)))
     await partition.sync_wanted.wait()
     assert one.stop().done()
-    assert await applying is Outcome.OVER
+    assert await applying is FetchOutcome.STOPPED
     assert partition.high.offset == 0
 
 
@@ -243,13 +247,13 @@ async def test_a_truncation_under_way_is_waited_for(
     write(partition.log, b"a")
     write(partition.log, b"b")
     one = following(follower, partition)
-    parted = FetchedPartition(b"", 0, 0, 0, 0, memoryview(b""), diverging_epoch=(1, 1))
+    parted = ReplicaPartitionData(b"", 0, 0, 0, 0, memoryview(b""), diverging_epoch=(1, 1))
     cutting = asyncio.ensure_future(one.apply(one.position(), parted))
     await asyncio.sleep(0)
     idle = one.stop()
-    assert one.is_rearranging
+    assert one.is_truncating
     assert not idle.done()
     may_cut.set()
     await idle
-    assert await cutting is Outcome.OVER
+    assert await cutting is FetchOutcome.STOPPED
     assert partition.log.end_offset == 1

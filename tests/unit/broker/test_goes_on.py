@@ -8,8 +8,8 @@ import pytest
 from tests.unit.broker.small_cluster import Cluster
 from tests.unit.broker.virtual_time import in_virtual_time
 
-from penstock.broker import lifecycle
-from penstock.cluster.controller import fencing
+from penstock.broker.controller import broker_lifecycle
+from penstock.cluster.controller import heartbeats
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -37,7 +37,7 @@ async def test_a_broker_that_cannot_write_its_run_down_goes_on_reporting(tmp_pat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broker, "_heartbeat", heartbeat)
-        patch.setattr(lifecycle, "note_run", full)
+        patch.setattr(broker_lifecycle, "note_run", full)
         await asyncio.sleep(30)
     assert not answers
     assert not cluster[1].image.brokers[2].fenced
@@ -46,7 +46,7 @@ async def test_a_broker_that_cannot_write_its_run_down_goes_on_reporting(tmp_pat
 @in_virtual_time
 async def test_a_controller_fences_after_a_look_that_failed(tmp_path: Path) -> None:
     cluster = await _three(tmp_path)
-    real, failures = fencing.fence_brokers, [1]
+    real, failures = heartbeats.fence_brokers, [1]
 
     def fence(*args: Any, **options: Any) -> Any:
         if failures:
@@ -55,7 +55,7 @@ async def test_a_controller_fences_after_a_look_that_failed(tmp_path: Path) -> N
         return real(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fencing, "fence_brokers", fence)
+        patch.setattr(heartbeats, "fence_brokers", fence)
         cluster.cuts.add((2, 1))
         await asyncio.sleep(60)
     assert not failures

@@ -14,7 +14,7 @@ from tests.unit.broker.raw_client import API_VERSIONS, Client, running
 from tests.unit.broker.test_group_handlers import JOIN_GROUP, SETTINGS, Running
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.group_requests import is_longer
+from penstock.broker.coordinators.requests import exceeds_utf8_bytes
 from penstock.protocol.errors import ErrorCode
 
 _INIT_PRODUCER_ID, _CONSUMER_GROUP_HEARTBEAT, _SHARE_GROUP_HEARTBEAT = 22, 68, 76
@@ -96,9 +96,9 @@ async def test_ids_that_are_too_long_are_refused_and_not_kept(tmp_path: Path) ->
 
 
 def test_length_is_counted_in_bytes() -> None:
-    assert not is_longer("é" * 512, 1024)
-    assert is_longer("é" * 513, 1024)
-    assert is_longer("x" * 1025, 1024)
+    assert not exceeds_utf8_bytes("é" * 512, 1024)
+    assert exceeds_utf8_bytes("é" * 513, 1024)
+    assert exceeds_utf8_bytes("x" * 1025, 1024)
 
 
 async def test_a_long_client_id_is_cut_between_characters(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from tests.unit.broker.wire_client import WireClient
 from tests.unit.groups.script import subscription
 from tests.waiting import eventually_async
 
-from penstock.broker.apis import APIS
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.network.apis import APIS
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
 from penstock.protocol.errors import ErrorCode
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP = 8, 9, 10, 11, 12, 13

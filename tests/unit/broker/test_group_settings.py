@@ -10,12 +10,12 @@ from kio.schema.list_config_resources.v1.request import ListConfigResourcesReque
 from tests.unit.broker.test_admin_handlers import describe, incrementally
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.group_settings import effective_group_settings
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
-from penstock.cluster.effective import ConfigSource
 from penstock.cluster.group_settings import GROUP_SETTINGS
-from penstock.cluster.state import ResourceType
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigSource
 from penstock.protocol.errors import ErrorCode
 
 LIMIT = "share.delivery.count.limit"
@@ -80,22 +80,22 @@ async def test_a_groups_settings_are_shown_with_their_sources(running: Running) 
 
 async def test_what_is_set_counts_at_once_and_after_a_restart(tmp_path: Path) -> None:
     running = await start(tmp_path / "data")
-    assert effective_group_settings(running.node, "g").share_delivery_count_limit == 7
+    assert effective_group_config(running.node, "g").share_delivery_count_limit == 7
     await running.set("g", (LIMIT, 0, "3"), ("share.auto.offset.reset", 0, "earliest"))
-    assert effective_group_settings(running.node, "g").share_delivery_count_limit == 3
-    assert effective_group_settings(running.node, "g").share_auto_offset_reset.kind == "earliest"
-    assert effective_group_settings(running.node, "other").share_delivery_count_limit == 7
+    assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
+    assert effective_group_config(running.node, "g").share_auto_offset_reset.kind == "earliest"
+    assert effective_group_config(running.node, "other").share_delivery_count_limit == 7
     await running.stop()
     running = await start(tmp_path / "data")
-    assert effective_group_settings(running.node, "g").share_delivery_count_limit == 3
+    assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
     await running.set("g", (LIMIT, 1, None))
-    assert effective_group_settings(running.node, "g").share_delivery_count_limit == 7
+    assert effective_group_config(running.node, "g").share_delivery_count_limit == 7
     await running.stop()
 
 
 async def test_the_same_answer_is_kept_until_the_image_changes(running: Running) -> None:
-    first = effective_group_settings(running.node, "g")
-    assert effective_group_settings(running.node, "g") is first
+    first = effective_group_config(running.node, "g")
+    assert effective_group_config(running.node, "g") is first
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from penstock.broker.group_topics import GroupTopics
-from penstock.cluster import records as kinds
+from penstock.broker.coordinators.groups.coordinator import GroupTopics
+from penstock.cluster import metadata_records as kinds
 from penstock.cluster.image import ClusterImage
 
 _ID = UUID(int=7)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.unit.broker.replicas import PEER, Broker, broker_of_three
 
-from penstock.broker.housekeeping import Housekeeping, IdleClock
-from penstock.protocol.records import Record, encode_batch
+from penstock.broker.partition.housekeeping import Housekeeping, ProducerExpiryClock
+from penstock.protocol.record_batch import Record, encode_batch
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -23,8 +23,8 @@ class Clocks:
         self.wall_ms += ms
         self.monotonic_ms += ms
 
-    def idle_clock(self) -> IdleClock:
-        return IdleClock(lambda: self.wall_ms, lambda: self.monotonic_ms)
+    def idle_clock(self) -> ProducerExpiryClock:
+        return ProducerExpiryClock(lambda: self.wall_ms, lambda: self.monotonic_ms)
 
 
 def _append(broker: Broker, producer_id: int) -> None:
@@ -71,7 +71,7 @@ async def test_a_log_that_is_being_cut_back_is_left_alone(
         _append(broker, 1)
         await broker.change(leader=PEER)
         cut: list[Any] = [broker.partition()]
-        monkeypatch.setattr(broker.fetchers, "is_rearranging", lambda partition: partition in cut)
+        monkeypatch.setattr(broker.fetchers, "is_truncating", lambda partition: partition in cut)
         clocks.passes(2 * DAY_MS)
         await keeping._expire()
         assert _known(broker) == [1]

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from tests.waiting import eventually_async
 
-from penstock.broker import http
-from penstock.broker.http import Answer, HttpServer, why_not_ready
+from penstock.broker.network import http
+from penstock.broker.network.http import HttpResponse, HttpServer, readiness_problem
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
-async def _hello() -> Answer:
-    return Answer(HTTPStatus.OK, b"hello", "text/x-greeting")
+async def _hello() -> HttpResponse:
+    return HttpResponse(HTTPStatus.OK, b"hello", "text/x-greeting")
 
 
-async def _broken() -> Answer:
+async def _broken() -> HttpResponse:
     raise RuntimeError("secret detail")
 
 
@@ -162,16 +162,16 @@ def _node(state: str, groups: _Groups) -> Any:
 
 @pytest.mark.parametrize("state", ["starting", "stopping", "stopped"])
 async def test_a_node_that_does_not_serve_is_not_ready(state: str) -> None:
-    assert await why_not_ready(_node(state, _Groups())) == f"the node is {state}"
+    assert await readiness_problem(_node(state, _Groups())) == f"the node is {state}"
 
 
 async def test_a_node_that_serves_is_ready() -> None:
-    assert await why_not_ready(_node("serving", _Groups())) is None
+    assert await readiness_problem(_node("serving", _Groups())) is None
 
 
 async def test_a_node_without_its_coordinators_is_not_ready() -> None:
     groups = _Groups(ApiError(ErrorCode.coordinator_load_in_progress))
-    reason = await why_not_ready(_node("serving", groups))
+    reason = await readiness_problem(_node("serving", groups))
     assert reason == "a group coordinator cannot be reached: coordinator_load_in_progress"
 
 

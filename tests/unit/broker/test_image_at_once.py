@@ -7,12 +7,12 @@ import pytest
 from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, PEER, TOPIC_ID, Broker, broker_of_three, configs, registration
 
-from penstock.broker.leading import monotonic_ms
-from penstock.broker.partition import Partition
-from penstock.cluster.records import PartitionChangeRecord
-from penstock.cluster.state import PartitionState
+from penstock.broker.partition.leader_replica import monotonic_ms
+from penstock.broker.partition.partition import Partition
+from penstock.cluster.image import PartitionState
+from penstock.cluster.metadata_records import PartitionChangeRecord
 from penstock.protocol.errors import ErrorCode
-from penstock.replication.leader import HOLD_MS_MAX
+from penstock.replication.leader import JOIN_HOLD_MS_MAX
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def test_a_higher_minimum_and_a_smaller_set_that_come_together_commit_noth
     assert not write.is_done, "the controller may have let the newcomer in already"
     leading = broker.partition().leading
     assert leading is not None
-    assert not leading.rules.expired(monotonic_ms() + 2 * HOLD_MS_MAX), (
+    assert not leading.rules.expired(monotonic_ms() + 2 * JOIN_HOLD_MS_MAX), (
         "silent for longer than anyone is waited for"
     )
     await broker.apply(

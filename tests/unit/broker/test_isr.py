@@ -18,10 +18,10 @@ from tests.unit.broker.replicas import (
     turn,
 )
 
-from penstock.broker.leading import Leading, monotonic_ms
-from penstock.cluster.records import ConfigRecord, PartitionChangeRecord
+from penstock.broker.partition.leader_replica import LeaderReplica, monotonic_ms
+from penstock.cluster.metadata_records import ConfigRecord, PartitionChangeRecord
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.replication.leader import IMAGE_MS_MAX
+from penstock.replication.leader import IMAGE_WAIT_MS_MAX
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_a_follower_that_lags_leaves_and_its_absence_is_not_waited_for(
     await broker.create(isr=(ME, PEER))
     write = broker.produce()
     later = monotonic_ms() + 11_000
-    monkeypatch.setattr("penstock.broker.isr.monotonic_ms", lambda: later)
+    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: later)
     await _look(broker)
     assert not write.is_done, "until the controller agrees, it counts"
     broker.controller.answer = alter_partition_answer
@@ -155,9 +155,9 @@ async def test_a_record_that_was_cut_off_is_asked_for_again(
         request, ErrorCode.invalid_update_version
     )
     await _look(broker)
-    now_ms = monotonic_ms() + IMAGE_MS_MAX
-    for module in ("isr", "leading"):
-        monkeypatch.setattr(f"penstock.broker.{module}.monotonic_ms", lambda: now_ms)
+    now_ms = monotonic_ms() + IMAGE_WAIT_MS_MAX
+    for module in ("isr", "leader_replica"):
+        monkeypatch.setattr(f"penstock.broker.partition.{module}.monotonic_ms", lambda: now_ms)
     broker.fetch({0: 0}, replica=PEER)
     broker.controller.answer = alter_partition_answer
     await _look(broker)
@@ -176,7 +176,7 @@ async def test_one_partition_that_cannot_be_looked_after_does_not_hold_up_the_ot
     flawed = broker.partition(1).leading
     assert flawed is not None
     monkeypatch.setattr(
-        Leading,
+        LeaderReplica,
         "wanted_isr",
         lambda self, *args: 1 // 0 if self is flawed else _wanted_isr(self, *args),
     )
@@ -185,7 +185,7 @@ async def test_one_partition_that_cannot_be_looked_after_does_not_hold_up_the_ot
     assert sorted(part.partition_index for part in request.topics[0].partitions) == [0, 2]
 
 
-_wanted_isr = Leading.wanted_isr
+_wanted_isr = LeaderReplica.wanted_isr
 
 
 async def test_an_answer_that_comes_after_the_image_changes_nothing(broker: Broker) -> None:
@@ -235,7 +235,7 @@ async def test_what_the_controller_declines_is_dropped(
     await broker.apply(registration(PEER, 102, fenced=True))
     write = broker.produce()
     later = monotonic_ms() + 2_000
-    monkeypatch.setattr("penstock.broker.isr.monotonic_ms", lambda: later)
+    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: later)
     await _look(broker)
     assert (write.is_done, len(broker.controller.requests)) == (True, 1), "it is not waited for"
 

@@ -9,10 +9,10 @@ import pytest
 from tests.unit.broker.small_cluster import Cluster, SmallNode
 from tests.unit.broker.virtual_time import in_virtual_time
 
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import StartFailed
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.log.boot import Run, note_run, safe_epoch
+from penstock.log.data_directory import BrokerRun, note_run, previous_broker_epoch
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -184,18 +184,18 @@ async def test_a_machine_that_went_down_is_not_trusted_where_nothing_is_synced(t
 
 
 def test_a_run_is_safe_after_a_clean_stop_or_in_the_same_boot(tmp_path: Path) -> None:
-    assert safe_epoch(tmp_path, stopped_cleanly=True, boot_id="a") == -1
-    note_run(tmp_path, Run("a", 7))
-    assert safe_epoch(tmp_path, stopped_cleanly=False, boot_id="a") == 7
-    assert safe_epoch(tmp_path, stopped_cleanly=True, boot_id="b") == 7
-    assert safe_epoch(tmp_path, stopped_cleanly=False, boot_id="b") == -1
-    assert safe_epoch(tmp_path, stopped_cleanly=False, boot_id=None) == -1
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=True, boot_id="a") == -1
+    note_run(tmp_path, BrokerRun("a", 7))
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=False, boot_id="a") == 7
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=True, boot_id="b") == 7
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=False, boot_id="b") == -1
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=False, boot_id=None) == -1
 
 
 def test_where_boots_have_no_names_only_a_clean_stop_is_safe(tmp_path: Path) -> None:
-    note_run(tmp_path, Run(None, 7))
-    assert safe_epoch(tmp_path, stopped_cleanly=False, boot_id=None) == -1
-    assert safe_epoch(tmp_path, stopped_cleanly=True, boot_id=None) == 7
+    note_run(tmp_path, BrokerRun(None, 7))
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=False, boot_id=None) == -1
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=True, boot_id=None) == 7
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_where_boots_have_no_names_only_a_clean_stop_is_safe(tmp_path: Path) -> 
 )
 def test_a_torn_note_says_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".boot").write_bytes(content)
-    assert safe_epoch(tmp_path, stopped_cleanly=True, boot_id="a") == -1
+    assert previous_broker_epoch(tmp_path, stopped_cleanly=True, boot_id="a") == -1
 
 
 @in_virtual_time
@@ -304,7 +304,7 @@ async def test_leadership_is_handed_over_before_a_broker_leaves(tmp_path: Path) 
     cluster = await three(tmp_path)
     await create(cluster[1], "orders", partitions=6)
     started = now()
-    await cluster[2].lifecycle.hand_over()
+    await cluster[2].lifecycle.controlled_shutdown()
     assert now() - started < 2
     partitions = cluster[1].image.topics["orders"].partitions.values()
     assert {partition.leader for partition in partitions} == {1, 3}
@@ -317,7 +317,7 @@ async def test_a_leaver_waits_until_the_others_know_the_new_leaders(tmp_path: Pa
     cluster = await three(tmp_path)
     await create(cluster[1], "orders", partitions=6)
     cluster[3].lags = True
-    leaving = asyncio.create_task(cluster[2].lifecycle.hand_over())
+    leaving = asyncio.create_task(cluster[2].lifecycle.controlled_shutdown())
     await asyncio.sleep(1)
     assert not leaving.done()
     cluster[3].lags = False
@@ -332,7 +332,7 @@ async def test_a_leaver_gives_up_when_no_controller_hears_it(tmp_path: Path) -> 
     await create(cluster[1], "orders", partitions=6)
     cluster.elect(-1)
     started = now()
-    await cluster[2].lifecycle.hand_over()
+    await cluster[2].lifecycle.controlled_shutdown()
     assert 2 < now() - started < 6
     await cluster.stop()
 
@@ -343,7 +343,7 @@ async def test_a_lone_node_leaves_at_once(tmp_path: Path) -> None:
     cluster.elect(1)
     await cluster.start()
     started = now()
-    await cluster[1].lifecycle.hand_over()
+    await cluster[1].lifecycle.controlled_shutdown()
     await cluster[1].lifecycle.close()
     assert now() == started
     await cluster.stop()

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.logs import FIELD_CHARS_MAX, BoundedHandler, TextFormatter, configure_logging
+from penstock.broker.config.logging import (
+    FIELD_CHARS_MAX,
+    RateLimitedHandler,
+    TextFormatter,
+    configure_logging,
+)
 
 logger = logging.getLogger("penstock.test")
 
@@ -145,7 +150,7 @@ class _Flood:
     def __init__(self, burst_lines: int, lines_per_second: float) -> None:
         self.now = 0.0
         self.stream = io.StringIO()
-        self.handler = BoundedHandler(
+        self.handler = RateLimitedHandler(
             self.stream, burst_lines=burst_lines, lines_per_second=lines_per_second, clock=lambda: self.now
         )
         self.handler.setFormatter(TextFormatter())

@@ -8,10 +8,10 @@ import pytest
 from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three
 
-from penstock.broker.housekeeping import Housekeeping
-from penstock.broker.partition import Role
+from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.partition import ReplicaRole
+from penstock.log.log_manager import DataDirectoryLocked
 from penstock.log.repair import accept_loss, list_damage
-from penstock.log.store import StoreLocked
 from penstock.protocol.errors import ErrorCode
 
 
@@ -60,7 +60,7 @@ async def test_a_copy_that_is_gone_is_reported_and_begun_anew_only_then(tmp_path
     await broker.change(eligible_leader_replicas=(OTHER,))
     assert broker.partitions.get("t", 0) is None, "still counted as in sync"
     await broker.change(isr=(PEER, OTHER))
-    assert (broker.partition().role, broker.partition().log.end_offset) == (Role.FOLLOWER, 0)
+    assert (broker.partition().role, broker.partition().log.end_offset) == (ReplicaRole.FOLLOWER, 0)
     assert broker.fetchers.following == {("t", 0): (PEER, 5)}
     assert len(broker.partitions.lost) == 0
     await broker.close()
@@ -69,14 +69,14 @@ async def test_a_copy_that_is_gone_is_reported_and_begun_anew_only_then(tmp_path
 async def test_a_partition_that_was_never_there_is_simply_made(tmp_path: Path) -> None:
     broker = await _restarted(tmp_path)
     await broker.create(leader_epoch=0, partition_epoch=0)
-    assert broker.partition().role is Role.LEADER
+    assert broker.partition().role is ReplicaRole.LEADER
     await broker.close()
 
 
 async def test_the_only_copy_that_never_held_records_is_simply_made(tmp_path: Path) -> None:
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
-    assert (broker.partition().role, len(broker.partitions.missing)) == (Role.LEADER, 0)
+    assert (broker.partition().role, len(broker.partitions.missing)) == (ReplicaRole.LEADER, 0)
     await broker.close()
 
 
@@ -131,7 +131,7 @@ async def test_a_file_that_goes_missing_below_the_high_watermark_takes_the_copy_
         await broker.fetch({0: 0}).done()
         assert broker.partition().log.end_offset == 6, "nothing is thrown away before others lead"
         await broker.change(leader=PEER, isr=(PEER, OTHER))
-        assert (broker.partition().log.end_offset, broker.partition().role) == (0, Role.FOLLOWER)
+        assert (broker.partition().log.end_offset, broker.partition().role) == (0, ReplicaRole.FOLLOWER)
         assert len(_strays(tmp_path)) == 1, "an operator may look at it"
         assert broker.metrics.replicas_lost == 1
 
@@ -185,7 +185,7 @@ async def test_the_last_copy_serves_what_is_whole_of_it(tmp_path: Path, state: d
     broker = await _restarted(tmp_path)
     await broker.create(**state)
     broker.state = "serving"
-    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    assert (broker.partition().role, len(broker.partitions.lost)) == (ReplicaRole.LEADER, 0)
     assert (await broker.fetch({0: 0}).done()).fetched[0].error_code is ErrorCode.corrupt_message
     assert (await broker.fetch({0: 1}).done()).fetched[0].error_code is ErrorCode.none
     assert broker.produce(acks=1).produced.base_offset == 6
@@ -214,7 +214,7 @@ async def test_an_accepted_loss_is_passed_over(tmp_path: Path) -> None:
     _damage(tmp_path)
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
-    with pytest.raises(StoreLocked):
+    with pytest.raises(DataDirectoryLocked):
         accept_loss(tmp_path / "data", "t", 0)
     await broker.close()
     (found,) = list_damage(tmp_path / "data")
@@ -252,7 +252,7 @@ async def test_the_only_copy_whose_end_has_gone_goes_on_after_it(tmp_path: Path)
     _segments(tmp_path)[-1].unlink()
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
-    assert (broker.partition().role, len(broker.partitions.lost)) == (Role.LEADER, 0)
+    assert (broker.partition().role, len(broker.partitions.lost)) == (ReplicaRole.LEADER, 0)
     assert (await broker.fetch({0: 5}).done()).fetched[0].error_code is ErrorCode.corrupt_message
     assert broker.produce(acks=1).produced.base_offset == 6, "no offset is given out twice"
     await broker.close()
@@ -267,7 +267,7 @@ async def test_who_may_lack_its_end_says_so_where_the_controller_does_not_expect
         broker.lifecycle.was_clean = was_clean
         eligible = {"isr": (PEER,), "eligible_leader_replicas": (ME,)}
         await broker.create(leader=PEER, min_isr=2, configs={"penstock.flush": flush}, **eligible)
-        assert broker.partition().role is Role.FOLLOWER
+        assert broker.partition().role is ReplicaRole.FOLLOWER
         assert len(broker.partitions.lost) == reported
         await broker.close()
 

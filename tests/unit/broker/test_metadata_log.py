@@ -10,19 +10,17 @@ from uuid import UUID
 import pytest
 from tests.unit.broker.quorum_harness import Member, until, within
 
-from penstock.broker.quorum import election_file, snapshots
-from penstock.broker.quorum.controls import ControlType, control_type
-from penstock.broker.quorum.state import METADATA_CONFIG, METADATA_TOPIC_ID
-from penstock.cluster.decision import Decision
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CLUSTER_METADATA
-from penstock.cluster.records import ConfigRecord, PartitionRecord, TopicRecord
-from penstock.cluster.serde import encode_records
-from penstock.cluster.state import ResourceType
-from penstock.log.store import LogStore
+from penstock.broker.quorum import snapshots, storage
+from penstock.broker.quorum.control_records import ControlType, control_type
+from penstock.broker.quorum.storage import METADATA_CONFIG, METADATA_TOPIC_ID
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord, PartitionRecord, TopicRecord, encode_records
+from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
-from penstock.raft.values import Election, OffsetAndEpoch, ReplicaKey, VoterSet
+from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
+from penstock.raft.types import ElectionState, OffsetAndEpoch, ReplicaKey, VoterSet
 
 
 def one(folder: Path, **settings: str) -> Member:
@@ -42,7 +40,7 @@ def log_batches(member: Member) -> list[tuple[int, bool, int]]:
 
 async def test_a_node_alone_is_a_quorum_of_one_with_few_syncs(tmp_path: Path) -> None:
     member = await within(one(tmp_path).start())
-    assert (member.quorum.is_alone, member.metadata.is_active, member.quorum.epoch) == (True, True, 1)
+    assert (member.quorum.is_only_voter, member.metadata.is_active, member.quorum.epoch) == (True, True, 1)
     assert member.controller.events == ["active"]
     assert log_batches(member) == [(0, True, 3)]  # who leads, which protocol, who votes
     await member.stop()
@@ -222,14 +220,14 @@ async def test_what_is_in_the_log_but_not_committed_is_not_shown(tmp_path: Path)
 
 
 async def test_data_of_the_release_before_quorums_becomes_a_quorum_of_one(tmp_path: Path) -> None:
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=1)
     (value,) = encode_records([setting("old", "1")])
     batch = encode_batch([Record(0, 1, None, value)])
     log.append(memoryview(batch), leader_epoch=1, now_ms=1, internal=True)
     store.close()
-    founders = "1@127.0.0.1:1,2@127.0.0.1:2,3@127.0.0.1:3"  # who need not be there: the data is here
-    member = await within(one(tmp_path, controller_quorum_voters=founders).start())
+    initial_voters = "1@127.0.0.1:1,2@127.0.0.1:2,3@127.0.0.1:3"  # who need not be there: the data is here
+    member = await within(one(tmp_path, controller_quorum_voters=initial_voters).start())
     assert (member.get("old"), member.quorum.voters.ids, member.quorum.epoch) == ("1", (1,), 2)
     assert member.cluster_id == store.cluster_id
     await member.set("new", "2")
@@ -274,7 +272,7 @@ def test_a_snapshot_is_what_kafka_writes(tmp_path: Path) -> None:
     image = ClusterImage()
     image.apply([setting("a", "1")])
     id = OffsetAndEpoch(42, 7)
-    snapshots.take(tmp_path, id, image, VoterSet(), last_timestamp_ms=5, now_ms=6)
+    snapshots.write(tmp_path, id, image, VoterSet(), last_timestamp_ms=5, now_ms=6)
     (name,) = os.listdir(tmp_path)
     assert name == "00000000000000000042-0000000007.checkpoint"
     batches = list(iter_batches((tmp_path / name).read_bytes()))
@@ -293,7 +291,7 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: Path, damage: str) -> None:
     image = ClusterImage()
     image.apply([setting("a", "1")])
     id = OffsetAndEpoch(42, 7)
-    snapshots.take(tmp_path, id, image, VoterSet(), last_timestamp_ms=5, now_ms=6)
+    snapshots.write(tmp_path, id, image, VoterSet(), last_timestamp_ms=5, now_ms=6)
     path = snapshots.path_of(tmp_path, id)
     data = bytearray(path.read_bytes())
     if damage == "cut":
@@ -308,31 +306,31 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     "election",
     [
-        Election(3, -1, ReplicaKey(2, UUID(int=12345678901234567890))),
-        Election(4, 2, None),
-        Election(5, -1, ReplicaKey(2, None)),
+        ElectionState(3, -1, ReplicaKey(2, UUID(int=12345678901234567890))),
+        ElectionState(4, 2, None),
+        ElectionState(5, -1, ReplicaKey(2, None)),
     ],
 )
-def test_a_vote_is_remembered(tmp_path: Path, election: Election) -> None:
-    assert election_file.load(tmp_path) is None
-    election_file.save(tmp_path, election)
-    assert election_file.load(tmp_path) == election
+def test_a_vote_is_remembered(tmp_path: Path, election: ElectionState) -> None:
+    assert storage.load_election(tmp_path) is None
+    storage.save_election(tmp_path, election)
+    assert storage.load_election(tmp_path) == election
 
 
 def test_kafkas_own_vote_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "quorum-state").write_text(
         '{"leaderId":-1,"leaderEpoch":2,"votedId":1,"votedDirectoryId":"J8aAPcfLQt2bqs1JT_rMgQ","data_version":1}'
     )
-    election = election_file.load(tmp_path)
+    election = storage.load_election(tmp_path)
     assert election is not None
     assert (election.epoch, election.voted and election.voted.id) == (2, 1)
     (tmp_path / "quorum-state").write_text(
         '{"clusterId":"","leaderId":1,"leaderEpoch":2,"votedId":-1,"appliedOffset":0,"currentVoters":[],"data_version":0}'
     )
-    assert election_file.load(tmp_path) == Election(2, 1, None)
+    assert storage.load_election(tmp_path) == ElectionState(2, 1, None)
 
 
 def test_a_vote_that_cannot_be_read_is_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "quorum-state").write_text('{"leaderId":')
-    with pytest.raises(election_file.DamagedElection):
-        election_file.load(tmp_path)
+    with pytest.raises(storage.DamagedElection):
+        storage.load_election(tmp_path)

@@ -15,10 +15,10 @@ import pytest
 from tests.unit.broker.raw_client import Client, create_topic, fetch, new_node, produce, running, until
 
 from penstock.broker import node as node_module
+from penstock.broker.config.node_settings import load_settings
 from penstock.broker.node import StartFailed
-from penstock.broker.settings import load_settings
-from penstock.log.store import LogStore
-from penstock.log.tail import Tail
+from penstock.log.log_manager import LogManager
+from penstock.log.segment_files import Tail
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -74,16 +74,16 @@ async def test_a_start_that_is_broken_off_while_it_recovers_leaves_nothing_open(
     async with running(tmp_path) as node:
         await create_topic(node, "t", 3)
     recovering, may_go_on = threading.Event(), threading.Event()
-    real = LogStore.open_or_create_these
+    real = LogManager.open_or_create_these
 
-    def slowly(store: LogStore, wanted: Any, **options: Any) -> Any:
+    def slowly(store: LogManager, wanted: Any, **options: Any) -> Any:
         if ("t", 0) in wanted:
             recovering.set()
             assert may_go_on.wait(60)
         return real(store, wanted, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LogStore, "open_or_create_these", slowly)
+        patch.setattr(LogManager, "open_or_create_these", slowly)
         node = new_node(tmp_path)
         starting = asyncio.create_task(node.start())
         await until(recovering.is_set)
@@ -133,7 +133,7 @@ async def test_a_stop_without_room_ends_and_the_next_start_recovers(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.log.lookup.write_indexes", full)
+        patch.setattr("penstock.log.index_files.write_indexes", full)
         await node.stop()
     assert (node.state, node.stopped_cleanly) == ("stopped", False)
     assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
@@ -151,8 +151,8 @@ def _serve(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
 _SLOW_START = """
 import sys, threading
 from penstock.broker.node import serve
-from penstock.broker.settings import load_settings
-from penstock.broker.metadata import MetadataLog
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.quorum.metadata_log import MetadataLog
 
 def recover():
     print("recovering", flush=True)

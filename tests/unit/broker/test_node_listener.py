@@ -20,11 +20,11 @@ from tests.unit.broker.raw_client import running, until
 from tests.unit.broker.share_state.trio import Trio
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.apis import APIS, FETCH
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.network.apis import APIS, FETCH
 from penstock.broker.node import Node, StartFailed
-from penstock.broker.quorum.state import METADATA_TOPIC_ID
-from penstock.broker.settings import load_settings
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.quorum.storage import METADATA_TOPIC_ID
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ErrorCode
 
 BOTH = {"listeners": "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"}
@@ -42,7 +42,7 @@ KAFKA_NODE_ONLY = {4, 5, 6, 7, 27, 52, 53, 54, 56, 58, 59, 62, 63, 67, 70, 73, 8
 def test_what_apache_kafka_keeps_to_its_nodes_is_kept_to_ours() -> None:
     assert KAFKA_NODE_ONLY & APIS.keys() <= NODE_ONLY.keys()
     assert {
-        key: api.node_only_from for key, api in APIS.items() if api.node_only_from <= api.max_version
+        key: api.inter_broker_from for key, api in APIS.items() if api.inter_broker_from <= api.max_version
     } == {key: 4 if key == 24 else 0 for key in NODE_ONLY}
 
 
@@ -152,14 +152,14 @@ def _with_replica_states(request: Any, cluster_id: str, replicas: tuple[int, ...
 async def test_only_nodes_are_offered_what_nodes_send(tmp_path: Path) -> None:
     async with running(tmp_path, **BOTH) as node:
         request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
-        for_clients, for_nodes = [
+        for_clients, is_inter_broker = [
             {api.api_key: api.max_version for api in (await _ask(node, at, request)).api_keys}
             for at in (0, 1)
         ]
         client_metrics = {71, 72}  # offered only where a subscription is defined
-        assert for_nodes.keys() == APIS.keys() - client_metrics
-        assert for_nodes.keys() - for_clients.keys() == NODE_ONLY.keys() - {24}
-        assert (for_clients[24], for_nodes[24]) == (3, APIS[24].max_version)
+        assert is_inter_broker.keys() == APIS.keys() - client_metrics
+        assert is_inter_broker.keys() - for_clients.keys() == NODE_ONLY.keys() - {24}
+        assert (for_clients[24], is_inter_broker[24]) == (3, APIS[24].max_version)
 
 
 async def test_metadata_names_the_listener_that_was_asked(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from kio.schema.api_versions.v0.response import ApiVersion, ApiVersionsResponse
 from tests.ports import free_port
 from tests.unit.broker.quorum_harness import within
 
-from penstock.broker.peers import Address, Peers, PeerUnreachable
-from penstock.broker.routes import encode
+from penstock.broker.network.apis import encode_response
+from penstock.broker.network.peers import Address, Peers, PeerUnreachable
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 
@@ -94,7 +94,7 @@ async def test_a_message_goes_there_and_its_answer_comes_back() -> None:
     async def answer(frame: bytes) -> bytes:
         versions = (ApiVersion(api_key=1, min_version=4, max_version=17),)
         response = ApiVersionsResponse(error_code=ErrorCode.none, api_keys=versions)
-        return encode(API_VERSIONS, 0, correlation_id(frame), response)
+        return encode_response(API_VERSIONS, 0, correlation_id(frame), response)
 
     async with server(answer) as address:
         peers = peers_of(n3=address)

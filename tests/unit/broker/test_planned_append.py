@@ -9,11 +9,11 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, delete_topic, running, set_config, until
 from tests.unit.broker.share_state.trio import Trio
 
-from penstock.broker import planned_append
 from penstock.broker.node import Node
-from penstock.broker.planned_append import append_batch_once
+from penstock.broker.partition import idempotent_append
+from penstock.broker.partition.idempotent_append import append_batch_once
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
 TWO = (Record(0, 5, b"a", b"1"), Record(0, 6, b"b", b"2"))
 
@@ -60,9 +60,9 @@ async def test_a_plan_that_is_there_stays_so_whatever_the_topic_would_say_by_now
         if remote:
             # As from another node: through the handler, on a connection to itself.
             monkeypatch.setattr(
-                planned_append,
+                idempotent_append,
                 "_append_here",
-                lambda node, partition, batch: planned_append._append_there(
+                lambda node, partition, batch: idempotent_append._append_there(
                     node, node.node_id, partition.topic_id, partition.index, batch, "test"
                 ),
             )
@@ -95,7 +95,7 @@ async def test_a_deleted_topic_ends_the_attempts(tmp_path: Path, monkeypatch: py
             raise ConnectionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(planned_append, "_append", unreachable)
+            patch.setattr(idempotent_append, "_append", unreachable)
             appending = asyncio.ensure_future(append(node, 0))
             await asyncio.sleep(0)
         await delete_topic(node, "t")

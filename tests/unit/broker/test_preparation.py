@@ -2,10 +2,10 @@
 
 import pytest
 
-from penstock.broker.preparation import prepare
+from penstock.broker.partition.produced_batch import prepare
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     Record,

@@ -25,7 +25,7 @@ from tests.unit.broker.raw_client import fetched as _fetched
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import decode_records, iter_batches
+from penstock.protocol.record_batch import decode_records, iter_batches
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ import pytest
 from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest, PartitionData, TopicData
 from tests.unit.broker.quorum_harness import Cluster, Member, until, within
 
-from penstock.broker.quorum import joining
-from penstock.broker.quorum.asking import ask
+from penstock.broker.quorum import membership
+from penstock.broker.quorum.outbound_requests import send_request
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.actions import Send
-from penstock.raft.messages import EndEpochRequest, VoteRequest
-from penstock.raft.values import OffsetAndEpoch, Voter
+from penstock.raft.actions import SendRequest
+from penstock.raft.types import EndEpochRequest, OffsetAndEpoch, Voter, VoteRequest
 
 _ELSEWHERE = 99
 
@@ -152,7 +151,10 @@ async def test_one_node_grows_into_three(tmp_path: Path) -> None:
         bootstrap = {"controller.quorum.bootstrap.servers": f"127.0.0.1:{first.listeners[0].port}"}
         others = [Member(tmp_path / str(id), id, 0, bootstrap) for id in (2, 3)]
         await within(asyncio.gather(*(member.start() for member in others)))
-        await until(lambda: first.quorum.voters.ids == (1, 2, 3), "three voters")
+        # A leader counts voters from the append on: killed right after it, it would leave two without a majority.
+        await until(
+            lambda: all(member.quorum.voters.ids == (1, 2, 3) for member in (first, *others)), "three voters"
+        )
         assert [m.get("a") for m in others] == ["1", "1"]
         await first.kill()
         await until(lambda: any(m.metadata.is_active for m in others), "another leads")
@@ -185,7 +187,7 @@ async def test_a_second_process_with_the_id_of_a_living_voter_gets_no_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silences: list[int | None] = []
-    silent_ms = joining._silent_ms
+    silent_ms = membership._silent_ms
 
     async def noted(*asked: Any) -> int | None:
         silences.append(await silent_ms(*asked))
@@ -194,9 +196,13 @@ async def test_a_second_process_with_the_id_of_a_living_voter_gets_no_vote(
     async def shortened(seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.1))
 
-    monkeypatch.setattr(joining, "_silent_ms", noted)
+    monkeypatch.setattr(membership, "_silent_ms", noted)
     # A fetch timeout that no slow machine exceeds; the second process still need not wait that long.
-    monkeypatch.setattr(joining, "asyncio", SimpleNamespace(sleep=shortened, timeout=asyncio.timeout))
+    monkeypatch.setattr(
+        membership,
+        "asyncio",
+        SimpleNamespace(gather=asyncio.gather, sleep=shortened, timeout=asyncio.timeout),
+    )
     async with cluster_of(tmp_path, controller_quorum_fetch_timeout_ms="60000") as cluster:
         await cluster.start()
         before = cluster.members[3].quorum.voters
@@ -242,7 +248,7 @@ async def test_a_node_of_another_cluster_is_not_heard(tmp_path: Path) -> None:
         pre_vote=False,
     )
     with pytest.raises(ApiError) as refused:
-        await within(ask(second, ("127.0.0.1", first.listeners[0].port), request))
+        await within(send_request(second, ("127.0.0.1", first.listeners[0].port), request))
     assert refused.value.code is ErrorCode.inconsistent_cluster_id
     assert (first.quorum.epoch, first.metadata.is_active) == (1, True)
     await first.kill()
@@ -378,18 +384,18 @@ async def test_who_does_not_answer_in_time_gets_more_of_it(
 ) -> None:
     patiences: list[int] = []
 
-    async def slow(node: Any, where: Any, request: Any, *, patience: int) -> Any:
+    async def slow(node: Any, where: Any, request: Any, *, timeout_factor: int) -> Any:
         if where != _ELSEWHERE:
-            return await ask(node, where, request, patience=patience)
-        patiences.append(patience)
+            return await send_request(node, where, request, timeout_factor=timeout_factor)
+        patiences.append(timeout_factor)
         if len(patiences) < 5:
             raise TimeoutError
         return None
 
-    monkeypatch.setattr("penstock.broker.quorum.asking.ask", slow)
+    monkeypatch.setattr("penstock.broker.quorum.outbound_requests.send_request", slow)
     async with cluster_of(tmp_path) as cluster:
         await cluster.start()
         driver = (await cluster.active()).quorum.driver
         for _ in range(6):
-            await driver._ask(Send(_ELSEWHERE, EndEpochRequest(epoch=1, leader_id=1, successors=())))
+            await driver._ask(SendRequest(_ELSEWHERE, EndEpochRequest(epoch=1, leader_id=1, successors=())))
     assert patiences == [1, 2, 4, 4, 4, 1]

@@ -10,8 +10,8 @@ from tests.unit.broker.raw_client import create_topic, new_node, running
 from penstock.broker.node import StartFailed
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.log.store import LogStore
-from penstock.protocol.records import Record, encode_batch
+from penstock.log.log_manager import LogManager
+from penstock.protocol.record_batch import Record, encode_batch
 
 
 async def _lived(tmp_path: Path) -> Path:
@@ -41,8 +41,8 @@ async def test_a_member_whose_votes_have_gone_does_not_start(tmp_path: Path) -> 
 def test_a_crash_while_a_log_is_cut_does_not_look_like_a_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened() -> tuple[LogStore, Log]:
-        store = LogStore.open(tmp_path, node_id=1)
+    def opened() -> tuple[LogManager, Log]:
+        store = LogManager.open(tmp_path, node_id=1)
         return store, store.open_or_create("t", 0, UUID(int=9), LogConfig(), now_ms=0)
 
     store, log = opened()
@@ -56,10 +56,10 @@ def test_a_crash_while_a_log_is_cut_does_not_look_like_a_loss(
         raise RuntimeError("the end")
 
     with monkeypatch.context() as patch:
-        patch.setattr(LogStore, "checkpoint", crash)
+        patch.setattr(LogManager, "checkpoint", crash)
         with pytest.raises(RuntimeError):
             store.truncate("t", 0, 1, now_ms=0)
     store.close(clean=False)
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     assert store.synced_offset("t", 0, UUID(int=9)) == 1
     store.close(clean=False)

@@ -8,11 +8,11 @@ import pytest
 from tests.unit.broker.raw_client import until
 from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three
 
-from penstock.broker.partition import Role
-from penstock.protocol.records import CRC_FROM, HEADER_BYTES
+from penstock.broker.partition.partition import ReplicaRole
+from penstock.protocol.record_batch import ATTRIBUTES_OFFSET, BATCH_HEADER_BYTES
 
 BATCHES = 6
-CRC_AT = CRC_FROM - 4
+CRC_AT = ATTRIBUTES_OFFSET - 4
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ async def _fetch(broker: Broker, offset: int, *, times: int = 1, replica: int = 
 
 
 @pytest.mark.parametrize(
-    "place", [HEADER_BYTES + 50, CRC_AT, CRC_FROM], ids=["value", "checksum", "attributes"]
+    "place", [BATCH_HEADER_BYTES + 50, CRC_AT, ATTRIBUTES_OFFSET], ids=["value", "checksum", "attributes"]
 )
 async def test_a_leader_whose_copy_is_damaged_hands_over_and_fetches_it_anew(
     broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
@@ -63,9 +63,9 @@ async def test_a_leader_whose_copy_is_damaged_hands_over_and_fetches_it_anew(
     assert broker.controller.lost == [{("t", 0)}]
     (told,) = [record for record in caplog.records if record.message == "replica lost"]
     assert "offset 3" in told.reason  # type: ignore[attr-defined]
-    assert (broker.partition().role, broker.partition().log.end_offset) == (Role.LEADER, BATCHES)
+    assert (broker.partition().role, broker.partition().log.end_offset) == (ReplicaRole.LEADER, BATCHES)
     await broker.change(leader=PEER, isr=(PEER, OTHER))
-    assert (broker.partition().role, broker.partition().log.end_offset) == (Role.FOLLOWER, 0)
+    assert (broker.partition().role, broker.partition().log.end_offset) == (ReplicaRole.FOLLOWER, 0)
     assert len(list((tmp_path / "data").glob("t-0.*-stray"))) == 1, "an operator may look at it"
 
 
@@ -94,7 +94,7 @@ async def test_the_count_outlives_the_followers_session(broker: Broker) -> None:
 async def test_who_asks_twice_is_not_suspected(broker: Broker, reader: int, offsets: list[int]) -> None:
     await _written(broker)
     if offsets != [0] * 9:
-        _flip(broker, 3, HEADER_BYTES + 50)
+        _flip(broker, 3, BATCH_HEADER_BYTES + 50)
     for offset in offsets:
         await _fetch(broker, offset, replica=reader)
     assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)
@@ -102,7 +102,7 @@ async def test_who_asks_twice_is_not_suspected(broker: Broker, reader: int, offs
 
 async def test_followers_are_counted_each_for_itself(broker: Broker) -> None:
     await _written(broker)
-    _flip(broker, 3, HEADER_BYTES + 50)
+    _flip(broker, 3, BATCH_HEADER_BYTES + 50)
     for replica in (PEER, OTHER, PEER, OTHER):
         await _fetch(broker, 3, replica=replica)
     assert broker.controller.lost == []
@@ -114,7 +114,7 @@ async def test_the_last_copy_in_sync_stays_and_its_damage_is_told_once(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     await _written(broker, isr=(ME,))
-    _flip(broker, 3, HEADER_BYTES + 50)
+    _flip(broker, 3, BATCH_HEADER_BYTES + 50)
     await _fetch(broker, 3, times=9)
     assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)
     (told,) = [r for r in caplog.records if r.message == "the only replica in sync is damaged"]
@@ -128,7 +128,7 @@ async def test_a_log_that_is_closed_while_it_is_read_is_not_called_damaged(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _written(broker)
-    _flip(broker, 3, HEADER_BYTES + 50)
+    _flip(broker, 3, BATCH_HEADER_BYTES + 50)
     in_thread: Callable[..., asyncio.Future[None]] = broker.in_thread
 
     async def overtaken(*args: object) -> None:
@@ -137,5 +137,5 @@ async def test_a_log_that_is_closed_while_it_is_read_is_not_called_damaged(
 
     monkeypatch.setattr(broker, "in_thread", overtaken)
     await _fetch(broker, 3, times=3)
-    assert broker.partition().role is Role.FOLLOWER
+    assert broker.partition().role is ReplicaRole.FOLLOWER
     assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)

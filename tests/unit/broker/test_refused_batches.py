@@ -9,7 +9,7 @@ from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, Pending, broker_
 
 from penstock.broker.handlers import produce
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 
 def send(broker: Broker, sequence: int) -> Pending:

@@ -24,9 +24,9 @@ from tests.unit.broker.test_lifecycle import create as create_topic
 from tests.unit.broker.test_lifecycle import now, three, until
 from tests.unit.broker.virtual_time import in_virtual_time
 
-from penstock.broker.apis import APIS, Api
-from penstock.broker.connection import HANG_UP, Slot
-from penstock.broker.dispatch import Dispatcher
+from penstock.broker.network.apis import APIS, Api
+from penstock.broker.network.connection import CLOSE_CONNECTION, PendingReply
+from penstock.broker.network.dispatch import Dispatcher
 from penstock.protocol.errors import ApiError, ErrorCode
 
 ENVELOPE = 58
@@ -37,20 +37,20 @@ class Client:
     """Stands for a connection: frames go into a node's dispatcher, replies are kept."""
 
     def __init__(self, node: SmallNode) -> None:
-        self.client_host, self.listener, self.for_nodes = "192.0.2.7", "PLAINTEXT", True
+        self.client_host, self.listener, self.is_inter_broker = "192.0.2.7", "PLAINTEXT", True
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
         self._number = 100
-        server = SimpleNamespace(failed=self._failed, turn_seconds=1.0)
+        server = SimpleNamespace(failed=self._failed, time_slice_seconds=1.0)
         self._dispatcher = Dispatcher(node, server)  # type: ignore[arg-type]
 
     def send(self, reply: Any) -> None:
         self.replies.put_nowait(reply)
 
-    def defer(self, api_key: int) -> Slot:
-        return Slot(api_key)
+    def defer(self, api_key: int) -> PendingReply:
+        return PendingReply(api_key)
 
-    def fulfil(self, slot: Slot, reply: Any) -> None:
+    def fulfil(self, slot: PendingReply, reply: Any) -> None:
         self.send(reply)
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Client:
     async def ask(self, request: Any, *, api_key: int | None = None, version: int | None = None) -> Any:
         schema = self.tell(request, api_key=api_key, version=version)
         reply = await self.replies.get()
-        if reply is HANG_UP:
+        if reply is CLOSE_CONNECTION:
             return None
         assert struct.unpack_from(">ii", reply) == (len(reply) - 4, self._number)
         answer = load_response_schema(schema.__api_key__, schema.__version__)

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, running
 
 from penstock.broker import node as node_module
-from penstock.cluster.records import RegisterBrokerRecord
+from penstock.cluster.metadata_records import RegisterBrokerRecord
 
 
 async def test_a_node_whose_id_was_given_to_another_process_ends(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.broker.replicas import ME, OTHER, PEER, Broker, broker_of_three, turn
 
-from penstock.broker.leading import monotonic_ms
-from penstock.broker.reading import Reads
+from penstock.broker.partition.fetch_reader import FetchReader
+from penstock.broker.partition.leader_replica import monotonic_ms
 from penstock.protocol.errors import ErrorCode
 
 
@@ -124,8 +124,8 @@ async def test_an_idle_follower_that_keeps_polling_stays_in_sync(
     await broker.create(isr=(ME, PEER))
     session = _session(broker, {0: 0})
     clock = monotonic_ms()
-    monkeypatch.setattr("penstock.broker.leading.monotonic_ms", lambda: clock)
-    monkeypatch.setattr("penstock.broker.isr.monotonic_ms", lambda: clock)
+    monkeypatch.setattr("penstock.broker.partition.leader_replica.monotonic_ms", lambda: clock)
+    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: clock)
     for epoch in range(1, 21):
         clock += 1_000
         assert broker.fetch(replica=PEER, session=(session, epoch)).fetched == {}
@@ -155,13 +155,13 @@ async def test_a_poll_looks_only_at_partitions_with_news(
     await broker.create(partitions=50, replicas=(ME,))
     session = _session(broker, dict.fromkeys(range(50), 0), replica=-1)
     looked_at: list[int] = []
-    real = Reads.read
+    real = FetchReader.read
 
-    def read(reads: Reads, key: Any, *args: Any, **options: Any) -> Any:
+    def read(reads: FetchReader, key: Any, *args: Any, **options: Any) -> Any:
         looked_at.append(key[1])
         return real(reads, key, *args, **options)
 
-    monkeypatch.setattr(Reads, "read", read)
+    monkeypatch.setattr(FetchReader, "read", read)
     assert broker.fetch(session=(session, 1)).fetched == {}
     assert looked_at == []
     waiting = broker.fetch(session=(session, 2), max_wait_ms=60_000)

@@ -24,13 +24,12 @@ from tests.unit.broker.replicas import (
     registration,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.fetchers import Fetchers
 from penstock.broker.handlers import delete_records, fetch
-from penstock.broker.housekeeping import Housekeeping
-from penstock.broker.peers import PeerUnreachable
-from penstock.cluster.records import PartitionChangeRecord
-from penstock.cluster.wire import MetadataRecord
+from penstock.broker.network.peers import PeerUnreachable
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
+from penstock.cluster.metadata_records import MetadataRecord, PartitionChangeRecord
 from penstock.protocol.errors import ErrorCode
 
 
@@ -46,7 +45,7 @@ class Trio:
     def _broker(self, path: Path, broker_id: int) -> Broker:
         path.mkdir()
         broker = Broker(path, node_id=broker_id, replica_fetch_wait_max_ms="50", replica_fetch_backoff_ms="5")
-        broker.fetchers = Fetchers(broker)  # type: ignore[arg-type]
+        broker.fetchers = ReplicaFetcherManager(broker)  # type: ignore[arg-type]
         broker.housekeeping = Housekeeping(broker)  # type: ignore[arg-type, attr-defined]
         broker.peers = _Wires(self, broker_id)  # type: ignore[attr-defined]
         broker.controller.broker_epoch = BROKER_EPOCH + broker_id

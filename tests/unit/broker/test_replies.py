@@ -20,8 +20,8 @@ from tests.unit.broker.raw_client import (
     until,
 )
 
-from penstock.broker.buffers import LANDING_BYTES, FrameBuffers
-from penstock.broker.connection import Connection
+from penstock.broker.network.connection import Connection
+from penstock.broker.network.frame_buffers import RECEIVE_BUFFER_BYTES, FrameBuffers
 from penstock.broker.node import Node
 
 _FOREVER_MS = 2**31 - 1
@@ -117,7 +117,7 @@ async def test_a_client_that_pipelines_fetches_and_reads_nothing_costs_no_more_t
         for _ in range(8):
             assert (await writer.produce("t", bytes(500_000), acks=-1)).error == 0
         one = fetch("t", 0)
-        reader.writer.write(one * (LANDING_BYTES // len(one)))
+        reader.writer.write(one * (RECEIVE_BUFFER_BYTES // len(one)))
         connection = await _connection_of(node, reader)
         await until(lambda: connection.is_write_paused)
         assert connection.unsent_bytes <= 2 * bound
@@ -129,7 +129,7 @@ async def test_a_client_that_pipelines_questions_and_reads_no_answers_is_no_long
     async with running(tmp_path) as node:
         client = await Client.connect(node, receive_bytes=4096)
         one = frame(API_VERSIONS, 0)
-        client.writer.write(one * (4 * LANDING_BYTES // len(one)))
+        client.writer.write(one * (4 * RECEIVE_BUFFER_BYTES // len(one)))
         connection = await _connection_of(node, client)
         await until(lambda: connection.is_write_paused)
         assert connection.unsent_bytes < 500_000
@@ -205,13 +205,13 @@ async def test_everyone_who_waits_for_memory_gets_a_turn(tmp_path: Path) -> None
 
 def test_under_pressure_a_connection_brings_little_that_must_be_kept() -> None:
     buffers = FrameBuffers(100_000)
-    assert len(buffers.landing) == LANDING_BYTES
+    assert len(buffers.receive_buffer) == RECEIVE_BUFFER_BYTES
     taken = buffers.begin(memoryview(bytes(20_000)), 60_000)
     assert taken is not None
     buffers.count_backlog(60_000)
-    assert len(buffers.landing) == 4096
+    assert len(buffers.receive_buffer) == 4096
     buffers.count_backlog(-60_000)
-    assert len(buffers.landing) == LANDING_BYTES
+    assert len(buffers.receive_buffer) == RECEIVE_BUFFER_BYTES
     assert buffers.begin(memoryview(bytes(20_000)), 60_000) is None
     buffers.end(taken)
     assert buffers.bytes_in_use == 0

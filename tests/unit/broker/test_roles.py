@@ -21,13 +21,13 @@ from tests.unit.broker.replicas import (
     turn,
 )
 
-from penstock.broker.context import RequestContext
 from penstock.broker.handlers import list_offsets
-from penstock.broker.housekeeping import Housekeeping
-from penstock.broker.partition import Role
-from penstock.cluster.records import PartitionChangeRecord
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.partition import ReplicaRole
+from penstock.cluster.metadata_records import PartitionChangeRecord
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 
 @pytest.fixture
@@ -157,10 +157,10 @@ async def test_leading_begins_when_a_truncation_under_way_has_ended(broker: Brok
     broker.fetchers.may_stop.clear()
     change = broker.spawn(broker.change(leader=ME))
     await turn()
-    assert broker.partition().role is Role.FOLLOWER
+    assert broker.partition().role is ReplicaRole.FOLLOWER
     broker.fetchers.may_stop.set()
     await change
-    assert (broker.partition().role, broker.fetchers.following) == (Role.LEADER, {})
+    assert (broker.partition().role, broker.fetchers.following) == (ReplicaRole.LEADER, {})
 
 
 async def test_an_unclean_election_is_counted_and_reported_with_offsets(
@@ -246,7 +246,7 @@ async def test_who_missed_that_another_led_promises_nothing_from_before(broker: 
 async def test_without_a_leader_nobody_is_followed(broker: Broker) -> None:
     await broker.create(leader=PEER)
     await broker.change(leader=-1)
-    assert (broker.partition().role, broker.fetchers.following) == (Role.OFFLINE, {})
+    assert (broker.partition().role, broker.fetchers.following) == (ReplicaRole.OFFLINE, {})
     refused = broker.produce().produced
     assert (refused.error_code, refused.current_leader.leader_id) == (ErrorCode.not_leader_or_follower, -1)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.broker.listeners import Listener, parse_address, parse_advertised, parse_listeners
-from penstock.broker.settings import (
+from penstock.broker.config.listeners import Listener, parse_address, parse_advertised, parse_listeners
+from penstock.broker.config.node_settings import (
     NODE_SETTINGS,
     OTHER_VARIABLES,
     InvalidSetting,
-    Settings,
+    NodeSettings,
     load_settings,
     variable_name,
 )
@@ -24,7 +24,7 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def with_flags(**flags: str) -> Settings:
+def with_flags(**flags: str) -> NodeSettings:
     return load_settings({name.replace("_", "."): text for name, text in flags.items()}, {})
 
 
@@ -248,7 +248,7 @@ def test_paths_and_optional_values() -> None:
 def test_settings_load_without_the_heavy_libraries() -> None:
     """A start pays for each import; these belong to other commands, or to a file that was not given."""
     code = (
-        "import sys, penstock.broker.settings as s; s.load_settings({}, {});"
+        "import sys, penstock.broker.config.node_settings as s; s.load_settings({}, {});"
         "heavy = ('typer', 'rich', 'confluent_kafka', 'tomllib', 'difflib', 'asyncio');"
         "print([module for module in heavy if module in sys.modules])"
     )
@@ -265,7 +265,7 @@ def test_founders_and_bootstrap_servers_are_read_as_addresses() -> None:
         },
         {},
     )
-    assert settings.founders == {1: ("a", 9092), 2: ("::1", 9093)}
+    assert settings.initial_voters == {1: ("a", 9092), 2: ("::1", 9093)}
     assert settings.bootstrap_servers == (("c", 1), ("d", 2))
 
 

@@ -12,7 +12,7 @@ from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
 from penstock.broker.node import Node
-from penstock.groups.streams.topology import StatusCode
+from penstock.groups.streams.topology import StreamsStatusCode
 from penstock.protocol.errors import ErrorCode
 
 
@@ -101,7 +101,7 @@ async def test_members_are_told_why_an_internal_topic_is_not_created(
     async def told() -> bool:
         reply = await joined(client, state_changelog_topics=(topic,))
         details = {status.status_code: status.status_detail for status in reply.status}
-        detail: str = details[StatusCode.MISSING_INTERNAL_TOPICS]
+        detail: str = details[StreamsStatusCode.MISSING_INTERNAL_TOPICS]
         return detail.startswith("Internal topics are missing: counts; Creation failed: counts (") and (
             reason in detail
         )
@@ -112,7 +112,7 @@ async def test_members_are_told_why_an_internal_topic_is_not_created(
 async def test_reasons_go_with_the_topic_and_are_bounded(
     node: Node, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.broker.topic_creation._FAILURES_MAX", 2)
+    monkeypatch.setattr("penstock.broker.controller.topic_creation._FAILURES_MAX", 2)
     names = ("a!", "b!", "c!")
     node.auto_creation.begin_by_name(names)
 

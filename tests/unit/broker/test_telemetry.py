@@ -16,8 +16,9 @@ from tests.unit.broker.raw_client import running
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
-from penstock.cluster.effective import ConfigSource
-from penstock.cluster.state import ResourceType
+from penstock.cluster.controller import alter_configs
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigSource
 from penstock.protocol.errors import ErrorCode
 
 OK = (ErrorCode.none, None)
@@ -149,6 +150,18 @@ async def test_no_expression_of_a_subscription_holds_up_the_node(client: WireCli
     assert (await get(client)).requested_metrics == ()
 
 
+async def test_a_subscription_that_another_version_has_stored_is_ignored(
+    client: WireClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(alter_configs, "validate_client_metrics", lambda values: None)
+    assert await alter(client, subscription("new"), {"metrics": "a.", "match": "client_rack=r1"}) == OK
+    assert await alter(client, subscription("ours"), {"metrics": "b."}) == OK
+    offered = await client.ask(ApiVersionsRequest(client_software_name="test", client_software_version="1"))
+    assert offered.error_code is ErrorCode.none
+    assert (await get(client)).requested_metrics == ("b.",)
+    assert "client metrics subscription new is ignored" in caplog.text
+
+
 async def test_pushes_are_bounded_and_counted(
     node: Node, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +202,7 @@ async def test_a_changed_subscription_has_to_be_asked_for_again(client: WireClie
 async def test_clients_are_remembered_within_a_bound(
     node: Node, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.broker.telemetry._CLIENTS_MAX", 3)
+    monkeypatch.setattr("penstock.broker.metrics.client_telemetry._CLIENTS_MAX", 3)
     got = [await get(client) for _ in range(5)]
     assert node.telemetry.clients == 3
     assert await push(client, got[0]) is ErrorCode.unknown_subscription_id

@@ -22,11 +22,11 @@ from tests.unit.broker.raw_client import (
     until,
 )
 
-from penstock.broker import topic_answers
-from penstock.broker.context import RequestContext
 from penstock.broker.handlers import metadata as handler
+from penstock.broker.network import response_cache
+from penstock.broker.network.apis import EncodedResponse, encode_response_body
+from penstock.broker.network.requests import RequestContext
 from penstock.broker.node import Node
-from penstock.broker.routes import EncodedResponse, encode_body
 from penstock.protocol.schemas import schema_class
 
 _DESCRIBE_TOPIC_PARTITIONS = 75
@@ -84,7 +84,7 @@ async def test_it_is_what_would_have_been_encoded_at_once(node: Node) -> None:
         plain = view.response(tuple(view.topic(topic) for topic in node.image.topics.values()))
         answer = handler.handle(context, request)
         assert isinstance(answer, EncodedResponse)
-        assert answer.body == encode_body(METADATA, version, plain)
+        assert answer.body == encode_response_body(METADATA, version, plain)
         assert handler.handle(context, request) is answer
 
 
@@ -120,7 +120,7 @@ async def test_topics_are_described_again_when_brokers_change(node: Node, descri
 async def test_many_topics_are_described_in_pieces(
     node: Node, described: Described, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_answers, "_PIECE_PARTITIONS", 2)
+    monkeypatch.setattr(response_cache, "_PIECE_PARTITIONS", 2)
     for number in range(40):
         await create_topic(node, f"t{number:02}")
     client, neighbour = await Client.connect(node), await Client.connect(node)
@@ -135,7 +135,7 @@ async def test_many_topics_are_described_in_pieces(
 async def test_clients_that_ask_meanwhile_share_the_work_and_see_what_was_created_before(
     node: Node, described: Described, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_answers, "_PIECE_PARTITIONS", 2)
+    monkeypatch.setattr(response_cache, "_PIECE_PARTITIONS", 2)
     clients = [await Client.connect(node) for _ in range(3)]
     for client in clients:
         client.writer.write(frame(METADATA, 4, _ALL_V4) * 5)
@@ -154,7 +154,7 @@ async def test_clients_that_ask_meanwhile_share_the_work_and_see_what_was_create
 async def test_a_connection_has_one_costly_request_under_way(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_answers, "_PIECE_PARTITIONS", 0)
+    monkeypatch.setattr(response_cache, "_PIECE_PARTITIONS", 0)
     client = await Client.connect(node)
     await client.ask(frame(API_VERSIONS, 0))
     (connection,) = node.server.connections
@@ -178,18 +178,18 @@ async def test_a_connection_has_one_costly_request_under_way(
 async def test_who_leaves_before_the_answer_is_ready_takes_the_request_along(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_answers, "_PIECE_PARTITIONS", 0)
+    monkeypatch.setattr(response_cache, "_PIECE_PARTITIONS", 0)
     gate = asyncio.Event()
-    pieces = topic_answers.TopicAnswers._encode_in_pieces
+    pieces = response_cache.TopicResponseCache._encode_in_pieces
 
     async def gated(*args: Any) -> None:
         await gate.wait()
         await pieces(*args)
 
-    monkeypatch.setattr(topic_answers.TopicAnswers, "_encode_in_pieces", gated)
+    monkeypatch.setattr(response_cache.TopicResponseCache, "_encode_in_pieces", gated)
     client = await Client.connect(node)
     client.writer.write(frame(METADATA, 4, _ALL_V4) * 9)
-    await turn_until(lambda: any(c.is_owed_replies for c in node.server.connections))
+    await turn_until(lambda: any(c.has_pending_replies for c in node.server.connections))
     client.writer.close()
     # The node looks for peers that have gone every second, as it reads no more from this one.
     await until(lambda: not node.server.connections)
@@ -219,6 +219,6 @@ async def test_pages_of_all_topics_are_the_same_from_what_is_kept(
     expected = [(name, index) for name in "abc" for index in range(3)]
     for limit in (1, 2, 3, 4, 100):
         assert await pages(limit) == expected
-    monkeypatch.setattr(topic_answers, "_PIECE_PARTITIONS", 0)
+    monkeypatch.setattr(response_cache, "_PIECE_PARTITIONS", 0)
     await create_topic(node, "d")
     assert await pages(2) == [*expected, ("d", 0)]

@@ -2,14 +2,12 @@
 
 import pytest
 
-from penstock.broker.settings import load_settings
-from penstock.broker.settings_table import NODE_SETTINGS
-from penstock.broker.topic_settings import log_config, node_integer, node_layers
-from penstock.cluster.effective import effective_topic_settings
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import ConfigRecord
-from penstock.cluster.state import ResourceType
-from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS
+from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.config.effective_settings import effective_node_integer, log_config, node_layers
+from penstock.broker.config.node_settings import load_settings
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord
+from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS, effective_topic_settings
 from penstock.log.config import LogConfig
 
 
@@ -111,11 +109,11 @@ def test_the_nodes_settings_are_the_topics_defaults() -> None:
 
 def test_a_running_change_beats_what_was_given_at_start() -> None:
     image, settings = ClusterImage(), load_settings({"num.partitions": "2"}, {})
-    assert node_integer(node_layers(settings, image), "num.partitions") == 2
+    assert effective_node_integer(node_layers(settings, image), "num.partitions") == 2
     for name, value in (("", "3"), ("1", "4")):
         image.replay(
             ConfigRecord(
                 resource_type=ResourceType.BROKER, resource_name=name, name="num.partitions", value=value
             )
         )
-        assert node_integer(node_layers(settings, image), "num.partitions") == int(value)
+        assert effective_node_integer(node_layers(settings, image), "num.partitions") == int(value)

@@ -24,13 +24,12 @@ from tests.unit.broker.transactional import (
 )
 from tests.unit.broker.wire_client import WireClient
 
+from penstock.broker.coordinators.transactions.markers import MarkerQueue, MarkerSender
+from penstock.broker.metrics.coordinators import transaction_families
 from penstock.broker.node import Node
-from penstock.broker.transactions.marker_outbox import MarkerOutbox
-from penstock.broker.transactions.markers import MarkerDelivery
-from penstock.broker.transactions.metrics import transaction_families
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
-from penstock.transactions.messages import Markers, TopicPartition
+from penstock.transactions.messages import TopicPartition, TransactionMarkers
 
 NONE = ErrorCode.none
 BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
@@ -80,7 +79,7 @@ async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_dele
 
     with monkeypatch.context() as patch:
         with monkeypatch.context() as other:
-            other.setattr(MarkerDelivery, "_write", never_written)
+            other.setattr(MarkerSender, "_write", never_written)
             assert await producer.end(commit=True) is NONE
         image = stage.node.image
         patch.setattr(Node, "image", property(lambda _: Older(image)))
@@ -111,7 +110,7 @@ async def test_transactions_are_counted(stage: Stage, monkeypatch: pytest.Monkey
     async def never_written(*args: Any) -> Any:
         await never.wait()
 
-    monkeypatch.setattr(MarkerDelivery, "_write", never_written)
+    monkeypatch.setattr(MarkerSender, "_write", never_written)
     prepared = await stage.producer(NEW, "prepared")
     assert [await prepared.send("x", partition=index) for index in (0, 1)] == [NONE] * 2
     assert await prepared.end(commit=True) is NONE
@@ -160,7 +159,7 @@ async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
         await never.wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr(MarkerDelivery, "_write", never_written)
+        patch.setattr(MarkerSender, "_write", never_written)
         assert await producer.end(commit=True) is NONE
         assert (await producer.state()).transaction_state == "PrepareCommit"
         assert await stage.committed() == []
@@ -201,8 +200,8 @@ async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Pat
 @pytest.mark.parametrize(
     "failing",
     [
-        "penstock.broker.transactions.coordinator.TransactionCoordinator.join",
-        "penstock.broker.transactions.markers.end_here",
+        "penstock.broker.coordinators.transactions.coordinator.TransactionCoordinator.join",
+        "penstock.broker.coordinators.transactions.markers.append_markers",
     ],
 )
 async def test_a_mistake_in_one_answer_holds_up_nobody(
@@ -235,9 +234,9 @@ async def test_a_mistake_in_the_answer_of_another_broker_is_no_answer(
     async def mistaken(*args: Any, **named: Any) -> Any:
         raise LookupError("a mistake")
 
-    monkeypatch.setattr("penstock.broker.transactions.outbox.ask_broker", mistaken)
-    outbox, place = MarkerOutbox(stage.node, stage.node.node_id + 1), TopicPartition("t", 0)
-    markers = Markers(1, "tx", 1000, 0, True, (place,), 2)
+    monkeypatch.setattr("penstock.broker.coordinators.transactions.request_queue.call_broker", mistaken)
+    outbox, place = MarkerQueue(stage.node, stage.node.node_id + 1), TopicPartition("t", 0)
+    markers = TransactionMarkers(1, "tx", 1000, 0, True, (place,), 2)
     for _ in range(2):
         told = await outbox.write(markers, 0, markers.partitions, lambda: False)
         assert told == {place: ErrorCode.network_exception}
@@ -249,14 +248,14 @@ async def test_a_mistake_does_not_end_the_delivery_of_markers(
     producer = await stage.producer(NEW)
     assert await producer.send("a") is NONE
     mistakes = ["a mistake"]
-    begin = MarkerDelivery._begin
+    begin = MarkerSender._begin
 
     def mistaken(*args: Any) -> None:
         if mistakes:
             raise LookupError(mistakes.pop())
         begin(*args)
 
-    monkeypatch.setattr(MarkerDelivery, "_begin", mistaken)
+    monkeypatch.setattr(MarkerSender, "_begin", mistaken)
     assert await producer.end(commit=True) is NONE
     assert await stage.settled(producer) == "CompleteCommit"
     assert not mistakes

@@ -15,9 +15,9 @@ from tests.unit.broker.raw_client import create_topic, running, turn_until
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
-from penstock.broker.partition import Partition
+from penstock.broker.partition.partition import Partition
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
 READ_COMMITTED = 1
 LATEST = -1

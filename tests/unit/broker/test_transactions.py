@@ -27,11 +27,11 @@ from tests.unit.broker.transactional import (
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
-from penstock.broker.partition import Partition
-from penstock.broker.transactions.admission import Writer
-from penstock.broker.transactions.markers import MarkerDelivery
+from penstock.broker.coordinators.transactions.markers import MarkerSender
+from penstock.broker.coordinators.transactions.verification import TransactionalWriter
+from penstock.broker.partition.partition import Partition
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 NONE = ErrorCode.none
 BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
@@ -224,7 +224,7 @@ async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_writ
     """The marker comes while the next transaction's first batch is verified, and is not taken for its own end."""
     producer = await stage.producer(NEW)
     asked, markers_may_go = asyncio.Event(), asyncio.Event()
-    write, ask = MarkerDelivery._write, stage.node.transactions.verification.ask
+    write, ask = MarkerSender._write, stage.node.transactions.verification.ask
 
     async def write_later(*args: Any) -> Any:
         await markers_may_go.wait()
@@ -235,7 +235,7 @@ async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_writ
         return await ask(*args)
 
     assert await producer.send("first") is NONE
-    monkeypatch.setattr(MarkerDelivery, "_write", write_later)
+    monkeypatch.setattr(MarkerSender, "_write", write_later)
     assert await producer.end(commit=True) is NONE
     monkeypatch.setattr(stage.node.transactions.verification, "ask", ask_loudly)
     sending = asyncio.create_task(producer.send("second"))
@@ -255,8 +255,12 @@ async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
     await stage.begin(producer, 0)
     transactions, partition = stage.node.transactions, stage.node.partitions.led("t", 0)
     assert partition is not None
-    writer = Writer("tx", producer.producer_id, producer.epoch, OLD.produce)
-    ask, line_up, append = transactions.verification.ask, transactions.admission.line_up, Partition.append
+    writer = TransactionalWriter("tx", producer.producer_id, producer.epoch, OLD.produce)
+    ask, queue_append, append = (
+        transactions.verification.ask,
+        transactions.admission.queue_append,
+        Partition.append,
+    )
     asked, go, lined_up, overtakes = asyncio.Event(), asyncio.Event(), [], []
 
     async def ask_first_slowly(*args: Any) -> Any:
@@ -267,7 +271,7 @@ async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
 
     def count(*args: Any) -> Any:
         lined_up.append(args)
-        return line_up(*args)
+        return queue_append(*args)
 
     def append_and_look(*args: Any) -> Any:
         appended = append(*args)
@@ -275,7 +279,7 @@ async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
         return appended
 
     monkeypatch.setattr(transactions.verification, "ask", ask_first_slowly)
-    monkeypatch.setattr(transactions.admission, "line_up", count)
+    monkeypatch.setattr(transactions.admission, "queue_append", count)
     lines = [TransactionalClient(await stage.client(), "tx", OLD) for _ in range(3)]
     sending = []
     for number, line in enumerate(lines):

@@ -24,8 +24,8 @@ from tests.unit.broker.raw_client import (
     until,
 )
 
-from penstock.broker.buffers import FrameBuffers, PartialFrame
-from penstock.broker.connection import Connection
+from penstock.broker.network.connection import Connection
+from penstock.broker.network.frame_buffers import FrameBuffers, PartialFrame
 from penstock.broker.node import Node
 
 _FOREVER_MS = 2**31 - 1
@@ -42,7 +42,7 @@ class Work:
         self.handled: list[int] = []
         node.faults = self._serve
         for module in ("connection", "server", "dispatch"):
-            monkeypatch.setattr(f"penstock.broker.{module}.perf_counter", lambda: self.now)
+            monkeypatch.setattr(f"penstock.broker.network.{module}.perf_counter", lambda: self.now)
 
     def _serve(self, context: Any, connection: Any, frame: memoryview, dispatcher: Any) -> bool:
         self.handled.append(connection.number)

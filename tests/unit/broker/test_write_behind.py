@@ -9,9 +9,9 @@ from tests.unit.broker.raw_client import Client, create_topic, running, until
 from tests.unit.broker.replicas import PEER, TOPIC_ID, broker_of_three
 from tests.unit.broker.replication_world import batch_of
 
-from penstock.broker.following import Following, Outcome
-from penstock.log.writeback import begin_writeback
-from penstock.protocol.replica_fetch import FetchedPartition
+from penstock.broker.partition.follower_replica import FetchOutcome, FollowerReplica
+from penstock.log.flush import begin_writeback
+from penstock.protocol.fetch import ReplicaPartitionData
 
 _LEADER_EPOCH_AT = 12
 
@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         files.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
         begin_writeback(fd)
 
-    monkeypatch.setattr("penstock.broker.flusher.begin_writeback", note)
+    monkeypatch.setattr("penstock.broker.partition.flusher.begin_writeback", note)
     return files
 
 
@@ -64,9 +64,9 @@ async def test_a_followers_disk_is_asked_too(
     async with broker_of_three(tmp_path, penstock_write_behind_bytes="5000") as broker:
         await broker.create(leader=PEER, configs={"penstock.flush": flush})
         partition = broker.partition()
-        following = Following(broker, partition, PEER, partition.leader_epoch)  # type: ignore[arg-type]
+        following = FollowerReplica(broker, partition, PEER, partition.leader_epoch)  # type: ignore[arg-type]
         batch = batch_of(b"x" * 6000)
         struct.pack_into(">i", batch, _LEADER_EPOCH_AT, partition.leader_epoch)
-        answer = FetchedPartition(TOPIC_ID.bytes, 0, 0, 0, 0, batch)
-        assert await following.apply(following.position(), answer) is Outcome.MOVED
+        answer = ReplicaPartitionData(TOPIC_ID.bytes, 0, 0, 0, 0, batch)
+        assert await following.apply(following.position(), answer) is FetchOutcome.MOVED
         await until(lambda: len(asked) == times and not partition._flusher._writing_back)

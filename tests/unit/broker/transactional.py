@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, decode_records, encode_batch, iter_batches
 
 PRODUCE, FETCH, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 1, 10, 22
 ADD_PARTITIONS, ADD_OFFSETS, END_TXN, WRITE_TXN_MARKERS = 24, 25, 26, 27

@@ -4,38 +4,45 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.client import Place
-from penstock.cli.cluster_findings import ERROR, findings
-from penstock.cli.cluster_requests import Broker, Moving, Quorum, QuorumReplica
-from penstock.cli.cluster_status import as_document
-from penstock.cli.cluster_view import ClusterView, PartitionView
+from penstock.cli.cluster.description import (
+    BrokerDescription,
+    ClusterDescription,
+    PartitionDescription,
+    PartitionReassignment,
+    QuorumInfo,
+    QuorumReplica,
+)
+from penstock.cli.cluster.status import ERROR, check_health, status_document
+from penstock.cli.cluster_client import PartitionName
 
 
-def broker(id: int, **changes: Any) -> Broker:
-    return Broker(id, f"host-{id}", 9092, None, False)._replace(**changes)
+def broker(id: int, **changes: Any) -> BrokerDescription:
+    return BrokerDescription(id, f"host-{id}", 9092, None, False)._replace(**changes)
 
 
-def partition(**changes: Any) -> PartitionView:
-    return PartitionView(Place("orders", 0), 1, (1, 2, 3), (1, 2, 3), 2)._replace(**changes)
+def partition(**changes: Any) -> PartitionDescription:
+    return PartitionDescription(PartitionName("orders", 0), 1, (1, 2, 3), (1, 2, 3), 2)._replace(**changes)
 
 
-def quorum(*voters: int, behind: int = 0) -> Quorum:
-    return Quorum(1, 4, 5000, tuple(QuorumReplica(id, 5000 - behind * (id != 1), 0) for id in voters), ())
+def quorum(*voters: int, behind: int = 0) -> QuorumInfo:
+    return QuorumInfo(1, 4, 5000, tuple(QuorumReplica(id, 5000 - behind * (id != 1), 0) for id in voters), ())
 
 
-def view(*partitions: PartitionView, **changes: Any) -> ClusterView:
+def view(*partitions: PartitionDescription, **changes: Any) -> ClusterDescription:
     brokers = (broker(1), broker(2), broker(3))
-    return ClusterView("id", quorum(1, 2, 3), brokers, partitions or (partition(),), {})._replace(**changes)
+    return ClusterDescription("id", quorum(1, 2, 3), brokers, partitions or (partition(),), {})._replace(
+        **changes
+    )
 
 
-def levels(of: ClusterView) -> list[str]:
-    return [finding.level for finding in findings(of)]
+def levels(of: ClusterDescription) -> list[str]:
+    return [finding.level for finding in check_health(of)]
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
-    assert findings(view()) == []
-    assert as_document(view(), [])["up"]
-    assert as_document(view(), [])["troubles"] == []
+    assert check_health(view()) == []
+    assert status_document(view(), [])["up"]
+    assert status_document(view(), [])["troubles"] == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_a_healthy_cluster_has_no_findings() -> None:
     ],
 )
 def test_partitions_that_are_not_as_they_should_be(changes: dict[str, Any], text: str) -> None:
-    assert text in " | ".join(finding.message for finding in findings(view(partition(**changes))))
+    assert text in " | ".join(finding.message for finding in check_health(view(partition(**changes))))
 
 
 def test_only_what_is_down_is_an_error() -> None:
@@ -56,13 +63,15 @@ def test_only_what_is_down_is_an_error() -> None:
     assert ERROR in levels(view(quorum=None))
     assert ERROR in levels(view(partition(in_sync=(1,)))), "acks=all is refused"
     assert ERROR not in levels(view(partition(in_sync=(1, 2))))
-    assert ERROR not in levels(view(quorum=None, tells_quorum=False))
+    assert ERROR not in levels(view(quorum=None, knows_quorum=False))
 
 
 def test_acks_all_is_refused_while_a_partition_moves_when_its_leader_refuses_it() -> None:
-    growing = partition(isr_min=3, in_sync=(1, 2), moving=Moving((1, 2, 3), adding=(3,), removing=()))
+    growing = partition(
+        isr_min=3, in_sync=(1, 2), moving=PartitionReassignment((1, 2, 3), adding=(3,), removing=())
+    )
     assert ERROR not in levels(view(growing)), "the third replica is being filled"
-    shrinking = partition(in_sync=(1,), moving=Moving((1,), adding=(), removing=(2, 3)))
+    shrinking = partition(in_sync=(1,), moving=PartitionReassignment((1,), adding=(), removing=(2, 3)))
     assert ERROR in levels(view(shrinking)), "two of three are asked for until it has shrunk"
 
 
@@ -82,7 +91,7 @@ def test_acks_all_is_refused_while_a_partition_moves_when_its_leader_refuses_it(
     ],
 )
 def test_what_is_less_safe_than_it_looks(changes: dict[str, Any], text: str) -> None:
-    assert text in " | ".join(finding.message for finding in findings(view(**changes)))
+    assert text in " | ".join(finding.message for finding in check_health(view(**changes)))
 
 
 @pytest.mark.parametrize(
@@ -100,47 +109,52 @@ def test_what_is_less_safe_than_it_looks(changes: dict[str, Any], text: str) -> 
     ],
 )
 def test_a_voter_that_is_gone_and_what_that_leaves(
-    caught_up_ms: tuple[int, ...], brokers: tuple[Broker, ...], text: str
+    caught_up_ms: tuple[int, ...], brokers: tuple[BrokerDescription, ...], text: str
 ) -> None:
     voters = tuple(QuorumReplica(id, 5000, at) for id, at in enumerate(caught_up_ms, 1))
-    seen = view(quorum=Quorum(1, 4, 5000, voters, ()), brokers=brokers or tuple(map(broker, range(1, 6))))
-    found = " | ".join(finding.message for finding in findings(seen))
+    seen = view(quorum=QuorumInfo(1, 4, 5000, voters, ()), brokers=brokers or tuple(map(broker, range(1, 6))))
+    found = " | ".join(finding.message for finding in check_health(seen))
     assert text in found
     assert "penstock cluster voters remove" in found
 
 
 def test_replicas_that_share_a_host_while_there_are_others() -> None:
     brokers = (broker(1, host="a"), broker(2, host="a"), broker(3, host="b"))
-    [found] = findings(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=brokers))
+    [found] = check_health(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=brokers))
     assert "all replicas in one rack or on one host (orders[0])" in found.message
-    assert findings(view(partition(replicas=(1, 3), in_sync=(1, 3)), brokers=brokers)) == []
+    assert check_health(view(partition(replicas=(1, 3), in_sync=(1, 3)), brokers=brokers)) == []
     racks = tuple(each._replace(rack=f"r{each.id}") for each in brokers)
-    assert findings(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=racks)) == []
+    assert check_health(view(partition(replicas=(1, 2), in_sync=(1, 2)), brokers=racks)) == []
 
 
 def test_internal_topics_warn_until_they_have_their_replicas() -> None:
-    offsets = partition(place=Place("__consumer_offsets", 0), replicas=(1, 2), in_sync=(1, 2), isr_min=1)
+    offsets = partition(
+        place=PartitionName("__consumer_offsets", 0), replicas=(1, 2), in_sync=(1, 2), isr_min=1
+    )
     wanted = {"__consumer_offsets": 3}
-    [found] = findings(view(offsets, internal_replicas=wanted))
+    [found] = check_health(view(offsets, internal_replicas=wanted))
     assert "__consumer_offsets has fewer than 3 copies of 1 partition" in found.message
     raised = offsets._replace(replicas=(1, 2, 3), in_sync=(1, 2, 3))
-    assert findings(view(raised, internal_replicas=wanted)) == []
+    assert check_health(view(raised, internal_replicas=wanted)) == []
 
 
 def test_a_partition_on_the_move_is_judged_by_where_it_goes() -> None:
     moving = partition(
-        replicas=(3, 2, 1), in_sync=(1, 2), leader=1, moving=Moving((3, 2), adding=(3,), removing=(1,))
+        replicas=(3, 2, 1),
+        in_sync=(1, 2),
+        leader=1,
+        moving=PartitionReassignment((3, 2), adding=(3,), removing=(1,)),
     )
     assert not moving.is_under_replicated
-    assert moving.settled == (3, 2)
+    assert moving.target_replicas == (3, 2)
     assert moving.troubles == ["not led by its preferred replica", "being reassigned"]
 
 
 def test_the_worst_comes_first() -> None:
-    fine, slow = partition(), partition(place=Place("orders", 1), in_sync=(1, 2))
-    down = partition(place=Place("orders", 2), leader=-1, in_sync=())
+    fine, slow = partition(), partition(place=PartitionName("orders", 1), in_sync=(1, 2))
+    down = partition(place=PartitionName("orders", 2), leader=-1, in_sync=())
     found = view(fine, slow, down)
-    document = as_document(found, findings(found))
+    document = status_document(found, check_health(found))
     assert [row["partition"] for row in document["troubles"]] == [2, 1]
     assert document["findings"][0]["level"] == ERROR
     assert document["partitions"] == {
@@ -150,7 +164,7 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_brokers_with_what_they_lead_and_hold() -> None:
-    document = as_document(view(partition(replicas=(1, 9), in_sync=(1,))), [])
+    document = status_document(view(partition(replicas=(1, 9), in_sync=(1,))), [])
     rows = {
         row["node"]: (row["state"], row["leads"], row["replicas"], row["in_sync"])
         for row in document["brokers"]

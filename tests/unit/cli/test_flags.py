@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.settings import InvalidSetting
-from penstock.cli.flags import SERVE_FLAGS, read_quickly, settings_from
+from penstock.broker.config.node_settings import InvalidSetting
+from penstock.cli.serve import SERVE_FLAGS, parse_flags, settings_from_flags
 
 
 def test_the_quick_reader_takes_both_ways_of_writing_a_value() -> None:
     words = ["--listen", "localhost:1", "--listen=B://localhost:2", "--set", "node.id=3", "--welcome"]
-    assert read_quickly(words) == {
+    assert parse_flags(words) == {
         "--listen": ["localhost:1", "B://localhost:2"],
         "--set": ["node.id=3"],
         "--welcome": [],
     }
-    assert read_quickly([]) == {}
+    assert parse_flags([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_quick_reader_takes_both_ways_of_writing_a_value() -> None:
     ],
 )
 def test_the_quick_reader_leaves_help_and_mistakes_to_the_full_one(words: list[str]) -> None:
-    assert read_quickly(words) is None
+    assert parse_flags(words) is None
 
 
 def test_flags_become_settings_and_remember_how_they_were_written() -> None:
@@ -44,7 +44,7 @@ def test_flags_become_settings_and_remember_how_they_were_written() -> None:
         "--set": ["num.partitions=7", "node.id=1"],
         "--node-id": ["9"],
     }
-    settings = settings_from(flags, {})
+    settings = settings_from_flags(flags, {})
     assert [str(listener) for listener in settings.listeners] == ["A://localhost:1", "B://localhost:2"]
     assert settings.data_dir == os.path.abspath("second")
     assert (settings.node_id, settings["num.partitions"]) == (9, 7)
@@ -56,13 +56,13 @@ def test_the_file_is_named_by_a_flag_or_else_by_a_variable(tmp_path: Path) -> No
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text("num.partitions = 1")
     two.write_text("num.partitions = 2")
-    assert settings_from({}, {"PENSTOCK_CONFIG": str(one)})["num.partitions"] == 1
-    assert settings_from({"--config": [str(two)]}, {"PENSTOCK_CONFIG": str(one)})["num.partitions"] == 2
+    assert settings_from_flags({}, {"PENSTOCK_CONFIG": str(one)})["num.partitions"] == 1
+    assert settings_from_flags({"--config": [str(two)]}, {"PENSTOCK_CONFIG": str(one)})["num.partitions"] == 2
 
 
 def test_a_setting_without_a_value_is_refused() -> None:
     with pytest.raises(InvalidSetting, match=r"--set takes NAME=VALUE, not .node\.id."):
-        settings_from({"--set": ["node.id"]}, {})
+        settings_from_flags({"--set": ["node.id"]}, {})
 
 
 def test_every_flag_is_in_the_help_of_serve() -> None:

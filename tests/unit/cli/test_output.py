@@ -8,10 +8,10 @@ import pytest
 
 from penstock import __version__
 from penstock.cli import main
-from penstock.cli.failure import WRONG_USAGE, Failure, report
-from penstock.cli.options import pairs
+from penstock.cli.errors import EXIT_USAGE, CommandError, report_error
+from penstock.cli.options import parse_pairs
 from penstock.cli.output import confirm, human_bytes, print_facts, print_table
-from penstock.cli.welcome import command
+from penstock.cli.welcome import penstock_command
 
 
 @pytest.fixture(autouse=True)
@@ -47,23 +47,23 @@ def test_sizes_are_readable() -> None:
 
 
 def test_a_failure_is_a_sentence_and_a_hint_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(Failure("it broke", hint="mend it")) == 1
+    assert report_error(CommandError("it broke", hint="mend it")) == 1
     assert capsys.readouterr() == ("", "error: it broke\n       mend it\n")
 
 
 def test_nothing_is_confirmed_by_a_script_that_did_not_say_yes(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/null") as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
-        with pytest.raises(Failure, match="needs a confirmation") as caught:
+        with pytest.raises(CommandError, match="needs a confirmation") as caught:
             confirm("sure?", yes=False)
-    assert (caught.value.exit_code, caught.value.hint) == (WRONG_USAGE, "add --yes")
+    assert (caught.value.exit_code, caught.value.hint) == (EXIT_USAGE, "add --yes")
     confirm("sure?", yes=True)
 
 
 def test_pairs_are_refused_without_their_value() -> None:
-    assert pairs(["a=b", "c=d=e"], "--config") == {"a": "b", "c": "d=e"}
-    with pytest.raises(Failure, match="--config takes NAME=VALUE, not 'a'"):
-        pairs(["a"], "--config")
+    assert parse_pairs(["a=b", "c=d=e"], "--config") == {"a": "b", "c": "d=e"}
+    with pytest.raises(CommandError, match="--config takes NAME=VALUE, not 'a'"):
+        parse_pairs(["a"], "--config")
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_newcomers_are_told_a_command_that_can_be_called(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.chdir(tmp_path)
-    assert command() == told
+    assert penstock_command() == told

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.pipelines import loading
-from penstock.spark.pipelines.builtin import BUILT_IN, BuiltIn
+from penstock.spark.pipelines import loader
 from penstock.spark.pipelines.declaration import Pipeline, Source
-from penstock.spark.pipelines.loading import LoadingError, load, settings_usage
+from penstock.spark.pipelines.loader import BUILT_IN, BuiltIn, LoadingError, load, settings_usage
 
 TWO = """
 from penstock.spark.pipelines.declaration import pipeline
@@ -116,7 +115,7 @@ def hello(*, greeting: str, to_whom: str = "") -> Hello:
 def test_built_in_ones_are_made_of_their_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "penstock_test_shop"
     sys.modules[module] = sys.modules[__name__] if __name__ in sys.modules else _this_module()
-    monkeypatch.setattr(loading, "BUILT_IN", {"hello": BuiltIn(f"{module}:hello", "greets")})
+    monkeypatch.setattr(loader, "BUILT_IN", {"hello": BuiltIn(f"{module}:hello", "greets")})
     assert load("hello", {"greeting": "hi", "to-whom": "all"}) == Hello("hi")
     assert settings_usage("hello") == "greeting=... [to_whom=]"
     with pytest.raises(

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from penstock.client.errors import AuthenticationFailed, Unavailable
-from penstock.spark.losses import DataLoss
 from penstock.spark.offsets import Position
-from penstock.spark.pipelines.status import Trouble
-from penstock.spark.pipelines.watching import QueryFailed, Watched, is_lasting, trouble_of
+from penstock.spark.pipelines.queries import QueryFailed, WatchedQuery, error_info, is_permanent
+from penstock.spark.pipelines.status import ErrorInfo
+from penstock.spark.source.discovery import DataLoss
 
 PROXY = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
   File "/lib/py4j/clientserver.py", line 644, in _call_proxy
@@ -31,7 +31,7 @@ Traceback (most recent call last):
 ValueError: no such thing
 second line"""
 SOURCE = """[PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform \
-initialOffset: penstock.spark.option_values.OptionError: offset 99 of t[0] does not exist yet: its log ends at 10
+initialOffset: penstock.spark.option_reader.OptionError: offset 99 of t[0] does not exist yet: its log ends at 10
  SQLSTATE: 38000
 === Streaming Query ===
 Identifier: loss"""
@@ -55,7 +55,7 @@ class AnalysisException(Exception):
          "ZeroDivisionError", "division by zero", False),
         (Exception(PROXY.format(raised="run()", end="penstock.spark.pipelines.declaration.BatchError: too many")),
          "BatchError", "too many", False),
-        (Exception(PROXY.format(raised="run()", end="penstock.spark.decisions.SinkError: another driver")),
+        (Exception(PROXY.format(raised="run()", end="penstock.spark.exactly_once.decisions.SinkError: another driver")),
          "SinkError", "another driver", True),
         (Exception(PROXY.format(raised="run()", end=WORKER)), "ValueError", "no such thing", False),
         (Exception(SOURCE), "OptionError", "offset 99 of t[0] does not exist yet: its log ends at 10", True),
@@ -65,13 +65,13 @@ class AnalysisException(Exception):
         (Unavailable("nobody answered"), "Unavailable", "nobody answered", False),
         (AuthenticationFailed("no"), "AuthenticationFailed", "no", True),
         (DataLoss("gone"), "DataLoss", "gone", True),
-        (QueryFailed(Trouble(kind="X", message="y")), "X", "y", False),
+        (QueryFailed(ErrorInfo(kind="X", message="y")), "X", "y", False),
     ],
 )  # fmt: skip
 def test_an_error_is_a_sentence(error: Exception, kind: str, message: str, lasting: bool) -> None:
-    told = trouble_of(error)
-    assert told == Trouble(kind=kind, message=message)
-    assert is_lasting(told) is lasting
+    told = error_info(error)
+    assert told == ErrorInfo(kind=kind, message=message)
+    assert is_permanent(told) is lasting
 
 
 class Query:
@@ -119,20 +119,20 @@ def test_a_query_is_stopped_only_where_nothing_of_a_batch_is_done(
 ) -> None:
     query = Query()
     query.status = {"message": step, "isTriggerActive": triggered}
-    seen = Watched(query).look()
+    seen = WatchedQuery(query).look()
     assert (seen.is_between, seen.is_at_work, seen.is_decided) == (is_between, is_at_work, is_decided)
 
 
 def test_every_batch_is_news_once_and_empty_ones_are_none() -> None:
     query = Query()
-    watched = Watched(query)
-    assert watched.news() == []
+    watched = WatchedQuery(query)
+    assert watched.new_batches() == []
     query.tell(0, 10)
     query.tell(1, 20)
     query.tell(2, 0)
-    first, second = watched.news()
+    first, second = watched.new_batches()
     assert (first.batch, first.rows_per_s, second.batch, second.rows) == (0, 20.0, 1, 20)
     assert second.end.offsets == {("t", 0): 20}
-    assert watched.news() == []
+    assert watched.new_batches() == []
     query.tell(2, 5)
-    assert [each.batch for each in watched.news()] == [2]
+    assert [each.batch for each in watched.new_batches()] == [2]

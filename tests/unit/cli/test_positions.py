@@ -4,7 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.cli.positions import Anchor, Position, parse_position, parse_timestamp, resolve
+from penstock.cli.options import (
+    OffsetSpec,
+    OffsetSpecKind,
+    parse_offset_spec,
+    parse_timestamp,
+    resolve_offset,
+)
 
 NOW_MS = 1_700_000_000_000
 
@@ -12,19 +18,19 @@ NOW_MS = 1_700_000_000_000
 @pytest.mark.parametrize(
     ("text", "position"),
     [
-        ("beginning", Position(Anchor.BEGINNING)),
-        ("Latest", Position(Anchor.END)),
-        ("42", Position(Anchor.OFFSET, 42)),
-        ("-5", Position(Anchor.LAST, 5)),
-        ("@1600000000000", Position(Anchor.TIMESTAMP, 1_600_000_000_000)),
-        ("15m", Position(Anchor.TIMESTAMP, NOW_MS - 900_000)),
-        ("2d", Position(Anchor.TIMESTAMP, NOW_MS - 172_800_000)),
-        ("2023-11-14T22:13:20Z", Position(Anchor.TIMESTAMP, NOW_MS)),
-        ("2023-11-14T23:13:20.5+01:00", Position(Anchor.TIMESTAMP, NOW_MS + 500)),
+        ("beginning", OffsetSpec(OffsetSpecKind.BEGINNING)),
+        ("Latest", OffsetSpec(OffsetSpecKind.END)),
+        ("42", OffsetSpec(OffsetSpecKind.OFFSET, 42)),
+        ("-5", OffsetSpec(OffsetSpecKind.LAST, 5)),
+        ("@1600000000000", OffsetSpec(OffsetSpecKind.TIMESTAMP, 1_600_000_000_000)),
+        ("15m", OffsetSpec(OffsetSpecKind.TIMESTAMP, NOW_MS - 900_000)),
+        ("2d", OffsetSpec(OffsetSpecKind.TIMESTAMP, NOW_MS - 172_800_000)),
+        ("2023-11-14T22:13:20Z", OffsetSpec(OffsetSpecKind.TIMESTAMP, NOW_MS)),
+        ("2023-11-14T23:13:20.5+01:00", OffsetSpec(OffsetSpecKind.TIMESTAMP, NOW_MS + 500)),
     ],
 )
-def test_positions(text: str, position: Position) -> None:
-    assert parse_position(text, now_ms=NOW_MS) == position
+def test_positions(text: str, position: OffsetSpec) -> None:
+    assert parse_offset_spec(text, now_ms=NOW_MS) == position
 
 
 def test_a_time_without_a_zone_is_local() -> None:
@@ -36,24 +42,24 @@ def test_a_time_without_a_zone_is_local() -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "15 minutes", "--5", "2023-13-01"])
 def test_what_is_no_position_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is no point in time: write"):
-        parse_position(text, now_ms=NOW_MS)
+        parse_offset_spec(text, now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
     ("position", "at_timestamp", "offset"),
     [
-        (Position(Anchor.BEGINNING), None, 10),
-        (Position(Anchor.END), None, 20),
-        (Position(Anchor.OFFSET, 15), None, 15),
-        (Position(Anchor.OFFSET, 3), None, 10),
-        (Position(Anchor.OFFSET, 99), None, 20),
-        (Position(Anchor.LAST, 3), None, 17),
-        (Position(Anchor.LAST, 99), None, 10),
-        (Position(Anchor.TIMESTAMP, 1), 12, 12),
-        (Position(Anchor.TIMESTAMP, 1), -1, 20),
+        (OffsetSpec(OffsetSpecKind.BEGINNING), None, 10),
+        (OffsetSpec(OffsetSpecKind.END), None, 20),
+        (OffsetSpec(OffsetSpecKind.OFFSET, 15), None, 15),
+        (OffsetSpec(OffsetSpecKind.OFFSET, 3), None, 10),
+        (OffsetSpec(OffsetSpecKind.OFFSET, 99), None, 20),
+        (OffsetSpec(OffsetSpecKind.LAST, 3), None, 17),
+        (OffsetSpec(OffsetSpecKind.LAST, 99), None, 10),
+        (OffsetSpec(OffsetSpecKind.TIMESTAMP, 1), 12, 12),
+        (OffsetSpec(OffsetSpecKind.TIMESTAMP, 1), -1, 20),
     ],
 )
 def test_a_position_stays_within_what_the_partition_holds(
-    position: Position, at_timestamp: int | None, offset: int
+    position: OffsetSpec, at_timestamp: int | None, offset: int
 ) -> None:
-    assert resolve(position, first=10, end=20, at_timestamp=at_timestamp) == offset
+    assert resolve_offset(position, first=10, end=20, at_timestamp=at_timestamp) == offset

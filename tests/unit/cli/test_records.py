@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cli.records import Incoming, Outgoing, line_reader, line_writer
+from penstock.cli.record_formats import ConsumerRecord, ProducerRecord, line_reader, line_writer
 
-RECORD = Incoming("orders", 2, 7, 1_700_000_000_500, b"k", b"v", (("trace", b"abc"), ("empty", None)))
+RECORD = ConsumerRecord("orders", 2, 7, 1_700_000_000_500, b"k", b"v", (("trace", b"abc"), ("empty", None)))
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ MAYBE_BYTES = st.none() | st.binary(max_size=20)
 def test_what_consume_writes_as_json_produce_reads_back(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
 ) -> None:
-    line = line_writer("json")(Incoming("t", 3, 0, 5, key, value, headers))
-    assert line_reader("json")(line) == Outgoing(key, value, tuple(headers), 3, 5)
+    line = line_writer("json")(ConsumerRecord("t", 3, 0, 5, key, value, headers))
+    assert line_reader("json")(line) == ProducerRecord(key, value, tuple(headers), 3, 5)
 
 
 @pytest.mark.parametrize("format_name", ["hex", "base64"])
@@ -68,10 +68,10 @@ def test_binary_formats_round_trip(format_name: str, value: bytes) -> None:
 
 
 def test_lines_that_produce_reads() -> None:
-    assert line_reader("text")(b"a:b") == Outgoing(None, b"a:b")
-    assert line_reader("text", key_separator=b":")(b"a:b:c") == Outgoing(b"a", b"b:c")
-    assert line_reader("json")(b'{"value": {"id": 1}}') == Outgoing(None, b'{"id":1}')
-    assert line_reader("json")(b'{"key": "k", "value": null}') == Outgoing(b"k", None)
+    assert line_reader("text")(b"a:b") == ProducerRecord(None, b"a:b")
+    assert line_reader("text", key_separator=b":")(b"a:b:c") == ProducerRecord(b"a", b"b:c")
+    assert line_reader("json")(b'{"value": {"id": 1}}') == ProducerRecord(None, b'{"id":1}')
+    assert line_reader("json")(b'{"key": "k", "value": null}') == ProducerRecord(b"k", None)
 
 
 @pytest.mark.parametrize(

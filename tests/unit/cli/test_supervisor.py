@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.waiting import eventually_async
 
-from penstock.cli import supervisor
-from penstock.cli.failure import Failure
-from penstock.cli.supervisor import Node, Supervisor, Watcher
+from penstock.cli.cluster import supervisor
+from penstock.cli.cluster.supervisor import NodeCommand, Supervisor, SupervisorCallbacks
+from penstock.cli.errors import CommandError
 
-READY = "from penstock.cli import notify; import time; notify.ready(); time.sleep(60)"
+READY = "from penstock.cli import os_process; import time; os_process.notify_ready(); time.sleep(60)"
 SLEEP = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {READY}"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
 DIES = "import sys; print('the disk is on fire'); sys.exit(3)"
@@ -31,12 +31,12 @@ class World:
         self.lives: dict[int, set[int]] = {}
         self.meddle: Callable[[], None] = lambda: None
 
-    def node(self, number: int, program: str) -> Node:
-        return Node(number, (sys.executable, "-c", program), self.folder / f"{number}.log")
+    def node(self, number: int, program: str) -> NodeCommand:
+        return NodeCommand(number, (sys.executable, "-c", program), self.folder / f"{number}.log")
 
     async def run(self, *programs: str, restart: bool = False) -> int:
         nodes = [self.node(number, program) for number, program in enumerate(programs, 1)]
-        watcher = Watcher(pids_changed=self._pids, all_ready=self._ready, say=self.said.append)
+        watcher = SupervisorCallbacks(pids_changed=self._pids, all_ready=self._ready, report=self.said.append)
         self.supervisor = Supervisor(nodes, watcher, restart=restart)
         return await self.supervisor.run()
 
@@ -81,7 +81,7 @@ async def test_a_node_may_be_ready_before_its_pid_is_known(
 
     async def slowly(*words: Any, **given: Any) -> Any:
         process = await real(*words, **given)
-        await until(lambda: process.pid in world.supervisor._reported)
+        await until(lambda: process.pid in world.supervisor._ready_pids)
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
@@ -90,7 +90,7 @@ async def test_a_node_may_be_ready_before_its_pid_is_known(
 
 
 async def test_a_node_that_dies_while_starting_stops_the_others_and_is_quoted(world: World) -> None:
-    with pytest.raises(Failure, match=r"node 2 did not start: exit code 3\n  the disk is on fire"):
+    with pytest.raises(CommandError, match=r"node 2 did not start: exit code 3\n  the disk is on fire"):
         await world.run(SLEEP, DIES)
     assert world.pids == {1: None, 2: None}
 
@@ -107,7 +107,7 @@ async def test_a_node_that_dies_later_is_told_and_the_others_go_on(world: World)
 
 async def test_when_none_is_left_there_is_nothing_to_watch(world: World) -> None:
     world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
-    with pytest.raises(Failure, match="no node is left"):
+    with pytest.raises(CommandError, match="no node is left"):
         await world.run(SLEEP)
 
 
@@ -147,7 +147,7 @@ async def test_one_more_joins_those_that_run(world: World) -> None:
     world.meddle = ready.set
     running = asyncio.create_task(world.run(SLEEP))
     await ready.wait()
-    with pytest.raises(Failure, match="node 3 did not start"):
+    with pytest.raises(CommandError, match="node 3 did not start"):
         await world.supervisor.add(world.node(3, DIES))
     await world.supervisor.add(world.node(2, SLEEP))
     os.kill(world.pids[1] or 0, signal.SIGKILL)
@@ -166,7 +166,7 @@ async def test_what_does_not_stop_is_killed(world: World, monkeypatch: pytest.Mo
 
 
 async def test_a_second_signal_does_not_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "IMPATIENT_AFTER_S", 0.0)
+    monkeypatch.setattr(supervisor, "SECOND_SIGNAL_AFTER_S", 0.0)
     world.meddle = interrupt
     running = asyncio.create_task(world.run(STUBBORN))
     await until(lambda: "stopping" in world.said)
@@ -176,7 +176,7 @@ async def test_a_second_signal_does_not_wait(world: World, monkeypatch: pytest.M
 
 
 async def test_the_end_of_stdin_is_the_end_of_the_node() -> None:
-    program = "from penstock.cli import lifeline; import time; lifeline.stop_with_stdin(); time.sleep(60)"
+    program = "from penstock.cli import os_process; import time; os_process.stop_with_stdin(); time.sleep(60)"
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE
     )

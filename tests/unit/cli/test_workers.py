@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.cluster_folder import LocalCluster
-from penstock.cli.failure import Failure
-from penstock.cli.flags import Flags, settings_from
-from penstock.cli.workers import count_of, planned, words
+from penstock.cli.cluster.local_cluster import LocalCluster
+from penstock.cli.cluster.workers import plan_workers, worker_count, worker_flags
+from penstock.cli.errors import CommandError
+from penstock.cli.serve import Flags, settings_from_flags
 
 
 def plan(count: int, flags: Flags, known: LocalCluster | None = None) -> LocalCluster:
-    return planned(settings_from(flags, {}), count, known)
+    return plan_workers(settings_from_flags(flags, {}), count, known)
 
 
 def flags_of(count: int, number: int, flags: Flags) -> dict[str, list[str]]:
     """What worker `number` (the first is 0) is started with."""
-    settings = settings_from(flags, {})
-    cluster = planned(settings, count, None)
-    written = words(cluster.nodes[number], cluster, settings, flags)
+    settings = settings_from_flags(flags, {})
+    cluster = plan_workers(settings, count, None)
+    written = worker_flags(cluster.nodes[number], cluster, settings, flags)
     found: dict[str, list[str]] = {}
     for name, value in zip(written, [*written[1:], ""], strict=True):
         if name.startswith("--"):
@@ -107,5 +107,5 @@ def test_more_workers_join_those_that_founded_the_cluster() -> None:
 
 @pytest.mark.parametrize("text", ["0", "65", "x", "-1"])
 def test_a_number_of_workers_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match="--workers takes a number from 1 to 64"):
-        count_of({"--workers": [text]})
+    with pytest.raises(CommandError, match="--workers takes a number from 1 to 64"):
+        worker_count({"--workers": [text]})

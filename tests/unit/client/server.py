@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from penstock.client.settings import Address
+from penstock.client.wire.settings import Address
 from penstock.protocol.schemas import response_encoder, schema_class
 
 API_VERSIONS, METADATA = 18, 3

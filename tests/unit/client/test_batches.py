@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.client.batches import BatchView, batches, visible, whole
 from penstock.client.errors import CorruptRecords
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
+from penstock.client.wire.fetch import BatchView, checked_batches, visible_batches, whole_batches
+from penstock.protocol.record_batch import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
 
 
 def batch(offset: int, count: int = 1, *, producer: int = -1) -> bytearray:
@@ -22,7 +22,7 @@ def marker(offset: int, producer: int, *, commits: bool) -> bytearray:
 
 
 def seen(data: bytes, aborted: list[tuple[int, int]] | None) -> list[int]:
-    return [view.header.base_offset for view in visible(batches(data), aborted)]
+    return [view.header.base_offset for view in visible_batches(checked_batches(data), aborted)]
 
 
 def test_everything_but_control_batches_is_seen_when_nothing_is_hidden() -> None:
@@ -74,30 +74,30 @@ def test_an_idempotent_batch_of_an_aborted_producer_is_no_part_of_its_transactio
 def test_a_batch_that_was_cut_short_is_left_out() -> None:
     data = batch(0) + batch(1)
     for cut in range(1, len(batch(1))):
-        assert bytes(whole(memoryview(data)[:-cut])) == batch(0)
-    assert bytes(whole(memoryview(data))) == data
-    assert len(whole(memoryview(b""))) == 0
+        assert bytes(whole_batches(memoryview(data)[:-cut])) == batch(0)
+    assert bytes(whole_batches(memoryview(data))) == data
+    assert len(whole_batches(memoryview(b""))) == 0
 
 
 def test_an_old_format_is_named() -> None:
     old = bytearray(batch(0))
     old[16] = 1
     with pytest.raises(CorruptRecords, match="format 1"):
-        list(batches(old))
+        list(checked_batches(old))
     with pytest.raises(CorruptRecords, match="format 1"):
-        whole(memoryview(old)[:-1])
+        whole_batches(memoryview(old)[:-1])
 
 
 def test_a_length_that_cannot_be() -> None:
     broken = bytearray(batch(0))
     broken[8:12] = (10).to_bytes(4, "big")
     with pytest.raises(CorruptRecords, match="no record batch"):
-        whole(memoryview(broken))
+        whole_batches(memoryview(broken))
 
 
 def test_damage_is_found_unless_nobody_looks() -> None:
     damaged = batch(7)
     damaged[-1] ^= 1
     with pytest.raises(CorruptRecords, match="offset 7"):
-        list(batches(damaged))
-    assert [type(view) for view in batches(damaged, checks_crc=False)] == [BatchView]
+        list(checked_batches(damaged))
+    assert [type(view) for view in checked_batches(damaged, checks_crc=False)] == [BatchView]

@@ -11,16 +11,20 @@ import pytest
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from penstock.protocol import client_fetch, client_produce
-from penstock.protocol.client_fetch import encode_client_fetch, parse_client_fetch
-from penstock.protocol.client_produce import encode_client_produce
+from penstock.protocol import fetch, produce
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.fetch import FetchPartition, PartitionData, encode_fetch_response
-from penstock.protocol.produce import Endpoint
+from penstock.protocol.fetch import (
+    FetchPartition,
+    PartitionData,
+    encode_consumer_fetch_request,
+    encode_fetch_response,
+    parse_consumer_fetch_response,
+)
+from penstock.protocol.produce import NodeEndpoint, encode_produce_request
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-FETCH_VERSIONS = range(client_fetch.OLDEST, client_fetch.NEWEST + 1)
-PRODUCE_VERSIONS = range(client_produce.OLDEST, client_produce.NEWEST + 1)
+FETCH_VERSIONS = range(fetch.CONSUMER_VERSION_MIN, fetch.CONSUMER_VERSION_MAX + 1)
+PRODUCE_VERSIONS = range(produce.PRODUCER_VERSION_MIN, produce.PRODUCER_VERSION_MAX + 1)
 
 
 def schema(api: str, version: int, kind: str) -> Any:
@@ -40,7 +44,7 @@ def topic_key(version: int) -> bytes:
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_fetch_request_is_what_kio_reads(version: int) -> None:
     asked = FetchPartition(3, 9, 123_456_789_012, -1, -1, 1 << 24)
-    data = encode_client_fetch(
+    data = encode_consumer_fetch_request(
         version, topic_key(version), asked, wait_ms=500, bytes_min=1, bytes_max=1 << 25, isolation=1
     )
     cls = schema("fetch", version, "request").FetchRequest
@@ -69,7 +73,7 @@ def answer(version: int, *, error: int = 0, aborted: Any = ((7, 100), (8, 200)))
         error=0,
         session_id=0,
         topics=[(topic_key(version), [data])],
-        endpoints=[Endpoint(2, "host", 9092, None)],
+        endpoints=[NodeEndpoint(2, "host", 9092, None)],
     )
     body = b"".join(frame)[8:]
     return body[1:] if version >= 12 else body
@@ -80,7 +84,7 @@ def answer(version: int, *, error: int = 0, aborted: Any = ((7, 100), (8, 200)))
 def test_fetch_response_is_read_as_brokers_write_it(version: int, aborted: Any) -> None:
     body = answer(version, aborted=aborted)
     expected = read(schema("fetch", version, "response").FetchResponse, body)
-    error, ((key, found),) = parse_client_fetch(memoryview(body), version)
+    error, ((key, found),) = parse_consumer_fetch_response(memoryview(body), version)
     (told,) = expected.responses[0].partitions
     assert (error, key) == (0, topic_key(version))
     assert (found.partition, found.error, found.high_watermark) == (3, 0, told.high_watermark)
@@ -103,7 +107,7 @@ def test_fetch_response_that_is_damaged(version: int) -> None:
             if body:
                 body[chance.randrange(len(body))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
         try:
-            parse_client_fetch(memoryview(body), version)
+            parse_consumer_fetch_response(memoryview(body), version)
         except MalformedFrame:
             refused += 1
     assert refused > 1000
@@ -113,7 +117,7 @@ def test_fetch_response_that_is_damaged(version: int) -> None:
 @pytest.mark.parametrize("name", [None, "tx-\u00e9", "n" * 200])
 def test_produce_request_is_what_kio_reads(version: int, name: str | None) -> None:
     batch = b"b" * 300
-    parts = encode_client_produce(
+    parts = encode_produce_request(
         version, topic_key(version), 4, batch, transactional_id=name, acks=-1, timeout_ms=1500
     )
     assert parts[1] is batch, "it was copied"
@@ -128,5 +132,5 @@ def test_produce_request_is_what_kio_reads(version: int, name: str | None) -> No
 
 def test_errors_are_numbers_of_the_protocol() -> None:
     body = answer(17, error=int(ErrorCode.not_leader_or_follower))
-    _, ((_, found),) = parse_client_fetch(memoryview(body), 17)
+    _, ((_, found),) = parse_consumer_fetch_response(memoryview(body), 17)
     assert found.error == ErrorCode.not_leader_or_follower

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.unit.client.server import METADATA, ScriptedServer, encoded, frame
 
-from penstock.client.cluster import Cluster, Coordinates
-from penstock.client.connection import Connection
-from penstock.client.errors import Refused, TopicChanged, Unavailable, refusal
-from penstock.client.retrying import Backoff
-from penstock.client.settings import ConnectionSettings
+from penstock.client.errors import Refused, TopicChanged, Unavailable, broker_error
+from penstock.client.retry import Backoff
+from penstock.client.wire.cluster import Cluster, CoordinatorType
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
@@ -100,7 +100,7 @@ def test_a_new_leader_is_found(nodes: Nodes) -> None:
         asked.append(nodes.number(connection))
         if asked[-1] == 1:
             nodes.leader = 2
-            raise refusal(ErrorCode.not_leader_or_follower, "orders[0]")
+            raise broker_error(ErrorCode.not_leader_or_follower, "orders[0]")
         return "done"
 
     with cluster(nodes.servers[1].address) as made:
@@ -128,16 +128,16 @@ def test_a_coordinator_is_remembered_until_it_says_that_it_is_none(nodes: Nodes)
     def ask(connection: Connection) -> int:
         number = nodes.number(connection)
         if number != nodes.coordinator:
-            raise refusal(ErrorCode.not_coordinator, "g")
+            raise broker_error(ErrorCode.not_coordinator, "g")
         return number
 
     with cluster(nodes.servers[1].address) as made:
         for _ in range(3):
-            assert made.call_coordinator(Coordinates.GROUP, "g", ask) == 1
+            assert made.call_coordinator(CoordinatorType.GROUP, "g", ask) == 1
         looked = sum(server.asked.count(FIND_COORDINATOR) for server in nodes.servers.values())
         assert looked == 1
         nodes.coordinator = 2
-        assert made.call_coordinator(Coordinates.GROUP, "g", ask) == 2
+        assert made.call_coordinator(CoordinatorType.GROUP, "g", ask) == 2
 
 
 def test_the_controller_is_asked_where_it_is(nodes: Nodes) -> None:
@@ -151,7 +151,7 @@ def test_what_does_not_pass_is_raised_at_once(nodes: Nodes) -> None:
 
     def ask(connection: Connection) -> None:
         asked.append(1)
-        raise refusal(ErrorCode.topic_authorization_failed, "orders")
+        raise broker_error(ErrorCode.topic_authorization_failed, "orders")
 
     with cluster(nodes.servers[1].address) as made, pytest.raises(Refused):
         made.call_leader("orders", 0, ask)
@@ -161,7 +161,7 @@ def test_what_does_not_pass_is_raised_at_once(nodes: Nodes) -> None:
 @pytest.mark.parametrize("code", [ErrorCode.not_leader_or_follower, ErrorCode.request_timed_out])
 def test_nothing_is_tried_for_longer_than_agreed(nodes: Nodes, code: ErrorCode) -> None:
     def ask(connection: Connection) -> None:
-        raise refusal(code, "orders[0]")
+        raise broker_error(code, "orders[0]")
 
     begun = time.monotonic()
     with (
@@ -191,7 +191,7 @@ def test_another_id_is_another_topic(nodes: Nodes, monkeypatch: pytest.MonkeyPat
     from dataclasses import replace
     from uuid import UUID
 
-    from penstock.client import cluster as module
+    from penstock.client.wire import cluster as module
 
     view = module.metadata_view
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.unit.client.server import API_VERSIONS, METADATA, ScriptedServer, api_versions, encoded, frame
 
-from penstock.client.connection import Connection
 from penstock.client.errors import AuthenticationFailed, ClientError, Unavailable, UnsupportedVersion
-from penstock.client.metadata import metadata_request
-from penstock.client.settings import Address, ConnectionSettings, SaslSettings, TlsSettings
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import metadata_request
+from penstock.client.wire.settings import Address, ConnectionSettings, SaslSettings, TlsSettings
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
@@ -149,8 +149,8 @@ def test_answers_come_in_order() -> None:
 
     with ScriptedServer(script, APIS) as server, connect(server) as connection:
         body = [struct.pack(">i", 0)]
-        tickets = [connection.begin(METADATA, 1, body) for _ in range(5)]
-        found = [connection.decode(each, connection.finish(each)).controller_id for each in tickets]
+        pending = [connection.begin(METADATA, 1, body) for _ in range(5)]
+        found = [connection.decode(each, connection.finish(each)).controller_id for each in pending]
         assert found == [2, 3, 4, 5, 6]
 
 

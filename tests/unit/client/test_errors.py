@@ -10,9 +10,9 @@ from penstock.client.errors import (
     OutOfRange,
     Refused,
     Unavailable,
-    check,
-    code_of,
-    refusal,
+    broker_error,
+    parse_error_code,
+    raise_for_error,
 )
 from penstock.protocol.errors import ErrorCode
 
@@ -21,8 +21,8 @@ from penstock.protocol.errors import ErrorCode
     "error",
     [
         Unavailable("nobody answered"),
-        refusal(ErrorCode.message_too_large, "orders[1]", "2 MB"),
-        refusal(ErrorCode.producer_fenced, "tx"),
+        broker_error(ErrorCode.message_too_large, "orders[1]", "2 MB"),
+        broker_error(ErrorCode.producer_fenced, "tx"),
         OutOfRange("orders", 3, 5, 10, 20),
     ],
 )
@@ -34,19 +34,19 @@ def test_errors_survive_pickling(error: ClientError) -> None:
 
 
 def test_fencing_has_a_kind_of_its_own() -> None:
-    assert isinstance(refusal(ErrorCode.invalid_producer_epoch, "tx"), Fenced)
-    assert not isinstance(refusal(ErrorCode.invalid_txn_state, "tx"), Fenced)
+    assert isinstance(broker_error(ErrorCode.invalid_producer_epoch, "tx"), Fenced)
+    assert not isinstance(broker_error(ErrorCode.invalid_txn_state, "tx"), Fenced)
 
 
 def test_check_lets_the_good_pass() -> None:
-    check(ErrorCode.none, "orders")
+    raise_for_error(ErrorCode.none, "orders")
     with pytest.raises(Refused, match=r"orders: message too large \(2 MB\)"):
-        check(ErrorCode.message_too_large, "orders", "2 MB")
+        raise_for_error(ErrorCode.message_too_large, "orders", "2 MB")
 
 
 def test_an_error_that_is_newer_than_we_are() -> None:
-    assert code_of(31_999) is ErrorCode.unknown_server_error
-    assert code_of(6) is ErrorCode.not_leader_or_follower
+    assert parse_error_code(31_999) is ErrorCode.unknown_server_error
+    assert parse_error_code(6) is ErrorCode.not_leader_or_follower
 
 
 def test_an_offset_out_of_range_says_where_the_log_is() -> None:

@@ -5,21 +5,20 @@ from typing import Any, cast
 import pytest
 from tests.unit.client.world import FakeConnection, World
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import Fenced, Refused, Unavailable
-from penstock.client.pipeline import IN_FLIGHT_MAX, Pipeline
-from penstock.client.sequencing import Producer
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.in_flight import IN_FLIGHT_MAX, InFlightBatches, ProducerIdAndEpoch
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 
 def batch(*values: bytes) -> bytearray:
     return encode_batch([Record(index, 0, None, value) for index, value in enumerate(values)])
 
 
-def pipeline(world: World) -> Pipeline:
-    made = Pipeline(cast(Cluster, world))
-    made.reset(Producer(1, 0))
+def pipeline(world: World) -> InFlightBatches:
+    made = InFlightBatches(cast(Cluster, world))
+    made.reset(ProducerIdAndEpoch(1, 0))
     return made
 
 
@@ -99,7 +98,7 @@ def test_what_does_not_pass_ends_the_producer(
     with pytest.raises(kind):
         sender.submit("orders", 1, batch(b"y"))
     assert not sender.settle()
-    sender.reset(Producer(1, 1))
+    sender.reset(ProducerIdAndEpoch(1, 1))
     monkeypatch.undo()
     world.logs.clear()
     sender.submit("orders", 0, batch(b"z"))
@@ -133,7 +132,7 @@ def test_a_frozen_leader_is_left_when_its_answer_is_late(monkeypatch: pytest.Mon
     sender.drain()
     frozen = world.connections[-1]
 
-    def late(ticket: Any, *, timeout_ms: float) -> Any:
+    def late(pending: Any, *, timeout_ms: float) -> Any:
         raise FakeConnection.broken(frozen)
 
     monkeypatch.setattr(frozen, "finish", late)

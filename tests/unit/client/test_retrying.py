@@ -2,7 +2,7 @@
 
 from random import Random
 
-from penstock.client.retrying import Backoff, Deadline, attempts
+from penstock.client.retry import Backoff, Deadline, attempts
 
 
 class Time:

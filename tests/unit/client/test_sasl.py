@@ -7,7 +7,7 @@ import hmac
 import pytest
 
 from penstock.client.errors import AuthenticationFailed
-from penstock.client.sasl import SCRAM_HASHES, Plain, Scram, exchange
+from penstock.client.wire.sasl import SCRAM_HASHES, PlainExchange, ScramExchange, sasl_exchange
 
 # RFC 7677, section 3
 NONCE = "rOprNGfwEbeRWgbNEkqO"
@@ -19,8 +19,8 @@ CLIENT_FINAL = (
 SERVER_FINAL = b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
 
 
-def scram() -> Scram:
-    return Scram("sha256", "user", "pencil", nonce=NONCE)
+def scram() -> ScramExchange:
+    return ScramExchange("sha256", "user", "pencil", nonce=NONCE)
 
 
 def test_the_vector_of_the_rfc() -> None:
@@ -31,7 +31,7 @@ def test_the_vector_of_the_rfc() -> None:
 
 
 def test_plain() -> None:
-    talk = Plain("us\u00e9r", "pass")
+    talk = PlainExchange("us\u00e9r", "pass")
     assert talk.first() == b"\0us\xc3\xa9r\0pass"
     assert talk.next(b"") is None
 
@@ -67,7 +67,7 @@ def test_a_server_that_does_not_know_the_password(final: bytes) -> None:
 def test_a_server_of_our_own(mechanism: str) -> None:
     """The other half, written from the RFC, with a name that has to be escaped."""
     name, password, salt, rounds = "a=b,c", "p\u00e4ss", b"salt", 5000
-    talk = exchange(mechanism, name, password, nonce="abc")
+    talk = sasl_exchange(mechanism, name, password, nonce="abc")
     first = talk.first().decode()
     assert first == "n,,n=a=3Db=2Cc,r=abc"
     told = f"r=abcdef,s={base64.b64encode(salt).decode()},i={rounds}"

@@ -3,42 +3,42 @@
 import pytest
 
 from penstock.client.errors import ClientError
-from penstock.client.sequencing import SEQUENCES, Lane, Producer
-from penstock.protocol.records import Record, checksum, encode_batch, read_header
+from penstock.client.wire.in_flight import SEQUENCE_NUMBERS, PartitionQueue, ProducerIdAndEpoch
+from penstock.protocol.record_batch import Record, checksum, encode_batch, read_header
 
-PRODUCER = Producer(77, 3)
+PRODUCER = ProducerIdAndEpoch(77, 3)
 
 
 def batch(count: int = 1) -> bytearray:
     return encode_batch([Record(index, 0, None, b"v") for index in range(count)])
 
 
-def lane() -> Lane:
-    return Lane("orders", 0, None)
+def queue() -> PartitionQueue:
+    return PartitionQueue("orders", 0, None)
 
 
-def admit(to: Lane, count: int = 1) -> int:
+def admit(to: PartitionQueue, count: int = 1) -> int:
     delivery = to.admit(batch(count), PRODUCER, is_transactional=False)
     to.acknowledge(delivery, 0)
     return delivery.sequence
 
 
 def test_every_record_has_a_number() -> None:
-    to = lane()
+    to = queue()
     assert [admit(to, 3), admit(to, 2), admit(to)] == [0, 3, 5]
 
 
 def test_numbers_begin_again_after_the_last() -> None:
-    to = lane()
-    to._next_sequence = SEQUENCES - 2
-    assert [admit(to, 3), admit(to)] == [SEQUENCES - 2, 1]
-    to._next_sequence = SEQUENCES - 1
-    assert [admit(to), admit(to)] == [SEQUENCES - 1, 0]
+    to = queue()
+    to._next_sequence = SEQUENCE_NUMBERS - 2
+    assert [admit(to, 3), admit(to)] == [SEQUENCE_NUMBERS - 2, 1]
+    to._next_sequence = SEQUENCE_NUMBERS - 1
+    assert [admit(to), admit(to)] == [SEQUENCE_NUMBERS - 1, 0]
 
 
 @pytest.mark.parametrize("is_transactional", [True, False])
 def test_a_batch_says_who_sends_it(is_transactional: bool) -> None:
-    to, data = lane(), batch(2)
+    to, data = queue(), batch(2)
     to._next_sequence = 9
     to.admit(data, PRODUCER, is_transactional=is_transactional)
     header = read_header(data)
@@ -49,7 +49,7 @@ def test_a_batch_says_who_sends_it(is_transactional: bool) -> None:
 
 def test_the_first_goes_alone_and_then_five() -> None:
     """A broker takes any number from a producer that it has not met."""
-    to = lane()
+    to = queue()
     first = to.admit(batch(), PRODUCER, is_transactional=False)
     assert to.is_full
     to.acknowledge(first, 0)
@@ -60,7 +60,7 @@ def test_the_first_goes_alone_and_then_five() -> None:
 
 
 def test_acknowledged_out_of_turn() -> None:
-    to = lane()
+    to = queue()
     admit(to)
     first, second, third = (to.admit(batch(), PRODUCER, is_transactional=False) for _ in range(3))
     to.acknowledge(second, 2)
@@ -84,4 +84,4 @@ def test_acknowledged_out_of_turn() -> None:
 )
 def test_what_no_broker_takes_is_refused_here(data: bytearray) -> None:
     with pytest.raises(ClientError):
-        lane().admit(data, PRODUCER, is_transactional=False)
+        queue().admit(data, PRODUCER, is_transactional=False)

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from penstock.client.errors import ClientError
-from penstock.client.settings import ConnectionSettings, SaslSettings, TlsSettings
+from penstock.client.wire.settings import ConnectionSettings, SaslSettings, TlsSettings
 
 BOOTSTRAP = {"bootstrap.servers": "a:1"}
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"

@@ -7,7 +7,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from penstock.client.signals import SignalEvent, ended_by_signals
+from penstock.client.signals import SignalEvent, stop_on_signals
 
 WITHIN_S = 30
 
@@ -52,9 +52,9 @@ def test_all_that_wait_are_woken_and_nothing_is_left_after_clear() -> None:
 
 def test_a_signal_ends_a_wait_without_a_time_limit() -> None:
     program = (
-        "from penstock.client.signals import SignalEvent, ended_by_signals\n"
+        "from penstock.client.signals import SignalEvent, stop_on_signals\n"
         "event = SignalEvent()\n"
-        "with ended_by_signals(event.set):\n"
+        "with stop_on_signals(event.set):\n"
         "    print('waiting', flush=True)\n"
         "    print(event.wait())\n"
     )
@@ -68,13 +68,13 @@ def test_a_signal_ends_a_wait_without_a_time_limit() -> None:
 def test_handlers_are_put_back_and_other_threads_have_none() -> None:
     before = signal.getsignal(signal.SIGTERM)
     asked: list[None] = []
-    with ended_by_signals(lambda: asked.append(None)):
+    with stop_on_signals(lambda: asked.append(None)):
         signal.raise_signal(signal.SIGTERM)
     assert (len(asked), signal.getsignal(signal.SIGTERM)) == (1, before)
     seen: list[Any] = []
 
     def elsewhere() -> None:
-        with ended_by_signals(lambda: None):
+        with stop_on_signals(lambda: None):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)

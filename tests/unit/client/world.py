@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from penstock.client.connection import Ticket
-from penstock.client.errors import Unavailable, refusal
-from penstock.client.metadata import PartitionInfo
-from penstock.client.retrying import Backoff
-from penstock.client.settings import ConnectionSettings
+from penstock.client.errors import Unavailable, broker_error
+from penstock.client.retry import Backoff
+from penstock.client.wire.connection import PendingRequest
+from penstock.client.wire.metadata import PartitionInfo
+from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.produce import parse_produce
-from penstock.protocol.records import decode_records, read_header
+from penstock.protocol.produce import parse_produce_request
+from penstock.protocol.record_batch import decode_records, read_header
 
 TOPIC_ID = UUID(int=7)
 NODES = (1, 2, 3)
@@ -87,7 +87,7 @@ class World:
     def leader(self, topic: str, partition: int, topic_id: UUID) -> PartitionInfo:
         self.happen()
         if self.strikes(0.02):
-            raise refusal(ErrorCode.leader_not_available, topic)
+            raise broker_error(ErrorCode.leader_not_available, topic)
         if partition not in self.believed:
             self.believed[partition] = self.leader_of(partition)
         return PartitionInfo(index=partition, leader_id=self.believed[partition], leader_epoch=0)
@@ -119,7 +119,7 @@ class World:
         del log.batches[self.chance.randint(log.safe, len(log.batches)) :]
 
     def serve(self, node_id: int, frame: bytes) -> tuple[int, ErrorCode, int]:
-        request = parse_produce(memoryview(frame), 0, 13)
+        request = parse_produce_request(memoryview(frame), 0, 13)
         ((_, ((partition, records),)),) = request.topics
         assert records is not None
         if self.leader_of(partition) != node_id:
@@ -134,27 +134,27 @@ class FakeConnection:
         self.world, self.node_id = world, node_id
         self.peer = f"node {node_id}"
         self.is_usable = True
-        self.queue: deque[tuple[Ticket, bytes]] = deque()
+        self.queue: deque[tuple[PendingRequest, bytes]] = deque()
         self.longest = 0
 
     def version(self, api_key: int, newest: int, oldest: int) -> int:
         return newest
 
-    def begin(self, api_key: int, version: int, body: list[Any]) -> Ticket:
+    def begin(self, api_key: int, version: int, body: list[Any]) -> PendingRequest:
         if not self.is_usable or self.world.strikes(0.03):
             raise self.broken()
-        ticket = Ticket(len(self.queue), api_key, version)
-        self.queue.append((ticket, b"".join(body)))
+        pending = PendingRequest(len(self.queue), api_key, version)
+        self.queue.append((pending, b"".join(body)))
         self.longest = max(self.longest, len(self.queue))
-        return ticket
+        return pending
 
-    def finish(self, ticket: Ticket, *, timeout_ms: float) -> Any:
+    def finish(self, pending: PendingRequest, *, timeout_ms: float) -> Any:
         world = self.world
         world.happen()
         if world.strikes(0.05):
             raise self.broken()
         asked, frame = self.queue.popleft()
-        assert asked == ticket
+        assert asked == pending
         partition, code, place = world.serve(self.node_id, frame)
         if world.strikes(0.05):
             raise self.broken()
@@ -166,7 +166,7 @@ class FakeConnection:
         told = SimpleNamespace(index=partition, error_code=code, base_offset=place, error_message=None)
         return SimpleNamespace(responses=[SimpleNamespace(partition_responses=[told])])
 
-    def decode(self, ticket: Ticket, answer: Any) -> Any:
+    def decode(self, pending: PendingRequest, answer: Any) -> Any:
         return answer
 
     def broken(self) -> Unavailable:

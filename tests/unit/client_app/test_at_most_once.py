@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.client.app.committing import CommitLost, CommitRefused
-from penstock.client.app.contracts import AtMostOnce, Session
+from penstock.client.app.contracts import AtMostOnce, ContractSession
 from penstock.client.app.figures import Figures
+from penstock.client.app.membership import CommitLost, CommitRefused
 
 Place = tuple[str, int]
 
@@ -86,7 +86,7 @@ class Letters:
 
 def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], Figures]:
     runner, letters, figures = Runner(membership.events), Letters(), Figures()
-    session = Session(runner, letters, figures)  # type: ignore[arg-type]
+    session = ContractSession(runner, letters, figures)  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
     # It is always time to note how far it is: that must not commit what is not to be handled.
     AtMostOnce(session, commit_every_s=0.0, unit=3).process(batch)
@@ -123,7 +123,7 @@ def test_nothing_is_handled_without_a_known_commit(error: Exception, dropped: in
 def test_what_goes_away_before_it_is_committed_is_for_the_next_owner() -> None:
     """A second thread polls, and a partition is revoked between the taking of a batch and its commit."""
     membership = Membership({0: 7, 1: 9}, taken=BATCH)
-    session = Session(Runner(membership.events), Letters(), Figures())  # type: ignore[arg-type]
+    session = ContractSession(Runner(membership.events), Letters(), Figures())  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
     AtMostOnce(session).revoked([("orders", 0)])
     assert membership.committed == {0: 5, 1: 8}
@@ -136,7 +136,7 @@ def test_a_letter_is_there_before_its_message_is_noted_as_handled() -> None:
         def settle(self) -> None:
             membership.events.append("letters")
 
-    session = Session(Runner(membership.events), Slow(), Figures())  # type: ignore[arg-type]
+    session = ContractSession(Runner(membership.events), Slow(), Figures())  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
     AtMostOnce(session, commit_every_s=0.0, unit=3).process(BATCH)
     batch = [raw.at for raw in BATCH]
@@ -152,7 +152,7 @@ def test_how_far_it_is_handled_is_noted_on_the_way() -> None:
             noted.append(membership.done)
             super().run(batch)
 
-    session = Session(Watching(membership.events), Letters(), Figures())  # type: ignore[arg-type]
+    session = ContractSession(Watching(membership.events), Letters(), Figures())  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
     contract = AtMostOnce(session, commit_every_s=0.0)
     contract.process(BATCH)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.backoff import Backoff
-from penstock.client.retrying import Backoff as Rests
+from penstock.client.app.failures import Backoff
+from penstock.client.retry import Backoff as ExponentialBackoff
 
 
 class Top(Random):
@@ -27,7 +27,7 @@ def test_the_rest_doubles_from_the_base_up_to_the_cap() -> None:
 
 
 def test_it_is_the_formula_of_the_whole_project() -> None:
-    rests = Rests(base_ms=200, cap_ms=3_000)
+    rests = ExponentialBackoff(base_ms=200, cap_ms=3_000)
     backoff = Backoff(base="200ms", cap="3s")
     for attempt in range(1, 10):
         expected_ms = rests.delay_ms(attempt - 1, Random(attempt))

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.breaker import TRANSITIONS, Breaker, BreakerState, Event, Phase, Verdict
+from penstock.client.app.breaker import (
+    TRANSITIONS,
+    Breaker,
+    BreakerEvent,
+    BreakerPhase,
+    BreakerState,
+    CallPermit,
+)
 
 RULES = Breaker(failures=3, within="10s", open_for="30s", trials=1, cap="100s")
 
@@ -15,15 +22,18 @@ def opened(rules: Breaker = RULES, *, at_s: float = 0.0) -> BreakerState:
     state = BreakerState(rules)
     for _ in range(rules.failures):
         state.failed(at_s)
-    assert state.phase is Phase.OPEN
+    assert state.phase is BreakerPhase.OPEN
     return state
 
 
 def test_the_table() -> None:
     assert TRANSITIONS == {
-        Phase.CLOSED: {Event.FAILED_TOO_OFTEN: Phase.OPEN},
-        Phase.OPEN: {Event.RESTED: Phase.HALF_OPEN},
-        Phase.HALF_OPEN: {Event.TRIAL_SUCCEEDED: Phase.CLOSED, Event.TRIAL_FAILED: Phase.OPEN},
+        BreakerPhase.CLOSED: {BreakerEvent.FAILED_TOO_OFTEN: BreakerPhase.OPEN},
+        BreakerPhase.OPEN: {BreakerEvent.RESTED: BreakerPhase.HALF_OPEN},
+        BreakerPhase.HALF_OPEN: {
+            BreakerEvent.TRIAL_SUCCEEDED: BreakerPhase.CLOSED,
+            BreakerEvent.TRIAL_FAILED: BreakerPhase.OPEN,
+        },
     }
 
 
@@ -31,9 +41,9 @@ def test_it_opens_after_so_many_failures_in_the_window() -> None:
     state = BreakerState(RULES)
     state.failed(0)
     state.failed(5)
-    assert state.allow(5) == Verdict(True, None, 0)
+    assert state.allow(5) == CallPermit(True, None, 0)
     state.failed(10)
-    assert state.allow(10) == Verdict(False, 40, 1)
+    assert state.allow(10) == CallPermit(False, 40, 1)
     assert not state.allow(39.9).go
 
 
@@ -41,9 +51,9 @@ def test_failures_too_far_apart_do_not_open_it() -> None:
     state = BreakerState(RULES)
     for now_s in (0, 6, 12, 18, 24):
         state.failed(now_s)
-        assert state.phase is Phase.CLOSED
+        assert state.phase is BreakerPhase.CLOSED
     state.failed(25)
-    assert state.phase is Phase.OPEN
+    assert state.phase is BreakerPhase.OPEN
 
 
 def test_a_few_bad_messages_among_good_ones_do_not_open_it() -> None:
@@ -52,16 +62,16 @@ def test_a_few_bad_messages_among_good_ones_do_not_open_it() -> None:
         state.failed(now_s / 10)
         state.failed(now_s / 10)
         state.succeeded(now_s / 10)
-    assert state.phase is Phase.CLOSED
+    assert state.phase is BreakerPhase.CLOSED
 
 
 def test_half_open_lets_a_trial_through_and_its_success_closes() -> None:
     state = opened()
     trial = state.allow(30)
-    assert (trial.go, state.phase) == (True, Phase.HALF_OPEN)
-    assert state.allow(31) == Verdict(False, None, trial.turn)
+    assert (trial.go, state.phase) == (True, BreakerPhase.HALF_OPEN)
+    assert state.allow(31) == CallPermit(False, None, trial.turn)
     state.succeeded(32, trial.turn)
-    assert state.phase is Phase.CLOSED
+    assert state.phase is BreakerPhase.CLOSED
     assert state.allow(32).go
 
 
@@ -88,11 +98,11 @@ def test_a_late_outcome_is_not_taken_for_that_of_the_trial() -> None:
         state.failed(1)
     trial = state.allow(31)
     state.failed(32, slow.turn)
-    assert state.phase is Phase.HALF_OPEN
+    assert state.phase is BreakerPhase.HALF_OPEN
     state.succeeded(32, slow.turn)
-    assert state.phase is Phase.HALF_OPEN
+    assert state.phase is BreakerPhase.HALF_OPEN
     state.succeeded(33, trial.turn)
-    assert state.phase is Phase.CLOSED
+    assert state.phase is BreakerPhase.CLOSED
 
 
 def test_a_trial_that_tells_nothing_is_tried_again() -> None:
@@ -118,16 +128,16 @@ class Calls:
         self.state = BreakerState(self.rules)
 
     def begin(self) -> None:
-        verdict = self.state.allow(self.now_s)
-        if not verdict.go:
-            assert self.state.phase is not Phase.CLOSED
+        permit = self.state.allow(self.now_s)
+        if not permit.go:
+            assert self.state.phase is not BreakerPhase.CLOSED
             return
-        assert self.state.phase is not Phase.OPEN
-        self.under_way.append(verdict.turn)
-        if self.state.phase is Phase.HALF_OPEN:
-            count = self.trials_under_way.get(verdict.turn, 0) + 1
+        assert self.state.phase is not BreakerPhase.OPEN
+        self.under_way.append(permit.turn)
+        if self.state.phase is BreakerPhase.HALF_OPEN:
+            count = self.trials_under_way.get(permit.turn, 0) + 1
             assert count <= self.rules.trials
-            self.trials_under_way[verdict.turn] = count
+            self.trials_under_way[permit.turn] = count
 
     def end(self, outcome: str) -> None:
         if not self.under_way:
@@ -145,7 +155,7 @@ class Calls:
             if turn == self.state.turn:
                 self.failures_in_a_row_s.clear()
             self.state.succeeded(self.now_s, turn)
-        if before is Phase.CLOSED and self.state.phase is Phase.OPEN:
+        if before is BreakerPhase.CLOSED and self.state.phase is BreakerPhase.OPEN:
             last = self.failures_in_a_row_s[-self.rules.failures :]
             assert len(last) == self.rules.failures
             assert last[-1] - last[0] <= 10

@@ -5,21 +5,21 @@ import json
 import pytest
 
 from penstock.cli import main
-from penstock.cli.dlq_edit import json_style
-from penstock.cli.dlq_options import filter_of, spot_of
-from penstock.cli.dlq_view import (
-    Seen,
-    print_document,
+from penstock.cli.dlq import parse_filter, parse_id
+from penstock.cli.dlq.display import (
+    DeadLetterStatus,
+    print_dead_letter,
+    print_dead_letter_json,
+    print_dead_letters,
     print_json_lines,
-    print_letter,
-    print_letters,
     short_text,
     value_lines,
 )
-from penstock.cli.failure import Failure
-from penstock.client.deadletters.letter import Letter
-from penstock.protocol.letters import ERROR_STACK, GROUP, MESSAGE
-from penstock.protocol.records import Record
+from penstock.cli.dlq.resolution import json_separators
+from penstock.cli.errors import CommandError
+from penstock.client.deadletters.dead_letter import DeadLetter
+from penstock.protocol.dead_letter_headers import ERROR_MESSAGE_HEADER, ERROR_STACK_HEADER, GROUP_HEADER
+from penstock.protocol.record_batch import Record
 
 NONE = dict.fromkeys(
     ("since", "until", "errors", "keys", "headers", "groups", "handlers", "partitions", "offsets")
@@ -27,7 +27,7 @@ NONE = dict.fromkeys(
 
 
 def test_flags_make_a_filter():
-    found = filter_of(
+    found = parse_filter(
         **{
             **NONE,
             "since": "1000",
@@ -38,9 +38,12 @@ def test_flags_make_a_filter():
     )
     assert (found.since_ms, found.until_ms) == (1000, 978_307_200_000)
     assert (found.keys, found.headers) == (("ä".encode(),), (("a", b"b=c"),))
-    assert filter_of(**{**NONE, "offsets": ["7", "10-20"]}).offsets == ((7, 7), (10, 20))
-    assert filter_of(**NONE).is_empty
-    age = filter_of(**{**NONE, "since": "2h ago"}).since_ms - filter_of(**{**NONE, "since": "2h"}).since_ms
+    assert parse_filter(**{**NONE, "offsets": ["7", "10-20"]}).offsets == ((7, 7), (10, 20))
+    assert parse_filter(**NONE).is_empty
+    age = (
+        parse_filter(**{**NONE, "since": "2h ago"}).since_ms
+        - parse_filter(**{**NONE, "since": "2h"}).since_ms
+    )
     assert abs(age) < 10_000
 
 
@@ -55,15 +58,15 @@ def test_flags_make_a_filter():
     ],
 )
 def test_what_is_wrong_with_flags_is_a_sentence(given, complaint):
-    with pytest.raises(Failure, match=complaint) as caught:
-        filter_of(**{**NONE, **given})
+    with pytest.raises(CommandError, match=complaint) as caught:
+        parse_filter(**{**NONE, **given})
     assert caught.value.exit_code == 2
 
 
 def test_a_letter_is_named_by_its_place():
-    assert spot_of("0:42") == (0, 42)
-    with pytest.raises(Failure, match="PARTITION:OFFSET"):
-        spot_of("42")
+    assert parse_id("0:42") == (0, 42)
+    with pytest.raises(CommandError, match="PARTITION:OFFSET"):
+        parse_id("42")
 
 
 def test_values_are_shown_as_what_they_are():
@@ -86,17 +89,17 @@ def test_values_are_shown_as_what_they_are():
 def test_nothing_that_a_letter_says_gets_at_the_terminal(capsys):
     """Names, texts and times are whatever somebody wrote."""
     headers = (
-        (GROUP, b"g\x1b[2J"),
-        (MESSAGE, b"\x07bell\nmore"),
-        (ERROR_STACK, b"\x1b]0;x"),
+        (GROUP_HEADER, b"g\x1b[2J"),
+        (ERROR_MESSAGE_HEADER, b"\x07bell\nmore"),
+        (ERROR_STACK_HEADER, b"\x1b]0;x"),
         ("a\udcff", b"1"),
     )
     for timestamp in (-1, 1 << 62):
-        seen = Seen(Letter("t.dlq", 0, Record(0, timestamp, b"\x1b", b"\x1b", headers)), None)
-        print_letter(seen)
-        print_letters([seen], limit=5, with_topic=True)
+        seen = DeadLetterStatus(DeadLetter("t.dlq", 0, Record(0, timestamp, b"\x1b", b"\x1b", headers)), None)
+        print_dead_letter(seen)
+        print_dead_letters([seen], limit=5, with_topic=True)
         print_json_lines([seen])
-        print_document(seen)
+        print_dead_letter_json(seen)
     told = capsys.readouterr().out
     assert "\x1b" not in told
     assert "\x07" not in told
@@ -105,10 +108,10 @@ def test_nothing_that_a_letter_says_gets_at_the_terminal(capsys):
 
 
 def test_json_that_would_not_come_out_the_same_is_left_as_it_is():
-    assert json_style('{"a":1.5,"b":[true]}') == (",", ":")
-    assert json_style('{"a": "ü"}') == (", ", ": ")
+    assert json_separators('{"a":1.5,"b":[true]}') == (",", ":")
+    assert json_separators('{"a": "ü"}') == (", ", ": ")
     for text in ('{"a":1.10}', '{"a":1,"a":2}', '{ "a":1}', '{"a":1}\n', "plain", ""):
-        assert json_style(text) is None
+        assert json_separators(text) is None
     assert json.loads('{"a":1.10}') == {"a": 1.1}
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.durations import DurationError, seconds
+from penstock.client.retry import DurationError, duration_s
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from penstock.client.durations import DurationError, seconds
     ],
 )
 def test_what_people_write(written: str | float | timedelta, length_s: float) -> None:
-    assert seconds(written) == pytest.approx(length_s)
+    assert duration_s(written) == pytest.approx(length_s)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_what_people_write(written: str | float | timedelta, length_s: float) ->
 )
 def test_what_is_no_length_of_time(written: object) -> None:
     with pytest.raises(DurationError, match="is no length of time"):
-        seconds(written)  # type: ignore[arg-type]
+        duration_s(written)  # type: ignore[arg-type]
 
 
 @given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=36_500)))
 def test_text_and_timedelta_agree(length: timedelta) -> None:
     text = f"{length / timedelta(milliseconds=1):.6f}ms"
-    assert seconds(text) == pytest.approx(seconds(length))
+    assert duration_s(text) == pytest.approx(duration_s(length))

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.client.app.contracts import Session
-from penstock.client.app.effectively import EffectivelyOnce, Marks
+from penstock.client.app.contracts import ContractSession, EffectivelyOnce, HandledIds
 from penstock.client.app.figures import Figures
-from penstock.client.letters import MESSAGE_ID
-from penstock.protocol.letters import DELIVERY_COUNT
+from penstock.client.deadletters.headers import MESSAGE_ID
+from penstock.protocol.dead_letter_headers import DELIVERY_COUNT_HEADER
 
 
 class Raw:
@@ -30,7 +29,7 @@ class Raw:
     def headers(self) -> list[tuple[str, bytes]]:
         message_id, attempts = self.name
         told = [(MESSAGE_ID, message_id.encode())]
-        return [*told, (DELIVERY_COUNT, b"%d" % attempts)] if attempts else told
+        return [*told, (DELIVERY_COUNT_HEADER, b"%d" % attempts)] if attempts else told
 
 
 class Runner:
@@ -57,9 +56,9 @@ class Store:
 def handled(*batch: Raw, in_hand: Sequence[Raw] = ()) -> list[tuple[str, int]]:
     runner: Any = Runner(in_hand)
     store: Any = Store()
-    session = Session(runner, None, Figures())  # type: ignore[arg-type]
+    session = ContractSession(runner, None, Figures())  # type: ignore[arg-type]
     session.membership = SimpleNamespace(taken=list(batch))  # type: ignore[assignment]
-    EffectivelyOnce(session, 3600.0, Marks(store, "g", 60.0), claims=False).process(batch)
+    EffectivelyOnce(session, 3600.0, HandledIds(store, "g", 60.0), claims=False).process(batch)
     given: list[tuple[str, int]] = runner.given
     assert session.figures.duplicates == len(batch) - len(given)
     assert session.membership.taken == []
@@ -97,11 +96,11 @@ class Kept:
 def member(store: Kept, *, claims: bool) -> tuple[EffectivelyOnce, Any, Figures]:
     runner: Any = Runner(())
     letters: Any = SimpleNamespace(settle=lambda: None)
-    session = Session(runner, letters, Figures())
+    session = ContractSession(runner, letters, Figures())
     session.membership = SimpleNamespace(  # type: ignore[assignment]
         taken=[], positions=lambda pending: {}, commit=lambda positions, wait: None
     )
-    return EffectivelyOnce(session, 0.0, Marks(store, "g", 60.0), claims=claims), runner, session.figures  # type: ignore[arg-type]
+    return EffectivelyOnce(session, 0.0, HandledIds(store, "g", 60.0), claims=claims), runner, session.figures  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("claims", [False, True])

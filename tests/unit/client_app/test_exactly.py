@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.client.app.contracts import Session
-from penstock.client.app.exactly import ExactlyOnce
+from penstock.client.app.contracts import ContractSession
+from penstock.client.app.exactly_once import ExactlyOnce
 from penstock.client.app.figures import Figures
-from penstock.client.app.handling import one_by_one
-from penstock.client.app.inline import Inline
+from penstock.client.app.handler import loop_over_call
+from penstock.client.app.runners import MessageRunner
 
 Place = tuple[str, int]
 
@@ -79,8 +79,8 @@ class Letters:
 @contextmanager
 def at_work(call: Callable[[Raw], Any], batch: Sequence[Raw]) -> Iterator[tuple[Any, Membership, Publisher]]:
     membership, publisher, letters = Membership(batch), Publisher(), Letters()
-    runner = Inline(one_by_one(call), lambda raw, error: None, Figures())
-    session = Session(runner, letters, Figures())  # type: ignore[arg-type]
+    runner = MessageRunner(loop_over_call(call), lambda raw, error: None, Figures())
+    session = ContractSession(runner, letters, Figures())  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
     yield ExactlyOnce(session, lambda: publisher), membership, publisher  # type: ignore[arg-type,return-value]
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.client.app.failing import Failing
-from penstock.client.app.message import id_of
-from penstock.client.backoff import Backoff
-from penstock.client.letters import MESSAGE_ID
+from penstock.client.app.failures import Backoff, FailurePolicy
+from penstock.client.app.message import message_id_of
+from penstock.client.deadletters.headers import MESSAGE_ID
 
 
 class Raw:
@@ -39,7 +38,7 @@ class Raw:
 @pytest.mark.parametrize("headers", [[], [(MESSAGE_ID, b"m-1")], [(MESSAGE_ID, b"")]])
 def test_a_message_has_the_same_id_in_all_its_letters(headers: list[Any]) -> None:
     """Also one that was published without any: else a dedupe store would not know its second letter."""
-    failing = Failing(
+    failing = FailurePolicy(
         group="g",
         handler="bill",
         backoff=Backoff(base="1s", attempts=3),
@@ -51,4 +50,4 @@ def test_a_message_has_the_same_id_in_all_its_letters(headers: list[Any]) -> Non
     letters = [failing.letter(raw, ValueError("no")), failing.follower(raw, 1)]
     again = failing.letter(Raw("orders.retry.1", 0, letters[0].headers), ValueError("no"))
     for letter in (*letters, again):
-        assert id_of(Raw(letter.topic, 99, letter.headers)) == id_of(raw)
+        assert message_id_of(Raw(letter.topic, 99, letter.headers)) == message_id_of(raw)

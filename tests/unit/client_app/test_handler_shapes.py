@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.client.app.message import Message
-from penstock.client.payloads import HandlerShape, wants
+from penstock.client.payloads import HandlerSignature, inspect_handler
 
 if TYPE_CHECKING:
     from penstock.nowhere import Absent
@@ -21,9 +21,9 @@ class Order:
     total: int
 
 
-def shape(payload: Any = None, **more: Any) -> HandlerShape:
+def shape(payload: Any = None, **more: Any) -> HandlerSignature:
     plain = {"takes_message": False, "is_batch": False, "is_async": False, "extras": ()}
-    return HandlerShape(payload=payload, **(plain | more))
+    return HandlerSignature(payload=payload, **(plain | more))
 
 
 def of_payload(order: Order) -> None: ...
@@ -64,8 +64,8 @@ async def waiting(order: Order) -> None: ...
         (lambda order: None, shape(Any)),
     ],
 )
-def test_every_shape(handler: Callable[..., Any], expected: HandlerShape) -> None:
-    assert wants(handler) == expected
+def test_every_shape(handler: Callable[..., Any], expected: HandlerSignature) -> None:
+    assert inspect_handler(handler) == expected
 
 
 def of_batch(orders: list[Order]) -> None: ...
@@ -87,8 +87,8 @@ def of_bare_list(orders: list) -> None: ...  # type: ignore[type-arg]
         (of_bare_list, shape(Any, is_batch=True)),
     ],
 )
-def test_every_shape_of_batches(handler: Callable[..., Any], expected: HandlerShape) -> None:
-    assert wants(handler, batch=True) == expected
+def test_every_shape_of_batches(handler: Callable[..., Any], expected: HandlerSignature) -> None:
+    assert inspect_handler(handler, batch=True) == expected
 
 
 class Billing:
@@ -110,12 +110,12 @@ async def rate_first(rate: float, order: Order) -> None: ...
 
 
 def test_methods_objects_partials_and_decorated_functions() -> None:
-    assert wants(Billing().bill) == shape(Order)
-    assert wants(Billing()) == shape(Order, takes_message=True, is_async=True)
-    assert wants(functools.partial(with_rate, rate=2.0)) == shape(Order)
-    assert wants(functools.partial(rate_first, 2.0)) == shape(Order, is_async=True)
-    assert wants(functools.partial(Billing())) == shape(Order, takes_message=True, is_async=True)
-    assert wants(decorated(of_both)) == shape(Order, takes_message=True)
+    assert inspect_handler(Billing().bill) == shape(Order)
+    assert inspect_handler(Billing()) == shape(Order, takes_message=True, is_async=True)
+    assert inspect_handler(functools.partial(with_rate, rate=2.0)) == shape(Order)
+    assert inspect_handler(functools.partial(rate_first, 2.0)) == shape(Order, is_async=True)
+    assert inspect_handler(functools.partial(Billing())) == shape(Order, takes_message=True, is_async=True)
+    assert inspect_handler(decorated(of_both)) == shape(Order, takes_message=True)
 
 
 def test_a_local_class_that_the_handler_uses_is_found() -> None:
@@ -126,7 +126,7 @@ def test_a_local_class_that_the_handler_uses_is_found() -> None:
     def uses(order: Local) -> None:
         assert isinstance(order, Local)
 
-    assert wants(uses) == shape(Local)
+    assert inspect_handler(uses) == shape(Local)
 
 
 def test_a_local_class_that_it_does_not_use_is_told() -> None:
@@ -137,7 +137,7 @@ def test_a_local_class_that_it_does_not_use_is_told() -> None:
     def only_names(order: Local) -> None: ...
 
     with pytest.raises(TypeError, match=r"'Local' of order cannot be resolved .* at the top of a module"):
-        wants(only_names)
+        inspect_handler(only_names)
 
 
 def nothing() -> None: ...
@@ -180,7 +180,7 @@ async def yields_later(order: Order) -> Any:
 )
 def test_what_no_handler_can_be(handler: Any, told: str) -> None:
     with pytest.raises(TypeError, match=told):
-        wants(handler)
+        inspect_handler(handler)
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_what_no_handler_can_be(handler: Any, told: str) -> None:
 )
 def test_what_no_handler_of_batches_can_be(handler: Callable[..., Any], told: str) -> None:
     with pytest.raises(TypeError, match=told):
-        wants(handler, batch=True)
+        inspect_handler(handler, batch=True)

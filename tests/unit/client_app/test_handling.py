@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.client.app.figures import Figures
-from penstock.client.app.handling import Unreadable, looping
-from penstock.client.app.inline import Inline
-from penstock.client.app.lanes import ThreadLanes
+from penstock.client.app.handler import UnreadableMessage, make_loop
 from penstock.client.app.message import Message
-from penstock.client.payloads import wants
-from penstock.client.trace_context import Trace, headers_of
-from penstock.client.tracing import current_trace
+from penstock.client.app.runners import MessageRunner, ThreadRunner
+from penstock.client.payloads import inspect_handler
+from penstock.client.tracing import TraceContext, current_trace, trace_headers
 
 
 class Raw:
@@ -37,12 +35,14 @@ class Raw:
         return self._value
 
     def headers(self) -> Any:
-        return headers_of(Trace(f"{self._number + 1:032x}", f"{self._number + 1:016x}", 1, ""))
+        return trace_headers(TraceContext(f"{self._number + 1:032x}", f"{self._number + 1:016x}", 1, ""))
 
 
 def run(handler: Callable[..., Any], *raws: Raw) -> tuple[Figures, list[tuple[Raw, Exception]]]:
     figures, failed = Figures(), []
-    runner = Inline(looping(handler, wants(handler)), lambda raw, error: failed.append((raw, error)), figures)
+    runner = MessageRunner(
+        make_loop(handler, inspect_handler(handler)), lambda raw, error: failed.append((raw, error)), figures
+    )
     runner.run(raws)
     return figures, failed
 
@@ -71,7 +71,7 @@ def test_bytes_come_as_they_are_and_tombstones_only_to_whoever_takes_them() -> N
     tombstone = Raw(2, None)
     _, failed = run(strict, Raw(1, b"a"), tombstone, Raw(3, b"c"))
     assert got == [b"a", b"c"]
-    assert [(raw, type(error)) for raw, error in failed] == [(tombstone, Unreadable)]
+    assert [(raw, type(error)) for raw, error in failed] == [(tombstone, UnreadableMessage)]
     run(lenient, tombstone)
     assert got[-1] is None
 
@@ -117,13 +117,13 @@ def test_the_trace_is_that_of_the_message_in_hand_and_of_none_afterwards(fails: 
 
 def test_room_is_there_when_half_of_what_lanes_hold_is_done() -> None:
     gate = threading.Semaphore(0)
-    lanes = ThreadLanes(
-        lambda raw: gate.acquire(), lambda raw, error: None, Figures(), lanes=2, in_flight_max=4
+    workers = ThreadRunner(
+        lambda raw: gate.acquire(), lambda raw, error: None, Figures(), workers=2, in_flight_max=4
     )
-    lanes.run([Raw(number) for number in range(4)])
-    assert lanes.await_room(0.01) == 0
+    workers.run([Raw(number) for number in range(4)])
+    assert workers.await_room(0.01) == 0
     gate.release(2)
-    assert lanes.await_room(30.0) == 2
+    assert workers.await_room(30.0) == 2
     gate.release(2)
-    lanes.drain()
-    lanes.close()
+    workers.drain()
+    workers.close()

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.hotkeys import HeavyKeys, HotKey, Window, advice, parted, shown, windows
+from penstock.client.hotkeys import (
+    HotKey,
+    KeyCounter,
+    SampleWindow,
+    display_key,
+    salting_advice,
+    sample_sizes,
+    sample_windows,
+)
 
 Log = list[tuple[bytes | None, int]]
 
@@ -24,7 +32,7 @@ Log = list[tuple[bytes | None, int]]
 def test_windows_lie_apart_within_the_log_and_are_alike(
     start: int, count: int, sample: int, chance: Random
 ) -> None:
-    found = windows(start, start + count, sample, chance)
+    found = sample_windows(start, start + count, sample, chance)
     assert all(start <= each.start < each.end <= start + count for each in found)
     assert all(before.end <= after.start for before, after in pairwise(found))
     assert len({each.end - each.start for each in found}) <= 1
@@ -33,20 +41,20 @@ def test_windows_lie_apart_within_the_log_and_are_alike(
 
 
 def test_a_small_log_is_looked_at_as_a_whole() -> None:
-    assert windows(5, 105, 100, Random(1)) == [Window(5, 105)]
-    assert windows(5, 5, 100, Random(1)) == []
-    assert len(windows(0, 10**9, 10_000, Random(1))) == 100
-    assert len(windows(0, 10**9, 5, Random(1))) == 1
+    assert sample_windows(5, 105, 100, Random(1)) == [SampleWindow(5, 105)]
+    assert sample_windows(5, 5, 100, Random(1)) == []
+    assert len(sample_windows(0, 10**9, 10_000, Random(1))) == 100
+    assert len(sample_windows(0, 10**9, 5, Random(1))) == 1
 
 
 def test_every_part_of_a_log_is_looked_at() -> None:
-    found = windows(0, 1_000_000, 2_000, Random(1))
+    found = sample_windows(0, 1_000_000, 2_000, Random(1))
     assert [each.start // 10_000 for each in found] == list(range(100))
 
 
 @given(st.integers(1, 10**6), st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
 def test_every_partition_has_its_part_of_the_sample(sample: int, sizes: list[int]) -> None:
-    found = parted(sample, sizes)
+    found = sample_sizes(sample, sizes)
     assert all(part <= size for part, size in zip(found, sizes, strict=True))
     assert all(part >= min(size, 20) for part, size in zip(found, sizes, strict=True))
     assert sum(found) <= max(sample, 0) + 21 * len(sizes)
@@ -56,10 +64,10 @@ def test_every_partition_has_its_part_of_the_sample(sample: int, sizes: list[int
 # What is counted
 
 
-def looked_at(log: Log, sample: int, seed: int) -> HeavyKeys:
-    found = windows(0, len(log), sample, Random(seed))
+def looked_at(log: Log, sample: int, seed: int) -> KeyCounter:
+    found = sample_windows(0, len(log), sample, Random(seed))
     seen = sum(each.end - each.start for each in found)
-    counted = HeavyKeys(part=seen / len(log))
+    counted = KeyCounter(part=seen / len(log))
     for each in found:
         counted.add_window(log[each.start : each.end])
     return counted
@@ -87,7 +95,7 @@ def test_a_log_that_was_read_as_a_whole_is_counted_exactly() -> None:
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=1)), st.integers(0, 100)), max_size=200))
 def test_counts_are_those_of_the_sample(log: Log) -> None:
-    counted = HeavyKeys(part=1)
+    counted = KeyCounter(part=1)
     for at in range(0, len(log), 7):
         counted.add_window(log[at : at + 7])
     expected = Counter(key for key, _ in log if key is not None)
@@ -173,7 +181,7 @@ def test_what_was_forgotten_is_within_the_error(seed: int) -> None:
     log: Log = [
         (b"%d" % min(int(chance.paretovariate(0.6)), 10**6), chance.randrange(100)) for _ in range(3_000)
     ]
-    counted = HeavyKeys(part=1, capacity=20)
+    counted = KeyCounter(part=1, capacity=20)
     for at in range(0, len(log), 50):
         counted.add_window(log[at : at + 50])
     records = Counter(key for key, _ in log)
@@ -187,7 +195,7 @@ def test_what_was_forgotten_is_within_the_error(seed: int) -> None:
 
 
 def test_a_heavy_key_survives_any_number_of_light_ones() -> None:
-    counted = HeavyKeys(part=1, capacity=100)
+    counted = KeyCounter(part=1, capacity=100)
     for at in range(2_000):
         counted.add_window([(b"hot", 1), *((b"%d-%d" % (at, number), 1) for number in range(10))])
     (hot,) = counted.heaviest(1)
@@ -199,11 +207,11 @@ def test_a_heavy_key_survives_any_number_of_light_ones() -> None:
 
 
 def test_keys_as_people_can_read_them() -> None:
-    assert shown(b"plain") == "plain"
-    assert shown(b"\x00\xff") == "\\x00\\xff"
-    assert shown(b"x" * 100) == "x" * 45 + "..."
+    assert display_key(b"plain") == "plain"
+    assert display_key(b"\x00\xff") == "\\x00\\xff"
+    assert display_key(b"x" * 100) == "x" * 45 + "..."
 
 
 def test_the_advice_names_the_price() -> None:
-    assert advice(0) is None
-    assert "2. penstock.client.salting spreads a key, at the price of the order" in (advice(2) or "")
+    assert salting_advice(0) is None
+    assert "2. penstock.client.salting spreads a key, at the price of the order" in (salting_advice(2) or "")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.client.app.in_hand import InHand
+from penstock.client.app.plain_consumer import UnansweredMessages
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class Raw:
 
 
 def test_what_is_read_again_is_another_message() -> None:
-    hand, old, new = InHand(), Raw(1), Raw(1)
+    hand, old, new = UnansweredMessages(), Raw(1), Raw(1)
     hand.add([old])
     hand.forget([("orders", 0)])
     hand.add([new])
@@ -31,7 +31,7 @@ def test_what_is_read_again_is_another_message() -> None:
 
 
 def test_what_rests_is_not_done_by_a_commit_and_comes_in_the_order_of_its_time() -> None:
-    hand, raws = InHand(), [Raw(offset) for offset in range(4)]
+    hand, raws = UnansweredMessages(), [Raw(offset) for offset in range(4)]
     hand.add(raws)
     hand.rest(raws[2], 20.0)
     hand.rest(raws[1], 10.0)
@@ -46,7 +46,7 @@ def test_what_rests_is_not_done_by_a_commit_and_comes_in_the_order_of_its_time()
 
 
 def test_giving_back_untried_does_not_count() -> None:
-    hand, raw = InHand(), Raw(0)
+    hand, raw = UnansweredMessages(), Raw(0)
     hand.add([raw])
     hand.rest(raw, 0.0, counts=False)
     assert hand.rested(0.0, 1) == [raw]
@@ -54,7 +54,7 @@ def test_giving_back_untried_does_not_count() -> None:
 
 
 def test_what_went_to_another_member_is_told_once() -> None:
-    hand, others = InHand(), Raw(9, "payments")
+    hand, others = UnansweredMessages(), Raw(9, "payments")
     hand.add([Raw(0), Raw(1), others])
     hand.rest(others, 5.0)
     assert hand.lose([("orders", 0)]) == 2

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from penstock.client.app.effectively import Marks
+from penstock.client.app.contracts import HandledIds
+from penstock.client.app.exactly_once import LedgerPositions, handle_in_ledger
 from penstock.client.app.figures import Figures
-from penstock.client.app.ledgered import Book, entering
+from penstock.client.deadletters.headers import Failure, Origin, failure_headers
 from penstock.client.ledgers import open_ledger
-from penstock.client.letters import Failure, Origin, headers_for
 
 GROUP, ORDERS, RETRIES = "billing", "orders", "orders.retry.1"
 
@@ -34,17 +34,17 @@ class Raw:
             return []
         origin = Origin(topic=ORDERS, partition=0, offset=self._first, timestamp_ms=0)
         failure = Failure(error_class="", message="")
-        return headers_for([], origin, failure, group=GROUP, attempts=1)
+        return failure_headers([], origin, failure, group=GROUP, attempts=1)
 
 
 class Member:
     def __init__(self, url: str) -> None:
         self._ledger = open_ledger(url)
         self.figures = Figures()
-        self.book = Book(self._ledger, GROUP, "one")
+        self.book = LedgerPositions(self._ledger, GROUP, "one")
         self.book.take([(ORDERS, 0), (RETRIES, 0)])
-        marks = Marks(self._ledger.marks(), f"{GROUP}.retries", 60.0)
-        self.handle = entering(self._call, self.book, "connection", marks, self.figures)
+        marks = HandledIds(self._ledger.marks(), f"{GROUP}.retries", 60.0)
+        self.handle = handle_in_ledger(self._call, self.book, "connection", marks, self.figures)
         self.fails = False
 
     def _call(self, raw: Raw, connection: Any) -> None:

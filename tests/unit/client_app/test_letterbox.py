@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from penstock.client.app.failing import Letter
+from penstock.client.app.failures import FailurePublisher, FailureRecord
 from penstock.client.app.figures import Figures
-from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.publishing import NotPublished, Published
+from penstock.client.app.publisher import NotPublished, Published
 
 FIGURES = Figures()
-LETTER = Letter("orders.retry.1", 0, None, b"", [], 0, False)
+LETTER = FailureRecord("orders.retry.1", 0, None, b"", [], 0, False)
 
 
-def box(*outcomes: Exception | None, gives_up: bool = False) -> Letterbox:
+def box(*outcomes: Exception | None, gives_up: bool = False) -> FailurePublisher:
     futures = []
     for outcome in outcomes:
         future: Future[Published] = Future()
         future.set_exception(outcome) if outcome else future.set_result(Published("orders.retry.1", 0, 1))
         futures.append(future)
     failing: Any = None
-    made = Letterbox(failing, lambda letter: futures.pop(0), FIGURES, waits=False, gives_up=gives_up)
+    made = FailurePublisher(failing, lambda letter: futures.pop(0), FIGURES, waits=False, gives_up=gives_up)
     for _ in outcomes:
         made.send(LETTER)
     return made
@@ -56,7 +55,7 @@ def test_two_threads_that_settle_at_once_leave_no_later_letter_out() -> None:
         return future.result(60)
 
     failing: Any = None
-    letters = Letterbox(
+    letters = FailurePublisher(
         failing, lambda letter: posted.pop(0), FIGURES, waits=False, await_published=await_published
     )
     letters.send(LETTER)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from penstock.client.app.settings import FailureFilter
+from penstock.client.app.librdkafka import FailureFilter
 
 REFUSED = "[thrd:{0}]: {0}: Connect to ipv4#{0} failed: Connection refused (after {1}ms in state CONNECT{2})"
 

@@ -8,7 +8,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.client.app.membership import Membership
-from penstock.client.app.places import Place
 from penstock.client.errors import ClientError
 
 
@@ -17,8 +16,8 @@ class Script:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.steps: list[Callable[[], Any]] = []
-        self.position_of: dict[Place, int] = {}
-        self.committed_to: dict[Place, int] = {}
+        self.position_of: dict[tuple[str, int], int] = {}
+        self.committed_to: dict[tuple[str, int], int] = {}
         self.cannot_seek = False
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
@@ -63,16 +62,16 @@ class Committing:
     def __init__(self) -> None:
         self.membership: Membership | None = None
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {}
 
-    def begun(self, positions: Mapping[Place, int]) -> None: ...
+    def begun(self, positions: Mapping[TopicPartition, int]) -> None: ...
 
-    def revoked(self, places: Sequence[Place]) -> None:
+    def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
         assert self.membership is not None
         self.membership.commit(self.membership.positions(), wait=True)
 
-    def lost(self, places: Sequence[Place]) -> None: ...
+    def lost(self, topic_partitions: Sequence[TopicPartition]) -> None: ...
 
 
 @pytest.fixture

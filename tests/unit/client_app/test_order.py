@@ -6,9 +6,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.app.failing import Letter
-from penstock.client.app.order import KeyOrder, ordered
-from penstock.client.letters import Failure, Origin, headers_for, origin_of, retry_level, retry_topic
+from penstock.client.app.failures import FailureRecord
+from penstock.client.app.retry_topics import KeyOrder, in_key_order
+from penstock.client.deadletters.headers import (
+    Failure,
+    Origin,
+    failure_headers,
+    read_origin,
+    retry_level,
+    retry_topic,
+)
 
 TOPIC, ATTEMPTS = "orders", 4
 
@@ -37,7 +44,7 @@ class Raw:
 
     @property
     def origin(self) -> Origin:
-        return origin_of(self.told, topic=self.name, partition=0, offset=self.at, timestamp_ms=0)
+        return read_origin(self.told, topic=self.name, partition=0, offset=self.at, timestamp_ms=0)
 
 
 class World:
@@ -60,7 +67,7 @@ class World:
         for topic, at in self.at.items():
             for raw in self.topics[topic][at:] if retry_level(topic) else ():
                 self._order.found(raw)
-        self._handle = ordered(self._call, self._order, self._follow)
+        self._handle = in_key_order(self._call, self._order, self._follow)
 
     def step(self, topic: str) -> None:
         raw = self.topics[topic][self.at[topic]]
@@ -79,16 +86,16 @@ class World:
             raise ValueError
         self.done.append(raw.number)
 
-    def _failed(self, raw: Raw) -> Letter:
+    def _failed(self, raw: Raw) -> FailureRecord:
         attempts = raw.origin.attempts + 1
         is_dead = attempts >= ATTEMPTS
         return self._send(raw, None if is_dead else attempts, attempts)
 
-    def _follow(self, raw: Raw, level: int) -> Letter:
+    def _follow(self, raw: Raw, level: int) -> FailureRecord:
         return self._send(raw, level, raw.origin.attempts)
 
-    def _send(self, raw: Raw, level: int | None, attempts: int) -> Letter:
-        told = headers_for(
+    def _send(self, raw: Raw, level: int | None, attempts: int) -> FailureRecord:
+        told = failure_headers(
             raw.told, raw.origin, Failure(error_class="", message=""), group="g", attempts=attempts
         )
         topic = retry_topic(TOPIC, level) if level else "dead"
@@ -96,7 +103,7 @@ class World:
             self.topics[topic].append(Raw(topic, len(self.topics[topic]), raw.number, told))
         else:
             self.done.append(raw.number)  # those behind it go on
-        return Letter(topic, 0, b"k", b"", told, 0, level is None)
+        return FailureRecord(topic, 0, b"k", b"", told, 0, level is None)
 
 
 @given(st.data())

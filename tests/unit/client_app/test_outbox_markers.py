@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from penstock.client.outbox.errors import OutboxError
-from penstock.client.outbox.markers import Marker, check_name, marker_topic, transactional_id
-from penstock.client.outbox.rows import Row, fingerprint
+from penstock.client.outbox.kafka import Marker, check_name, marker_topic, transactional_id
+from penstock.client.outbox.messages import OutboxError, OutboxRow, fingerprint
 
-ROWS = [Row(number, "orders", None, None, b"v", "[]", f"m{number}") for number in (3, 1, 2)]
+ROWS = [OutboxRow(number, "orders", None, None, b"v", "[]", f"m{number}") for number in (3, 1, 2)]
 
 
 def marker() -> Marker:
@@ -27,7 +26,7 @@ def test_every_shard_of_every_sharding_has_its_own_place() -> None:
 
 
 def test_a_large_batch_fits_into_a_message() -> None:
-    rows = [Row(10**15 + number, "t", None, None, b"", "[]", f"m{number}") for number in range(10_000)]
+    rows = [OutboxRow(10**15 + number, "t", None, None, b"", "[]", f"m{number}") for number in range(10_000)]
     assert len(Marker.of(rows, identity="d" * 32, shards=256, shard=255).to_bytes()) < 1_000_000
 
 

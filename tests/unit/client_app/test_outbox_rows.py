@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.outbox.rows import (
-    NewRow,
-    Row,
+from penstock.client.outbox.messages import (
+    NewOutboxRow,
+    OutboxRow,
+    decode_headers,
+    encode_headers,
     fingerprint,
-    headers_from,
-    headers_text,
     new_row,
     row_headers,
     shard_hash,
@@ -18,7 +18,7 @@ from penstock.client.outbox.rows import (
 HEADERS = st.lists(st.tuples(st.text(), st.none() | st.binary()))
 
 
-def row(**more: object) -> NewRow:
+def row(**more: object) -> NewOutboxRow:
     given = {"key": b"k", "headers": [], "partition": None, "message_id": "m1", **more}
     return new_row("orders", b"v", **given)  # type: ignore[arg-type]
 
@@ -48,11 +48,11 @@ def test_hashes_fit_into_a_column(topic: str, key: bytes) -> None:
 
 @given(HEADERS)
 def test_headers_come_back_in_order(headers: list[tuple[str, bytes | None]]) -> None:
-    assert headers_from(headers_text(headers)) == headers
+    assert decode_headers(encode_headers(headers)) == headers
 
 
 def test_headers_can_be_read_by_people() -> None:
-    assert headers_text([("kind", b"sale"), ("raw", b"\xff"), ("none", None)]) == (
+    assert encode_headers([("kind", b"sale"), ("raw", b"\xff"), ("none", None)]) == (
         '[["kind", "sale"], ["raw", {"base64": "/w=="}], ["none", null]]'
     )
 
@@ -62,13 +62,13 @@ def test_headers_can_be_read_by_people() -> None:
 )
 def test_headers_that_are_none_are_told_of(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        headers_from(text)
+        decode_headers(text)
 
 
 def test_the_message_id_of_the_headers_counts() -> None:
     made = row(headers=[("message-id", b"mine"), ("a", b"b")])
     assert (made.message_id, made.headers) == ("mine", '[["a", "b"]]')
-    read = Row(1, made.topic, made.partition, made.key, made.value, made.headers, made.message_id)
+    read = OutboxRow(1, made.topic, made.partition, made.key, made.value, made.headers, made.message_id)
     assert row_headers(read) == [("a", b"b"), ("message-id", b"mine")]
 
 

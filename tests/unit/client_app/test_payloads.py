@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client import payload_checks
+from penstock.client import json_decoder
 from penstock.client.payloads import PayloadError, codec_for, encode
 
 
@@ -235,8 +235,8 @@ def test_what_cannot_be_sent_is_told(value: object) -> None:
     ],
 )
 def test_the_standard_library_alone_gives_the_same(annotation: Any, value: Any) -> None:
-    data = payload_checks.written(value)
-    assert payload_checks.reader(annotation)(data) == value
+    data = json_decoder.encode_json(value)
+    assert json_decoder.json_reader(annotation)(data) == value
     assert data == encode(value)
 
 
@@ -258,8 +258,8 @@ def test_the_standard_library_alone_gives_the_same(annotation: Any, value: Any) 
     ],
 )
 def test_the_standard_library_alone_tells_what_does_not_fit(annotation: Any, data: bytes, told: str) -> None:
-    with pytest.raises(payload_checks.Misfit, match=told):
-        payload_checks.reader(annotation)(data)
+    with pytest.raises(json_decoder.JsonMismatch, match=told):
+        json_decoder.json_reader(annotation)(data)
 
 
 def test_nothing_needs_msgspec_or_pydantic(tmp_path: Path) -> None:

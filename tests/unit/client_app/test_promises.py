@@ -7,12 +7,12 @@ from concurrent.futures import TimeoutError as TimedOut
 
 import pytest
 
-from penstock.client.app.promises import Promise
+from penstock.client.app.publisher import LazyFuture
 
 
 def test_a_result_is_there_for_those_who_come_late_and_those_who_wait() -> None:
     for _ in range(200):
-        promise: Promise[int] = Promise()
+        promise: LazyFuture[int] = LazyFuture()
         with ThreadPoolExecutor(2) as pool:
             waiting = [pool.submit(promise.result, 10) for _ in range(2)]
             promise.set_result(7)
@@ -22,7 +22,7 @@ def test_a_result_is_there_for_those_who_come_late_and_those_who_wait() -> None:
 
 
 def test_an_error_is_raised_to_everybody() -> None:
-    promise: Promise[int] = Promise()
+    promise: LazyFuture[int] = LazyFuture()
     promise.set_exception(KeyError("gone"))
     with pytest.raises(KeyError):
         promise.result()
@@ -30,7 +30,7 @@ def test_an_error_is_raised_to_everybody() -> None:
 
 
 def test_whoever_does_not_wait_long_enough_hears_so() -> None:
-    promise: Promise[int] = Promise()
+    promise: LazyFuture[int] = LazyFuture()
     with pytest.raises(TimedOut):
         promise.result(0.001)
     assert not promise.done()
@@ -39,7 +39,7 @@ def test_whoever_does_not_wait_long_enough_hears_so() -> None:
 
 
 def test_callbacks_are_called_whether_they_came_before_or_after() -> None:
-    promise: Promise[int] = Promise()
+    promise: LazyFuture[int] = LazyFuture()
     heard: list[int] = []
     promise.add_done_callback(lambda done: heard.append(done.result()))
     promise.set_result(1)
@@ -48,7 +48,7 @@ def test_callbacks_are_called_whether_they_came_before_or_after() -> None:
 
 
 def test_many_are_waited_for_at_once() -> None:
-    promises: list[Promise[int]] = [Promise() for _ in range(100)]
+    promises: list[LazyFuture[int]] = [LazyFuture() for _ in range(100)]
     promises[0].set_result(0)
 
     def keep() -> None:
@@ -63,7 +63,7 @@ def test_many_are_waited_for_at_once() -> None:
 
 
 def test_what_is_on_its_way_cannot_be_cancelled() -> None:
-    promise: Promise[int] = Promise()
+    promise: LazyFuture[int] = LazyFuture()
     assert not promise.cancel()
     promise.set_result(1)
     assert promise.result() == 1
@@ -71,7 +71,7 @@ def test_what_is_on_its_way_cannot_be_cancelled() -> None:
 
 
 async def test_a_coroutine_that_gives_up_does_not_disturb_who_reports() -> None:
-    promise: Promise[int] = Promise()
+    promise: LazyFuture[int] = LazyFuture()
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(asyncio.wrap_future(promise), 0.001)
     promise.set_result(1)

@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
+from penstock.client.app.breaker import ApplicationStopping
 from penstock.client.app.figures import Figures
-from penstock.client.app.guarding import Stopped
-from penstock.client.app.handling import one_by_one
-from penstock.client.app.inline import Failed, Inline, InlineBatches, Runner
-from penstock.client.app.lanes import AsyncLanes, ThreadLanes
+from penstock.client.app.handler import loop_over_call
+from penstock.client.app.runners import (
+    AsyncRunner,
+    BatchRunner,
+    FailureCallback,
+    MessageRunner,
+    Runner,
+    ThreadRunner,
+)
 
 
 class Raw:
@@ -33,34 +39,34 @@ def passed_over(raw: Raw, error: Exception) -> None:
     pass
 
 
-def inline(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
-    return Inline(one_by_one(call), failed, Figures())
+def inline(call: Callable[[Any], Any], failed: FailureCallback = passed_over) -> Runner:
+    return MessageRunner(loop_over_call(call), failed, Figures())
 
 
-def batches(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
+def batches(call: Callable[[Any], Any], failed: FailureCallback = passed_over) -> Runner:
     def call_all(pairs: Any) -> None:
         for raw, _ in pairs:
             call(raw)
 
-    return InlineBatches(call_all, lambda raw: None, failed, Figures(), count_max=2, isolates=True)
+    return BatchRunner(call_all, lambda raw: None, failed, Figures(), count_max=2, isolates=True)
 
 
-def threads(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
-    return ThreadLanes(call, failed, Figures(), lanes=2, in_flight_max=100)
+def threads(call: Callable[[Any], Any], failed: FailureCallback = passed_over) -> Runner:
+    return ThreadRunner(call, failed, Figures(), workers=2, in_flight_max=100)
 
 
-def tasks(call: Callable[[Any], Any], failed: Failed = passed_over) -> Runner:
+def tasks(call: Callable[[Any], Any], failed: FailureCallback = passed_over) -> Runner:
     async def called(raw: Any) -> Any:
         return call(raw)
 
-    return AsyncLanes(called, failed, Figures(), lanes=2, in_flight_max=100)
+    return AsyncRunner(called, failed, Figures(), workers=2, in_flight_max=100)
 
 
 @pytest.mark.parametrize("make", [inline, batches, threads, tasks])
 def test_what_was_left_is_forgotten_when_it_is_read_again(make: Callable[..., Runner]) -> None:
     def call(raw: Raw) -> None:
         if raw.offset() == 3:
-            raise Stopped
+            raise ApplicationStopping
 
     runner = make(call)
     runner.run([Raw(number) for number in range(4)])

@@ -2,15 +2,15 @@
 
 from typing import Any
 
-from penstock.client.app.share_settings import wanted
-from penstock.client.app.subscription import subscription
-from penstock.client.backoff import Backoff
+from penstock.client.app.failures import Backoff
+from penstock.client.app.share_group import share_group_settings
+from penstock.client.app.subscription import declare_subscription
 
 
 def asked(**how: Any) -> dict[str, str]:
     def work(job: bytes) -> None: ...
 
-    return wanted(subscription(work, ("jobs",), group="workers", share=True, **how))
+    return share_group_settings(declare_subscription(work, ("jobs",), group="workers", share=True, **how))
 
 
 def test_a_backoff_is_the_groups_delay_and_limit() -> None:

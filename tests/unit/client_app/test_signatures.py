@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.client import ApplicationError, Backoff, Penstock
-from penstock.client.app.plain_opening import open_consumer
-from penstock.client.app.subscription import subscription
+from penstock.client.app.application import open_consumer
+from penstock.client.app.subscription import declare_subscription
 
 PAGE = Path(__file__).parents[3] / "docs" / "application-parameters.md"
 DOCUMENTED: dict[str, Callable[..., Any]] = {
@@ -33,7 +33,7 @@ def test_nothing_is_taken_by_the_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "checked"), [(Penstock.subscribe, subscription), (Penstock.consumer, open_consumer)]
+    ("declared", "checked"), [(Penstock.subscribe, declare_subscription), (Penstock.consumer, open_consumer)]
 )
 def test_what_is_declared_is_what_is_checked(
     declared: Callable[..., Any], checked: Callable[..., Any]
@@ -78,13 +78,13 @@ def work(value: bytes) -> None: ...
 
 
 def test_a_number_of_attempts_is_a_retry() -> None:
-    assert subscription(work, ("orders",), group="g", retry=3).retry == Backoff(attempts=3)
+    assert declare_subscription(work, ("orders",), group="g", retry=3).retry == Backoff(attempts=3)
 
 
 @pytest.mark.parametrize("retry", [0, -1, True, "3 times", 2.5])
 def test_what_is_no_retry_is_refused_in_a_sentence(retry: Any) -> None:
     with pytest.raises(ApplicationError, match="neither a Backoff nor how often"):
-        subscription(work, ("orders",), group="g", retry=retry)
+        declare_subscription(work, ("orders",), group="g", retry=retry)
 
 
 def test_one_group_keeps_one_contract() -> None:

@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from penstock.client import stores
+from penstock.client.databases.base import (
+    INDEX_KEY_BYTES_MAX,
+    DatabaseKind,
+    index_key,
+    index_keys,
+    parse_database_url,
+)
 from penstock.client.ledgers import open_ledger
 from penstock.client.ledgers import schema as ledger_schema
-from penstock.client.stores import StoreError, open_store, opening, schema
-from penstock.client.stores.locating import Kind, locate
-from penstock.client.stores.naming import BYTES_MAX, stored, stored_ids
+from penstock.client.stores import StoreError, open_store, schema
 
 
 @pytest.mark.parametrize(
@@ -21,12 +27,12 @@ from penstock.client.stores.naming import BYTES_MAX, stored, stored_ids
     ],
 )
 def test_a_path_begins_after_three_slashes(url: str, path: str) -> None:
-    assert locate(url).address == path
-    assert locate(url).kind is Kind.SQLITE
+    assert parse_database_url(url).address == path
+    assert parse_database_url(url).kind is DatabaseKind.SQLITE
 
 
 def test_options_of_sqlite() -> None:
-    found = locate("sqlite:///seen.db?create=false&timeout=2.5")
+    found = parse_database_url("sqlite:///seen.db?create=false&timeout=2.5")
     assert (found.may_create, found.busy_timeout_s) == (False, 2.5)
 
 
@@ -40,7 +46,7 @@ def test_options_of_sqlite() -> None:
     ],
 )
 def test_libpq_gets_what_is_not_ours_as_it_is(url: str, for_libpq: str) -> None:
-    found = locate(url)
+    found = parse_database_url(url)
     assert found.address == for_libpq
     assert found.may_create is ("create=no" not in url and "create=false" not in url)
 
@@ -49,7 +55,7 @@ def test_libpq_gets_what_is_not_ours_as_it_is(url: str, for_libpq: str) -> None:
     "url", ["redis://h:6379/0", "rediss://u:p@h/1?socket_timeout=2", "unix:///run/redis.sock?db=2"]
 )
 def test_redis_by_host_tls_and_socket(url: str) -> None:
-    assert (locate(url).kind, locate(url).address) == (Kind.REDIS, url)
+    assert (parse_database_url(url).kind, parse_database_url(url).address) == (DatabaseKind.REDIS, url)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_redis_by_host_tls_and_socket(url: str) -> None:
 )
 def test_a_refusal_says_what_to_write(url: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
-        locate(url)
+        parse_database_url(url)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +98,7 @@ def test_a_refusal_says_what_to_write(url: str, words: str) -> None:
 )
 def test_passwords_are_not_shown(url: str) -> None:
     try:
-        told = locate(url).shown
+        told = parse_database_url(url).shown
     except StoreError as error:
         told = str(error)
     assert "secret" not in told
@@ -106,7 +112,7 @@ def test_passwords_are_not_shown(url: str) -> None:
     ],
 )
 def test_a_missing_driver_is_named(url: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(stores, "find_spec", lambda name: None)
     with pytest.raises(StoreError) as caught:
         open_store(url)
     assert remedy in str(caught.value)
@@ -149,8 +155,15 @@ def test_there_is_no_sql_for_redis() -> None:
 
 
 def test_long_and_odd_ids_are_hashed_and_never_meet() -> None:
-    kept = ["", "orders:3:17", "ü" * 512, "x" * BYTES_MAX]
-    hashed = ["ü" * 513, "x" * (BYTES_MAX + 1), "a\0b", "a\0c", "lone \ud800", stored("x" * 2000)]
-    assert [stored(id) for id in kept] == kept
-    assert all(stored(id).startswith("sha256:") and stored(id) != id for id in hashed)
-    assert len(stored_ids(kept + hashed + kept)) == len(kept + hashed)
+    kept = ["", "orders:3:17", "ü" * 512, "x" * INDEX_KEY_BYTES_MAX]
+    hashed = [
+        "ü" * 513,
+        "x" * (INDEX_KEY_BYTES_MAX + 1),
+        "a\0b",
+        "a\0c",
+        "lone \ud800",
+        index_key("x" * 2000),
+    ]
+    assert [index_key(id) for id in kept] == kept
+    assert all(index_key(id).startswith("sha256:") and index_key(id) != id for id in hashed)
+    assert len(index_keys(kept + hashed + kept)) == len(kept + hashed)

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from penstock.client.letters import Header
-from penstock.client.tracing import Spans, Trace, current_trace, incoming, outgoing
+from penstock.client.deadletters.headers import Header
+from penstock.client.tracing import Spans, TraceContext, current_trace, extract_trace, inject_trace
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE_ID}-{SPAN_ID}-01"
@@ -57,7 +57,7 @@ def parent_of(headers: list[Header]) -> str:
     ],
 )
 def test_valid_parents(text: str, flags: int) -> None:
-    assert incoming([("traceparent", text.encode())]) == Trace(TRACE_ID, SPAN_ID, flags, "")
+    assert extract_trace([("traceparent", text.encode())]) == TraceContext(TRACE_ID, SPAN_ID, flags, "")
 
 
 @pytest.mark.parametrize(
@@ -81,21 +81,21 @@ def test_valid_parents(text: str, flags: int) -> None:
     ],
 )
 def test_what_is_no_parent_is_absent(text: str) -> None:
-    assert incoming([("traceparent", text.encode())]) is None
+    assert extract_trace([("traceparent", text.encode())]) is None
 
 
 def test_headers_without_a_parent() -> None:
-    assert incoming(None) is None
-    assert incoming([]) is None
-    assert incoming([("traceparent", None)]) is None
-    assert incoming([("tracestate", b"a=b")]) is None
-    assert incoming([("Traceparent", PARENT.encode())]) is None
+    assert extract_trace(None) is None
+    assert extract_trace([]) is None
+    assert extract_trace([("traceparent", None)]) is None
+    assert extract_trace([("tracestate", b"a=b")]) is None
+    assert extract_trace([("Traceparent", PARENT.encode())]) is None
 
 
 @given(st.binary(max_size=80), st.binary(max_size=600))
 def test_nobody_can_make_it_fail(parent: bytes, state: bytes) -> None:
-    assert incoming([("traceparent", parent)]) is None
-    found = incoming([("traceparent", PARENT.encode()), ("tracestate", state)])
+    assert extract_trace([("traceparent", parent)]) is None
+    found = extract_trace([("traceparent", PARENT.encode()), ("tracestate", state)])
     assert found is not None
     assert len(found.state) <= 512
 
@@ -103,18 +103,18 @@ def test_nobody_can_make_it_fail(parent: bytes, state: bytes) -> None:
 def test_the_state_is_carried_through_untouched() -> None:
     state = "rojo=00f067aa0ba902b7 ,\tcongo=t61rcWkgMzE"
     headers: list[Header] = [("traceparent", PARENT.encode()), ("tracestate", state.encode())]
-    sent = outgoing([], incoming(headers))
+    sent = inject_trace([], extract_trace(headers))
     assert sent[1] == ("tracestate", state.encode())
     parts: list[Header] = [("tracestate", b"a=1"), *headers[:1], ("tracestate", b"b=2")]
-    assert incoming(parts) == Trace(TRACE_ID, SPAN_ID, 1, "a=1,b=2")
+    assert extract_trace(parts) == TraceContext(TRACE_ID, SPAN_ID, 1, "a=1,b=2")
 
 
 def test_a_state_that_is_too_long_loses_whole_entries_at_its_end() -> None:
     entries = [f"vendor{number}={'x' * 40}" for number in range(20)]
-    found = incoming([("traceparent", PARENT.encode()), ("tracestate", ",".join(entries).encode())])
+    found = extract_trace([("traceparent", PARENT.encode()), ("tracestate", ",".join(entries).encode())])
     assert found is not None
     assert found.state == ",".join(entries[:10])
-    assert incoming([("traceparent", PARENT.encode()), ("tracestate", b"x" * 600)]) == Trace(
+    assert extract_trace([("traceparent", PARENT.encode()), ("tracestate", b"x" * 600)]) == TraceContext(
         TRACE_ID, SPAN_ID, 1, ""
     )
 
@@ -123,9 +123,9 @@ def test_a_state_that_is_too_long_loses_whole_entries_at_its_end() -> None:
 
 
 def test_a_child_has_the_trace_and_a_span_of_its_own() -> None:
-    sent = outgoing([("a", b"b")], Trace(TRACE_ID, SPAN_ID, 0xFF, "k=v"), chance=Random(1))
+    sent = inject_trace([("a", b"b")], TraceContext(TRACE_ID, SPAN_ID, 0xFF, "k=v"), chance=Random(1))
     assert sent[0] == ("a", b"b")
-    child = incoming(sent)
+    child = extract_trace(sent)
     assert child is not None
     assert child.trace_id == TRACE_ID
     assert child.span_id != SPAN_ID
@@ -133,7 +133,7 @@ def test_a_child_has_the_trace_and_a_span_of_its_own() -> None:
 
 
 def test_a_trace_begins_where_there_is_none() -> None:
-    found = {incoming(outgoing([], None)) for _ in range(100)}
+    found = {extract_trace(inject_trace([], None)) for _ in range(100)}
     assert None not in found
     assert len({each.trace_id for each in found if each}) == 100
     assert {each.flags for each in found if each} == {1}
@@ -141,7 +141,7 @@ def test_a_trace_begins_where_there_is_none() -> None:
 
 def test_what_the_caller_gave_stays() -> None:
     given_: list[Header] = [("traceparent", b"mine")]
-    assert outgoing(given_, Trace(TRACE_ID, SPAN_ID, 1, "k=v")) == given_
+    assert inject_trace(given_, TraceContext(TRACE_ID, SPAN_ID, 1, "k=v")) == given_
 
 
 def test_ids_are_never_all_zero() -> None:
@@ -149,19 +149,19 @@ def test_ids_are_never_all_zero() -> None:
         def getrandbits(self, k: int) -> int:
             return 0
 
-    assert incoming(outgoing([], None, chance=Zero())) is not None
+    assert extract_trace(inject_trace([], None, chance=Zero())) is not None
 
 
 def test_two_processes_that_were_one_give_different_ids() -> None:
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(there, parent_of(outgoing([], None)).encode())
+        os.write(there, parent_of(inject_trace([], None)).encode())
         os._exit(0)
     os.waitpid(child, 0)
     os.close(there)
     with open(here, "rb") as told:
-        assert told.read().decode() != parent_of(outgoing([], None))
+        assert told.read().decode() != parent_of(inject_trace([], None))
 
 
 # Without OpenTelemetry
@@ -171,7 +171,7 @@ def test_what_a_handler_publishes_belongs_to_the_trace_of_its_message() -> None:
     spans = Spans()
     assert not spans.is_on
     with spans.consume(Message(headers=[("traceparent", PARENT.encode())])):
-        assert current_trace() == Trace(TRACE_ID, SPAN_ID, 1, "")
+        assert current_trace() == TraceContext(TRACE_ID, SPAN_ID, 1, "")
         with spans.publish("billed", [("a", b"b")]) as headers:
             assert headers[0] == ("a", b"b")
             assert parent_of(headers).startswith(f"00-{TRACE_ID}-")

@@ -6,18 +6,23 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
-from penstock.cluster.controller.create_topics import Chance, NewTopic, TopicResult, TopicRules, create_topics
-from penstock.cluster.controller.fencing import fence_brokers, unfence_broker
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision
+from penstock.cluster.controller.create_topics import (
+    CreateTopicResult,
+    NewTopic,
+    Randomness,
+    TopicDefaults,
+    create_topics,
+)
+from penstock.cluster.controller.decision import ControllerConfig, Decision
+from penstock.cluster.controller.heartbeats import fence_brokers, unfence_broker
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import BrokerEndpoint
+from penstock.cluster.metadata_records import BrokerEndpoint
 
 Answer = TypeVar("Answer")
 
 #: A cluster whose nodes set nothing: flush policy ack, one replica in sync is enough.
-CONTROLLER = ControllerRules()
-RULES = TopicRules(partitions=2, replication_factor=1, partitions_max=100)
+CONTROLLER = ControllerConfig()
+RULES = TopicDefaults(partitions=2, replication_factor=1, partitions_max=100)
 
 
 def broker(
@@ -49,17 +54,17 @@ def register(
     *,
     epoch: int,
     silent_ms: int | None = 0,
-    rules: ControllerRules = CONTROLLER,
+    rules: ControllerConfig = CONTROLLER,
 ) -> Decision[int]:
     decision = register_broker(image, registration, broker_epoch=epoch, silent_ms=silent_ms, rules=rules)
     return applied(image, decision)
 
 
-def fence(image: ClusterImage, *brokers: int, rules: ControllerRules = CONTROLLER) -> Decision[None]:
+def fence(image: ClusterImage, *brokers: int, rules: ControllerConfig = CONTROLLER) -> Decision[None]:
     return applied(image, fence_brokers(image, brokers, rules=rules))
 
 
-def unfence(image: ClusterImage, broker_id: int, *, rules: ControllerRules = CONTROLLER) -> Decision[None]:
+def unfence(image: ClusterImage, broker_id: int, *, rules: ControllerConfig = CONTROLLER) -> Decision[None]:
     epoch = image.brokers[broker_id].epoch
     return applied(image, unfence_broker(image, broker_id, broker_epoch=epoch, rules=rules))
 
@@ -71,12 +76,12 @@ def applied(image: ClusterImage, decision: Decision[Answer]) -> Decision[Answer]
 
 
 #: No randomness: placement starts at the first broker, ids count up.
-CHANCE = Chance(draw=lambda _: 0, fresh_id=map(UUID, map("{:032x}".format, count(1))).__next__)
+CHANCE = Randomness(draw=lambda _: 0, fresh_id=map(UUID, map("{:032x}".format, count(1))).__next__)
 
 
 def create(
-    image: ClusterImage, *topics: NewTopic, rules: TopicRules = RULES, **options: Any
-) -> Sequence[TopicResult]:
+    image: ClusterImage, *topics: NewTopic, rules: TopicDefaults = RULES, **options: Any
+) -> Sequence[CreateTopicResult]:
     decision = create_topics(image, topics, rules=rules, chance=CHANCE, **options)
     image.apply(decision.records)
     image.check_invariants()

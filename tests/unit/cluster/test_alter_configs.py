@@ -4,19 +4,18 @@ import pytest
 from tests.unit.cluster.clusters import cluster, create
 
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
-    ConfigRules,
+    NodeConfig,
     incremental_alter_configs,
     replace_configs,
 )
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.effective import ConfigSource, Layer
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import ConfigResource, ResourceType
+from penstock.cluster.image import ClusterImage, ConfigResource, ResourceType
+from penstock.cluster.topic_settings import ConfigLayer, ConfigSource
+from penstock.protocol.config_def import Setting, SettingType
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.settings import Setting, SettingType
 
 NODE_SETTINGS = {
     setting.name: setting
@@ -26,7 +25,7 @@ NODE_SETTINGS = {
         Setting(name="node.id", type=SettingType.INT, default=1, doc="", read_only=True),
     )
 }
-RULES = ConfigRules(node_settings=NODE_SETTINGS)
+RULES = NodeConfig(node_settings=NODE_SETTINGS)
 TOPIC = ConfigResource(ResourceType.TOPIC, "t")
 SET, DELETE, APPEND, SUBTRACT = ConfigOp.SET, ConfigOp.DELETE, ConfigOp.APPEND, ConfigOp.SUBTRACT
 
@@ -38,10 +37,10 @@ def image_with_topic(**configs: str) -> ClusterImage:
 
 
 def alter(
-    image: ClusterImage, *changes: ConfigChange, resource: ConfigResource = TOPIC, rules: ConfigRules = RULES
+    image: ClusterImage, *changes: ConfigChange, resource: ConfigResource = TOPIC, rules: NodeConfig = RULES
 ) -> tuple[ErrorCode, str | None]:
     decision = incremental_alter_configs(
-        image, [AlterResource(resource=resource, changes=changes)], rules=rules
+        image, [AlterConfigsResource(resource=resource, changes=changes)], rules=rules
     )
     image.apply(decision.records)
     image.check_invariants()
@@ -77,15 +76,15 @@ def test_lists_grow_and_shrink() -> None:
 
 def test_a_list_that_is_not_set_grows_from_the_nodes_value() -> None:
     image = image_with_topic()
-    node = Layer(ConfigSource.STATIC_BROKER, {"log.cleanup.policy": "compact"})
-    rules = ConfigRules(node_settings=NODE_SETTINGS, node=(node,))
+    node = ConfigLayer(ConfigSource.STATIC_BROKER, {"log.cleanup.policy": "compact"})
+    rules = NodeConfig(node_settings=NODE_SETTINGS, node=(node,))
     alter(image, ConfigChange("cleanup.policy", APPEND, "delete"), rules=rules)
     assert image.configs[TOPIC]["cleanup.policy"] == "compact,delete"
 
 
 def test_an_unchanged_setting_needs_no_record() -> None:
     image = image_with_topic(retention_ms="5")
-    change = AlterResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "5"),))
+    change = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "5"),))
     assert incremental_alter_configs(image, [change], rules=RULES).records == ()
 
 
@@ -170,7 +169,7 @@ def test_what_the_controller_trusts_replicas_by_is_not_changed_for_one_broker(na
 
 def test_a_resource_named_twice_changes_neither_time() -> None:
     image = image_with_topic()
-    item = AlterResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "1"),))
+    item = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "1"),))
     decision = incremental_alter_configs(image, [item, item], rules=RULES)
     assert decision.records == ()
     assert [result.error for result in decision.reply] == [ErrorCode.invalid_request] * 2
@@ -178,7 +177,7 @@ def test_a_resource_named_twice_changes_neither_time() -> None:
 
 def test_replacing_drops_what_is_not_named() -> None:
     image = image_with_topic(retention_ms="5", segment_ms="7")
-    item = AlterResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "6"),))
+    item = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "6"),))
     decision = replace_configs(image, [item], rules=RULES)
     image.apply(decision.records)
     assert decision.reply[0].error is ErrorCode.none
@@ -187,7 +186,7 @@ def test_replacing_drops_what_is_not_named() -> None:
 
 def test_validating_changes_nothing() -> None:
     image = image_with_topic(retention_ms="5")
-    item = AlterResource(resource=TOPIC, changes=())
+    item = AlterConfigsResource(resource=TOPIC, changes=())
     for alteration in (replace_configs, incremental_alter_configs):
         decision = alteration(image, [item], rules=RULES, validate_only=True)
         assert (decision.records, decision.reply[0].error) == ((), ErrorCode.none)

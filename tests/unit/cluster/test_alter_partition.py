@@ -15,10 +15,9 @@ from penstock.cluster.controller.alter_partition import (
 )
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.controller.elect_leaders import ElectionType, elect_leaders
-from penstock.cluster.controller.fencing import begin_shutdown
+from penstock.cluster.controller.heartbeats import begin_shutdown
 from penstock.cluster.controller.reassignment import Reassignment, alter_reassignments
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import PartitionState
+from penstock.cluster.image import ClusterImage, PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

@@ -13,16 +13,17 @@ from tests.unit.cluster.clusters import (
     unfence,
 )
 
-from penstock.cluster.controller.brokers import restart_sole_broker
+from penstock.cluster.controller.brokers import allocate_producer_ids, restart_sole_broker, set_feature_levels
 from penstock.cluster.controller.create_topics import NewTopic, create_topics
-from penstock.cluster.controller.features import set_feature_levels
-from penstock.cluster.controller.fencing import fence_broker, unfence_broker, unregister_broker
-from penstock.cluster.controller.producer_ids import allocate_producer_ids
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import BrokerFeature, PartitionChangeRecord
-from penstock.cluster.serde import decode_record, encode_records
-from penstock.cluster.state import PartitionState
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.controller.heartbeats import fence_broker, unfence_broker, unregister_broker
+from penstock.cluster.image import ClusterImage, PartitionState
+from penstock.cluster.metadata_records import (
+    BrokerFeature,
+    MetadataRecord,
+    PartitionChangeRecord,
+    decode_record,
+    encode_records,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

@@ -6,12 +6,11 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import CHANCE, CONTROLLER, RULES, broker, cluster, create, register, unfence
 
-from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
-from penstock.cluster.controller.fencing import fence_broker
-from penstock.cluster.effective import ConfigSource, Layer
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import BrokerEndpoint, ConfigRecord, PartitionRecord, TopicRecord
-from penstock.cluster.state import ResourceType
+from penstock.cluster.controller.create_topics import NewTopic, TopicDefaults, create_topics
+from penstock.cluster.controller.heartbeats import fence_broker
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import BrokerEndpoint, ConfigRecord, PartitionRecord, TopicRecord
+from penstock.cluster.topic_settings import ConfigLayer, ConfigSource
 from penstock.protocol.errors import ErrorCode
 
 
@@ -39,8 +38,8 @@ def test_settings_come_before_partitions() -> None:
 
 def test_the_reply_shows_the_settings_in_effect() -> None:
     image = cluster()
-    node = Layer(ConfigSource.STATIC_BROKER, {"log.segment.bytes": "2000"})
-    rules = TopicRules(partitions=1, replication_factor=1, partitions_max=10, node=(node,))
+    node = ConfigLayer(ConfigSource.STATIC_BROKER, {"log.segment.bytes": "2000"})
+    rules = TopicDefaults(partitions=1, replication_factor=1, partitions_max=10, node=(node,))
     (result,) = create(image, NewTopic(name="t", configs=(("retention.ms", "5"),)), rules=rules)
     assert result.settings["retention.ms"].text == "5"
     assert result.settings["retention.ms"].source is ConfigSource.TOPIC

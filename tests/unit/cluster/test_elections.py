@@ -5,19 +5,22 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import CONTROLLER, applied, broker, cluster, create, fence, register, unfence
 
-from penstock.cluster.controller.balance import balance_leaders, raise_internal_topics
-from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.elect_leaders import ElectionResult, ElectionType, elect_leaders
-from penstock.cluster.controller.lost_replicas import (
+from penstock.cluster.controller.alter_partition import (
     LOST_DIRECTORY,
     DirectoryAssignment,
     assign_replicas_to_dirs,
 )
-from penstock.cluster.decision import Decision
-from penstock.cluster.delta import TopicPartition
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CONSUMER_OFFSETS
-from penstock.cluster.state import PartitionState
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.elect_leaders import (
+    ElectionResult,
+    ElectionType,
+    balance_leaders,
+    elect_leaders,
+    raise_internal_topic_replicas,
+)
+from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.protocol.errors import ApiError, ErrorCode
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
@@ -119,17 +122,23 @@ def test_internal_topics_grow_with_the_cluster() -> None:
     image = cluster(1)
     create(image, NewTopic(name=CONSUMER_OFFSETS, partitions=4, replication_factor=1))
     create(image, NewTopic(name="own", partitions=1, replication_factor=1))
-    assert raise_internal_topics(image, RAISED, rules=CONTROLLER).records == ()
+    assert raise_internal_topic_replicas(image, RAISED, rules=CONTROLLER).records == ()
     for number in (2, 3, 4):
         register(image, broker(number), epoch=number)
     unfence(image, 2)
     unfence(image, 3)
-    assert applied(image, raise_internal_topics(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply == 3
-    assert applied(image, raise_internal_topics(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply == 1
+    assert (
+        applied(image, raise_internal_topic_replicas(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply
+        == 3
+    )
+    assert (
+        applied(image, raise_internal_topic_replicas(image, RAISED, rules=CONTROLLER, partitions_max=3)).reply
+        == 1
+    )
     for state in image.topics[CONSUMER_OFFSETS].partitions.values():
         assert (state.leader, set(state.replicas), set(state.adding_replicas)) == (1, {1, 2, 3}, {2, 3})
     assert image.topics["own"].partitions[0].replicas == (1,)
-    assert raise_internal_topics(image, RAISED, rules=CONTROLLER).records == ()
+    assert raise_internal_topic_replicas(image, RAISED, rules=CONTROLLER).records == ()
 
 
 def test_internal_replicas_go_to_other_racks_and_emptier_brokers() -> None:
@@ -138,7 +147,7 @@ def test_internal_replicas_go_to_other_racks_and_emptier_brokers() -> None:
         register(image, broker(number, rack=rack), epoch=number)
         unfence(image, number)
     create(image, NewTopic(name=CONSUMER_OFFSETS, assignments=((0, (1,)), (1, (1,)))))
-    applied(image, raise_internal_topics(image, {CONSUMER_OFFSETS: 2}, rules=CONTROLLER))
+    applied(image, raise_internal_topic_replicas(image, {CONSUMER_OFFSETS: 2}, rules=CONTROLLER))
     replicas = [state.replicas for state in image.topics[CONSUMER_OFFSETS].partitions.values()]
     assert replicas == [(1, 3), (4, 1)], "and they are led in turn"
 

@@ -2,15 +2,14 @@
 
 from uuid import UUID
 
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import (
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import (
     ConfigRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
-from penstock.cluster.state import ResourceType
 
 TOPIC = UUID(int=7)
 

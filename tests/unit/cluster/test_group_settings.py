@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.broker.group_settings import group_config
-from penstock.broker.settings_table import NODE_SETTINGS
-from penstock.cluster.effective import ConfigSource, Layer
+from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.coordinators.groups.group_config import resolve_group_config
 from penstock.cluster.group_settings import (
     GROUP_BOUNDS,
     GROUP_SETTINGS,
@@ -15,10 +14,11 @@ from penstock.cluster.group_settings import (
     effective_group_values,
     validate_group_settings,
 )
-from penstock.groups.config import GroupConfig, OffsetReset
+from penstock.cluster.topic_settings import ConfigLayer, ConfigSource
+from penstock.groups.group_config import GroupConfig, OffsetReset
 from penstock.protocol.errors import ApiError, ErrorCode
 
-DEFAULTS = Layer(
+DEFAULTS = ConfigLayer(
     ConfigSource.DEFAULT,
     {
         name: text
@@ -28,8 +28,8 @@ DEFAULTS = Layer(
 )
 
 
-def node(given: Mapping[str, str]) -> tuple[Layer, ...]:
-    return (Layer(ConfigSource.STATIC_BROKER, given), DEFAULTS)
+def node(given: Mapping[str, str]) -> tuple[ConfigLayer, ...]:
+    return (ConfigLayer(ConfigSource.STATIC_BROKER, given), DEFAULTS)
 
 
 def refusal(overrides: Mapping[str, str], given: Mapping[str, str] | None = None) -> str:
@@ -47,7 +47,7 @@ def test_every_default_is_legal_and_the_same_on_all_levels() -> None:
     for name, synonyms in GROUP_SYNONYMS.items():
         assert NODE_SETTINGS[synonyms[0].name].default == GROUP_SETTINGS[name].default
     validate_group_settings({name: str(s.text(s.default)) for name, s in GROUP_SETTINGS.items()}, node({}))
-    assert group_config({}, node({})) == GroupConfig()
+    assert resolve_group_config({}, node({})) == GroupConfig()
 
 
 def test_every_bound_is_a_setting_of_the_node() -> None:
@@ -68,7 +68,7 @@ def test_every_bound_is_a_setting_of_the_node() -> None:
 def test_durations(text: str, milliseconds: int) -> None:
     assert duration_ms(text) == milliseconds
     validate_group_settings({"share.auto.offset.reset": f"by_duration:{text}"}, node({}))
-    config = group_config({"share.auto.offset.reset": f"by_duration:{text}"}, node({}))
+    config = resolve_group_config({"share.auto.offset.reset": f"by_duration:{text}"}, node({}))
     assert config.share_auto_offset_reset == OffsetReset("by_duration", milliseconds)
 
 
@@ -134,13 +134,13 @@ def test_what_no_node_has_a_setting_for_falls_back_on_its_default() -> None:
 
 def test_what_was_stored_under_wider_bounds_is_brought_within_those_of_now() -> None:
     stored = {"share.record.lock.duration.ms": "1000", "share.partition.max.record.locks": "9999"}
-    config = group_config(stored, node({}))
+    config = resolve_group_config(stored, node({}))
     assert config.share_record_lock_duration_ms == 15_000
     assert config.share_partition_max_record_locks == 4_000
 
 
 def test_values_that_mean_something_else() -> None:
-    config = group_config(
+    config = resolve_group_config(
         {
             "penstock.share.backoff.ms": "250",
             "errors.deadletterqueue.topic.name": "buried-{topic}",
@@ -156,5 +156,8 @@ def test_values_that_mean_something_else() -> None:
     assert (config.dead_letter_rate_max, config.dead_letter_share_max) == (2.5, 0.1)
     assert config.is_at_most_once
     assert config.share_reads_committed
-    assert group_config({"errors.deadletterqueue.topic.name": ""}, node({})).dead_letter_topic_of("t") is None
+    assert (
+        resolve_group_config({"errors.deadletterqueue.topic.name": ""}, node({})).dead_letter_topic_of("t")
+        is None
+    )
     assert GroupConfig().dead_letter_topic_of("orders") == "orders.dlq"

@@ -3,9 +3,9 @@
 import pytest
 from tests.unit.cluster.clusters import CONTROLLER, applied, broker, cluster, create, fence, register
 
+from penstock.cluster.controller.brokers import BrokerSessions
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply, heartbeat
-from penstock.cluster.controller.sessions import BrokerSessions
+from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply, heartbeat
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -20,9 +20,9 @@ def beat(
     committed: int = 100,
     fence: bool = False,
     shutdown: bool = False,
-) -> HeartbeatReply:
+) -> BrokerHeartbeatReply:
     epoch = image.brokers[broker_id].epoch if epoch is None else epoch
-    sent = Heartbeat(broker_id, epoch, seen, want_fence=fence, want_shutdown=shutdown)
+    sent = BrokerHeartbeat(broker_id, epoch, seen, want_fence=fence, want_shutdown=shutdown)
     sessions = sessions or BrokerSessions(session_timeout_ms=1000)
     sessions.contacted(broker_id, epoch, 0, metadata_offset=seen)
     decision = heartbeat(image, sessions, sent, committed_offset=committed, rules=CONTROLLER)
@@ -32,10 +32,10 @@ def beat(
 def test_a_broker_is_unfenced_once_it_has_seen_its_own_registration() -> None:
     image = ClusterImage()
     register(image, broker(1), epoch=7)
-    assert beat(image, 1, seen=6) == HeartbeatReply(is_caught_up=False, is_fenced=True)
-    assert beat(image, 1, seen=7, fence=True) == HeartbeatReply(is_caught_up=True, is_fenced=True)
+    assert beat(image, 1, seen=6) == BrokerHeartbeatReply(is_caught_up=False, is_fenced=True)
+    assert beat(image, 1, seen=7, fence=True) == BrokerHeartbeatReply(is_caught_up=True, is_fenced=True)
     assert image.brokers[1].fenced
-    assert beat(image, 1, seen=7) == HeartbeatReply(is_caught_up=True, is_fenced=False)
+    assert beat(image, 1, seen=7) == BrokerHeartbeatReply(is_caught_up=True, is_fenced=False)
     assert image.brokers[1].is_active
 
 
@@ -48,7 +48,7 @@ def test_a_broker_may_ask_to_be_fenced() -> None:
 
 def test_a_quiet_beat_costs_no_record() -> None:
     image = cluster()
-    sent = Heartbeat(1, 1, 5)
+    sent = BrokerHeartbeat(1, 1, 5)
     sessions = BrokerSessions(session_timeout_ms=1000)
     assert heartbeat(image, sessions, sent, committed_offset=5, rules=CONTROLLER).records == ()
 
@@ -70,11 +70,11 @@ def test_a_broker_leaves_when_it_leads_nothing_and_all_others_know() -> None:
     for other, seen in ((2, 120), (3, 119)):
         beat(image, other, sessions=sessions, seen=seen)
     waiting = beat(image, 1, sessions=sessions, shutdown=True, committed=120)
-    assert waiting == HeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
+    assert waiting == BrokerHeartbeatReply(is_caught_up=True, is_fenced=False, should_shut_down=False)
     beat(image, 3, sessions=sessions, seen=120)
     # Later metadata is not waited for.
     leaving = beat(image, 1, sessions=sessions, shutdown=True, committed=130)
-    assert leaving == HeartbeatReply(is_caught_up=True, is_fenced=True, should_shut_down=True)
+    assert leaving == BrokerHeartbeatReply(is_caught_up=True, is_fenced=True, should_shut_down=True)
     assert image.brokers[1].fenced
 
 
@@ -121,7 +121,7 @@ def test_an_earlier_incarnation_keeps_no_session_alive() -> None:
     sessions.contacted(1, 1, 0)
     sessions.contacted(1, 0, 900, metadata_offset=50)
     assert sessions.expired(image, 1000) == [1]
-    assert not sessions.all_have_seen(image, 50)
+    assert not sessions.all_have_applied(image, 50)
 
 
 def test_a_broker_that_was_never_heard_gets_its_time() -> None:
@@ -138,7 +138,7 @@ def test_a_registered_anew_broker_starts_a_session() -> None:
     register(image, broker(1, incarnation=1), epoch=9, silent_ms=None)
     beat(image, 1, seen=9)
     assert sessions.expired(image, 1200) == []
-    assert not sessions.all_have_seen(image, 80), "what its predecessor had seen does not count"
+    assert not sessions.all_have_applied(image, 80), "what its predecessor had seen does not count"
 
 
 def test_a_broker_whose_connection_has_closed_has_two_heartbeats_to_report_again() -> None:

@@ -9,25 +9,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.cluster.clusters import CHANCE, CONTROLLER, broker
 
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
-    ConfigRules,
+    NodeConfig,
     incremental_alter_configs,
 )
+from penstock.cluster.controller.alter_topics import NewPartitions, TopicRef, create_partitions, delete_topics
 from penstock.cluster.controller.brokers import register_broker
-from penstock.cluster.controller.create_partitions import MorePartitions, create_partitions
-from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
-from penstock.cluster.controller.delete_topics import TopicRef, delete_topics
-from penstock.cluster.controller.fencing import fence_broker, unfence_broker, unregister_broker
-from penstock.cluster.decision import Decision
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.serde import decode_record, encode_records
-from penstock.cluster.state import ConfigResource
+from penstock.cluster.controller.create_topics import NewTopic, TopicDefaults, create_topics
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.heartbeats import fence_broker, unfence_broker, unregister_broker
+from penstock.cluster.image import ClusterImage, ConfigResource
+from penstock.cluster.metadata_records import decode_record, encode_records
 from penstock.protocol.errors import ApiError
 
 NAMES = st.sampled_from(["a", "a.b", "a_b", "c", "__consumer_offsets", "not legal"])
 BROKERS = st.integers(1, 3)
-RULES = TopicRules(partitions=2, replication_factor=1, partitions_max=20)
+RULES = TopicDefaults(partitions=2, replication_factor=1, partitions_max=20)
 
 
 class ControllerHistory(RuleBasedStateMachine):
@@ -87,15 +85,15 @@ class ControllerHistory(RuleBasedStateMachine):
 
     @rule(name=NAMES, count=st.integers(0, 6))
     def grow(self, name: str, count: int) -> None:
-        more = MorePartitions(name=name, count=count)
+        more = NewPartitions(name=name, count=count)
         self.commit(lambda: create_partitions(self.image, [more], partitions_max=20, draw=CHANCE.draw))
 
     @rule(name=NAMES, op=st.integers(0, 3), value=st.sampled_from(["compact", "delete", "oops", None]))
     def alter(self, name: str, op: int, value: str | None) -> None:
-        change = AlterResource(
+        change = AlterConfigsResource(
             resource=ConfigResource(2, name), changes=(ConfigChange("cleanup.policy", op, value),)
         )
-        rules = ConfigRules(node_settings={})
+        rules = NodeConfig(node_settings={})
         self.commit(lambda: incremental_alter_configs(self.image, [change], rules=rules))
 
     @invariant()

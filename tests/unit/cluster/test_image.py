@@ -5,13 +5,18 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import broker, cluster, create
 
-from penstock.cluster import records as kinds
-from penstock.cluster import seldom_records as seldom
-from penstock.cluster import tenant_records as tenants
+from penstock.cluster import metadata_records as kinds
+from penstock.cluster import rare_records as seldom
+from penstock.cluster import rare_records as tenants
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.delta import TopicPartition
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import ConfigResource, Endpoint, PartitionState, ResourceType
+from penstock.cluster.image import (
+    ClusterImage,
+    ConfigResource,
+    Endpoint,
+    PartitionState,
+    ResourceType,
+    TopicPartition,
+)
 
 TOPIC = UUID(int=77)
 

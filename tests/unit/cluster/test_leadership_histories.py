@@ -13,32 +13,40 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.cluster.clusters import CHANCE, CONTROLLER, broker
 
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
-    ConfigRules,
+    NodeConfig,
     incremental_alter_configs,
 )
-from penstock.cluster.controller.alter_partition import AlterPartition, IsrMember, alter_partitions
-from penstock.cluster.controller.balance import balance_leaders
-from penstock.cluster.controller.brokers import register_broker
-from penstock.cluster.controller.create_topics import NewTopic, TopicRules, create_topics
-from penstock.cluster.controller.elect_leaders import ElectionType, elect_leaders, elect_where_leaderless
-from penstock.cluster.controller.fencing import fence_brokers, unregister_broker
-from penstock.cluster.controller.heartbeats import Heartbeat, heartbeat
-from penstock.cluster.controller.lost_replicas import (
+from penstock.cluster.controller.alter_partition import (
     LOST_DIRECTORY,
+    AlterPartition,
     DirectoryAssignment,
+    IsrMember,
+    alter_partitions,
     assign_replicas_to_dirs,
 )
+from penstock.cluster.controller.brokers import BrokerSessions, register_broker
+from penstock.cluster.controller.create_topics import NewTopic, TopicDefaults, create_topics
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.elect_leaders import (
+    ElectionType,
+    balance_leaders,
+    elect_leaderless_partitions,
+    elect_leaders,
+)
+from penstock.cluster.controller.heartbeats import (
+    BrokerHeartbeat,
+    fence_brokers,
+    heartbeat,
+    unregister_broker,
+)
 from penstock.cluster.controller.reassignment import Reassignment, alter_reassignments
-from penstock.cluster.controller.sessions import BrokerSessions
-from penstock.cluster.decision import Decision
-from penstock.cluster.guarantees import effective_isr_min
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.serde import decode_record, encode_records
-from penstock.cluster.snapshot import snapshot_records
-from penstock.cluster.state import ConfigResource, PartitionState, ResourceType
+from penstock.cluster.image import ClusterImage, ConfigResource, PartitionState, ResourceType
+from penstock.cluster.image_snapshot import snapshot_records
+from penstock.cluster.metadata_records import decode_record, encode_records
+from penstock.cluster.topic_settings import effective_isr_min
 from penstock.protocol.errors import ApiError, ErrorCode
 
 Key = tuple[str, int]
@@ -57,7 +65,7 @@ NEW_TOPICS = (
     ),
     NewTopic(name="single", partitions=1, replication_factor=1, configs=(("penstock.flush", "never"),)),
 )
-RULES = TopicRules(partitions=1, replication_factor=3, partitions_max=20)
+RULES = TopicDefaults(partitions=1, replication_factor=3, partitions_max=20)
 
 
 class LeadershipHistory(RuleBasedStateMachine):
@@ -157,7 +165,7 @@ class LeadershipHistory(RuleBasedStateMachine):
         known = self.image.brokers.get(broker_id)
         if known is None:
             return
-        beat = Heartbeat(
+        beat = BrokerHeartbeat(
             broker_id,
             known.epoch,
             self.offset,
@@ -241,18 +249,18 @@ class LeadershipHistory(RuleBasedStateMachine):
     @rule()
     def tidy(self) -> None:
         self.commit(lambda: balance_leaders(self.image, rules=CONTROLLER, partitions_max=3))
-        self.commit(lambda: elect_where_leaderless(self.image, rules=CONTROLLER, partitions_max=3))
+        self.commit(lambda: elect_leaderless_partitions(self.image, rules=CONTROLLER, partitions_max=3))
 
     @rule(name=TOPICS, isr_min=st.sampled_from(["1", "2", "3"]))
     def change_isr_min(self, name: str, isr_min: str) -> None:
         self.set_config(name, "min.insync.replicas", isr_min)
 
     def set_config(self, name: str, setting: str, value: str) -> None:
-        change = AlterResource(
+        change = AlterConfigsResource(
             resource=ConfigResource(ResourceType.TOPIC, name),
             changes=(ConfigChange(setting, ConfigOp.SET, value),),
         )
-        rules = ConfigRules(node_settings={})
+        rules = NodeConfig(node_settings={})
         self.commit(lambda: incremental_alter_configs(self.image, [change], rules=rules))
 
     # --- what always holds ---

@@ -15,21 +15,20 @@ from tests.unit.cluster.clusters import (
 )
 
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
-    ConfigRules,
+    NodeConfig,
     incremental_alter_configs,
 )
 from penstock.cluster.controller.brokers import restart_sole_broker
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.elect_leaders import elect_where_leaderless
-from penstock.cluster.controller.election import Candidates, Elected, Election, elect
-from penstock.cluster.controller.fencing import begin_shutdown
-from penstock.cluster.decision import UncleanElection
-from penstock.cluster.guarantees import effective_isr_min
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import ConfigResource, PartitionState, ResourceType
+from penstock.cluster.controller.decision import UncleanElection
+from penstock.cluster.controller.elect_leaders import elect_leaderless_partitions
+from penstock.cluster.controller.election import Elected, Election, ElectionInput, elect
+from penstock.cluster.controller.heartbeats import begin_shutdown
+from penstock.cluster.image import ClusterImage, ConfigResource, PartitionState, ResourceType
+from penstock.cluster.topic_settings import effective_isr_min
 
 
 class Seen(NamedTuple):
@@ -110,11 +109,11 @@ def test_another_minimum_forgets_who_was_eligible(isr_min: str) -> None:
     image = topic()
     fence(image, 1, 2)
     assert seen(image) == Seen(3, (3,), elr=(1, 2))
-    change = AlterResource(
+    change = AlterConfigsResource(
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("min.insync.replicas", ConfigOp.SET, isr_min),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=ConfigRules(node_settings={})))
+    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
     assert seen(image) == Seen(3, (3,))
     fence(image, 3)
     unfence(image, 1)
@@ -124,11 +123,11 @@ def test_another_minimum_forgets_who_was_eligible(isr_min: str) -> None:
 def test_without_a_leader_another_minimum_changes_nothing() -> None:
     image = topic()
     fence(image, 1, 2, 3)
-    change = AlterResource(
+    change = AlterConfigsResource(
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("min.insync.replicas", ConfigOp.SET, "1"),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=ConfigRules(node_settings={})))
+    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
     assert partition(image).elr == (1, 2, 3)
 
 
@@ -280,14 +279,14 @@ def test_a_partition_without_a_leader_gets_one_once_settings_allow_it() -> None:
     fence(image, 1)
     fence(image, 2, 3)
     unfence(image, 1)
-    elections = elect_where_leaderless(image, rules=CONTROLLER, partitions_max=10)
+    elections = elect_leaderless_partitions(image, rules=CONTROLLER, partitions_max=10)
     assert (elections.records, elections.reply) == ((), 0)
-    change = AlterResource(
+    change = AlterConfigsResource(
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("unclean.leader.election.enable", ConfigOp.SET, "true"),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=ConfigRules(node_settings={})))
-    decision = applied(image, elect_where_leaderless(image, rules=CONTROLLER, partitions_max=10))
+    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
+    decision = applied(image, elect_leaderless_partitions(image, rules=CONTROLLER, partitions_max=10))
     assert decision.reply == 1
     assert [each.leader for each in decision.unclean] == [1]
 
@@ -324,7 +323,7 @@ def test_who_is_elected(
     election: Election,
     expected: Elected,
 ) -> None:
-    candidates = Candidates((1, 2, 3), leader, isr, elr, last, alive.__contains__, trusts_last_leader=True)
+    candidates = ElectionInput((1, 2, 3), leader, isr, elr, last, alive.__contains__, trusts_last_leader=True)
     assert elect(candidates, election) == expected
     if last and expected.unclean:
         assert elect(candidates._replace(trusts_last_leader=False), ONLINE) == Elected(-1)

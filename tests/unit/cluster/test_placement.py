@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cluster.placement import Candidate, place_replicas
+from penstock.cluster.controller.placement import UsableBroker, place_replicas
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -15,12 +15,12 @@ def first(_: int) -> int:
 
 
 def test_one_broker_takes_everything() -> None:
-    placed = place_replicas([Candidate(7)], partitions=3, replication_factor=1, draw=first)
+    placed = place_replicas([UsableBroker(7)], partitions=3, replication_factor=1, draw=first)
     assert placed == [(7,), (7,), (7,)]
 
 
 def test_brokers_take_turns_and_followers_change_with_every_round() -> None:
-    brokers = [Candidate(1), Candidate(2), Candidate(3)]
+    brokers = [UsableBroker(1), UsableBroker(2), UsableBroker(3)]
     assert place_replicas(brokers, partitions=6, replication_factor=2, draw=first) == [
         (1, 2), (2, 3), (3, 1),
         (1, 3), (2, 1), (3, 2),
@@ -28,13 +28,13 @@ def test_brokers_take_turns_and_followers_change_with_every_round() -> None:
 
 
 def test_the_start_is_drawn() -> None:
-    brokers = [Candidate(1), Candidate(2), Candidate(3)]
+    brokers = [UsableBroker(1), UsableBroker(2), UsableBroker(3)]
     placed = place_replicas(brokers, partitions=1, replication_factor=1, draw=lambda n: n - 1)
     assert placed == [(3,)]
 
 
 def test_replicas_go_to_different_racks() -> None:
-    brokers = [Candidate(1, "a"), Candidate(2, "a"), Candidate(3, "b"), Candidate(4, "b")]
+    brokers = [UsableBroker(1, "a"), UsableBroker(2, "a"), UsableBroker(3, "b"), UsableBroker(4, "b")]
     rack = {broker.id: broker.rack for broker in brokers}
     placed = place_replicas(brokers, partitions=8, replication_factor=2, draw=first)
     assert all(len({rack[broker] for broker in replicas}) == 2 for replicas in placed)
@@ -45,13 +45,13 @@ def test_replicas_go_to_different_racks() -> None:
 
 
 def test_more_replicas_than_racks_use_a_rack_again() -> None:
-    brokers = [Candidate(1, "a"), Candidate(2, "a"), Candidate(3, "b")]
+    brokers = [UsableBroker(1, "a"), UsableBroker(2, "a"), UsableBroker(3, "b")]
     (placed,) = place_replicas(brokers, partitions=1, replication_factor=3, draw=first)
     assert set(placed) == {1, 2, 3}
 
 
 def test_a_fenced_broker_is_the_last_choice_and_never_leads() -> None:
-    brokers = [Candidate(1, None, True), Candidate(2), Candidate(3)]
+    brokers = [UsableBroker(1, None, True), UsableBroker(2), UsableBroker(3)]
     assert {
         broker
         for replicas in place_replicas(brokers, partitions=10, replication_factor=2, draw=first)
@@ -62,13 +62,13 @@ def test_a_fenced_broker_is_the_last_choice_and_never_leads() -> None:
 
 
 def test_a_rack_that_is_wholly_fenced_does_not_lead() -> None:
-    brokers = [Candidate(1, "a", True), Candidate(2, "b")]
+    brokers = [UsableBroker(1, "a", True), UsableBroker(2, "b")]
     placed = place_replicas(brokers, partitions=4, replication_factor=2, draw=first)
     assert placed == [(2, 1)] * 4
 
 
 def test_a_rack_that_is_wholly_fenced_is_chosen_when_there_are_too_few_others() -> None:
-    brokers = [Candidate(1, "a", True), Candidate(2, "b"), Candidate(3, "c")]
+    brokers = [UsableBroker(1, "a", True), UsableBroker(2, "b"), UsableBroker(3, "c")]
     assert place_replicas(brokers, partitions=4, replication_factor=2, draw=first) == [
         (2, 3), (3, 2), (2, 3), (3, 2),
     ]  # fmt: skip
@@ -80,12 +80,12 @@ def test_a_rack_that_is_wholly_fenced_is_chosen_when_there_are_too_few_others() 
     ("brokers", "replication_factor", "reason"),
     [
         ([], 1, "fenced"),
-        ([Candidate(1, None, True)], 1, "All brokers are currently fenced"),
-        ([Candidate(1)], 2, "only 1 broker"),
-        ([Candidate(1)], 0, "larger than 0"),
+        ([UsableBroker(1, None, True)], 1, "All brokers are currently fenced"),
+        ([UsableBroker(1)], 2, "only 1 broker"),
+        ([UsableBroker(1)], 0, "larger than 0"),
     ],
 )
-def test_the_impossible_is_refused(brokers: list[Candidate], replication_factor: int, reason: str) -> None:
+def test_the_impossible_is_refused(brokers: list[UsableBroker], replication_factor: int, reason: str) -> None:
     with pytest.raises(ApiError, match=reason) as refused:
         place_replicas(brokers, partitions=1, replication_factor=replication_factor, draw=first)
     assert refused.value.code is ErrorCode.invalid_replication_factor
@@ -100,7 +100,7 @@ def test_the_impossible_is_refused(brokers: list[Candidate], replication_factor:
 def test_every_placement_is_sound(
     racks: list[str | None], fenced: set[int], partitions: int, data: st.DataObject
 ) -> None:
-    brokers = [Candidate(number, rack, number in fenced) for number, rack in enumerate(racks)]
+    brokers = [UsableBroker(number, rack, number in fenced) for number, rack in enumerate(racks)]
     live = {broker.id for broker in brokers if not broker.fenced}
     if not live:
         return
@@ -123,7 +123,7 @@ def test_every_placement_is_sound(
 def test_full_rounds_without_racks_are_perfectly_even(brokers: int, rounds: int, data: st.DataObject) -> None:
     replication_factor = data.draw(st.integers(1, brokers))
     placed = place_replicas(
-        [Candidate(number) for number in range(brokers)],
+        [UsableBroker(number) for number in range(brokers)],
         partitions=brokers * rounds,
         replication_factor=replication_factor,
         draw=first,

@@ -11,10 +11,8 @@ from penstock.cluster.controller.reassignment import (
     alter_reassignments,
     list_reassignments,
 )
-from penstock.cluster.delta import TopicPartition
-from penstock.cluster.guarantees import effective_isr_min
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import PartitionState
+from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition
+from penstock.cluster.topic_settings import effective_isr_min
 from penstock.protocol.errors import ErrorCode
 
 

@@ -7,9 +7,9 @@ from tests.unit.cluster.clusters import CONTROLLER, broker, cluster, create, fen
 
 from penstock.cluster.controller.brokers import BrokerRegistration, register_broker
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.rules import ControllerRules
+from penstock.cluster.controller.decision import ControllerConfig
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import BrokerFeature, FeatureLevelRecord
+from penstock.cluster.metadata_records import BrokerFeature, FeatureLevelRecord
 from penstock.protocol.errors import ApiError, ErrorCode
 
 SILENCE_MS = 2 * CONTROLLER.heartbeat_interval_ms
@@ -44,7 +44,7 @@ def test_with_another_disk_silence_proves_nothing() -> None:
 
 
 def test_a_longer_heartbeat_asks_for_a_longer_silence() -> None:
-    rules = ControllerRules(heartbeat_interval_ms=10_000)
+    rules = ControllerConfig(heartbeat_interval_ms=10_000)
     with pytest.raises(ApiError):
         register(cluster(), broker(1, incarnation=1), epoch=9, silent_ms=19_999, rules=rules)
 

@@ -4,11 +4,10 @@ from uuid import UUID
 
 import pytest
 
-from penstock.cluster import records as kinds
-from penstock.cluster import seldom_records as seldom
-from penstock.cluster import tenant_records as tenants
-from penstock.cluster.serde import UnreadableRecord, decode_record, encode_record
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster import metadata_records as kinds
+from penstock.cluster import rare_records as seldom
+from penstock.cluster import rare_records as tenants
+from penstock.cluster.metadata_records import MetadataRecord, UnreadableRecord, decode_record, encode_record
 
 ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 ID_HEX = "00112233445566778899aabbccddeeff"
@@ -142,8 +141,8 @@ def test_every_kind_of_record_is_checked() -> None:
     written = {type(record) for record, _ in BY_HAND}
     assert written == {
         *kinds.RECORD_TYPES.values(),
-        *seldom.SELDOM_RECORD_TYPES.values(),
-        *tenants.TENANT_RECORD_TYPES.values(),
+        *seldom.RARE_RECORD_TYPES.values(),
+        *tenants.SECURITY_RECORD_TYPES.values(),
     }
 
 

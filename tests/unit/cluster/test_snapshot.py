@@ -5,14 +5,19 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import broker, cluster, create, fence, register, unfence
 
-from penstock.cluster import seldom_records as seldom
-from penstock.cluster import tenant_records as tenants
+from penstock.cluster import rare_records as seldom
+from penstock.cluster import rare_records as tenants
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import BrokerFeature, ConfigRecord, FeatureLevelRecord, ProducerIdsRecord
-from penstock.cluster.serde import decode_record, encode_records
-from penstock.cluster.snapshot import RECORDS_MAX, snapshot_records
-from penstock.cluster.state import PartitionState
+from penstock.cluster.image import ClusterImage, PartitionState
+from penstock.cluster.image_snapshot import RECORDS_MAX, snapshot_records
+from penstock.cluster.metadata_records import (
+    BrokerFeature,
+    ConfigRecord,
+    FeatureLevelRecord,
+    ProducerIdsRecord,
+    decode_record,
+    encode_records,
+)
 
 
 def again(image: ClusterImage) -> ClusterImage:

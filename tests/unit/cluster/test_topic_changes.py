@@ -5,9 +5,8 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import cluster, create
 
-from penstock.cluster.controller.create_partitions import MorePartitions, create_partitions
+from penstock.cluster.controller.alter_topics import NewPartitions, TopicRef, create_partitions, delete_topics
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.delete_topics import TopicRef, delete_topics
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 
@@ -26,7 +25,7 @@ def delete(image: ClusterImage, *refs: TopicRef) -> list[tuple[str | None, UUID 
 
 
 def grow(
-    image: ClusterImage, *asked: MorePartitions, validate_only: bool = False
+    image: ClusterImage, *asked: NewPartitions, validate_only: bool = False
 ) -> list[tuple[ErrorCode, str | None]]:
     decision = create_partitions(
         image, asked, partitions_max=10, draw=lambda _: 0, validate_only=validate_only
@@ -78,7 +77,7 @@ def test_internal_topics_are_not_deleted() -> None:
 def test_partitions_are_added_behind_the_others() -> None:
     image = topics("a", brokers=2)
     before = dict(image.topics["a"].partitions)
-    assert grow(image, MorePartitions(name="a", count=5)) == [(ErrorCode.none, None)]
+    assert grow(image, NewPartitions(name="a", count=5)) == [(ErrorCode.none, None)]
     after = image.topics["a"].partitions
     assert len(after) == 5
     assert {index: after[index] for index in before} == before
@@ -87,31 +86,31 @@ def test_partitions_are_added_behind_the_others() -> None:
 
 def test_added_partitions_may_be_placed_by_hand() -> None:
     image = topics("a", brokers=2)
-    assert grow(image, MorePartitions(name="a", count=3, assignments=((2, 1),))) == [(ErrorCode.none, None)]
+    assert grow(image, NewPartitions(name="a", count=3, assignments=((2, 1),))) == [(ErrorCode.none, None)]
     assert image.topics["a"].partitions[2].replicas == (2, 1)
 
 
 def test_asking_whether_partitions_could_be_added_adds_none() -> None:
     image = topics("a")
-    assert grow(image, MorePartitions(name="a", count=3), validate_only=True) == [(ErrorCode.none, None)]
+    assert grow(image, NewPartitions(name="a", count=3), validate_only=True) == [(ErrorCode.none, None)]
     assert len(image.topics["a"].partitions) == 2
 
 
 @pytest.mark.parametrize(
     ("asked", "code", "reason"),
     [
-        (MorePartitions(name="x", count=3), ErrorCode.unknown_topic_or_partition, "does not host"),
-        (MorePartitions(name="a", count=2), ErrorCode.invalid_partitions, "already has 2 partition"),
-        (MorePartitions(name="a", count=1), ErrorCode.invalid_partitions, "would not be an increase"),
-        (MorePartitions(name="a", count=-1), ErrorCode.invalid_partitions, "would not be an increase"),
-        (MorePartitions(name="a", count=2**31 - 1), ErrorCode.policy_violation, "so many"),
-        (MorePartitions(name="a", count=4, assignments=((1, 2),)), ErrorCode.invalid_replica_assignment, "only 1"),
-        (MorePartitions(name="a", count=3, assignments=((1,),)), ErrorCode.invalid_replica_assignment, "consistent"),
-        (MorePartitions(name="a", count=3, assignments=((1, 9),)), ErrorCode.invalid_replica_assignment, "broker 9"),
-        (MorePartitions(name="__consumer_offsets", count=99), ErrorCode.invalid_request, "fixed"),
+        (NewPartitions(name="x", count=3), ErrorCode.unknown_topic_or_partition, "does not host"),
+        (NewPartitions(name="a", count=2), ErrorCode.invalid_partitions, "already has 2 partition"),
+        (NewPartitions(name="a", count=1), ErrorCode.invalid_partitions, "would not be an increase"),
+        (NewPartitions(name="a", count=-1), ErrorCode.invalid_partitions, "would not be an increase"),
+        (NewPartitions(name="a", count=2**31 - 1), ErrorCode.policy_violation, "so many"),
+        (NewPartitions(name="a", count=4, assignments=((1, 2),)), ErrorCode.invalid_replica_assignment, "only 1"),
+        (NewPartitions(name="a", count=3, assignments=((1,),)), ErrorCode.invalid_replica_assignment, "consistent"),
+        (NewPartitions(name="a", count=3, assignments=((1, 9),)), ErrorCode.invalid_replica_assignment, "broker 9"),
+        (NewPartitions(name="__consumer_offsets", count=99), ErrorCode.invalid_request, "fixed"),
     ],
 )  # fmt: skip
-def test_a_wrong_number_of_partitions_is_refused(asked: MorePartitions, code: ErrorCode, reason: str) -> None:
+def test_a_wrong_number_of_partitions_is_refused(asked: NewPartitions, code: ErrorCode, reason: str) -> None:
     image = topics("a", "__consumer_offsets", brokers=2)
     ((error, message),) = grow(image, asked)
     assert error is code
@@ -122,6 +121,6 @@ def test_a_wrong_number_of_partitions_is_refused(asked: MorePartitions, code: Er
 
 def test_a_topic_may_be_named_once() -> None:
     image = topics("a")
-    assert grow(image, MorePartitions(name="a", count=3), MorePartitions(name="a", count=4)) == [
+    assert grow(image, NewPartitions(name="a", count=3), NewPartitions(name="a", count=4)) == [
         (ErrorCode.invalid_request, "Duplicate topic name.")
     ]

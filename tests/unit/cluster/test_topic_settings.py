@@ -2,18 +2,19 @@
 
 import pytest
 
-from penstock.cluster.effective import (
+from penstock.cluster.topic_settings import (
+    NODE_SYNONYMS,
+    TOPIC_SETTINGS,
+    ConfigLayer,
     ConfigSource,
-    Layer,
-    Synonym,
+    ConfigSynonym,
     effective_topic_setting,
     effective_topic_settings,
     validate_topic_settings,
 )
-from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS
 from penstock.protocol.errors import ApiError, ErrorCode
 
-DEFAULTS = Layer(
+DEFAULTS = ConfigLayer(
     ConfigSource.DEFAULT,
     {"log.retention.hours": "168", "log.segment.bytes": "1073741824", "log.cleanup.policy": "delete"},
 )
@@ -48,14 +49,14 @@ def test_the_topics_own_value_counts_first() -> None:
     found = effective_topic_setting("segment.bytes", {"segment.bytes": "1000"}, [DEFAULTS])
     assert (found.value, found.source) == (1000, ConfigSource.TOPIC)
     assert found.synonyms == (
-        Synonym("segment.bytes", "1000", ConfigSource.TOPIC),
-        Synonym("log.segment.bytes", "1073741824", ConfigSource.DEFAULT),
+        ConfigSynonym("segment.bytes", "1000", ConfigSource.TOPIC),
+        ConfigSynonym("log.segment.bytes", "1073741824", ConfigSource.DEFAULT),
     )
 
 
 def test_the_nodes_value_counts_next_and_a_running_change_beats_the_start() -> None:
-    static = Layer(ConfigSource.STATIC_BROKER, {"log.segment.bytes": "2000"})
-    dynamic = Layer(ConfigSource.DYNAMIC_BROKER, {"log.segment.bytes": "3000"})
+    static = ConfigLayer(ConfigSource.STATIC_BROKER, {"log.segment.bytes": "2000"})
+    dynamic = ConfigLayer(ConfigSource.DYNAMIC_BROKER, {"log.segment.bytes": "3000"})
     found = effective_topic_setting("segment.bytes", {}, [static, DEFAULTS])
     assert (found.value, found.source) == (2000, ConfigSource.STATIC_BROKER)
     found = effective_topic_setting("segment.bytes", {}, [dynamic, static, DEFAULTS])
@@ -74,7 +75,7 @@ def test_the_nodes_value_counts_next_and_a_running_change_beats_the_start() -> N
     ],
 )
 def test_retention_comes_in_three_units(given: dict[str, str], retention_ms: int) -> None:
-    static = Layer(ConfigSource.STATIC_BROKER, given)
+    static = ConfigLayer(ConfigSource.STATIC_BROKER, given)
     found = effective_topic_setting("retention.ms", {}, [static, DEFAULTS])
     assert (found.value, found.source) == (retention_ms, ConfigSource.STATIC_BROKER)
 
@@ -138,11 +139,11 @@ def test_a_wrong_value_is_refused_with_the_reason(overrides: dict[str, str], rea
 
 
 def test_contradictions_are_found_against_the_node_too() -> None:
-    node = Layer(ConfigSource.STATIC_BROKER, {"log.cleaner.max.compaction.lag.ms": "5"})
+    node = ConfigLayer(ConfigSource.STATIC_BROKER, {"log.cleaner.max.compaction.lag.ms": "5"})
     with pytest.raises(ApiError, match="conflict"):
         validate_topic_settings({"min.compaction.lag.ms": "6"}, [node])
 
 
 def test_defaults_of_brokers_that_contradict_each_other_keep_no_topic_from_being_created() -> None:
     lags = {"log.cleaner.min.compaction.lag.ms": "10", "log.cleaner.max.compaction.lag.ms": "9"}
-    validate_topic_settings({"retention.ms": "1"}, [Layer(ConfigSource.DYNAMIC_DEFAULT_BROKER, lags)])
+    validate_topic_settings({"retention.ms": "1"}, [ConfigLayer(ConfigSource.DYNAMIC_DEFAULT_BROKER, lags)])

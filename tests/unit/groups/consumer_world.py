@@ -11,14 +11,20 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from penstock.groups.classic_kind import Classic
-from penstock.groups.consumer.embedded import assignment_bytes, parse_assignment, parse_subscription
-from penstock.groups.consumer.group import ConsumerGroup
-from penstock.groups.consumer.heartbeat import heartbeat
-from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.consumer.values import AWAY, LEFT, assignment
-from penstock.groups.messages import (
+from penstock.groups.classic.classic_group import ClassicGroup
+from penstock.groups.classic.classic_group_data import ClassicGroupState
+from penstock.groups.consumer.consumer_group import ConsumerGroup
+from penstock.groups.consumer.consumer_group_records import (
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    to_assignment,
+)
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.embedded_protocol import encode_assignment, parse_assignment, parse_subscription
+from penstock.groups.group import (
     CommitRequest,
+    CoordinatorResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -28,11 +34,9 @@ from penstock.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.states import State
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.topics import Topic
-from penstock.groups.work import Work
 from penstock.protocol.errors import ErrorCode
 
 GROUP = "g"
@@ -76,9 +80,9 @@ class FakeTopics:
 
 
 class World:
-    def __init__(self, settings: GroupSettings, topics: FakeTopics) -> None:
+    def __init__(self, settings: GroupCoordinatorConfig, topics: FakeTopics) -> None:
         self.settings, self.topics = settings, topics
-        self.shard = GroupShard(settings, topics)
+        self.shard = GroupCoordinatorShard(settings, topics)
         self.log: list[tuple[bytes, bytes | None]] = []
         #: Where the log may end: records that were decided on together are written together.
         self.ends = [0]
@@ -98,7 +102,7 @@ class World:
     # Operations
 
     def ask(
-        self, operation: Callable[[object], Work], hear: Callable[[Any], None], *, lost: str = ""
+        self, operation: Callable[[object], CoordinatorResult], hear: Callable[[Any], None], *, lost: str = ""
     ) -> None:
         """`lost`: the reply, or (with the coordinator, before it is committed) what was decided."""
         self._ids += 1
@@ -110,7 +114,7 @@ class World:
         else:
             self.apply(work)
 
-    def apply(self, work: Work) -> None:
+    def apply(self, work: CoordinatorResult) -> None:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)
@@ -128,7 +132,7 @@ class World:
 
     def reload(self, compacted: bool = False) -> None:
         log = compact(self.log) if compacted else self.log
-        self.shard = GroupShard(self.settings, self.topics)
+        self.shard = GroupCoordinatorShard(self.settings, self.topics)
         for key, value in log:
             self.shard.replay(key, value)
         waiting, self.waiting = self.waiting, {}
@@ -139,7 +143,7 @@ class World:
     # What must hold
 
     @property
-    def group(self) -> ConsumerGroup | Classic | None:
+    def group(self) -> ConsumerGroup | ClassicGroup | None:
         return self.shard.groups.get(GROUP)  # type: ignore[return-value]
 
     def members(self) -> list[Client]:
@@ -150,7 +154,7 @@ class World:
         match self.group:
             case ConsumerGroup() as group:
                 return client.member_id in group.members
-            case Classic() as group:
+            case ClassicGroup() as group:
                 # In a classic group those of an earlier generation have nothing to say.
                 return client.member_id in group.members and client.epoch == group.generation
             case _:
@@ -294,8 +298,8 @@ class NewClient(Client):
         joins = self.epoch == 0
         # What it has is said when it changed since it was last heard; who did not hear a reply says everything again.
         full = full or joins or self._sent is None
-        owned = assignment(sorted(self.owned, key=str)) if full or self.owned != self._sent else None
-        request = ConsumerHeartbeat(
+        owned = to_assignment(sorted(self.owned, key=str)) if full or self.owned != self._sent else None
+        request = ConsumerHeartbeatRequest(
             group_id=GROUP,
             member_id=self.member_id,
             member_epoch=self.epoch,
@@ -316,10 +320,10 @@ class NewClient(Client):
         self._ask(request, self._hear, lost)
 
     def leave(self, *, away: bool = False) -> None:
-        request = ConsumerHeartbeat(
+        request = ConsumerHeartbeatRequest(
             group_id=GROUP,
             member_id=self.member_id,
-            member_epoch=AWAY if away else LEFT,
+            member_epoch=LEAVE_GROUP_STATIC_MEMBER_EPOCH if away else LEAVE_GROUP_MEMBER_EPOCH,
             instance_id=self.instance_id,
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
@@ -327,9 +331,13 @@ class NewClient(Client):
         self.crash()
         self._ask(request, lambda _: None, "")
 
-    def _ask(self, request: ConsumerHeartbeat, hear: Callable[[Any], None], lost: str) -> None:
+    def _ask(self, request: ConsumerHeartbeatRequest, hear: Callable[[Any], None], lost: str) -> None:
         world = self.world
-        world.ask(lambda token: heartbeat(world.shard, request, token, now_ms=world.now_ms), hear, lost=lost)
+        world.ask(
+            lambda token: consumer_group_heartbeat(world.shard, request, token, now_ms=world.now_ms),
+            hear,
+            lost=lost,
+        )
 
     def _hear(self, reply: ConsumerHeartbeatReply) -> None:
         if reply.error in (ErrorCode.unreleased_instance_id, ErrorCode.group_max_size_reached):
@@ -406,7 +414,7 @@ class OldClient(Client):
             topic = self.world.topics.by_id(topic_id)
             if topic is not None:
                 owned.setdefault(topic.name, []).append(number)
-        return data + assignment_bytes(owned.items(), 1)[2:-4]
+        return data + encode_assignment(owned.items(), 1)[2:-4]
 
     def _join(self, lost: str) -> None:
         if not self.cooperative:
@@ -475,7 +483,7 @@ class OldClient(Client):
                 taker = takers[number % len(takers)]
                 if owners.get((topic_name, number), taker) == taker:
                     given[taker].setdefault(topic_name, []).append(number)
-        return tuple((member_id, assignment_bytes(each.items(), 1)) for member_id, each in given.items())
+        return tuple((member_id, encode_assignment(each.items(), 1)) for member_id, each in given.items())
 
     def _sync(self, assignments: tuple[tuple[str, bytes], ...], lost: str) -> None:
         world = self.world
@@ -546,7 +554,7 @@ def is_settled(world: World) -> bool:
         return False
     if isinstance(group, ConsumerGroup) and group.state_name != "Stable":
         return False
-    if isinstance(group, Classic) and group.state is not State.STABLE:
+    if isinstance(group, ClassicGroup) and group.state is not ClassicGroupState.STABLE:
         return False
     if any(isinstance(client, NewClient) and client.owned != client.told for client in alive):
         return False

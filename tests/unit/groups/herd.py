@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.unit.groups.script import subscription
 
-from penstock.groups.messages import (
+from penstock.groups.group import (
+    CoordinatorResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -18,9 +19,8 @@ from penstock.groups.messages import (
     SyncReply,
     SyncRequest,
 )
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Work
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
 HEARTBEAT_MS = 3_000
@@ -140,7 +140,9 @@ class Consumer:
 class Herd:
     def __init__(self, *, seed: int, initial_rebalance_delay_ms: int) -> None:
         self.random = random.Random(seed)
-        self.shard = GroupShard(GroupSettings(initial_rebalance_delay_ms=initial_rebalance_delay_ms))
+        self.shard = GroupCoordinatorShard(
+            GroupCoordinatorConfig(initial_rebalance_delay_ms=initial_rebalance_delay_ms)
+        )
         self.now_ms = 0
         self.consumers: list[Consumer] = []
         self.generations: set[int] = set()
@@ -184,7 +186,7 @@ class Herd:
     def call(
         self,
         consumer: Consumer,
-        operation: Callable[[GroupShard, int, int], Work],
+        operation: Callable[[GroupCoordinatorShard, int, int], CoordinatorResult],
         then: Callable[[Any], None],
     ) -> None:
         """A request: it travels there, is served, and the reply travels back."""
@@ -205,7 +207,7 @@ class Herd:
         deadline_ms = self.shard.next_deadline_ms()
         return max(self.now_ms, min(event_ms, event_ms if deadline_ms is None else deadline_ms))
 
-    def _apply(self, work: Work) -> None:
+    def _apply(self, work: CoordinatorResult) -> None:
         for key, value in work.records:
             self.shard.replay(key, value)
         for token, reply in work.replies:

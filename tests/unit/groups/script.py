@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from penstock.groups.messages import (
+from penstock.groups.coordinator_records import (
+    CommittedOffset,
+    GroupMetadataRecord,
+    OffsetCommitRecord,
+    decode_record,
+)
+from penstock.groups.group import (
     CommitRequest,
+    CoordinatorResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -25,11 +32,10 @@ from penstock.groups.messages import (
     PartitionsReply,
     SyncReply,
     SyncRequest,
+    TransactionProducer,
 )
-from penstock.groups.records import CommittedOffset, GroupRecord, OffsetRecord, decode
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Producer, Work
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
 
@@ -49,8 +55,8 @@ class Client:
 
 class Script:
     def __init__(self) -> None:
-        self.settings = GroupSettings()
-        self.shard = GroupShard(self.settings)
+        self.settings = GroupCoordinatorConfig()
+        self.shard = GroupCoordinatorShard(self.settings)
         #: What was done to the shard by replay: a method's name, and what it was given.
         self.log: list[tuple[Any, ...]] = []
         self.now_ms = 0
@@ -86,7 +92,7 @@ class Script:
     # Operations
 
     def _set(self, _: list[str], named: dict[str, str]) -> Iterator[str]:
-        known = {field.name for field in fields(GroupSettings)}
+        known = {field.name for field in fields(GroupCoordinatorConfig)}
         assert set(named) <= known, named
         self.settings = replace(self.settings, **{name: int(value) for name, value in named.items()})
         self.shard.settings = self.settings
@@ -172,7 +178,7 @@ class Script:
         )
         token = (names[0] if names else named["by"], "commit")
         if "txn" in named:
-            producer = Producer(int(named["txn"]), 0)
+            producer = TransactionProducer(int(named["txn"]), 0)
             work = self.shard.commit_in_transaction(request, producer, token, now_ms=self.now_ms)
         else:
             work = self.shard.commit(request, token, now_ms=self.now_ms)
@@ -235,7 +241,7 @@ class Script:
         self.now_ms = target_ms
 
     def _restart(self, *_: Any) -> Iterator[str]:
-        self.shard = GroupShard(self.settings)
+        self.shard = GroupCoordinatorShard(self.settings)
         for name, *given in self.log:
             getattr(self.shard, name)(*given)
         for token in self.waiting:
@@ -248,14 +254,14 @@ class Script:
 
     # What comes of them
 
-    def _wait(self, token: object, work: Work) -> Iterator[str]:
+    def _wait(self, token: object, work: CoordinatorResult) -> Iterator[str]:
         self.waiting[token] = None
         yield from self._apply(work)
 
-    def _apply(self, work: Work) -> Iterator[str]:
+    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
         lines = []
         for key, value in work.records:
-            line = _record(decode(key, value))
+            line = _record(decode_record(key, value))
             if work.producer is None:
                 self._replay("replay", key, value)
             else:
@@ -355,15 +361,15 @@ def _committed(committed: CommittedOffset | None) -> str:
     return text if committed.expire_timestamp_ms is None else f"{text} until {committed.expire_timestamp_ms}"
 
 
-def _record(record: OffsetRecord | GroupRecord | None) -> str:
+def _record(record: OffsetCommitRecord | GroupMetadataRecord | None) -> str:
     match record:
-        case OffsetRecord(value=None):
+        case OffsetCommitRecord(value=None):
             return f"store {record.group}/{record.topic}-{record.partition}: deleted"
-        case OffsetRecord(value=CommittedOffset() as value):
+        case OffsetCommitRecord(value=CommittedOffset() as value):
             return f"store {record.group}/{record.topic}-{record.partition}: {_committed(value)}"
-        case GroupRecord(value=None):
+        case GroupMetadataRecord(value=None):
             return f"store {record.group}: deleted"
-        case GroupRecord(value=value):
+        case GroupMetadataRecord(value=value):
             assert value is not None
             members = " ".join(f"{m.member_id}({m.assignment.decode() or '-'})" for m in value.members)
             return (

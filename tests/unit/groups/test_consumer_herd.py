@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from tests.unit.groups.consumer_world import SESSION_MS, FakeTopics, NewClient, World, is_settled
 
-from penstock.groups.consumer.records import Kind
-from penstock.groups.records import key_type
-from penstock.groups.settings import GroupSettings
+from penstock.groups.consumer.consumer_group_records import ConsumerGroupRecordType
+from penstock.groups.coordinator_records import key_type
+from penstock.groups.group_config import GroupCoordinatorConfig
 
 SIZE = 40
 INTERVAL_MS = 1_000
@@ -25,7 +25,7 @@ class Herd:
         topics = FakeTopics()
         topics.set("t", SIZE)
         self.random = random.Random(seed)
-        self.world = World(GroupSettings(consumer_session_timeout_ms=SESSION_MS), topics)
+        self.world = World(GroupCoordinatorConfig(consumer_session_timeout_ms=SESSION_MS), topics)
         self.world.assignment_interval_ms = INTERVAL_MS
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
@@ -50,7 +50,7 @@ class Herd:
 
     def targets(self) -> int:
         """How many were worked out so far."""
-        return sum(key_type(key) == Kind.TARGET_EPOCH for key, _ in self.world.log)
+        return sum(key_type(key) == ConsumerGroupRecordType.TARGET_EPOCH for key, _ in self.world.log)
 
     def _beat(self, client: NewClient) -> None:
         if not client.is_alive:

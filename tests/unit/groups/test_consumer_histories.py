@@ -22,9 +22,9 @@ from tests.unit.groups.consumer_world import (
     settle,
 )
 
-from penstock.groups.consumer.group import ConsumerGroup
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
+from penstock.groups.consumer.consumer_group import ConsumerGroup
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
 LOST = st.sampled_from(("", "", "", "reply", "decision"))
@@ -46,7 +46,7 @@ class Histories(RuleBasedStateMachine):
         self.topics = FakeTopics()
         self.topics.set("t", t)
         self.topics.set("u", u)
-        rules = GroupSettings(
+        rules = GroupCoordinatorConfig(
             initial_rebalance_delay_ms=0, consumer_session_timeout_ms=SESSION_MS, consumer_assignors=assignor
         )
         self.world = World(rules, self.topics)
@@ -157,7 +157,7 @@ class Histories(RuleBasedStateMachine):
     def any_part_of_the_log_can_be_loaded(self, number: int) -> None:
         ends = self.world.ends
         log = self.world.log[: ends[number % len(ends)]]
-        whole, short = (GroupShard(self.world.settings, self.topics) for _ in range(2))
+        whole, short = (GroupCoordinatorShard(self.world.settings, self.topics) for _ in range(2))
         for key, value in log:
             whole.replay(key, value)
         for key, value in compact(log):

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.groups.script import subscription
 
-from penstock.groups.hashing import partition_of
-from penstock.groups.states import TRANSITIONS, State
-from penstock.groups.subscription import subscribed_topics
-from penstock.groups.timers import Timers
+from penstock.groups.classic.classic_group_data import CLASSIC_GROUP_TRANSITIONS, ClassicGroupState
+from penstock.groups.embedded_protocol import subscribed_topics
+from penstock.groups.group import Timers
+from penstock.groups.topics import coordinator_partition
 
 
 def due(timers: Timers[str], now_ms: int) -> list[str]:
@@ -94,8 +94,8 @@ def test_timers_are_a_dictionary_of_deadlines(steps: list[tuple[str, int, int]])
 )
 def test_groups_are_placed_by_javas_hash(name: str, hash_code: int) -> None:
     expected = 0 if hash_code == -(2**31) else abs(hash_code)
-    assert partition_of(name, 2**31) == expected
-    assert partition_of(name, 50) == expected % 50
+    assert coordinator_partition(name, 2**31) == expected
+    assert coordinator_partition(name, 50) == expected % 50
 
 
 def test_the_topics_of_a_subscription() -> None:
@@ -120,5 +120,9 @@ def test_any_bytes_may_come(metadata: bytes) -> None:
 
 
 def test_every_state_has_its_transitions() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert all(State.DEAD in followers for state, followers in TRANSITIONS.items() if state is not State.DEAD)
+    assert set(CLASSIC_GROUP_TRANSITIONS) == set(ClassicGroupState)
+    assert all(
+        ClassicGroupState.DEAD in followers
+        for state, followers in CLASSIC_GROUP_TRANSITIONS.items()
+        if state is not ClassicGroupState.DEAD
+    )

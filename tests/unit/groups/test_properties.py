@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.groups.script import subscription
 
-from penstock.groups.classic import ClassicGroup
-from penstock.groups.messages import (
+from penstock.groups.classic.classic_group_data import ClassicGroupData, ClassicGroupState
+from penstock.groups.group import (
     CommitRequest,
+    CoordinatorResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -19,13 +20,11 @@ from penstock.groups.messages import (
     OffsetToCommit,
     SyncRequest,
 )
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.states import State
-from penstock.groups.work import Work
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
-SETTINGS = GroupSettings(
+SETTINGS = GroupCoordinatorConfig(
     initial_rebalance_delay_ms=100,
     size_max=4,
     offsets_retention_ms=200_000,
@@ -41,7 +40,7 @@ class World:
     """A shard with a log, and clients that remember what they were told, right or wrong."""
 
     def __init__(self) -> None:
-        self.shard = GroupShard(SETTINGS)
+        self.shard = GroupCoordinatorShard(SETTINGS)
         self.log: list[tuple[bytes, bytes | None]] = []
         self.now_ms = 0
         self.waiting: set[object] = set()
@@ -52,7 +51,7 @@ class World:
         self.owners: dict[tuple[int, str, int, str], int] = {}
         self.apply(self.shard.loaded(0))
 
-    def apply(self, work: Work) -> None:
+    def apply(self, work: CoordinatorResult) -> None:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)
@@ -89,8 +88,8 @@ class World:
         self.life += 1
         self.apply(self.shard.loaded(self.now_ms))
 
-    def _reloaded(self) -> GroupShard:
-        shard = GroupShard(SETTINGS)
+    def _reloaded(self) -> GroupCoordinatorShard:
+        shard = GroupCoordinatorShard(SETTINGS)
         for key, value in self.log:
             shard.replay(key, value)
         return shard
@@ -117,16 +116,18 @@ class World:
         reloaded = self._reloaded()
         assert reloaded.stored() == self.shard.stored()
         for name, group in self.shard.groups.items():
-            if group.state is State.STABLE or (group.state is State.EMPTY and group.stored is not None):
+            if group.state is ClassicGroupState.STABLE or (
+                group.state is ClassicGroupState.EMPTY and group.stored is not None
+            ):
                 assert view(reloaded.groups[name]) == view(group)
 
 
-def tokens_in(group: ClassicGroup) -> set[object]:
+def tokens_in(group: ClassicGroupData) -> set[object]:
     waiting = (token for member in group.members.values() for token in (member.join_token, member.sync_token))
     return {token for token in waiting if token is not None}
 
 
-def check_consistent(group: ClassicGroup) -> None:
+def check_consistent(group: ClassicGroupData) -> None:
     members = group.members
     assert all(name == member.member_id for name, member in members.items())
     assert group.joining_count == sum(member.is_joining for member in members.values())
@@ -136,13 +137,13 @@ def check_consistent(group: ClassicGroup) -> None:
     instances = [member.instance_id for member in members.values() if member.instance_id is not None]
     assert len(instances) == len(set(instances))
     assert all(group.static_id(m.instance_id) == m.member_id for m in members.values() if m.is_static)
-    assert (group.state is State.EMPTY) <= (not members)
-    if group.state is State.STABLE:
+    assert (group.state is ClassicGroupState.EMPTY) <= (not members)
+    if group.state is ClassicGroupState.STABLE:
         assert group.protocol is not None
         assert all(not member.is_joining and member.sync_token is None for member in members.values())
 
 
-def view(group: ClassicGroup) -> object:
+def view(group: ClassicGroupData) -> object:
     """What members can see of a group that no rebalance is changing."""
     assert group.stored is not None
     members = [
@@ -291,4 +292,4 @@ def test_groups_stay_sound(steps: list[tuple[Any, ...]]) -> None:
         ACTIONS[name](world, *arguments)
     world.advance(LONG_ENOUGH_MS)
     assert not world.waiting, "everyone is answered in the end"
-    assert all(group.state is State.EMPTY for group in world.shard.groups.values())
+    assert all(group.state is ClassicGroupState.EMPTY for group in world.shard.groups.values())

@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.groups.messages import CommitRequest, OffsetToCommit
-from penstock.groups.records import OffsetRecord, decode
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.transactional_offsets import Place
-from penstock.groups.work import Producer, Work
+from penstock.groups.coordinator_records import OffsetCommitRecord, decode_record
+from penstock.groups.group import CommitRequest, CoordinatorResult, OffsetToCommit, TransactionProducer
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.offsets import OffsetKey
 
-SETTINGS = GroupSettings(offsets_retention_ms=50_000, offsets_retention_check_interval_ms=20_000)
+SETTINGS = GroupCoordinatorConfig(offsets_retention_ms=50_000, offsets_retention_check_interval_ms=20_000)
 PRODUCERS = (7, 8, 9)
-PLACES = tuple(Place(group, topic, 0) for group in "gh" for topic in "tu")
+PLACES = tuple(OffsetKey(group, topic, 0) for group in "gh" for topic in "tu")
 
 
 class Entry(NamedTuple):
@@ -32,13 +31,13 @@ Log = list[Entry]
 
 class World:
     def __init__(self) -> None:
-        self.shard = GroupShard(SETTINGS)
+        self.shard = GroupCoordinatorShard(SETTINGS)
         self.log: Log = []
         self.now_ms = 0
         self.count = 0
         self._apply(self.shard.loaded(0))
 
-    def commit(self, place: Place, producer: int | None) -> None:
+    def commit(self, place: OffsetKey, producer: int | None) -> None:
         self.count += 1
         offset = OffsetToCommit(topic=place.topic, partition=place.partition, offset=self.count)
         request = CommitRequest(
@@ -47,20 +46,20 @@ class World:
         if producer is None:
             self._apply(self.shard.commit(request, "commit", now_ms=self.now_ms))
         else:
-            who = Producer(producer, 0)
+            who = TransactionProducer(producer, 0)
             self._apply(self.shard.commit_in_transaction(request, who, "commit", now_ms=self.now_ms))
 
     def end(self, producer: int, committed: bool) -> None:
         self._replay(Entry(producer, None, committed))
 
-    def delete(self, place: Place) -> None:
+    def delete(self, place: OffsetKey) -> None:
         where = [(place.topic, place.partition)]
         self._apply(self.shard.delete_offsets(place.group, where, "delete", now_ms=self.now_ms))
 
-    def delete_group(self, place: Place) -> None:
+    def delete_group(self, place: OffsetKey) -> None:
         self._apply(self.shard.delete_groups([place.group], "delete", now_ms=self.now_ms))
 
-    def forget_topic(self, place: Place) -> None:
+    def forget_topic(self, place: OffsetKey) -> None:
         self._apply(self.shard.forget_topics([place.topic], "forget", now_ms=self.now_ms))
 
     def wait(self, by_ms: int) -> None:
@@ -70,7 +69,7 @@ class World:
             self._apply(self.shard.tick(self.now_ms))
             deadline_ms = self.shard.next_deadline_ms()
 
-    def _apply(self, work: Work) -> None:
+    def _apply(self, work: CoordinatorResult) -> None:
         for key, value in work.records:
             self._replay(Entry(None if work.producer is None else work.producer.id, key, value))
 
@@ -79,7 +78,7 @@ class World:
         replay(self.shard, entry)
 
 
-def replay(shard: GroupShard, entry: Entry) -> None:
+def replay(shard: GroupCoordinatorShard, entry: Entry) -> None:
     if entry.key is None:
         assert entry.producer is not None
         shard.transaction_ended(entry.producer, bool(entry.value))
@@ -91,19 +90,23 @@ def replay(shard: GroupShard, entry: Entry) -> None:
         shard.replay_pending(entry.producer, entry.key, entry.value)
 
 
-def loaded(log: Log) -> GroupShard:
-    shard = GroupShard(SETTINGS)
+def loaded(log: Log) -> GroupCoordinatorShard:
+    shard = GroupCoordinatorShard(SETTINGS)
     for entry in log:
         replay(shard, entry)
     return shard
 
 
-def place_of(entry: Entry) -> Place | None:
+def place_of(entry: Entry) -> OffsetKey | None:
     if entry.key is None:
         return None
     assert not isinstance(entry.value, bool)
-    record = decode(entry.key, entry.value)
-    return Place(record.group, record.topic, record.partition) if isinstance(record, OffsetRecord) else None
+    record = decode_record(entry.key, entry.value)
+    return (
+        OffsetKey(record.group, record.topic, record.partition)
+        if isinstance(record, OffsetCommitRecord)
+        else None
+    )
 
 
 def outcome(log: Log, position: int) -> bool | None:
@@ -116,7 +119,7 @@ def outcome(log: Log, position: int) -> bool | None:
     return None if how is None else bool(how)
 
 
-def committed_by_log(log: Log, place: Place) -> int | None:
+def committed_by_log(log: Log, place: OffsetKey) -> int | None:
     """The last that counts, by the place in the log alone."""
     for position in reversed(range(len(log))):
         entry = log[position]
@@ -132,13 +135,13 @@ def number(entry: Entry) -> int | None:
         return None
     assert entry.key is not None
     assert isinstance(entry.value, bytes)
-    record = decode(entry.key, entry.value)
-    assert isinstance(record, OffsetRecord)
+    record = decode_record(entry.key, entry.value)
+    assert isinstance(record, OffsetCommitRecord)
     assert record.value is not None
     return record.value.offset
 
 
-def unstable_by_log(log: Log, place: Place) -> bool:
+def unstable_by_log(log: Log, place: OffsetKey) -> bool:
     mine = [position for position, entry in enumerate(log) if place_of(entry) == place]
     deleted = max((position for position in mine if log[position].value is None), default=-1)
     return any(outcome(log, position) is None for position in mine if position > deleted)
@@ -164,12 +167,12 @@ def compacted(log: Log, *, keeps_tombstones: bool) -> Log:
     return kept
 
 
-def committed(shard: GroupShard, place: Place) -> int | None:
+def committed(shard: GroupCoordinatorShard, place: OffsetKey) -> int | None:
     (fetched,) = shard.fetch(place.group, [(place.topic, place.partition)])
     return None if fetched.committed is None else fetched.committed.offset
 
 
-def is_unstable(shard: GroupShard, place: Place) -> bool:
+def is_unstable(shard: GroupCoordinatorShard, place: OffsetKey) -> bool:
     (fetched,) = shard.fetch(place.group, [(place.topic, place.partition)], require_stable=True)
     return fetched.is_unstable
 

@@ -3,24 +3,29 @@
 import pytest
 from tests.unit.groups.consumer_world import GROUP, FakeTopics
 
-from penstock.groups.consumer.heartbeat import heartbeat
-from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Producer, Work
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.group import (
+    CommitRequest,
+    CoordinatorResult,
+    OffsetToCommit,
+    PartitionsReply,
+    TransactionProducer,
+)
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
-PRODUCER = Producer(7, 0)
+PRODUCER = TransactionProducer(7, 0)
 
 
 @pytest.fixture
-def shard() -> GroupShard:
+def shard() -> GroupCoordinatorShard:
     """A group with one member, `m`, in epoch 1."""
     topics = FakeTopics()
     topics.set("t", 1)
-    shard = GroupShard(GroupSettings(), topics)
-    request = ConsumerHeartbeat(
+    shard = GroupCoordinatorShard(GroupCoordinatorConfig(), topics)
+    request = ConsumerHeartbeatRequest(
         group_id=GROUP,
         member_id="m",
         member_epoch=0,
@@ -30,13 +35,13 @@ def shard() -> GroupShard:
         session_timeout_ms=10_000,
         heartbeat_interval_ms=1_000,
     )
-    reply = apply(shard, heartbeat(shard, request, "beat", now_ms=0))
+    reply = apply(shard, consumer_group_heartbeat(shard, request, "beat", now_ms=0))
     assert isinstance(reply, ConsumerHeartbeatReply)
     assert (reply.error, reply.member_epoch) == (ErrorCode.none, 1)
     return shard
 
 
-def apply(shard: GroupShard, work: Work) -> object:
+def apply(shard: GroupCoordinatorShard, work: CoordinatorResult) -> object:
     for key, value in work.records:
         if work.producer is None:
             shard.replay(key, value)
@@ -45,7 +50,9 @@ def apply(shard: GroupShard, work: Work) -> object:
     return work.replies[0][1]
 
 
-def commit(shard: GroupShard, member_id: str, epoch: int, instance_id: str | None = None) -> ErrorCode:
+def commit(
+    shard: GroupCoordinatorShard, member_id: str, epoch: int, instance_id: str | None = None
+) -> ErrorCode:
     request = CommitRequest(
         group_id=GROUP,
         member_id=member_id,
@@ -71,7 +78,7 @@ def commit(shard: GroupShard, member_id: str, epoch: int, instance_id: str | Non
     ids=["member", "nobody is named", "older epoch", "newer epoch", "no member", "only an instance is named"],
 )
 def test_who_may_commit(
-    shard: GroupShard, member_id: str, epoch: int, instance_id: str | None, error: ErrorCode
+    shard: GroupCoordinatorShard, member_id: str, epoch: int, instance_id: str | None, error: ErrorCode
 ) -> None:
     assert commit(shard, member_id, epoch, instance_id) is error
     shard.transaction_ended(PRODUCER.id, committed=True)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.log.log import Appended, Log
-from penstock.log.transactions import VerificationGuard
-from penstock.protocol.records import (
+from penstock.log.log import Log, LogAppendInfo
+from penstock.log.producer_state import VerificationGuard
+from penstock.log.segment_files import FilePool
+from penstock.protocol.record_batch import (
     BatchHeader,
     EndMarker,
     Record,
@@ -57,7 +57,7 @@ def append(
     now_ms: int = NOW_MS,
     guard: VerificationGuard | None = None,
     **options: object,
-) -> Appended:
+) -> LogAppendInfo:
     batch = batch_of(*values, **options)  # type: ignore[arg-type]
     return log.append(batch, leader_epoch=epoch, now_ms=now_ms, guard=guard)
 
@@ -68,10 +68,10 @@ def fill(log: Log, count: int, size: int = 100, **options: object) -> None:
 
 
 def flush(log: Log) -> None:
-    ticket = log.flush_begin()
-    if ticket is not None:
-        ticket.run()
-        log.flush_done(ticket)
+    flush_job = log.flush_begin()
+    if flush_job is not None:
+        flush_job.run()
+        log.flush_done(flush_job)
 
 
 def read_batches(

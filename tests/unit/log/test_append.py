@@ -19,10 +19,10 @@ from tests.unit.log.helpers import (
 )
 
 from penstock.log.config import LogConfig
-from penstock.log.validation import _EXPANSION_MAX
+from penstock.log.validation import EXPANSION_RATIO_MAX
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     Record,
     checksum,
     decode_records,
@@ -125,7 +125,7 @@ def test_a_batch_cannot_claim_more_records_than_its_bytes_hold(tmp_path, codec):
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec])
 def test_no_codec_expands_by_more_than_is_assumed(codec):
     zeros = bytes(16 << 20)
-    assert len(zeros) / len(compress(codec, zeros)) <= _EXPANSION_MAX[codec]
+    assert len(zeros) / len(compress(codec, zeros)) <= EXPANSION_RATIO_MAX[codec]
 
 
 def test_size_limits(tmp_path):

@@ -19,7 +19,7 @@ from tests.compacting import (
 
 from penstock.log.log import Log
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import LOG_APPEND_TIME, read_header
+from penstock.protocol.record_batch import LOG_APPEND_TIME, read_header
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log, pairs, records, roll
 
-from penstock.log import cleaner as cleaner_module
-from penstock.log.cleaner import CLEANER_CHECKPOINT, Cleanable, Cleaner, measure
+from penstock.log.compaction import cleaner as cleaner_module
+from penstock.log.compaction.cleaner import CLEANER_OFFSET_CHECKPOINT, CleanableLog, LogCleaner, measure
+from penstock.log.compaction.cleaning_pass import CleanedSegmentWriter
 from penstock.log.log import Log
-from penstock.log.segment import Segment
-from penstock.log.segment_writer import SegmentWriter
-from penstock.log.store import LogStore
+from penstock.log.log_manager import LogManager
+from penstock.log.segment import LogSegment
 from penstock.protocol.compression import Codec
 
 
@@ -28,8 +28,8 @@ def log(tmp_path: Path) -> Log:
 
 
 @pytest.fixture
-def cleaner(tmp_path: Path) -> Cleaner:
-    return Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
+def cleaner(tmp_path: Path) -> LogCleaner:
+    return LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
 
 
 def dirty(log: Log, *, rounds: int = 2) -> None:
@@ -38,15 +38,15 @@ def dirty(log: Log, *, rounds: int = 2) -> None:
     roll(log)
 
 
-def cleanable(log: Log) -> Cleanable:
-    return Cleanable(log, log.end_offset, log.end_offset)
+def cleanable(log: Log) -> CleanableLog:
+    return CleanableLog(log, log.end_offset, log.end_offset)
 
 
 def is_due(log: Log, checkpoint: int | None = None, now_ms: int = NOW_MS) -> bool:
     return measure(cleanable(log), checkpoint, now_ms).is_due(log.config)
 
 
-def test_a_clean_log_is_left_alone(log: Log, cleaner: Cleaner) -> None:
+def test_a_clean_log_is_left_alone(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
     assert clean(log, cleaner) is not None
     assert clean(log, cleaner) is None
@@ -55,18 +55,18 @@ def test_a_clean_log_is_left_alone(log: Log, cleaner: Cleaner) -> None:
 
 
 def test_the_first_dirty_offset_survives_a_restart_in_kafkas_format(
-    log: Log, cleaner: Cleaner, tmp_path: Path
+    log: Log, cleaner: LogCleaner, tmp_path: Path
 ) -> None:
     dirty(log)
     clean(log, cleaner)
-    assert (tmp_path / CLEANER_CHECKPOINT).read_text() == "0\n1\ntable 0 4\n"
-    assert Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20).first_dirty_offset(PARTITION) == 4
+    assert (tmp_path / CLEANER_OFFSET_CHECKPOINT).read_text() == "0\n1\ntable 0 4\n"
+    assert LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 20).first_dirty_offset(PARTITION) == 4
 
 
 def test_a_damaged_checkpoint_costs_a_pass_and_nothing_else(log: Log, tmp_path: Path) -> None:
-    (tmp_path / CLEANER_CHECKPOINT).write_text("0\n5\nwhat is this\n")
+    (tmp_path / CLEANER_OFFSET_CHECKPOINT).write_text("0\n5\nwhat is this\n")
     dirty(log)
-    report = clean(log, Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20))
+    report = clean(log, LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 20))
     assert report is not None
     assert report.first_dirty_offset == 0
 
@@ -79,18 +79,18 @@ def test_a_checkpoint_outside_the_log_takes_nothing_for_clean(log: Log, checkpoi
     assert measure(cleanable(log), checkpoint, NOW_MS).dirty.first_offset == 1
 
 
-def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: Cleaner) -> None:
+def test_the_dirtiest_log_comes_first(tmp_path: Path, cleaner: LogCleaner) -> None:
     logs = {}
     for index in range(3):
         log = open_log(tmp_path / f"table-{index}")
         dirty(log, rounds=4)
         logs["table", index] = cleanable(log)
-    while cleaner.clean_filthiest(logs, now_ms=NOW_MS):
+    while cleaner.clean_filthiest_log(logs, now_ms=NOW_MS):
         pass
     for index, rounds in enumerate((1, 9, 3)):
         dirty(logs["table", index].log, rounds=rounds)
     logs = {partition: cleanable(log) for partition, (log, *_) in logs.items()}
-    reports = [cleaner.clean_filthiest(logs, now_ms=NOW_MS) for _ in range(4)]
+    reports = [cleaner.clean_filthiest_log(logs, now_ms=NOW_MS) for _ in range(4)]
     assert [report and report.partition[1] for report in reports] == [1, 2, 0, None]
 
 
@@ -104,7 +104,7 @@ def test_the_dirty_ratio_decides(tmp_path: Path) -> None:
     assert not is_due(log, bases[2]), "one third"
 
 
-def test_a_topic_that_is_not_compacted_is_not_looked_at(tmp_path: Path, cleaner: Cleaner) -> None:
+def test_a_topic_that_is_not_compacted_is_not_looked_at(tmp_path: Path, cleaner: LogCleaner) -> None:
     log = open_log(tmp_path / "table-0", cleanup_compact=False, cleanup_delete=True)
     dirty(log)
     assert clean(log, cleaner) is None
@@ -132,7 +132,7 @@ def test_records_that_have_waited_too_long_are_due_whatever_the_ratio(tmp_path: 
 
 
 def test_a_map_that_is_full_covers_what_fits_and_goes_on_later(log: Log, tmp_path: Path) -> None:
-    cleaner = Cleaner(tmp_path, dedupe_buffer_bytes=24 * 8)
+    cleaner = LogCleaner(tmp_path, dedupe_buffer_bytes=24 * 8)
     for round_ in range(3):
         append(log, *((b"key-%d" % n, b"%d" % round_) for n in range(20)))
         roll(log)
@@ -156,20 +156,20 @@ def flip(log: Log, position: int) -> None:
 
 
 @pytest.mark.parametrize("position", [16, 40, 70], ids=["magic", "header", "records"])
-def test_damage_is_reported_and_never_rewritten(log: Log, cleaner: Cleaner, position: int) -> None:
+def test_damage_is_reported_and_never_rewritten(log: Log, cleaner: LogCleaner, position: int) -> None:
     dirty(log)
     flip(log, position)
     before = log.segments[0].path.read_bytes()
     report = clean(log, cleaner)
     assert report is not None
     assert report.error is not None
-    assert "DamagedSegment" in report.error
+    assert "CorruptSegment" in report.error
     assert cleaner.uncleanable[PARTITION].reason == report.error
     assert log.segments[0].path.read_bytes() == before
     assert list(log.directory.glob("*.cleaned")) == []
 
 
-def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cleaner: Cleaner) -> None:
+def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
     flip(log, 70)
     clean(log, cleaner)
@@ -182,13 +182,13 @@ def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cle
     assert cleaner.uncleanable == {}
 
 
-def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: Cleaner) -> None:
+def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: LogCleaner) -> None:
     logs = {("table", index): open_log(tmp_path / f"table-{index}") for index in range(2)}
     for log in logs.values():
         dirty(log)
     flip(logs["table", 0], 70)
     candidates = {partition: cleanable(log) for partition, log in logs.items()}
-    reports = [cleaner.clean_filthiest(candidates, now_ms=NOW_MS) for _ in range(3)]
+    reports = [cleaner.clean_filthiest_log(candidates, now_ms=NOW_MS) for _ in range(3)]
     assert sorted((report.partition[1], report.error is None) for report in reports if report) == [
         (0, False),
         (1, True),
@@ -196,7 +196,7 @@ def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: 
 
 
 def test_a_full_disk_leaves_the_log_as_it_was_and_is_tried_again(
-    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+    log: Log, cleaner: LogCleaner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dirty(log)
     before = batches(log)
@@ -205,7 +205,7 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_is_tried_again(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(SegmentWriter, "append", full)
+        patched.setattr(CleanedSegmentWriter, "append", full)
         report = clean(log, cleaner)
     assert report is not None
     assert report.error is not None
@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_the_log_as_it_was_and_is_tried_again(
 
 @pytest.mark.parametrize("step", ["fsync", "utime", "rename"])
 def test_a_disk_that_fails_while_a_segment_is_finished_loses_nothing(
-    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch, step: str
+    log: Log, cleaner: LogCleaner, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     dirty(log)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -237,12 +237,14 @@ def test_a_disk_that_fails_while_a_segment_is_finished_loses_nothing(
     assert [path.name for path in log.directory.iterdir() if path.name.count(".") > 1] == []
 
 
-def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: Cleaner) -> None:
+def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: LogCleaner) -> None:
     for n in range(40):
         append(log, (b"key-%d" % (n % 2), b"x" * 4_000))
     roll(log)
     before = batches(log)
-    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=lambda: True)
+    report = cleaner.clean_filthiest_log(
+        {PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=lambda: True
+    )
     assert report is not None
     assert report.error == "asked to stop"
     assert report.next_dirty_offset == report.first_dirty_offset == 0
@@ -252,7 +254,7 @@ def test_a_pass_can_be_cancelled_between_batches(log: Log, cleaner: Cleaner) -> 
     assert clean(log, cleaner) is not None
 
 
-def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Cleaner) -> None:
+def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: LogCleaner) -> None:
     for n in range(30):
         append(log, (b"key-%d" % (n % 3), b"x" * 4_000))
     roll(log)
@@ -263,7 +265,7 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
             log.remove_segments(log.segments[:-1], NOW_MS, end_offset=log.end_offset)
         return False
 
-    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
+    report = cleaner.clean_filthiest_log({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
     assert report is not None
     assert report.error is not None
     assert "have gone" in report.error
@@ -273,12 +275,12 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: Clea
 
 
 def test_segments_removed_just_before_the_swap_cancel_the_pass(
-    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+    log: Log, cleaner: LogCleaner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dirty(log)
     real = Log.replace_segments
 
-    def too_late(log: Log, old: Sequence[Segment], new: Sequence[Segment]) -> list[Path]:
+    def too_late(log: Log, old: Sequence[LogSegment], new: Sequence[LogSegment]) -> list[Path]:
         log.remove_segments(old, NOW_MS, end_offset=log.end_offset)
         return real(log, old, new)
 
@@ -290,7 +292,7 @@ def test_segments_removed_just_before_the_swap_cancel_the_pass(
     assert not [path.name for path in log.directory.iterdir() if path.suffix in (".cleaned", ".swap")]
 
 
-def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: Cleaner) -> None:
+def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
     clean(log, cleaner)
     cleaner.truncated(PARTITION, 2)
@@ -299,15 +301,15 @@ def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: Cleaner) -> N
     assert cleaner.first_dirty_offset(PARTITION) == 2
 
 
-def test_a_topic_made_anew_inherits_nothing(log: Log, cleaner: Cleaner) -> None:
+def test_a_topic_made_anew_inherits_nothing(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
     clean(log, cleaner)
-    cleaner.clean_filthiest({}, now_ms=NOW_MS)
+    cleaner.clean_filthiest_log({}, now_ms=NOW_MS)
     assert cleaner.first_dirty_offset(PARTITION) is None
 
 
 def test_a_topic_made_anew_between_two_passes_inherits_nothing(
-    log: Log, cleaner: Cleaner, tmp_path: Path
+    log: Log, cleaner: LogCleaner, tmp_path: Path
 ) -> None:
     dirty(log)
     clean(log, cleaner)
@@ -318,7 +320,7 @@ def test_a_topic_made_anew_between_two_passes_inherits_nothing(
 
 
 def test_a_log_that_loses_segments_while_it_is_measured_is_not_given_up(
-    log: Log, cleaner: Cleaner, monkeypatch: pytest.MonkeyPatch
+    log: Log, cleaner: LogCleaner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
         dirty(log)
@@ -335,7 +337,7 @@ def test_a_log_that_loses_segments_while_it_is_measured_is_not_given_up(
     assert clean(log, cleaner) is not None
 
 
-def test_a_report_says_what_was_done(log: Log, cleaner: Cleaner) -> None:
+def test_a_report_says_what_was_done(log: Log, cleaner: LogCleaner) -> None:
     dirty(log, rounds=5)
     size_bytes = log.segments[0].size
     report = clean(log, cleaner)
@@ -354,7 +356,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
         append(log, *((b"key-%d" % (n * 20 + m), os.urandom(1_600)) for m in range(20)), codec=codec)
     roll(log)
     assert log.size_bytes > 12 << 20
-    cleaner = Cleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
+    cleaner = LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 20)
     tracemalloc.start()
     try:
         report = clean(log, cleaner)
@@ -369,9 +371,9 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_look", [0, 2, 5])
 def test_a_partition_that_is_moved_away_ends_the_pass_without_an_error(
-    tmp_path: Path, cleaner: Cleaner, caplog: pytest.LogCaptureFixture, at_look: int
+    tmp_path: Path, cleaner: LogCleaner, caplog: pytest.LogCaptureFixture, at_look: int
 ) -> None:
-    store = LogStore.open(tmp_path / "data", node_id=1)
+    store = LogManager.open(tmp_path / "data", node_id=1)
     log = store.open_or_create(*PARTITION, UUID(int=7), open_log(tmp_path / "x").config, now_ms=NOW_MS)
     for n in range(30):
         append(log, (b"key-%d" % (n % 3), b"x" * 4_000))
@@ -384,18 +386,18 @@ def test_a_partition_that_is_moved_away_ends_the_pass_without_an_error(
         return False
 
     caplog.set_level(logging.INFO, "penstock.log")
-    report = cleaner.clean_filthiest({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=moved_away)
+    report = cleaner.clean_filthiest_log({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=moved_away)
     assert report is not None
     assert report.error == "the log was closed"
     assert cleaner.uncleanable == {}
     assert cleaner.first_dirty_offset(PARTITION) is None
     assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
-    assert cleaner.clean_filthiest({}, now_ms=NOW_MS) is None, "it is not asked about again"
+    assert cleaner.clean_filthiest_log({}, now_ms=NOW_MS) is None, "it is not asked about again"
     store.close(clean=False)
 
 
 def test_a_partition_that_is_moved_away_while_it_is_measured_is_not_an_error(
-    log: Log, cleaner: Cleaner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    log: Log, cleaner: LogCleaner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dirty(log)
 
@@ -412,7 +414,7 @@ def test_a_partition_that_is_moved_away_while_it_is_measured_is_not_an_error(
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), OSError(9, "Bad file descriptor")])
 def test_a_partition_that_is_moved_away_while_it_is_read_is_not_an_error(
     log: Log,
-    cleaner: Cleaner,
+    cleaner: LogCleaner,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     error: OSError,
@@ -431,7 +433,7 @@ def test_a_partition_that_is_moved_away_while_it_is_read_is_not_an_error(
     assert [record for record in caplog.records if record.levelno > logging.INFO or record.exc_info] == []
 
 
-def test_two_threads_clean_two_logs_at_once(tmp_path: Path, cleaner: Cleaner) -> None:
+def test_two_threads_clean_two_logs_at_once(tmp_path: Path, cleaner: LogCleaner) -> None:
     logs = {}
     for index in range(2):
         log = open_log(tmp_path / f"t-{index}")
@@ -449,7 +451,7 @@ def test_two_threads_clean_two_logs_at_once(tmp_path: Path, cleaner: Cleaner) ->
     met = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         passes = [
-            pool.submit(cleaner.clean_filthiest, logs, now_ms=NOW_MS, is_cancelled=meet) for _ in range(2)
+            pool.submit(cleaner.clean_filthiest_log, logs, now_ms=NOW_MS, is_cancelled=meet) for _ in range(2)
         ]
         reports = [each.result(20) for each in passes]
     assert sorted(report.partition for report in reports if report is not None) == [("t", 0), ("t", 1)]

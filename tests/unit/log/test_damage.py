@@ -19,21 +19,21 @@ from tests.unit.log.helpers import (
     values_in,
 )
 
-from penstock.log import boot, damage, repair
+from penstock.log import damage, data_directory, repair
+from penstock.log.checkpoints import SYNCED_OFFSETS_FILE, SyncedOffsets
+from penstock.log.compaction.cleaning_pass import CleanedSegmentWriter
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.log.recovery import Crash
-from penstock.log.segment_writer import SegmentWriter
-from penstock.log.store import LogStore, Wanted
-from penstock.log.synced_offsets import SYNCED_OFFSETS, SyncedOffsets
+from penstock.log.log_manager import LogManager, LogToOpen
+from penstock.log.recovery import CrashEvidence
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import HEADER_BYTES, Record, encode_batch
+from penstock.protocol.record_batch import BATCH_HEADER_BYTES, Record, encode_batch
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
 TOPIC_ID = UUID(int=7)
 
 #: Where in a batch a byte is flipped: offset, length, epoch, magic, checksum, delta, a record.
-PLACES = (7, 11, 13, 16, 20, 26, HEADER_BYTES + 5)
+PLACES = (7, 11, 13, 16, 20, 26, BATCH_HEADER_BYTES + 5)
 
 
 def flip(path: Path, position: int) -> None:
@@ -96,7 +96,7 @@ def test_the_open_segment_is_kept_up_to_its_last_sync(tmp_path, place):
         shutil.rmtree(tmp_path / "copy-0", ignore_errors=True)
         shutil.copytree(tmp_path / "t-0", tmp_path / "copy-0")
         flip(tmp_path / "copy-0" / "00000000000000000000.log", batch * size + place)
-        reopened = open_log(tmp_path / "copy-0", crash=Crash(durable_offset=10))
+        reopened = open_log(tmp_path / "copy-0", crash=CrashEvidence(durable_offset=10))
         assert served(reopened) == ([n for n in range(10) if n != batch], [batch])
         assert sizes(tmp_path / "copy-0") == sizes(tmp_path / "t-0")
         assert append(reopened, b"next").base_offset == 10
@@ -112,7 +112,7 @@ def test_beyond_the_last_sync_a_machine_that_went_down_explains_anything(tmp_pat
     fill(log, 10)
     log.abandon()
     flip(log.active_segment.path, log.end.position // 10 * 6 + 70)
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=5))
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=5))
     assert (served(reopened), reopened.end_offset) == (([0, 1, 2, 3, 4, 5], []), 6)
     (kept,) = (tmp_path / "t-0").glob("*-cut")
     assert kept.stat().st_size == log.end.position // 10 * 4, "whole batches followed"
@@ -125,7 +125,7 @@ def test_a_process_that_was_killed_explains_only_an_unfinished_last_write(tmp_pa
     size = log.end.position // 10
     flip(log.active_segment.path, size * 6 + 70)
     os.truncate(log.active_segment.path, size * 10 - 7)
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=5, same_boot=True))
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=5, same_boot=True))
     assert served(reopened) == ([0, 1, 2, 3, 4, 5, 7, 8], [6])
     assert reopened.end_offset == 9
     assert not list((tmp_path / "t-0").glob("*-cut"))
@@ -140,7 +140,7 @@ def test_several_damaged_places_are_told_apart(tmp_path):
     for offset in (2, 3, 5, 11, 29):
         segment = log.segments[max(n for n, s in enumerate(log.segments) if s.base_offset <= offset)]
         flip(segment.path, (offset - segment.base_offset) * size + 70)
-    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=30))
     assert ranges(reopened) == [(2, 4), (5, 6), (11, 12), (29, 30)]
     assert served(reopened)[1] == [2, 3, 5, 11, 29]
 
@@ -154,7 +154,7 @@ def test_an_offset_that_has_become_lower_does_not_discredit_the_batch_before_it(
     with log.segments[0].path.open("r+b") as file:
         file.seek(log.segments[0].size // 2 + 7)
         file.write(b"\0")
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=durable_offset))
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=durable_offset))
     assert served(reopened) == ([0], [1] if durable_offset else [])
 
 
@@ -172,7 +172,7 @@ def test_an_offset_that_has_changed_right_after_a_damaged_batch_is_damage_too(tm
     flip(segment.path, size + 70)
     flip(segment.path, 2 * size + 6)
     before = sizes(tmp_path / "t-0")
-    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=end, same_boot=True))
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=end, same_boot=True))
     lost = [segment.base_offset + 1, segment.base_offset + 2]
     assert served(reopened) == ([n for n in range(end) if n not in lost], lost)
     assert sizes(tmp_path / "t-0") == before
@@ -184,7 +184,7 @@ def test_it_is_said_loudly_and_only_once(tmp_path, caplog):
     log.close()
     flip(log.active_segment.path, 70)
     with caplog.at_level(logging.WARNING, "penstock.log"):
-        reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+        reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=10))
         served(reopened)
     (said,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
     assert "offsets 0 to 0" in said.damage
@@ -197,8 +197,8 @@ def test_a_record_that_looks_like_a_batch_is_not_taken_for_one(tmp_path):
     append(log, b"after")
     flush(log)
     log.abandon()
-    flip(log.active_segment.path, HEADER_BYTES + 3)
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=3))
+    flip(log.active_segment.path, BATCH_HEADER_BYTES + 3)
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=3))
     assert ranges(reopened) == [(0, 2)]
     assert values_in(reopened, 2) == [b"after"]
 
@@ -211,9 +211,9 @@ def test_files_that_have_gone_at_the_end_leave_a_range_that_is_refused(tmp_path)
     gone = log.segments[-2:]
     for segment in gone:
         segment.path.unlink()
-    reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+    reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=30))
     assert reopened.end_offset == gone[0].base_offset
-    reopened.continue_at(30, NOW_MS)
+    reopened.mark_lost_until(30, NOW_MS)
     assert served(reopened)[1] == list(range(gone[0].base_offset, 30))
     assert append(reopened, b"next").base_offset == 30
     reopened.close()
@@ -253,7 +253,7 @@ def test_a_closed_segment_that_was_cut_between_batches_is_damaged(tmp_path, kept
     os.truncate(cut.path, kept * size)
     lost = [*range(cut.base_offset + kept, cut.next_base)]
     for _ in range(2):
-        reopened = open_log(tmp_path / "t-0", SMALL, crash=Crash(durable_offset=30))
+        reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=30))
         assert served(reopened) == ([n for n in range(30) if n not in lost], lost)
         reopened.abandon()
     assert append(open_log(tmp_path / "t-0", SMALL), b"next").base_offset == 30
@@ -270,7 +270,7 @@ def test_segments_that_have_gone_from_the_beginning_are_refused(tmp_path):
     for _ in range(2):
         reopened = open_log(tmp_path / "t-0", SMALL, **options)
         assert served(reopened) == ([*range(first, 30)], [*range(first)])
-        assert (reopened.start_offset, reopened.was_beheaded) == (0, True)
+        assert (reopened.start_offset, reopened.lost_first_segments) == (0, True)
         reopened.close()
     damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
     assert open_log(tmp_path / "t-0", SMALL, **options).start_offset == first
@@ -298,7 +298,7 @@ def test_segments_taken_away_on_purpose_are_not_missed(tmp_path, stop):
     fill(log, 20)
     stop(log)
     reopened = open_log(tmp_path / "t-0", SMALL)
-    assert (reopened.damages, reopened.start_offset, reopened.was_beheaded) == ((), first, False)
+    assert (reopened.damages, reopened.start_offset, reopened.lost_first_segments) == ((), first, False)
 
 
 @pytest.mark.parametrize("stop", [Log.abandon, Log.close])
@@ -310,7 +310,7 @@ def test_records_taken_away_by_compaction_are_not_missed_once_the_topic_is_not_c
     log = open_log(tmp_path / "t-0", compacted, clean=True)  # which saved producers within the first segment
     fill(log, 25)
     flush(log)
-    writer = SegmentWriter(log.directory, 0, compacted)
+    writer = CleanedSegmentWriter(log.directory, 0, compacted)
     writer.append(*read_batches(log)[0])
     log.replace_segments(log.segments[:3], [writer.finish(modified_ms=NOW_MS)])
     stop(log)
@@ -371,7 +371,7 @@ def test_what_a_reader_meets_is_surveyed_and_the_rest_is_served(tmp_path, place,
     size = log.segments[0].size // log.segments[1].base_offset
     flip(segment.path, size + place)
     lost = segment.base_offset + 1
-    assert [item[:2] for item in log.survey(lost)] == ([] if place == 13 else [(lost, lost + 1)])
+    assert [item[:2] for item in log.scan_for_damage(lost)] == ([] if place == 13 else [(lost, lost + 1)])
     expected = [] if place == 13 else [lost]
     assert served(log) == ([n for n in range(30) if n not in expected], expected)
     assert append(log, b"next").base_offset == 30
@@ -387,10 +387,10 @@ def test_a_log_is_truncated_where_its_end_is_damaged(tmp_path):
     log.abandon()
     size = log.end.position // 10
     flip(log.active_segment.path, log.end.position - 3)
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=10))
     reopened.close()
     assert open_log(tmp_path / "t-0", clean=True, recovery_point=10).end_offset == 10
-    reopened = open_log(tmp_path / "t-0", crash=Crash(durable_offset=10))
+    reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=10))
     assert (ranges(reopened), reopened.end_offset) == ([(9, 10)], 10)
     reopened.truncate_to(9, NOW_MS)
     assert (ranges(reopened), reopened.end) == ([], (9, 0, 9 * size))
@@ -401,8 +401,8 @@ def test_a_log_is_truncated_where_its_end_is_damaged(tmp_path):
 # The notes of syncs
 
 
-def opened_store(folder: Path) -> tuple[LogStore, Log]:
-    store = LogStore.open(folder, node_id=1)
+def opened_store(folder: Path) -> tuple[LogManager, Log]:
+    store = LogManager.open(folder, node_id=1)
     return store, store.open_or_create("t", 0, TOPIC_ID, LogConfig(), now_ms=NOW_MS)
 
 
@@ -420,12 +420,12 @@ def test_a_store_knows_the_last_sync_without_a_checkpoint(tmp_path):
 
 def test_in_the_same_boot_nothing_whole_is_cut(tmp_path):
     store, log = opened_store(tmp_path)
-    boot.note_run(tmp_path, boot.Run(boot.current_boot_id(), 1))
+    data_directory.note_run(tmp_path, data_directory.BrokerRun(data_directory.current_boot_id(), 1))
     fill(log, 10)
     store.close(clean=False)
     flip(log.active_segment.path, log.end.position // 10 * 4 + 70)
     store, log = opened_store(tmp_path)
-    assert served(log)[1] == ([4] if boot.current_boot_id() else [])
+    assert served(log)[1] == ([4] if data_directory.current_boot_id() else [])
     store.close()
 
 
@@ -446,7 +446,7 @@ def test_a_truncation_takes_the_note_back_first(tmp_path):
 def test_a_flush_under_way_cannot_note_what_a_truncation_takes_back(tmp_path, monkeypatch):
     store, log = opened_store(tmp_path)
     fill(log, 10)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     begun, going = threading.Event(), threading.Event()
     real = os.fdatasync
 
@@ -457,7 +457,7 @@ def test_a_flush_under_way_cannot_note_what_a_truncation_takes_back(tmp_path, mo
         real(fd)
 
     monkeypatch.setattr("penstock.log.flush.os.fdatasync", slow)
-    flushing = threading.Thread(target=ticket.run)
+    flushing = threading.Thread(target=flush_job.run)
     flushing.start()
     begun.wait(60)
     cutting = threading.Thread(target=store.truncate, args=("t", 0, 4), kwargs={"now_ms": NOW_MS})
@@ -465,7 +465,7 @@ def test_a_flush_under_way_cannot_note_what_a_truncation_takes_back(tmp_path, mo
     going.set()
     flushing.join()
     cutting.join()
-    log.flush_done(ticket)
+    log.flush_done(flush_job)
     assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) <= 4
     store.close(clean=False)
 
@@ -474,9 +474,9 @@ def test_what_is_not_on_disk_is_never_noted(tmp_path):
     store, log = opened_store(tmp_path)
     fill(log, 10)
     assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) == 0
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     fill(log, 5)
-    ticket.run()
+    flush_job.run()
     assert SyncedOffsets(tmp_path).offset((TOPIC_ID, 0)) == 10
     store.close(clean=False)
 
@@ -488,12 +488,12 @@ def test_notes_of_a_deleted_partition_go_and_their_place_is_used_again(tmp_path)
     store.delete("t", 0)
     assert not store.has_held("t", 0, TOPIC_ID)
     other = UUID(int=8)
-    store.open_or_create_these({("u", 3): Wanted(other, LogConfig())}, now_ms=NOW_MS)
+    store.open_or_create_these({("u", 3): LogToOpen(other, LogConfig())}, now_ms=NOW_MS)
     store.close()
     notes = SyncedOffsets(tmp_path)
     assert (TOPIC_ID, 0) not in notes
     assert (other, 3) in notes
-    assert (tmp_path / SYNCED_OFFSETS).stat().st_size == 32
+    assert (tmp_path / SYNCED_OFFSETS_FILE).stat().st_size == 32
 
 
 def test_a_damaged_note_is_dropped_and_the_others_hold(tmp_path):
@@ -501,7 +501,7 @@ def test_a_damaged_note_is_dropped_and_the_others_hold(tmp_path):
     for index in range(3):
         notes.slot((TOPIC_ID, index)).note(10 + index)
     notes.close()
-    flip(tmp_path / SYNCED_OFFSETS, 32 + 25)
+    flip(tmp_path / SYNCED_OFFSETS_FILE, 32 + 25)
     notes = SyncedOffsets(tmp_path)
     assert [notes.offset((TOPIC_ID, index)) for index in range(3)] == [10, 0, 12]
 
@@ -513,7 +513,7 @@ def test_a_folder_that_has_gone_is_missed_only_if_it_had_records(tmp_path):
     flush(log)
     store.close(clean=False)
     shutil.rmtree(tmp_path / "t-0")
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     assert store.has_held("t", 0, TOPIC_ID)
     assert not store.has_held("t", 0, UUID(int=8)), "another topic of that name"
     store.close()
@@ -521,7 +521,7 @@ def test_a_folder_that_has_gone_is_missed_only_if_it_had_records(tmp_path):
 
 def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_path):
     """Below the recovery point no start looks: an old segment, and the last batch of the log."""
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
     fill(log, 30)
     store.close()
@@ -531,9 +531,9 @@ def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_pat
     lost = [old.next_base - 1, 29]
     found = list(repair.verify(tmp_path))
     assert [item.damage[:2] for item in found] == [(offset, offset + 1) for offset in lost]
-    assert repair.note(tmp_path, found) == []
+    assert repair.record_damage(tmp_path, found) == []
     assert list(repair.verify(tmp_path)) == []
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
     assert served(log) == ([n for n in range(30) if n not in lost], lost)
     assert append(log, b"next").base_offset == 30
@@ -541,7 +541,7 @@ def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_pat
 
 def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
     """It could be a torn tail, and only the start knows how far the log was synced."""
-    store = LogStore.open(tmp_path, node_id=1)
+    store = LogManager.open(tmp_path, node_id=1)
     log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
     fill(log, 30)
     flush(log)
@@ -550,5 +550,5 @@ def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
         file.write(b"half a batch")
     found = list(repair.verify(tmp_path))
     assert len(found) == 1
-    assert repair.note(tmp_path, found) == found
+    assert repair.record_damage(tmp_path, found) == found
     assert repair.list_damage(tmp_path) == []

@@ -4,14 +4,14 @@ import os
 
 import pytest
 
-from penstock.log import epochs
-from penstock.log.checkpoints import DamagedCheckpoint, read_offsets, write_offsets
-from penstock.log.epochs import EpochCache
+from penstock.log import leader_epochs
+from penstock.log.checkpoints import CorruptCheckpoint, read_offset_checkpoint, write_offset_checkpoint
+from penstock.log.leader_epochs import LeaderEpochCache
 
 
 @pytest.fixture
 def cache():
-    cache = EpochCache()
+    cache = LeaderEpochCache()
     for epoch, start in [(2, 10), (5, 20), (9, 30)]:
         cache.assign(epoch, start)
     return cache
@@ -35,7 +35,7 @@ def test_the_end_of_an_epoch(cache, asked, answer):
 
 
 def test_nothing_is_known_of_an_empty_log():
-    assert EpochCache().end_offset_for(0, 0) == (-1, -1)
+    assert LeaderEpochCache().end_offset_for(0, 0) == (-1, -1)
 
 
 def test_the_epoch_of_an_offset(cache):
@@ -68,9 +68,9 @@ def test_truncation_at_the_start_keeps_the_epoch_that_is_there(cache):
 
 def test_the_file_round_trips_in_kafkas_format(cache, tmp_path):
     path = tmp_path / "leader-epoch-checkpoint"
-    epochs.write(path, cache.entries())
+    leader_epochs.write(path, cache.entries())
     assert path.read_text() == "0\n3\n2 10\n5 20\n9 30\n"
-    loaded = epochs.load(path)
+    loaded = leader_epochs.load(path)
     assert (loaded.entries(), loaded.latest, loaded.dirty) == (cache.entries(), 9, False)
 
 
@@ -81,7 +81,7 @@ def test_the_file_round_trips_in_kafkas_format(cache, tmp_path):
 def test_a_damaged_file_is_not_believed(tmp_path, text):
     path = tmp_path / "leader-epoch-checkpoint"
     path.write_text(text)
-    assert epochs.load(path) is None
+    assert leader_epochs.load(path) is None
 
 
 # Checkpoints of offsets
@@ -90,10 +90,10 @@ def test_a_damaged_file_is_not_believed(tmp_path, text):
 def test_offsets_round_trip(tmp_path):
     path = tmp_path / "recovery-point-offset-checkpoint"
     offsets = {("a", 0): 5, ("a", 1): 7, ("with-dash.and_dots", 12): 2**62}
-    write_offsets(path, offsets)
+    write_offset_checkpoint(path, offsets)
     assert path.read_text().startswith("0\n3\na 0 5\n")
-    assert read_offsets(path) == offsets
-    assert read_offsets(tmp_path / "missing") == {}
+    assert read_offset_checkpoint(path) == offsets
+    assert read_offset_checkpoint(tmp_path / "missing") == {}
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_offsets_round_trip(tmp_path):
 def test_damaged_offsets_are_reported(tmp_path, content):
     path = tmp_path / "checkpoint"
     path.write_bytes(content)
-    with pytest.raises(DamagedCheckpoint):
-        read_offsets(path)
+    with pytest.raises(CorruptCheckpoint):
+        read_offset_checkpoint(path)
 
 
 def test_a_checkpoint_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "checkpoint"
-    write_offsets(path, {("a", 0): 1})
+    write_offset_checkpoint(path, {("a", 0): 1})
     synced = []
     real = os.fdatasync
     monkeypatch.setattr(
@@ -132,5 +132,5 @@ def test_a_checkpoint_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", crash)
         with pytest.raises(KeyboardInterrupt):
-            write_offsets(path, {("a", 0): 2})
-    assert read_offsets(path) == {("a", 0): 1}
+            write_offset_checkpoint(path, {("a", 0): 2})
+    assert read_offset_checkpoint(path) == {("a", 0): 1}

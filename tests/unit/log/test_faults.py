@@ -6,12 +6,12 @@ import pytest
 from tests.unit.log.faulty_disk import FaultyDisk
 from tests.unit.log.helpers import NOW_MS, read_batches
 
-from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.log.store import LogStore
+from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ApiError
-from penstock.protocol.records import Record, decode_records, encode_batch
+from penstock.protocol.record_batch import Record, decode_records, encode_batch
 
 CONFIG = LogConfig(
     segment_bytes=600,
@@ -34,13 +34,13 @@ class World:
         self.acknowledged: dict[int, tuple[bytes, bytes]] = {}
         self.sequence = 0
         self.start_offset = 0
-        self.store: LogStore | None = None
+        self.store: LogManager | None = None
 
     def live(self):
         """Raises OSError where the process would end, or does not start."""
-        self.store = LogStore.open(self.directory, node_id=1, threads=1)
+        self.store = LogManager.open(self.directory, node_id=1, threads=1)
         log = self.store.open_or_create("t", 0, TOPIC_ID, CONFIG, now_ms=NOW_MS)
-        cleaner = Cleaner(self.directory, dedupe_buffer_bytes=1 << 16)
+        cleaner = LogCleaner(self.directory, dedupe_buffer_bytes=1 << 16)
         for _ in range(2):
             self.append(log, 12)
             self.flush(log)
@@ -65,10 +65,10 @@ class World:
             self.sequence += 1
 
     def flush(self, log: Log) -> None:
-        ticket = log.flush_begin()
-        if ticket is not None:
-            ticket.run()
-            log.flush_done(ticket)
+        flush_job = log.flush_begin()
+        if flush_job is not None:
+            flush_job.run()
+            log.flush_done(flush_job)
         self._passes(self.store.checkpoint)
 
     def retain(self, log: Log) -> None:
@@ -80,9 +80,9 @@ class World:
         self._passes(remove)
         self.start_offset = max(self.start_offset, log.start_offset)
 
-    def clean(self, log: Log, cleaner: Cleaner) -> None:
-        report = cleaner.clean_filthiest(
-            {("t", 0): Cleanable(log, log.end_offset, log.end_offset)}, now_ms=NOW_MS
+    def clean(self, log: Log, cleaner: LogCleaner) -> None:
+        report = cleaner.clean_filthiest_log(
+            {("t", 0): CleanableLog(log, log.end_offset, log.end_offset)}, now_ms=NOW_MS
         )
         for path in report.unlink if report else ():
             path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class World:
             self.store = None
 
     def check(self) -> None:
-        store = LogStore.open(self.directory, node_id=1, threads=1)
+        store = LogManager.open(self.directory, node_id=1, threads=1)
         log = store.open_or_create("t", 0, TOPIC_ID, CONFIG, now_ms=NOW_MS)
         found = {
             record.offset: (record.key, record.value)

@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from penstock.log.files import FilePool
-from penstock.log.index import OffsetIndex, TimeIndex
-from penstock.log.segment import Segment
+from penstock.log.indexes import OffsetIndex, TimeIndex
+from penstock.log.segment import LogSegment
+from penstock.log.segment_files import FilePool
 
 
 def segments(tmp_path, count):
-    made = [Segment(tmp_path, number) for number in range(count)]
+    made = [LogSegment(tmp_path, number) for number in range(count)]
     for segment in made:
         segment.path.write_bytes(str(segment.base_offset).encode())
     return made
@@ -103,7 +103,7 @@ def test_the_name_of_a_deleted_segment_may_be_anothers(tmp_path):
 
 def test_loaded_indexes_are_bounded_in_bytes(tmp_path):
     pool = FilePool(index_bytes_max=100)
-    made = [Segment(tmp_path, number) for number in range(4)]
+    made = [LogSegment(tmp_path, number) for number in range(4)]
     for segment in made:
         index = OffsetIndex()
         for number in range(5):

@@ -44,12 +44,12 @@ def test_synced_moves_to_where_the_log_ended_when_the_flush_began(tmp_path):
     log = open_log(tmp_path / "t-0")
     fill(log, 2)
     assert log.synced.offset == 0
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     begun = log.end
     fill(log, 2)
-    ticket.run()
+    flush_job.run()
     assert log.synced.offset == 0
-    log.flush_done(ticket)
+    log.flush_done(flush_job)
     assert log.synced == begun
     flush(log)
     assert log.synced == log.end
@@ -101,13 +101,15 @@ def test_an_error_from_fsync_is_not_caught(tmp_path, monkeypatch):
         raise OSError(5, "I/O error")
 
     monkeypatch.setattr(os, "fdatasync", broken)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     with pytest.raises(OSError, match="I/O error"):
-        ticket.run()
+        flush_job.run()
     assert log.synced.offset == 0
 
 
-@pytest.mark.parametrize("writer", ["penstock.log.flush.write_indexes", "penstock.log.flush.epochs.write"])
+@pytest.mark.parametrize(
+    "writer", ["penstock.log.flush.write_indexes", "penstock.log.flush.leader_epochs.write"]
+)
 def test_a_full_disk_keeps_notes_from_being_written_but_not_data_from_being_durable(
     tmp_path, monkeypatch, writer
 ):
@@ -136,7 +138,7 @@ def test_half_an_index_is_not_left_behind(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.log.lookup.write_synced", half)
+        patched.setattr("penstock.log.index_files.write_synced", half)
         flush(log)
     assert not list(files_in(log.directory, "index"))
 
@@ -165,11 +167,11 @@ def test_one_flush_at_a_time(tmp_path):
 def test_a_log_can_be_closed_while_a_flush_is_under_way(tmp_path):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 10)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     fill(log, 10)
     log.close()
-    ticket.run()
-    log.flush_done(ticket)
+    flush_job.run()
+    log.flush_done(flush_job)
     reopened = open_log(tmp_path / "t-0", SMALL, clean=True)
     assert reopened.end == log.end
 
@@ -177,11 +179,11 @@ def test_a_log_can_be_closed_while_a_flush_is_under_way(tmp_path):
 def test_retention_of_an_unsynced_segment_does_not_disturb_a_flush(tmp_path):
     log = open_log(tmp_path / "t-0", LogConfig(segment_bytes=180))
     fill(log, HELD_FILES_MAX * 2)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     for path in log.remove_segments(log.segments[:10], now_ms=0, end_offset=log.end_offset):
         path.unlink()
-    ticket.run()
-    log.flush_done(ticket)
+    flush_job.run()
+    log.flush_done(flush_job)
     assert log.synced == log.end
 
 

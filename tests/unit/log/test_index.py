@@ -6,7 +6,7 @@ import pytest
 from tests.unit.log.helpers import NOW_MS, append, batch_of, flush, open_log
 
 from penstock.log.config import LogConfig
-from penstock.log.index import DamagedIndex, OffsetIndex, TimeIndex
+from penstock.log.indexes import CorruptIndex, OffsetIndex, TimeIndex
 
 
 def test_the_offset_index_is_in_kafkas_format():
@@ -40,7 +40,7 @@ def test_the_time_index_is_in_kafkas_format():
     ],
 )
 def test_an_offset_index_that_cannot_be_is_refused(data):
-    with pytest.raises(DamagedIndex):
+    with pytest.raises(CorruptIndex):
         OffsetIndex.decode(data, log_bytes=1000)
 
 
@@ -49,7 +49,7 @@ def test_an_offset_index_that_cannot_be_is_refused(data):
     [b"123", struct.pack(">qiqi", 9, 1, 9, 2), struct.pack(">qiqi", 9, 5, 10, 4), struct.pack(">qi", 5, -1)],
 )
 def test_a_time_index_that_cannot_be_is_refused(data):
-    with pytest.raises(DamagedIndex):
+    with pytest.raises(CorruptIndex):
         TimeIndex.decode(data)
 
 

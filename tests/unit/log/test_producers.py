@@ -7,11 +7,11 @@ import pytest
 from crc32c import crc32c
 from tests.unit.log.helpers import NOW_MS, append, batch_of, flush, marker_of, open_log
 
-from penstock.log import snapshots
+from penstock.log import producer_snapshots
 from penstock.log.config import LogConfig
-from penstock.log.producers import PLANNED_IDS_FROM, Producers, advance_sequence
+from penstock.log.producer_state import PLANNED_PRODUCER_IDS_FROM, ProducerStateManager, increment_sequence
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import TRANSACTIONAL
+from penstock.protocol.record_batch import TRANSACTIONAL
 
 MAX = 2**31 - 1
 
@@ -73,7 +73,7 @@ def test_who_cannot_have_written_before_begins_at_zero(log):
 
 
 def test_a_plan_goes_on_in_the_next_topic(log):
-    assert append(log, b"x", producer=(PLANNED_IDS_FROM + 1, 0, 12), epoch=1).base_offset == 0
+    assert append(log, b"x", producer=(PLANNED_PRODUCER_IDS_FROM + 1, 0, 12), epoch=1).base_offset == 0
 
 
 def _expire(log):
@@ -146,7 +146,11 @@ def test_sequences_wrap(log):
     assert append(log, b"a", b"b", b"c", producer=(1, 0, MAX)).base_offset == 1
     assert append(log, b"x", producer=(1, 0, 2)).base_offset == 4
     assert append(log, b"a", b"b", b"c", producer=(1, 0, MAX)).duplicate
-    assert [advance_sequence(MAX, 1), advance_sequence(MAX - 1, 1), advance_sequence(-1, 4)] == [0, MAX, -1]
+    assert [increment_sequence(MAX, 1), increment_sequence(MAX - 1, 1), increment_sequence(-1, 4)] == [
+        0,
+        MAX,
+        -1,
+    ]
 
 
 def test_the_window_survives_a_clean_restart_and_a_crash(tmp_path):
@@ -183,7 +187,7 @@ def test_idle_producers_are_forgotten_but_not_those_in_a_transaction(tmp_path):
 def test_who_appends_by_plan_is_remembered_for_longer(tmp_path):
     """A plan is repeated after its shard was down, however long that was."""
     log = open_log(tmp_path / "t-0")
-    planned = (PLANNED_IDS_FROM + 1, 0, 0)
+    planned = (PLANNED_PRODUCER_IDS_FROM + 1, 0, 0)
     append(log, b"x", producer=planned)
     append(log, b"x", producer=(1, 0, 0))
     log.close()
@@ -237,14 +241,16 @@ def test_the_last_row_of_a_producer_is_its_newest_batch(tmp_path):
     log = open_log(tmp_path / "t-0")
     for number in range(9):
         append(log, b"x", producer=(1, 0, number))
-    rows = snapshots.take(log.producers, log.end_offset).rows
+    rows = producer_snapshots.take_snapshot(log.producers, log.end_offset).rows
     assert [row[2] for row in rows] == [4, 5, 6, 7, 8]
 
 
 def test_one_row_for_each_producer_is_read_too():
     """As Kafka writes them."""
-    states = snapshots.decode(
-        snapshots.encode([(1, 4, 9, 100, 2, NOW_MS, 7, -1), (2, 0, -1, -1, 0, NOW_MS, 3, -1)])
+    states = producer_snapshots.decode_snapshot(
+        producer_snapshots.encode_snapshot(
+            [(1, 4, 9, 100, 2, NOW_MS, 7, -1), (2, 0, -1, -1, 0, NOW_MS, 3, -1)]
+        )
     )
     assert states[1].batches == [(7, 9, 98, 100, NOW_MS)]
     assert (states[1].epoch, states[1].next_sequence, states[1].coordinator_epoch) == (4, 10, 7)
@@ -253,16 +259,18 @@ def test_one_row_for_each_producer_is_read_too():
 
 @pytest.mark.parametrize("position", range(56))
 def test_a_damaged_snapshot_is_refused(position):
-    data = bytearray(snapshots.encode([(1, 4, 9, 100, 2, NOW_MS, 7, -1)]))
+    data = bytearray(producer_snapshots.encode_snapshot([(1, 4, 9, 100, 2, NOW_MS, 7, -1)]))
     data[position] ^= 0x10
-    with pytest.raises(snapshots.DamagedSnapshot):
-        snapshots.decode(bytes(data))
+    with pytest.raises(producer_snapshots.CorruptProducerSnapshot):
+        producer_snapshots.decode_snapshot(bytes(data))
 
 
 def test_expired_producers_are_not_restored():
-    producers = Producers(expiry_ms=1000)
-    states = snapshots.decode(
-        snapshots.encode([(1, 0, 0, 0, 0, NOW_MS - 1000, -1, -1), (2, 0, 0, 1, 0, NOW_MS - 999, -1, -1)])
+    producers = ProducerStateManager(expiry_ms=1000)
+    states = producer_snapshots.decode_snapshot(
+        producer_snapshots.encode_snapshot(
+            [(1, 0, 0, 0, 0, NOW_MS - 1000, -1, -1), (2, 0, 0, 1, 0, NOW_MS - 999, -1, -1)]
+        )
     )
     producers.restore(states.items(), NOW_MS)
     assert set(producers.states) == {2}

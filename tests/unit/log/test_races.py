@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.unit.log.helpers import NOW_MS, open_log
 
-from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, checksum, decode_records, encode_batch, iter_batches
+from penstock.protocol.record_batch import Record, checksum, decode_records, encode_batch, iter_batches
 
 SECONDS_MIN = 1.0
 SECONDS_MAX = 30.0
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, directory):
         self.log = open_log(directory / "t-0", CONFIG, files=FilePool(descriptors_max=4, index_bytes_max=400))
-        self.cleaner = Cleaner(directory, dedupe_buffer_bytes=1 << 16)
+        self.cleaner = LogCleaner(directory, dedupe_buffer_bytes=1 << 16)
         self.high = self.log.end
         self.stop = threading.Event()
         self.reads = self.passes = 0
@@ -61,10 +61,10 @@ class World:
                 for n in range(3)
             ]
             log.append(memoryview(encode_batch(records)), leader_epoch=0, now_ms=NOW_MS)
-        ticket = log.flush_begin()
-        if ticket is not None:
-            ticket.run()
-            log.flush_done(ticket)
+        flush_job = log.flush_begin()
+        if flush_job is not None:
+            flush_job.run()
+            log.flush_done(flush_job)
         self.high = log.end
         if not self.cleaner.busy or random.random() < 0.2:
             gone = log.expired_segments(NOW_MS, self.high.offset)
@@ -73,8 +73,8 @@ class World:
         time.sleep(0.0005)
 
     def clean(self):
-        logs = {("t", 0): Cleanable(self.log, self.high.offset, self.high.offset)}
-        report = self.cleaner.clean_filthiest(logs, now_ms=NOW_MS)
+        logs = {("t", 0): CleanableLog(self.log, self.high.offset, self.high.offset)}
+        report = self.cleaner.clean_filthiest_log(logs, now_ms=NOW_MS)
         if report is None:
             time.sleep(0.001)
             return

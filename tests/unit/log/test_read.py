@@ -9,10 +9,10 @@ import pytest
 from tests.unit.log.helpers import append, batch_of, fill, flush, open_log, read_batches, values_in
 
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.log.positions import LogPosition
+from penstock.log.segment import LogOffsetMetadata
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import iter_batches
+from penstock.protocol.record_batch import iter_batches
 
 SMALL = LogConfig(segment_bytes=2000, index_interval_bytes=300)
 
@@ -75,7 +75,7 @@ def test_offsets_outside_the_log_are_out_of_range(log):
 
 def test_a_sequential_reader_needs_no_index(log, monkeypatch):
     first = log.read(0, 300, log.end)
-    monkeypatch.setattr("penstock.log.reader.Reader.find", None)
+    monkeypatch.setattr("penstock.log.reader.LogReader.find", None)
     second = log.read(first.next_offset, 300, log.end)
     assert [header.base_offset for header, _ in iter_batches(second.data)] == [first.next_offset]
 
@@ -237,6 +237,6 @@ def test_one_batch_larger_than_every_chunk_is_found(tmp_path):
 
 def test_a_limit_at_the_start_of_a_segment(log):
     second = log.segments[1]
-    upto = LogPosition(second.base_offset, second.base_offset, 0)
+    upto = LogOffsetMetadata(second.base_offset, second.base_offset, 0)
     assert log.read(0, 1 << 20, upto).next_offset == second.base_offset
     assert log.read(second.base_offset, 1 << 20, upto).data == b""

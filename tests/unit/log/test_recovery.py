@@ -20,8 +20,8 @@ from tests.unit.log.helpers import (
 )
 
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.log.snapshots import list_offsets
+from penstock.log.producer_snapshots import list_snapshot_offsets
+from penstock.log.segment_files import FilePool
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=200)
 
@@ -281,7 +281,7 @@ def test_snapshots_kept_are_those_at_segment_bases_and_the_newest(tmp_path):
         fill(log, 9)
         log.close()
         log = open_log(tmp_path / "t-0", SMALL, clean=True)
-    kept = set(list_offsets(log.directory))
+    kept = set(list_snapshot_offsets(log.directory))
     assert kept == {segment.base_offset for segment in log.segments[1:]} | {log.end_offset}
 
 
@@ -365,10 +365,10 @@ def test_truncating_beyond_the_end_changes_nothing(tmp_path):
 def test_a_flush_begun_before_a_truncation_makes_nothing_durable(tmp_path):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 30)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     log.truncate_to(3, NOW_MS)
-    ticket.run()
-    log.flush_done(ticket)
+    flush_job.run()
+    log.flush_done(flush_job)
     fill(log, 40)
     assert log.synced.offset == 0
     assert not list(files_in(log.directory, ".snapshot"))

@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.log.helpers import append, open_log
 
-from penstock.log.producers import REFUSALS_MAX, Producers
+from penstock.log.producer_state import REJECTED_PRODUCERS_MAX, ProducerStateManager
 from penstock.protocol.errors import ApiError, ErrorCode
 
 NOT_NOW = ErrorCode.not_enough_replicas
@@ -107,9 +107,9 @@ def test_a_refusal_of_an_earlier_epoch_explains_nothing(log):
 
 
 def test_what_is_remembered_is_bounded():
-    producers = Producers(expiry_ms=1000)
-    for producer_id in range(REFUSALS_MAX + 1):
+    producers = ProducerStateManager(expiry_ms=1000)
+    for producer_id in range(REJECTED_PRODUCERS_MAX + 1):
         producers.refused(producer_id, 0, 0, NOT_NOW)
     assert producers.check(0, 0, 5, 0, False) is None
     with pytest.raises(ApiError):
-        producers.check(REFUSALS_MAX, 0, 5, 0, False)
+        producers.check(REJECTED_PRODUCERS_MAX, 0, 5, 0, False)

@@ -6,23 +6,23 @@ import shutil
 import pytest
 from tests.unit.log.helpers import NOW_MS, append, files_in, fill, flush, open_log, read_batches, values_in
 
-from penstock.log import leftovers, lookup
+from penstock.log import index_files, segment_files
+from penstock.log.compaction.cleaning_pass import CleanedSegmentWriter
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
 from penstock.log.log import SegmentsChanged
-from penstock.log.segment_writer import SegmentWriter
-from penstock.log.walk import read_batch, walk
-from penstock.protocol.records import iter_batches
+from penstock.log.segment import iter_batch_headers, read_batch
+from penstock.log.segment_files import FilePool
+from penstock.protocol.record_batch import iter_batches
 
 SMALL = LogConfig(segment_bytes=800, index_interval_bytes=200)
 
 
 def rewritten(log, segments, keep):
     """The batches of some segments that `keep` says, in one new segment."""
-    writer = SegmentWriter(log.directory, segments[0].base_offset, SMALL)
+    writer = CleanedSegmentWriter(log.directory, segments[0].base_offset, SMALL)
     for segment in segments:
         fd = os.open(segment.path, os.O_RDONLY)
-        for position, header in walk(fd, 0, segment.size):
+        for position, header in iter_batch_headers(fd, 0, segment.size):
             if keep(header):
                 writer.append(header, read_batch(fd, position, header))
         os.close(fd)
@@ -83,14 +83,14 @@ def test_an_index_read_while_its_segment_is_replaced_is_not_taken_for_its_own(tm
     log = open_log(tmp_path / "t-0", config, clean=True)
     old = log.segments[0]
     new = rewritten(log, [old], even)
-    content = lookup._content
+    content = index_files._content
 
     def replaced_first(path):
-        monkeypatch.setattr(lookup, "_content", content)
+        monkeypatch.setattr(index_files, "_content", content)
         log.replace_segments([old], [new])
         return content(path)
 
-    monkeypatch.setattr(lookup, "_content", replaced_first)
+    monkeypatch.setattr(index_files, "_content", replaced_first)
     ((header, _),) = iter_batches(log.read(7, 1, log.end).data)
     assert header.base_offset == 8
     assert old.offsets is None
@@ -99,13 +99,13 @@ def test_an_index_read_while_its_segment_is_replaced_is_not_taken_for_its_own(tm
 def test_names_change_hands_only_while_no_flush_is_writing_indexes(log, monkeypatch):
     old = log.segments[0]
     held = []
-    finish = leftovers.finish_swap
+    finish = segment_files.finish_swap
 
     def finish_swap(*args):
         held.append(log._flush.gate.lock.locked())
         return finish(*args)
 
-    monkeypatch.setattr(leftovers, "finish_swap", finish_swap)
+    monkeypatch.setattr(segment_files, "finish_swap", finish_swap)
     log.replace_segments([old], [rewritten(log, [old], even)])
     assert held == [True]
 
@@ -226,9 +226,9 @@ def test_a_rename_that_fails_after_that_leaves_the_new_segments_readable(log, tm
 
 
 def test_half_written_cleaned_files_are_removed(log, tmp_path):
-    writer = SegmentWriter(log.directory, 0, SMALL)
+    writer = CleanedSegmentWriter(log.directory, 0, SMALL)
     fd = os.open(log.segments[0].path, os.O_RDONLY)
-    for position, header in walk(fd, 0, log.segments[0].size):
+    for position, header in iter_batch_headers(fd, 0, log.segments[0].size):
         writer.append(header, read_batch(fd, position, header))
     os.close(fd)
     log.abandon()
@@ -239,5 +239,5 @@ def test_half_written_cleaned_files_are_removed(log, tmp_path):
 
 def test_a_discarded_writer_leaves_nothing(log):
     before = set(files_in(log.directory))
-    SegmentWriter(log.directory, 0, SMALL).discard()
+    CleanedSegmentWriter(log.directory, 0, SMALL).discard()
     assert set(files_in(log.directory)) == before

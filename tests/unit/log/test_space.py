@@ -8,8 +8,8 @@ import pytest
 from tests.unit.log.helpers import append, fill, open_log, values_in
 
 from penstock.log.config import LogConfig
-from penstock.log.files import FilePool
-from penstock.log.space import RESERVE, DiskSpace
+from penstock.log.disk_space import RESERVE_FILE, DiskSpace
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -19,9 +19,9 @@ class NarrowDisk:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writes_left = 0
         self.attempts = 0
-        self._reserve = folder / RESERVE
+        self._reserve = folder / RESERVE_FILE
         self._real = os.pwrite
-        monkeypatch.setattr("penstock.log.tail.os.pwrite", self._write)
+        monkeypatch.setattr("penstock.log.segment_files.os.pwrite", self._write)
 
     def _write(self, fd: int, data: bytes, position: int) -> int:
         self.attempts += 1
@@ -52,9 +52,9 @@ def test_records_are_refused_without_trying_until_there_is_room(tmp_path, space,
             with pytest.raises(ApiError) as refused:
                 append(log, b"x")
             assert refused.value.code is ErrorCode.kafka_storage_error
-        assert (disk.attempts, space.is_full, (tmp_path / RESERVE).exists()) == (1, True, False)
+        assert (disk.attempts, space.is_full, (tmp_path / RESERVE_FILE).exists()) == (1, True, False)
     append(log, b"room again")
-    assert (space.is_full, (tmp_path / RESERVE).stat().st_size) == (False, 1 << 16)
+    assert (space.is_full, (tmp_path / RESERVE_FILE).stat().st_size) == (False, 1 << 16)
     assert values_in(log)[3:] == [b"room again"]
 
 
@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_at_the_start_has_no_reserve(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.log.space.os.posix_fallocate", refuse)
+        patch.setattr("penstock.log.disk_space.os.posix_fallocate", refuse)
         space = DiskSpace(tmp_path)
         assert (space.is_full, list(tmp_path.iterdir())) == (True, [])
     assert not space.refuse()

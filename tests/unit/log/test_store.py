@@ -12,21 +12,23 @@ from uuid import UUID
 import pytest
 from tests.unit.log.helpers import NOW_MS, append, fill, flush, offsets_in, values_in
 
-from penstock.log.checkpoints import read_offsets
+from penstock.log.checkpoints import read_offset_checkpoint
 from penstock.log.config import LogConfig
-from penstock.log.identity import WrongOwner, parse_uuid, uuid_text
-from penstock.log.store import LogStore, StoreLocked, Wanted
+from penstock.log.data_directory import InconsistentMetaProperties, format_uuid, parse_uuid
+from penstock.log.log_manager import DataDirectoryLocked, LogManager, LogToOpen
 
 CONFIG = LogConfig()
 TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
 
 
-def opened(directory: Path, **options) -> LogStore:
-    return LogStore.open(directory, node_id=1, **options)
+def opened(directory: Path, **options) -> LogManager:
+    return LogManager.open(directory, node_id=1, **options)
 
 
 def open_all(store):
-    return store.open_or_create_these(dict.fromkeys(store.stored(), Wanted(TOPIC_ID, CONFIG)), now_ms=NOW_MS)
+    return store.open_or_create_these(
+        dict.fromkeys(store.stored(), LogToOpen(TOPIC_ID, CONFIG)), now_ms=NOW_MS
+    )
 
 
 def create(store, topic="orders", index=0):
@@ -47,8 +49,8 @@ def test_a_clean_stop_is_followed_by_a_clean_start(tmp_path):
     log = open_all(store).opened["orders", 0]
     assert (log.start_offset, log.end_offset) == (2, 5)
     assert store.high_watermarks == {("orders", 0): 5}
-    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 5}
-    assert read_offsets(tmp_path / "log-start-offset-checkpoint") == {("orders", 0): 2}
+    assert read_offset_checkpoint(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 5}
+    assert read_offset_checkpoint(tmp_path / "log-start-offset-checkpoint") == {("orders", 0): 2}
 
 
 def test_a_crash_is_followed_by_recovery_from_the_checkpoint(tmp_path, monkeypatch):
@@ -73,16 +75,16 @@ def test_a_crash_is_followed_by_recovery_from_the_checkpoint(tmp_path, monkeypat
 def test_only_one_process_owns_the_folder(tmp_path):
     store = opened(tmp_path)
     attempt = (
-        "import sys; from pathlib import Path; from penstock.log.store import LogStore, StoreLocked, Wanted\n"
-        "try: LogStore.open(Path(sys.argv[1]), node_id=1)\n"
-        "except StoreLocked as error: print(error)"
+        "import sys; from pathlib import Path; from penstock.log.log_manager import LogManager, DataDirectoryLocked\n"
+        "try: LogManager.open(Path(sys.argv[1]), node_id=1)\n"
+        "except DataDirectoryLocked as error: print(error)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", attempt, tmp_path], capture_output=True, text=True, env=environment
     )
     assert f"{tmp_path} is in use by another process" in done.stdout, done.stderr
-    with pytest.raises(StoreLocked):
+    with pytest.raises(DataDirectoryLocked):
         opened(tmp_path)
     store.close()
     opened(tmp_path).close()
@@ -96,16 +98,16 @@ def test_the_folder_knows_its_owner(tmp_path):
     assert "version=1\n" in text
     assert "cluster.id=the-cluster\n" in text
     assert "node.id=1\n" in text
-    assert f"directory.id={uuid_text(directory_id)}\n" in text
+    assert f"directory.id={format_uuid(directory_id)}\n" in text
     store = opened(tmp_path)
     assert (store.cluster_id, store.directory_id) == ("the-cluster", directory_id)
     store.close()
-    with pytest.raises(WrongOwner, match="belongs to node 1"):
-        LogStore.open(tmp_path, node_id=2)
-    with pytest.raises(WrongOwner, match="belongs to cluster the-cluster"):
+    with pytest.raises(InconsistentMetaProperties, match="belongs to node 1"):
+        LogManager.open(tmp_path, node_id=2)
+    with pytest.raises(InconsistentMetaProperties, match="belongs to cluster the-cluster"):
         opened(tmp_path, cluster_id="another")
     (tmp_path / "meta.properties").write_text("version=1\nnode.id=one\n")
-    with pytest.raises(WrongOwner, match="cannot be understood"):
+    with pytest.raises(InconsistentMetaProperties, match="cannot be understood"):
         opened(tmp_path)
 
 
@@ -115,7 +117,7 @@ def test_partition_metadata_is_as_kafka_writes_it(tmp_path):
     text = (tmp_path / "orders-0" / "partition.metadata").read_text()
     assert text == "version: 0\ntopic_id: ASNFZ4mrze8BI0VniavN7w"
     assert store.topic_id("orders", 0) == TOPIC_ID
-    assert parse_uuid(uuid_text(TOPIC_ID)) == TOPIC_ID
+    assert parse_uuid(format_uuid(TOPIC_ID)) == TOPIC_ID
     assert store.topic_id("missing", 0) is None
     (tmp_path / "orders-0" / "partition.metadata").write_text("nonsense")
     assert store.topic_id("orders", 0) is None
@@ -135,7 +137,7 @@ def test_a_partition_that_cannot_be_opened_is_named_and_the_others_serve(tmp_pat
     assert "Is a directory" in str(report.failed["orders", 1])
     store.close()
     assert not (tmp_path / ".kafka_cleanshutdown").exists()
-    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint")["orders", 1] == 4
+    assert read_offset_checkpoint(tmp_path / "recovery-point-offset-checkpoint")["orders", 1] == 4
 
 
 def test_a_deleted_partition_is_gone_at_once_and_its_files_later(tmp_path):
@@ -154,7 +156,7 @@ def test_a_deleted_partition_is_gone_at_once_and_its_files_later(tmp_path):
     store.purge([folder])
     assert not folder.exists()
     store.close()
-    assert read_offsets(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 1}
+    assert read_offset_checkpoint(tmp_path / "recovery-point-offset-checkpoint") == {("orders", 0): 1}
 
 
 def test_what_a_crash_left_of_deleted_partitions_goes_at_the_next_start(tmp_path):
@@ -170,11 +172,11 @@ def test_deleting_during_a_flush_is_safe(tmp_path):
     store = opened(tmp_path)
     log = create(store)
     fill(log, 5)
-    ticket = log.flush_begin()
+    flush_job = log.flush_begin()
     store.delete("orders", 0)
     again = create(store)
-    ticket.run()
-    log.flush_done(ticket)
+    flush_job.run()
+    log.flush_done(flush_job)
     assert not (again.directory / "leader-epoch-checkpoint").exists()
 
 
@@ -236,7 +238,7 @@ def test_a_partition_that_cannot_be_made_is_named_and_the_others_serve(tmp_path,
         mkdir(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", refuse_the_second)
-    wanted = {("orders", index): Wanted(TOPIC_ID, CONFIG) for index in range(3)}
+    wanted = {("orders", index): LogToOpen(TOPIC_ID, CONFIG) for index in range(3)}
     report = store.open_or_create_these(wanted, now_ms=NOW_MS)
     assert set(report.opened) == {("orders", 0), ("orders", 2)}
     assert report.failed.keys() == store.failed.keys() == {("orders", 1)}
@@ -347,7 +349,7 @@ def test_a_node_that_looks_for_its_cluster_takes_its_id_once(tmp_path: Path) -> 
     assert (store.cluster_id, store.directory_id) == ("", directory_id)
     store.join_cluster("theirs")
     store.join_cluster("theirs")
-    with pytest.raises(WrongOwner, match="belongs to cluster theirs, not to another"):
+    with pytest.raises(InconsistentMetaProperties, match="belongs to cluster theirs, not to another"):
         store.join_cluster("another")
     store.close()
     store = opened(tmp_path, founding=False)

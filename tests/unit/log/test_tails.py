@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.log.helpers import append, fill, flush, open_log, values_in
 
-from penstock.log.files import FilePool
-from penstock.log.flush import FlushTicket
+from penstock.log.flush import FlushJob
 from penstock.log.log import Log
+from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -47,9 +47,9 @@ def test_a_log_that_is_being_synced_keeps_its_descriptor(tmp_path, files):
         append(log, b"x")
         tickets.append(log.flush_begin())
     assert len(files.tails) == 8, "none could be closed"
-    for log, ticket in zip(logs, tickets, strict=True):
-        ticket.run()
-        log.flush_done(ticket)
+    for log, flush_job in zip(logs, tickets, strict=True):
+        flush_job.run()
+        log.flush_done(flush_job)
     append(logs[0], b"y")
     files.close_idle()
     assert len(files.tails) == 0
@@ -77,7 +77,7 @@ def test_without_descriptors_an_append_is_refused_and_the_next_one_works(tmp_pat
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.log.tail.os.open", refuse)
+        patch.setattr("penstock.log.segment_files.os.open", refuse)
         with pytest.raises(ApiError) as refused:
             append(log, b"x")
     assert refused.value.code is ErrorCode.kafka_storage_error
@@ -90,16 +90,16 @@ def test_a_flush_without_descriptors_is_postponed_and_makes_nothing_durable(tmp_
     fill(log, 3)
     log.roll(0)
     fill(log, 3)
-    ticket = log.flush_begin()
-    assert isinstance(ticket, FlushTicket)
+    flush_job = log.flush_begin()
+    assert isinstance(flush_job, FlushJob)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
         patch.setattr("penstock.log.flush.sync_directory", refuse)
-        ticket.run()
-    log.flush_done(ticket)
-    assert (ticket.postponed, log.synced.offset, log.needs_flush) == (True, 0, True)
+        flush_job.run()
+    log.flush_done(flush_job)
+    assert (flush_job.postponed, log.synced.offset, log.needs_flush) == (True, 0, True)
     flush(log)
     assert (log.synced.offset, log.recovery_point, log.needs_flush) == (6, 6, False)

@@ -6,15 +6,15 @@ import pytest
 from tests.unit.log.helpers import NOW_MS, append, marker_of, open_log
 
 from penstock.log.config import LogConfig
-from penstock.log.timestamps import MoreToUnfold
-from penstock.protocol.checksum import crc32c
+from penstock.log.reader import DecompressionLimitReached
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import (
-    CRC_AT,
-    CRC_FROM,
-    HEADER,
+from penstock.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    BATCH_HEADER,
+    CRC_OFFSET,
     BatchHeader,
     Record,
+    crc32c,
     encode_batch,
     open_batch,
 )
@@ -114,9 +114,9 @@ def append_lies(log, count, *, size=1000, codec=Codec.ZSTD):
     """Batches of one record each, whose headers claim a later timestamp than they hold."""
     for _ in range(count):
         batch = bytearray(encode_batch([Record(0, 10, None, bytes(size))], codec=codec))
-        header = BatchHeader._make(HEADER.unpack_from(batch))._replace(max_timestamp=90)
-        HEADER.pack_into(batch, 0, *header)
-        struct.pack_into(">I", batch, CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
+        header = BatchHeader._make(BATCH_HEADER.unpack_from(batch))._replace(max_timestamp=90)
+        BATCH_HEADER.pack_into(batch, 0, *header)
+        struct.pack_into(">I", batch, CRC_OFFSET, crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
         log.append(memoryview(batch), leader_epoch=3, now_ms=NOW_MS)
 
 
@@ -131,7 +131,7 @@ def test_a_search_unfolds_a_bounded_number_of_bytes_and_then_believes_a_header(t
         unfolded.append(len(found[1]))
         return found
 
-    monkeypatch.setattr("penstock.log.timestamps.open_batch", counted)
+    monkeypatch.setattr("penstock.log.reader.open_batch", counted)
     # Four of them fit, a fifth is more than there may be, and its own word is taken: nothing is missed by that.
     found = log.offset_for_timestamp(50)
     assert (found.timestamp, found.leader_epoch) == (90, 3)
@@ -147,9 +147,9 @@ def test_a_search_with_little_to_unfold_says_so_and_finds_what_it_can(tmp_path):
     append_lies(log, 3)
     append_at(log, 95)
     assert log.offset_for_timestamp(4, bytes_max=100) == (5, 0, 0)
-    with pytest.raises(MoreToUnfold):
+    with pytest.raises(DecompressionLimitReached):
         log.offset_for_timestamp(50, bytes_max=100)
-    with pytest.raises(MoreToUnfold):
+    with pytest.raises(DecompressionLimitReached):
         log.offset_for_timestamp(50, bytes_max=2_000)
     assert log.offset_for_timestamp(50, bytes_max=10_000) == (95, 4, 0)
     assert log.offset_for_timestamp(50) == (95, 4, 0)

@@ -8,12 +8,12 @@ import pytest
 from tests.compacting import compacted_config
 from tests.unit.log.helpers import NOW_MS, append, files_in, flush, marker_of, open_log
 
-from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
-from penstock.log.producers import Producers
+from penstock.log.producer_state import ProducerStateManager
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, EndMarker
+from penstock.protocol.record_batch import TRANSACTIONAL, EndMarker
 
 DAY_MS = 86_400_000
 
@@ -32,7 +32,7 @@ def end(log: Log, producer_id: int, *, commit: bool, epoch: int = 0) -> int:
     return log.append(marker, leader_epoch=0, now_ms=NOW_MS, internal=True).base_offset
 
 
-def refusal(producers: Producers, marker: EndMarker, version: int) -> ErrorCode:
+def refusal(producers: ProducerStateManager, marker: EndMarker, version: int) -> ErrorCode:
     with pytest.raises(ApiError) as refused:
         producers.check_marker(marker, version)
     return refused.value.code
@@ -245,16 +245,16 @@ def test_the_index_goes_with_its_segment(tmp_path: Path) -> None:
 # Compaction
 
 
-def clean(log: Log, cleaner: Cleaner, later_ms: int) -> None:
-    cleanable = Cleanable(log, log.end_offset, log.end_offset)
-    report = cleaner.clean_filthiest({("t", 0): cleanable}, now_ms=NOW_MS + later_ms)
+def clean(log: Log, cleaner: LogCleaner, later_ms: int) -> None:
+    cleanable = CleanableLog(log, log.end_offset, log.end_offset)
+    report = cleaner.clean_filthiest_log({("t", 0): cleanable}, now_ms=NOW_MS + later_ms)
     assert report is not None
     assert report.error is None
 
 
 def test_compaction_keeps_the_index_as_long_as_the_marker(tmp_path: Path) -> None:
     """Whoever is told of an aborted transaction and never sees its marker would skip the producer's next one."""
-    cleaner = Cleaner(tmp_path, dedupe_buffer_bytes=1 << 16)
+    cleaner = LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 16)
     log = open_log(tmp_path / "t-0", compacted_config())
     begin(log, 1)
     end(log, 1, commit=False, epoch=1)

@@ -13,8 +13,8 @@ from penstock.protocol.share_failures import (
     ShareFailures,
     WorkerError,
     WorkerFailure,
-    pack_share_failures,
-    read_share_failures,
+    encode_share_failures,
+    parse_share_failures,
 )
 
 _text = st.text(st.characters(exclude_categories=("Cs",)), max_size=60)
@@ -32,33 +32,33 @@ _asked = st.builds(
 
 @given(_asked)
 def test_it_arrives_as_it_was_sent(asked: ShareFailures) -> None:
-    assert read_share_failures(memoryview(b"head" + pack_share_failures(asked)), 4) == asked
+    assert parse_share_failures(memoryview(b"head" + encode_share_failures(asked)), 4) == asked
 
 
 @given(_asked, st.data())
 def test_what_is_cut_short_is_refused(asked: ShareFailures, data: st.DataObject) -> None:
-    whole = pack_share_failures(asked)
+    whole = encode_share_failures(asked)
     size = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(MalformedFrame):
-        read_share_failures(memoryview(whole[:size]))
+        parse_share_failures(memoryview(whole[:size]))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(noise: bytes) -> None:
     with contextlib.suppress(MalformedFrame):
-        read_share_failures(memoryview(noise))
+        parse_share_failures(memoryview(noise))
 
 
 @pytest.mark.parametrize("delay_ms", [DELAY_MS_MAX + 1, 2**63 - 1, -2])
 def test_a_delay_out_of_range_is_refused(delay_ms: int) -> None:
     asked = ShareFailures("g", UUID(int=1), 0, [WorkerFailure(1, 1, delay_ms)])
     with pytest.raises(MalformedFrame):
-        read_share_failures(memoryview(pack_share_failures(asked)))
+        parse_share_failures(memoryview(encode_share_failures(asked)))
 
 
 def test_long_texts_are_cut() -> None:
     error = WorkerError("É" * 5_000, "m" * 50_000, "s" * 50_000)
     asked = ShareFailures("g", UUID(int=1), 0, [WorkerFailure(1, 1, error=error)])
-    (failure,) = read_share_failures(memoryview(pack_share_failures(asked))).failures
+    (failure,) = parse_share_failures(memoryview(encode_share_failures(asked))).failures
     assert failure.error is not None
     assert [len(text.encode()) for text in failure.error] == [512, 4_096, 8_192]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from typing import NamedTuple
 
-from penstock.raft.values import ControlRecord, OffsetAndEpoch, Voters, VoterSet
+from penstock.raft.types import ControlRecord, OffsetAndEpoch, Voters, VoterSet
 
 
 class Entry(NamedTuple):

@@ -12,9 +12,10 @@ from tests.unit.raft.world import Member, World, voter
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft import actions as act
-from penstock.raft.messages import (
+from penstock.raft.types import (
     BeginEpochReply,
     BeginEpochRequest,
+    ElectionState,
     EndEpochReply,
     EndEpochRequest,
     FetchReply,
@@ -23,11 +24,12 @@ from penstock.raft.messages import (
     FetchSnapshotRequest,
     Reply,
     Request,
+    Role,
+    VoterChangeReply,
     VoteReply,
     VoteRequest,
-    VoterReply,
+    VoterSet,
 )
-from penstock.raft.values import Election, Role, VoterSet
 
 
 class Script(World):
@@ -50,7 +52,7 @@ class Script(World):
             "power-loss": lambda id: self._member(id).stop(loses_unsynced=True),
             "restart": lambda id: self._member(id).start(),
             "new-disk": self._new_disk,
-            "disk-epoch": lambda id, epoch: setattr(self._member(id), "saved", Election(int(epoch))),
+            "disk-epoch": lambda id, epoch: setattr(self._member(id), "saved", ElectionState(int(epoch))),
             "hold-sync": self._hold_sync,
             "sync": self._sync,
             "resign": self._resign,
@@ -154,7 +156,7 @@ class Script(World):
 
     def _change(self, leader: str, name: str, method: Callable[..., list[act.Action]], what: object) -> None:
         def answer(reply: Reply) -> None:
-            assert isinstance(reply, VoterReply)
+            assert isinstance(reply, VoterChangeReply)
             outcome = "done" if reply.error is ErrorCode.none else f"{reply.error.name} ({reply.message})"
             self._say(f"{leader} {name}: {outcome}")
 
@@ -227,7 +229,7 @@ class Script(World):
             case act.SaveElection(election):
                 voted = f", voted for {election.voted.id}" if election.voted else ""
                 self._say(f"{member.id} saves epoch {election.epoch}{voted}")
-            case act.AppendControl(records, offset):
+            case act.AppendControlRecords(records, offset):
                 self._say(
                     f"{member.id} appends {', '.join(type(one).__name__ for one in records)} at {offset}"
                 )
@@ -237,7 +239,7 @@ class Script(World):
                 self._say(f"{member.id} truncates to {offset}")
             case act.InstallSnapshot(id):
                 self._say(f"{member.id} installs snapshot {id.offset}/{id.epoch}")
-            case act.HighWatermark(offset):
+            case act.HighWatermarkAdvanced(offset):
                 self._say(f"{member.id} high watermark {offset}")
 
     def refused(self, sender: int, target: int) -> None:
@@ -273,7 +275,7 @@ def _message_text(message: Request | Reply) -> str | None:
             return f"snapshot {message.id.offset}/{message.id.epoch}?" if message.position == 0 else None
         case FetchSnapshotReply():
             return _error(message)
-        case FetchRequest() | VoterReply():
+        case FetchRequest() | VoterChangeReply():
             return None
 
 

@@ -9,26 +9,24 @@ from tests.unit.raft.memory_log import Entry, MemoryLog
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft import actions as act
-from penstock.raft.core import HistoryLost
-from penstock.raft.messages import (
+from penstock.raft.node import RaftNode
+from penstock.raft.state import CommittedRecordsLost
+from penstock.raft.types import (
+    EPOCH_JUMP_MAX,
     BeginEpochRequest,
+    ElectionState,
     EndEpochRequest,
     FetchReply,
     FetchRequest,
-    Reply,
-    Request,
-    VoteReply,
-    VoteRequest,
-)
-from penstock.raft.node import RaftNode
-from penstock.raft.values import (
-    EPOCH_JUMP_MAX,
-    Election,
     OffsetAndEpoch,
     ReplicaKey,
+    Reply,
+    Request,
     Role,
     Timings,
     Voter,
+    VoteReply,
+    VoteRequest,
     VoterHistory,
     VoterSet,
     plausible_election,
@@ -51,14 +49,16 @@ def log_of(*epochs: int) -> MemoryLog:
 
 
 def node_with(
-    log: MemoryLog | None = None, election: Election | None = None, voter_ids: tuple[int, ...] = (1, 2, 3)
+    log: MemoryLog | None = None,
+    election: ElectionState | None = None,
+    voter_ids: tuple[int, ...] = (1, 2, 3),
 ) -> RaftNode:
     node = RaftNode(
         local=key(1),
         is_controller=True,
         addresses=(),
         log=log or log_of(1, 1, 2),
-        election=election or Election(2),
+        election=election or ElectionState(2),
         voters=VoterHistory(voters(*voter_ids)),
         timings=Timings(),
         draw=lambda n: 0,
@@ -69,7 +69,7 @@ def node_with(
 
 def answer_to(node: RaftNode, request: Request, now_ms: int = 10) -> tuple[Reply, list[act.Action]]:
     actions = node.received(request, "token", now_ms)
-    (answer,) = [action for action in actions if isinstance(action, act.Answer)]
+    (answer,) = [action for action in actions if isinstance(action, act.SendReply)]
     return answer.reply, actions
 
 
@@ -105,8 +105,8 @@ def test_a_vote_is_saved_before_it_is_given() -> None:
     assert isinstance(reply, VoteReply)
     assert reply.granted
     kinds = [type(action) for action in actions]
-    assert kinds.index(act.SaveElection) < kinds.index(act.Answer)
-    assert act.SaveElection(Election(3, voted=key(2))) in actions
+    assert kinds.index(act.SaveElection) < kinds.index(act.SendReply)
+    assert act.SaveElection(ElectionState(3, voted=key(2))) in actions
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_only_a_log_that_lacks_nothing_gets_a_vote(offset: int, last_epoch: int,
 
 def test_a_vote_stands_through_a_restart() -> None:
     """The same candidate may ask again, another may not."""
-    node = node_with(election=Election(3, voted=key(2)))
+    node = node_with(election=ElectionState(3, voted=key(2)))
     assert granted(node, vote(epoch=3, of=2))
     assert not granted(node, vote(epoch=3, of=3))
     assert granted(node, vote(epoch=4, of=3))
@@ -132,6 +132,21 @@ def test_pre_votes_bind_nobody() -> None:
     assert granted(node, vote(epoch=2, of=2, pre_vote=True))
     assert granted(node, vote(epoch=2, of=3, pre_vote=True))
     assert (node.epoch, node.election.voted) == (2, None)
+
+
+@pytest.mark.parametrize("reply", [None, VoteReply(epoch=2, granted=True)], ids=["no answer", "a pre-vote"])
+def test_a_pre_vote_asked_of_a_voter_that_has_left_counts_for_nothing(reply: VoteReply | None) -> None:
+    """Asked in an earlier campaign of the same epoch. Asking it again would be due for ever."""
+    node = node_with()
+    begin_ms = node.next_deadline_ms()
+    assert begin_ms is not None
+    node.tick(begin_ms)
+    asked = VoteRequest(epoch=2, candidate=key(1), voter=key(4), last=OffsetAndEpoch(3, 2), pre_vote=True)
+    node.answered(act.SendRequest(4, asked), reply, begin_ms)
+    assert node.role is Role.PROSPECTIVE
+    later_ms = begin_ms + Timings().retry_ms
+    node.tick(later_ms)
+    assert node.next_deadline_ms() > later_ms  # type: ignore[operator]
 
 
 def test_an_epoch_that_has_a_leader_gets_no_votes() -> None:
@@ -158,7 +173,7 @@ def test_votes_of_another_disk_or_an_earlier_epoch_are_not_given() -> None:
 
 def test_the_epoch_of_the_log_counts_when_it_is_newer_than_the_saved_one() -> None:
     """A vote of an epoch before it is void, not moved into it."""
-    node = node_with(log_of(1, 5), Election(3, voted=key(2)))
+    node = node_with(log_of(1, 5), ElectionState(3, voted=key(2)))
     assert (node.epoch, node.election.voted) == (5, None)
 
 
@@ -197,7 +212,7 @@ def test_partings_are_found_by_epoch(offset: int, last_epoch: int, expected: Off
 @pytest.mark.parametrize(("offset", "last_epoch"), [(0, -1), (1, 1), (2, 1), (3, 2), (4, 3)])
 def test_who_has_a_beginning_of_the_log_gets_the_rest(offset: int, last_epoch: int) -> None:
     actions = led(log_of(1, 1, 2)).received(fetch(offset, last_epoch), "token", 10)
-    assert [action.offset for action in actions if isinstance(action, act.Serve)] == [offset]
+    assert [action.offset for action in actions if isinstance(action, act.SendRecords)] == [offset]
 
 
 @pytest.mark.parametrize(("offset", "last_epoch"), [(0, -1), (1, 1), (2, 0), (2, 2)])
@@ -220,10 +235,10 @@ def test_only_fetches_of_the_leaders_own_epoch_are_served(epoch: int, expected: 
     assert (reply.error, reply.epoch, reply.leader_id) == (expected, 3, 1)
 
 
-def following(log: MemoryLog) -> tuple[RaftNode, act.Send]:
+def following(log: MemoryLog) -> tuple[RaftNode, act.SendRequest]:
     node = node_with(log)
     actions = node.received(begins(3, 2), "token", 10)
-    (send,) = [action for action in actions if isinstance(action, act.Send)]
+    (send,) = [action for action in actions if isinstance(action, act.SendRequest)]
     return node, send
 
 
@@ -231,8 +246,10 @@ def test_a_follower_does_not_give_up_what_it_knows_to_be_committed() -> None:
     node, send = following(log_of(1, 1, 2))
     node.answered(send, FetchReply(epoch=3, leader_id=2, high_watermark=3), 20)
     assert node.high_watermark == 3
-    (send,) = [action for action in node.received(begins(4, 3), "token", 30) if isinstance(action, act.Send)]
-    with pytest.raises(HistoryLost):
+    (send,) = [
+        action for action in node.received(begins(4, 3), "token", 30) if isinstance(action, act.SendRequest)
+    ]
+    with pytest.raises(CommittedRecordsLost):
         node.answered(send, FetchReply(epoch=4, leader_id=3, diverging=OffsetAndEpoch(2, 1)), 40)
 
 
@@ -248,13 +265,13 @@ def test_a_follower_asks_again_only_when_the_last_answer_is_synced() -> None:
     log = log_of(1, 1, 2)
     node, send = following(log)
     answer = FetchReply(epoch=3, leader_id=2, high_watermark=4, records=b"records")
-    assert node.answered(send, answer, 20) == [act.HighWatermark(3), act.AppendRecords(b"records")]
+    assert node.answered(send, answer, 20) == [act.HighWatermarkAdvanced(3), act.AppendRecords(b"records")]
     log.append([Entry(3, "x")])
     assert node.appended(21) == []
     log.sync(4)
     mark, again = node.synced(30)
-    assert mark == act.HighWatermark(4)
-    assert isinstance(again, act.Send)
+    assert mark == act.HighWatermarkAdvanced(4)
+    assert isinstance(again, act.SendRequest)
     assert isinstance(again.request, FetchRequest)
     assert (again.request.offset, again.request.high_watermark) == (4, 4)
 
@@ -289,7 +306,7 @@ def test_voter_sets_come_and_go_with_their_records() -> None:
 # Those who are no voters, and epochs that no voter could have
 
 
-def saved(actions: list[act.Action]) -> list[Election]:
+def saved(actions: list[act.Action]) -> list[ElectionState]:
     return [action.election for action in actions if isinstance(action, act.SaveElection)]
 
 
@@ -361,14 +378,14 @@ def test_a_second_leader_of_an_epoch_is_refused() -> None:
 
 def test_a_node_that_was_away_learns_the_epoch_from_those_that_it_asks() -> None:
     node = node_with()
-    asked, _ = [action for action in node.tick(100) if isinstance(action, act.Send)]
+    asked, _ = [action for action in node.tick(100) if isinstance(action, act.SendRequest)]
     node.answered(asked, VoteReply(epoch=5000, leader_id=3), 200)
     assert (node.epoch, node.leader_id) == (5000, 3)
 
 
 def test_nobody_is_believed_to_be_at_the_end_of_all_epochs() -> None:
     node = node_with()
-    asked, _ = [action for action in node.tick(100) if isinstance(action, act.Send)]
+    asked, _ = [action for action in node.tick(100) if isinstance(action, act.SendRequest)]
     assert not saved(node.answered(asked, VoteReply(epoch=2**31 - 1, leader_id=3), 200))
     assert (node.epoch, node.role) == (2, Role.PROSPECTIVE)
 
@@ -376,9 +393,9 @@ def test_nobody_is_believed_to_be_at_the_end_of_all_epochs() -> None:
 def test_a_sole_voter_leads_on_in_the_last_epoch_and_one_of_several_stands_no_more() -> None:
     """Where a log holds records of the last epoch, which earlier releases could be made to write."""
     last = 2**31 - 1
-    alone = node_with(log_of(1, last), Election(last), voter_ids=(1,))
+    alone = node_with(log_of(1, last), ElectionState(last), voter_ids=(1,))
     assert (alone.role, alone.epoch) == (Role.LEADER, last)
-    one = node_with(log_of(1, last), Election(last))
+    one = node_with(log_of(1, last), ElectionState(last))
     for now_ms in range(0, 10_000, 100):
         one.tick(now_ms)
     assert (one.role, one.epoch) == (Role.UNATTACHED, last)
@@ -386,12 +403,12 @@ def test_a_sole_voter_leads_on_in_the_last_epoch_and_one_of_several_stands_no_mo
 
 @pytest.mark.parametrize("epoch", [2**31, 2**31 - 1, 2**31 - 2, 2**30 + 1])
 def test_an_epoch_on_disk_that_cannot_be_gives_way_to_one_that_nobody_has_voted_in(epoch: int) -> None:
-    found = plausible_election(Election(epoch, 2, key(2)), last_epoch=7)
-    assert found == Election(1_000_007)
-    assert plausible_election(Election(epoch), last_epoch=epoch - 1) == Election(epoch)
+    found = plausible_election(ElectionState(epoch, 2, key(2)), last_epoch=7)
+    assert found == ElectionState(1_000_007)
+    assert plausible_election(ElectionState(epoch), last_epoch=epoch - 1) == ElectionState(epoch)
 
 
 def test_an_epoch_on_disk_that_may_be_is_kept() -> None:
     """The log of a node that was away may be far behind what it has voted in since."""
-    kept = Election(5000, 2, key(2))
+    kept = ElectionState(5000, 2, key(2))
     assert plausible_election(kept, last_epoch=7) is kept

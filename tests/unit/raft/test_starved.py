@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.raft.world import Member, RandomWorld, voter
 
-from penstock.raft.values import Role, Timings, VoterSet
+from penstock.raft.types import Role, Timings, VoterSet
 
 
 class StarvedWorld(RandomWorld):

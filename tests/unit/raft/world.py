@@ -17,13 +17,15 @@ from tests.unit.raft.memory_log import Entry, MemoryLog
 
 from penstock.protocol.errors import ErrorCode
 from penstock.raft import actions as act
-from penstock.raft.messages import PeerReply, Reply, Request
 from penstock.raft.node import RaftNode
-from penstock.raft.values import (
+from penstock.raft.types import (
     Address,
-    Election,
+    ElectionState,
     OffsetAndEpoch,
+    PeerReply,
     ReplicaKey,
+    Reply,
+    Request,
     Timings,
     Voter,
     VoterHistory,
@@ -54,7 +56,7 @@ class Member:
         self.disks += 1
         self.key = ReplicaKey(self.id, UUID(int=self.id * 16 + self.disks))
         self.log = MemoryLog()
-        self.saved = Election()
+        self.saved = ElectionState()
         self.node: RaftNode | None = None
         self.pieces = b""
         self.is_sync_held = False
@@ -127,11 +129,11 @@ class Member:
         match action:
             case act.SaveElection(election):
                 self.saved = election
-            case act.Send():
+            case act.SendRequest():
                 self.world.send(self, action)
-            case act.Answer(token, reply):
+            case act.SendReply(token, reply):
                 self.world.reply(token, reply)
-            case act.Serve(token, reply, offset):
+            case act.SendRecords(token, reply, offset):
                 records = self.log.read(offset, self.world.entries_max())
                 self.world.reply(token, reply._replace(records=records))
             case act.Truncate(offset):
@@ -142,7 +144,7 @@ class Member:
                 for at, voters in self.log.voter_sets(offset):
                     node.voters_appended(at, voters)
                 self._appended()
-            case act.AppendControl(records, offset):
+            case act.AppendControlRecords(records, offset):
                 assert offset == self.log.end_offset
                 self.log.append([Entry(node.epoch, record) for record in records])
                 self._appended()
@@ -151,7 +153,7 @@ class Member:
 
     def _do_snapshot(self, node: RaftNode, action: act.Action) -> None:
         match action:
-            case act.ServeSnapshot(token, request, reply):
+            case act.SendSnapshot(token, request, reply):
                 data = self.log.read_snapshot(request.id)
                 if data is None:
                     self.world.reply(token, reply._replace(error=ErrorCode.snapshot_not_found))
@@ -198,7 +200,7 @@ class Member:
 class Call:
     """A request that waits for its one answer."""
 
-    def __init__(self, sender: Member, send: act.Send, target: Member | None) -> None:
+    def __init__(self, sender: Member, send: act.SendRequest, target: Member | None) -> None:
         self.sender = sender
         self.life = sender.lives
         self.send = send
@@ -278,7 +280,7 @@ class World:
 
     # The network
 
-    def send(self, sender: Member, send: act.Send) -> None:
+    def send(self, sender: Member, send: act.SendRequest) -> None:
         target = self.members.get(send.to) if send.to is not None else self._bootstrap(sender)
         call = Call(sender, send, target)
         self.calls.append(call)

@@ -2,20 +2,20 @@
 
 import pytest
 
-from penstock.log.epochs import EpochCache
+from penstock.log.leader_epochs import LeaderEpochCache
 from penstock.protocol.errors import ErrorCode
 from penstock.replication.follower import (
     Append,
-    EpochEnd,
-    FetchAnswer,
+    AwaitImage,
+    EpochEndOffset,
     FetchPosition,
     FollowerRules,
     RaiseHighWatermark,
-    RaiseStart,
-    Refresh,
-    RestartAt,
+    RaiseLogStart,
+    ReplicaFetchReply,
     Retry,
     Truncate,
+    TruncateFully,
 )
 
 RULES = FollowerRules(leader_id=1, leader_epoch=7)
@@ -29,7 +29,7 @@ class FakeLog:
     ) -> None:
         self.start_offset, self.end_offset, self.high_watermark = start, end, high
         self.durable_offset = end if durable is None else durable
-        self.epochs = EpochCache()
+        self.epochs = LeaderEpochCache()
         for epoch, first in epochs:
             self.epochs.assign(epoch, first)
 
@@ -46,8 +46,10 @@ def answer(
     start: int = 0,
     diverging: tuple[int, int] | None = None,
     records: bool = False,
-) -> FetchAnswer:
-    return FetchAnswer(error, high, start, None if diverging is None else EpochEnd(*diverging), records)
+) -> ReplicaFetchReply:
+    return ReplicaFetchReply(
+        error, high, start, None if diverging is None else EpochEndOffset(*diverging), records
+    )
 
 
 def test_it_asks_from_what_is_durable_and_says_what_comes_before() -> None:
@@ -64,7 +66,7 @@ def test_it_appends_then_believes_the_high_watermark_then_the_start() -> None:
     assert RULES.answered(asked, answer(high=110, start=20, records=True), log) == [
         Append(),
         RaiseHighWatermark(110),
-        RaiseStart(20),
+        RaiseLogStart(20),
     ]
     assert RULES.answered(asked, answer(high=100), log) == [RaiseHighWatermark(100)]
 
@@ -131,16 +133,16 @@ def test_an_answer_to_what_is_durable_is_ignored_when_the_log_has_more() -> None
 @pytest.mark.parametrize(
     ("log", "leaders_start", "action"),
     [
-        (FakeLog(100, (3, 0)), 150, RestartAt(150)),
-        (FakeLog(100, (3, 0), high=100), 150, RestartAt(150)),
-        (FakeLog(100, start=100), 40, RestartAt(40)),  # nothing here, and the leader ends before
-        (FakeLog(100, start=100, high=100), 40, RestartAt(40, lost=60)),
+        (FakeLog(100, (3, 0)), 150, TruncateFully(150)),
+        (FakeLog(100, (3, 0), high=100), 150, TruncateFully(150)),
+        (FakeLog(100, start=100), 40, TruncateFully(40)),  # nothing here, and the leader ends before
+        (FakeLog(100, start=100, high=100), 40, TruncateFully(40, lost=60)),
         (FakeLog(100, (3, 0)), 50, None),
         (FakeLog(100, (3, 0)), 100, None),
         (FakeLog(100, (3, 0)), -1, None),
     ],
 )
-def test_out_of_range(log: FakeLog, leaders_start: int, action: RestartAt | None) -> None:
+def test_out_of_range(log: FakeLog, leaders_start: int, action: TruncateFully | None) -> None:
     out = answer(ErrorCode.offset_out_of_range, start=leaders_start)
     (got,) = RULES.answered(RULES.position(log), out, log)
     assert got == action if action is not None else isinstance(got, Retry)
@@ -149,10 +151,10 @@ def test_out_of_range(log: FakeLog, leaders_start: int, action: RestartAt | None
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ErrorCode.fenced_leader_epoch, Refresh),
-        (ErrorCode.unknown_leader_epoch, Refresh),
-        (ErrorCode.not_leader_or_follower, Refresh),
-        (ErrorCode.unknown_topic_id, Refresh),
+        (ErrorCode.fenced_leader_epoch, AwaitImage),
+        (ErrorCode.unknown_leader_epoch, AwaitImage),
+        (ErrorCode.not_leader_or_follower, AwaitImage),
+        (ErrorCode.unknown_topic_id, AwaitImage),
         (ErrorCode.kafka_storage_error, Retry),
         (ErrorCode.unknown_server_error, Retry),
     ],

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.replication.leader import HOLD_MS_MAX, IMAGE_MS_MAX, IsrProposal, LeaderRules
+from penstock.replication.leader import IMAGE_WAIT_MS_MAX, JOIN_HOLD_MS_MAX, IsrProposal, LeaderRules
 
 LAG_MS = 10_000
 
@@ -199,7 +199,7 @@ def test_one_who_keeps_up_under_a_steady_load_gets_in() -> None:
     assert leader.can_join(2)
     leader.local_moved(160)
     assert leader.high_watermark == 120
-    assert leader.expired(HOLD_MS_MAX + 2)
+    assert leader.expired(JOIN_HOLD_MS_MAX + 2)
     assert leader.high_watermark == 160
     assert not leader.can_join(2)
 
@@ -286,13 +286,13 @@ def test_an_image_that_never_comes_is_not_waited_for_for_ever() -> None:
     leader, proposal = joining()
     leader.isr_refused(final=True)
     fetch(leader, 3, 100, broker_epoch=7)
-    assert leader.wanted_isr(IMAGE_MS_MAX - 1, anyone) is None
-    again = leader.wanted_isr(IMAGE_MS_MAX, anyone)
+    assert leader.wanted_isr(IMAGE_WAIT_MS_MAX - 1, anyone) is None
+    again = leader.wanted_isr(IMAGE_WAIT_MS_MAX, anyone)
     assert again is not None
     assert again.members == proposal.members, "the record may still come, so its members count"
     leader.proposed_isr(again)
     leader.isr_refused(final=True)
-    assert leader.wanted_isr(2 * IMAGE_MS_MAX - 1, anyone) is None
+    assert leader.wanted_isr(2 * IMAGE_WAIT_MS_MAX - 1, anyone) is None
     leader.isr_committed((1, 2, 3), 21)
     assert leader.proposed is None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.scheduling.headers import DELIVER_AFTER, DELIVER_AT, When, parse_when
+from penstock.scheduling.intake import DELIVER_AFTER, DELIVER_AT, DeliveryTime, parse_delivery_time
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from penstock.scheduling.headers import DELIVER_AFTER, DELIVER_AT, When, parse_w
     ],
 )
 def test_moments(text: bytes, ms: int) -> None:
-    assert parse_when(DELIVER_AT, text) == When(ms, is_relative=False)
+    assert parse_delivery_time(DELIVER_AT, text) == DeliveryTime(ms, is_relative=False)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_moments(text: bytes, ms: int) -> None:
     ],
 )
 def test_delays(text: bytes, ms: int) -> None:
-    assert parse_when(DELIVER_AFTER, text) == When(ms, is_relative=True)
-    assert parse_when(DELIVER_AFTER, text).due_ms(10) == 10 + ms
+    assert parse_delivery_time(DELIVER_AFTER, text) == DeliveryTime(ms, is_relative=True)
+    assert parse_delivery_time(DELIVER_AFTER, text).due_ms(10) == 10 + ms
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_delays(text: bytes, ms: int) -> None:
 )
 def test_what_is_no_moment_is_named(text: bytes | None) -> None:
     with pytest.raises(ValueError, match="penstock-deliver-at"):
-        parse_when(DELIVER_AT, text)
+        parse_delivery_time(DELIVER_AT, text)
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_what_is_no_moment_is_named(text: bytes | None) -> None:
 )
 def test_what_is_no_delay_is_named(text: bytes | None) -> None:
     with pytest.raises(ValueError, match="penstock-deliver-after"):
-        parse_when(DELIVER_AFTER, text)
+        parse_delivery_time(DELIVER_AFTER, text)

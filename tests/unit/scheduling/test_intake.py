@@ -4,7 +4,7 @@ import pytest
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import InvalidRecords
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     CONTROL,
     TRANSACTIONAL,
     Record,
@@ -14,18 +14,26 @@ from penstock.protocol.records import (
     open_batch,
     read_header,
 )
-from penstock.scheduling.headers import DELIVER_AFTER, DELIVER_AT
-from penstock.scheduling.intake import Limits, Parted, is_held, part, read_held, stamp
-from penstock.scheduling.release import release_batch
+from penstock.scheduling.intake import (
+    DELIVER_AFTER,
+    DELIVER_AT,
+    ScheduleLimits,
+    SplitBatch,
+    is_held_batch,
+    read_held_batch,
+    split_batch,
+    stamp_append_time,
+)
+from penstock.scheduling.release import encode_release_batch
 
 NOW_MS = 1_000_000
-LIMITS = Limits(now_ms=NOW_MS, delay_ms_max=100_000, record_bytes_max=10_000)
+LIMITS = ScheduleLimits(now_ms=NOW_MS, delay_ms_max=100_000, record_bytes_max=10_000)
 MAX_BYTES = 1 << 20
 AT, AFTER = DELIVER_AT.decode(), DELIVER_AFTER.decode()
 
 
-def parted(batch: bytearray, limits: Limits = LIMITS) -> Parted | None:
-    return part(*open_batch(batch, MAX_BYTES), limits)
+def parted(batch: bytearray, limits: ScheduleLimits = LIMITS) -> SplitBatch | None:
+    return split_batch(*open_batch(batch, MAX_BYTES), limits)
 
 
 def mixed(codec: Codec = Codec.NONE, **fields: int) -> bytearray:
@@ -63,12 +71,12 @@ def test_the_rest_keeps_its_offsets_and_its_producer(codec: Codec) -> None:
 def test_what_is_held_goes_out_as_it_came_in(codec: Codec) -> None:
     found = parted(mixed(codec))
     assert found is not None
-    stamp(found.control, NOW_MS + 3)
-    held = read_held(found.control, MAX_BYTES)
+    stamp_append_time(found.control, NOW_MS + 3)
+    held = read_held_batch(found.control, MAX_BYTES)
     assert held.block.times == (1_050_000, NOW_MS + 503)  # `after` counts from the append
     starts = held.block.starts()
     records = [held.block.record(index, starts[index]) for index in range(held.block.record_count)]
-    released = release_batch(records, producer_id=9, epoch=0, sequence=5, now_ms=77)
+    released = encode_release_batch(records, producer_id=9, epoch=0, sequence=5, now_ms=77)
     header = read_header(released)
     assert header.crc == checksum(released)
     assert (header.producer_id, header.base_sequence, header.last_offset_delta) == (9, 5, 1)
@@ -85,9 +93,9 @@ def test_what_is_held_is_a_control_batch_that_counts_only_before_its_rest() -> N
     control, rest = read_header(found.control), read_header(found.rest)
     assert control.attributes & CONTROL
     assert not control.attributes & TRANSACTIONAL
-    assert is_held(control, found.control)
-    assert not is_held(rest, found.rest)
-    held = read_held(found.control, MAX_BYTES)
+    assert is_held_batch(control, found.control)
+    assert not is_held_batch(rest, found.rest)
+    held = read_held_batch(found.control, MAX_BYTES)
     follows = rest._replace(base_offset=control.base_offset + 1)
     assert held.belongs_to(control, follows)
     assert not held.belongs_to(control, follows._replace(base_offset=follows.base_offset + 1))

@@ -3,9 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduling.held import HeldRecord, open_block, pack_block
-from penstock.scheduling.records import Due, Group, unpack_due
-from penstock.scheduling.release import RECORD_OVERHEAD_BYTES, Release, gather
+from penstock.scheduling.release import RECORD_OVERHEAD_BYTES, DueRecords, gather_due_records
+from penstock.scheduling.schedule_log import (
+    DueEntry,
+    HeldRecord,
+    StoredBlock,
+    open_block,
+    pack_block,
+    unpack_due,
+)
 
 sizes = st.integers(0, 300)
 groups_of = st.dictionaries(
@@ -16,9 +22,9 @@ groups_of = st.dictionaries(
 )
 
 
-def group(times_and_sizes: list[tuple[int, int]], floor_ms: int) -> Group:
+def group(times_and_sizes: list[tuple[int, int]], floor_ms: int) -> StoredBlock:
     records = [HeldRecord(ms, b"%d" % ms + b"." * size, 0, b"") for ms, size in times_and_sizes]
-    return Group(floor_ms, open_block(pack_block(records)))
+    return StoredBlock(floor_ms, open_block(pack_block(records)))
 
 
 @given(
@@ -32,7 +38,7 @@ def test_the_first_that_fit_are_gathered_and_split_in_order(
 ) -> None:
     groups = {offset: group(records, floor_ms) for offset, records in contents.items()}
     dues = sorted(unpack_due(key) for offset, each in groups.items() for key in each.dues(offset))
-    release = gather(dues, sorted(groups.items()), bytes_max)
+    release = gather_due_records(dues, sorted(groups.items()), bytes_max)
     assert list(release.dues) == dues[: len(release.dues)]
     size = sum(record.size + RECORD_OVERHEAD_BYTES for record in release.records)
     assert size <= bytes_max or len(release.records) == 1
@@ -50,16 +56,16 @@ def test_the_first_that_fit_are_gathered_and_split_in_order(
     _check_split(release, groups, split_bytes)
 
 
-def _check_split(release: Release, groups: dict[int, Group], split_bytes: int) -> None:
-    parts: list[Release] = []
-    rest: Release | None = release
+def _check_split(release: DueRecords, groups: dict[int, StoredBlock], split_bytes: int) -> None:
+    parts: list[DueRecords] = []
+    rest: DueRecords | None = release
     while rest is not None:
         part, rest = rest.split(split_bytes)
         parts.append(part)
     assert [due for part in parts for due in part.dues] == list(release.dues)
     assert [record for part in parts for record in part.records] == list(release.records)
     finished = [offset for part in parts for offset in part.finished]
-    last: Due = release.dues[-1]
+    last: DueEntry = release.dues[-1]
     assert sorted(finished) == sorted(
         offset for offset, each in groups.items() if max(map(unpack_due, each.dues(offset))) <= last
     ), "each group ends once, with its last record"

@@ -15,9 +15,9 @@ from tests.compat import aio, confluent
 from tests.compat.message import Message
 
 from penstock.broker.node import StartFailed
-from penstock.log.names import LOG, offset_file
-from penstock.log.store import CLEAN_SHUTDOWN
-from penstock.protocol.settings import InvalidSetting
+from penstock.log.data_directory import LOG_SUFFIX, offset_file_name
+from penstock.log.log_manager import CLEAN_SHUTDOWN_FILE
+from penstock.protocol.config_def import InvalidSetting
 from penstock.testing import EmbeddedBroker
 
 TEN = [Message(value=b"%d" % number) for number in range(10)]
@@ -71,10 +71,10 @@ def _committed(address: str, topic: str) -> int:
 
 def test_stopping_is_clean_and_killing_is_not(penstock: EmbeddedBroker) -> None:
     penstock.stop()
-    assert (penstock.data_dir / CLEAN_SHUTDOWN).exists()
+    assert (penstock.data_dir / CLEAN_SHUTDOWN_FILE).exists()
     penstock.start()
     penstock.kill()
-    assert not (penstock.data_dir / CLEAN_SHUTDOWN).exists()
+    assert not (penstock.data_dir / CLEAN_SHUTDOWN_FILE).exists()
 
 
 def test_a_killed_broker_recovers(penstock: EmbeddedBroker) -> None:
@@ -82,7 +82,7 @@ def test_a_killed_broker_recovers(penstock: EmbeddedBroker) -> None:
     confluent.publish(penstock.bootstrap_servers, topic, TEN)
     _commit(penstock.bootstrap_servers, topic, 7)
     penstock.kill()
-    with (penstock.data_dir / f"{topic}-0" / offset_file(0, LOG)).open("ab") as log:
+    with (penstock.data_dir / f"{topic}-0" / offset_file_name(0, LOG_SUFFIX)).open("ab") as log:
         log.write(b"a batch that was cut short")
     penstock.start()
     assert confluent.publish(penstock.bootstrap_servers, topic, TEN[:1]) == [10]

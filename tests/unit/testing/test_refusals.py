@@ -11,11 +11,10 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from penstock.broker.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api
-from penstock.broker.refusals import METADATA, NoPlaceForError, refusal
+from penstock.broker.network.apis import API_VERSIONS, APIS, FETCH, PRODUCE, Api
+from penstock.broker.network.error_responses import METADATA, NoErrorField, error_response
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.schemas import request_reader
-from penstock.protocol.upgrade import upgrader
+from penstock.protocol.schemas import request_reader, upgrader
 
 ERROR = ErrorCode.not_coordinator
 TOPIC_ID = UUID(int=5)
@@ -89,7 +88,7 @@ def _received(api_key: int, version: int, response: Any) -> Any:
 def test_every_request_can_be_refused(api: Api) -> None:
     for version in range(api.min_version, api.max_version + 1):
         request = _sent(api.key, version, _sample(load_request_schema(api.key, version)))
-        response = refusal(api.key, version, request, ERROR)
+        response = error_response(api.key, version, request, ERROR)
         assert _received(api.key, version, response) == response
         errors = set(_errors(response))
         # Their top level speaks of something else; see the tests below.
@@ -99,7 +98,7 @@ def test_every_request_can_be_refused(api: Api) -> None:
 
 def test_what_was_asked_is_mirrored() -> None:
     request = _sent(PRODUCE, 9, _sample(load_request_schema(PRODUCE, 9)))
-    (topic,) = refusal(PRODUCE, 9, request, ERROR, "for a reason").responses
+    (topic,) = error_response(PRODUCE, 9, request, ERROR, "for a reason").responses
     (partition,) = topic.partition_responses
     assert (topic.name, partition.index, partition.error_code) == ("some name", 7, ERROR)
     assert partition.base_offset == -1
@@ -108,7 +107,7 @@ def test_what_was_asked_is_mirrored() -> None:
 
 def test_topics_are_mirrored_by_id() -> None:
     request = _sent(PRODUCE, 13, _sample(load_request_schema(PRODUCE, 13)))
-    (topic,) = refusal(PRODUCE, 13, request, ERROR).responses
+    (topic,) = error_response(PRODUCE, 13, request, ERROR).responses
     assert topic.topic_id == TOPIC_ID
 
 
@@ -118,35 +117,35 @@ def test_topics_are_mirrored_by_id() -> None:
 )
 def test_bare_names_are_mirrored(api_key: int, version: int, array: str, name: str) -> None:
     request = _sent(api_key, version, _sample(load_request_schema(api_key, version)))
-    (element,) = getattr(refusal(api_key, version, request, ERROR), array)
+    (element,) = getattr(error_response(api_key, version, request, ERROR), array)
     assert getattr(element, name) == "some name"
 
 
 def test_a_refused_fetch_leaves_the_session_alone() -> None:
     request = _sent(FETCH, 11, _sample(load_request_schema(FETCH, 11)))
-    response = refusal(FETCH, 11, request, ERROR)
+    response = error_response(FETCH, 11, request, ERROR)
     assert (response.error_code, response.session_id) == (ErrorCode.none, 0)
     assert response.responses[0].partitions[0].error_code == ERROR
 
 
 def test_a_fetch_in_a_session_names_nothing_and_ends_the_session() -> None:
     request = upgrader(_Nothing, load_request_schema(FETCH, 11))(_Nothing())
-    assert refusal(FETCH, 11, request, ERROR).error_code == ERROR
+    assert error_response(FETCH, 11, request, ERROR).error_code == ERROR
 
 
 def test_an_element_that_nobody_can_ask_for_carries_the_error() -> None:
     request = upgrader(_Nothing, load_request_schema(DESCRIBE_LOG_DIRS, 1))(_Nothing())
-    (result,) = refusal(DESCRIBE_LOG_DIRS, 1, request, ERROR).results
+    (result,) = error_response(DESCRIBE_LOG_DIRS, 1, request, ERROR).results
     assert result.error_code == ERROR
 
 
 def test_asking_for_nothing_leaves_no_place_for_an_error() -> None:
     request = upgrader(_Nothing, load_request_schema(PRODUCE, 9))(_Nothing())
-    with pytest.raises(NoPlaceForError):
-        refusal(PRODUCE, 9, request, ERROR)
+    with pytest.raises(NoErrorField):
+        error_response(PRODUCE, 9, request, ERROR)
 
 
 def test_api_versions_say_only_the_error() -> None:
     request = _sent(API_VERSIONS, 3, _sample(load_request_schema(API_VERSIONS, 3)))
-    response = refusal(API_VERSIONS, 3, request, ERROR)
+    response = error_response(API_VERSIONS, 3, request, ERROR)
     assert (response.error_code, response.api_keys) == (ERROR, ())

@@ -13,24 +13,24 @@ from dataclasses import fields, replace
 
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
-    AddReply,
-    AddRequest,
-    EndReply,
-    EndRequest,
-    InitReply,
-    InitRequest,
-    ListFilters,
-    Markers,
+    AddPartitionsReply,
+    AddPartitionsRequest,
+    CoordinatorResult,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    ListTransactionsFilters,
     MarkersPosition,
     MarkersReply,
     NeedsProducerId,
     TopicPartition,
+    TransactionConfig,
+    TransactionMarkers,
 )
-from penstock.transactions.records import decode_key, decode_value, encode
-from penstock.transactions.settings import TransactionSettings
-from penstock.transactions.shard import TransactionShard
-from penstock.transactions.transaction import NO_PRODUCER, Producer, Transaction
-from penstock.transactions.work import Work
+from penstock.transactions.transaction import NO_PRODUCER, ProducerIdAndEpoch, TransactionMetadata
+from penstock.transactions.transaction_log import decode_key, decode_transaction, encode_transaction
+from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
 Plain = list[str]
 Named = dict[str, str]
@@ -38,12 +38,12 @@ Named = dict[str, str]
 
 class Script:
     def __init__(self) -> None:
-        self.settings = TransactionSettings(two_phase_enabled=True)
+        self.settings = TransactionConfig(two_phase_enabled=True)
         self.version = 2
         self.now_ms = 0
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.producers: dict[str, Producer] = {}
-        self.markers: dict[str, Markers] = {}
+        self.producers: dict[str, ProducerIdAndEpoch] = {}
+        self.markers: dict[str, TransactionMarkers] = {}
         self.position: MarkersPosition | None = None
         self.fresh_producer_id = 1000
         self._verbs: dict[str, Callable[[Plain, Named], Iterator[str]]] = {
@@ -74,7 +74,7 @@ class Script:
     def _set(self, _: Plain, named: Named) -> Iterator[str]:
         """`set version=1` is the cluster's level; the rest are settings."""
         self.version = int(named.pop("version", self.version))
-        assert set(named) <= {field.name for field in fields(TransactionSettings)}, named
+        assert set(named) <= {field.name for field in fields(TransactionConfig)}, named
         self.settings = replace(self.settings, **{name: int(value) for name, value in named.items()})
         self.shard.settings = self.settings
         yield from ()
@@ -83,7 +83,7 @@ class Script:
         """`init A`; `again` says who it was before, `keep` and `two-phase` are KIP-939's."""
         name, *flags = plain
         claim = self._as(name, named) if "again" in flags else NO_PRODUCER
-        request = InitRequest(
+        request = InitProducerIdRequest(
             transactional_id=named.get("id", "x"),
             timeout_ms=int(named.get("timeout", "60000")),
             producer_id=claim.id,
@@ -104,9 +104,9 @@ class Script:
     def _verify(self, plain: Plain, named: Named) -> Iterator[str]:
         yield from self._apply(self.shard.verify_partitions(self._add_request(plain, named), plain[0]))
 
-    def _add_request(self, plain: Plain, named: Named) -> AddRequest:
+    def _add_request(self, plain: Plain, named: Named) -> AddPartitionsRequest:
         name, *places = plain
-        return AddRequest(
+        return AddPartitionsRequest(
             named.get("id", "x"),
             *self._as(name, named),
             partitions=tuple(_place(word) for word in places),
@@ -116,7 +116,7 @@ class Script:
     def _end(self, plain: Plain, named: Named) -> Iterator[str]:
         name, verdict = plain
         assert verdict in ("commit", "abort")
-        request = EndRequest(
+        request = EndTxnRequest(
             named.get("id", "x"),
             *self._as(name, named),
             commit=verdict == "commit",
@@ -143,8 +143,10 @@ class Script:
         """Pretend that many epochs were used."""
         name, epoch = plain
         current = self.shard.transactions["x"]
-        self.producers[name] = Producer(current.producer.id, int(epoch))
-        yield from self._apply(Work(records=(encode(current._replace(producer=self.producers[name])),)))
+        self.producers[name] = ProducerIdAndEpoch(current.producer.id, int(epoch))
+        yield from self._apply(
+            CoordinatorResult(records=(encode_transaction(current._replace(producer=self.producers[name])),))
+        )
 
     def _at(self, plain: Plain, _: Named) -> Iterator[str]:
         until_ms = int(plain[0])
@@ -176,7 +178,7 @@ class Script:
         )
 
     def _list(self, _: Plain, named: Named) -> Iterator[str]:
-        filters = ListFilters(
+        filters = ListTransactionsFilters(
             states=frozenset(named["states"].split(",")) if "states" in named else frozenset(),
             producer_ids=frozenset(map(int, named["ids"].split(","))) if "ids" in named else frozenset(),
             duration_ms=int(named.get("duration", "-1")),
@@ -191,19 +193,19 @@ class Script:
     # Inside
 
     def _load(self) -> None:
-        self.shard = TransactionShard(self.settings, transaction_version=lambda: self.version)
+        self.shard = TransactionCoordinatorShard(self.settings, transaction_version=lambda: self.version)
         for key, value in self.log:
             self.shard.replay(key, value)
         assert not list(self._apply(self.shard.loaded(self.now_ms)))
 
-    def _as(self, name: str, named: Named) -> Producer:
+    def _as(self, name: str, named: Named) -> ProducerIdAndEpoch:
         """`as=1000:3` speaks as somebody else."""
         if "as" in named:
             producer_id, epoch = named["as"].split(":")
-            return Producer(int(producer_id), int(epoch))
+            return ProducerIdAndEpoch(int(producer_id), int(epoch))
         return self.producers[name]
 
-    def _with_id(self, operation: Callable[[int | None], Work]) -> Iterator[str]:
+    def _with_id(self, operation: Callable[[int | None], CoordinatorResult]) -> Iterator[str]:
         work = operation(None)
         if any(isinstance(reply, NeedsProducerId) for _, reply in work.replies):
             assert not work.records
@@ -211,7 +213,7 @@ class Script:
             self.fresh_producer_id += 1
         yield from self._apply(work)
 
-    def _apply(self, work: Work) -> Iterator[str]:
+    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)
@@ -221,15 +223,17 @@ class Script:
 
     def _reply(self, name: str, reply: object) -> Iterable[str]:
         match reply:
-            case InitReply(error=ErrorCode.none) | EndReply(error=ErrorCode.none):
-                self.producers[name] = Producer(reply.producer_id, reply.epoch)
+            case InitProducerIdReply(error=ErrorCode.none) | EndTxnReply(error=ErrorCode.none):
+                self.producers[name] = ProducerIdAndEpoch(reply.producer_id, reply.epoch)
                 kept = (
-                    f", keeps {reply[3]}:{reply[4]}" if isinstance(reply, InitReply) and reply[3] >= 0 else ""
+                    f", keeps {reply[3]}:{reply[4]}"
+                    if isinstance(reply, InitProducerIdReply) and reply[3] >= 0
+                    else ""
                 )
                 yield f"{name} is {reply.producer_id}:{reply.epoch}{kept}"
-            case InitReply() | EndReply():
+            case InitProducerIdReply() | EndTxnReply():
                 yield f"{name}: {reply.error.name.upper()}"
-            case AddReply():
+            case AddPartitionsReply():
                 errors = {place: error.name.upper() for place, error in reply.partitions}
                 one = set(errors.values()) | {reply.error.name.upper()}
                 each = ", ".join(f"{_place_name(place)} {error}" for place, error in errors.items())
@@ -250,7 +254,7 @@ def _stored(key: bytes, value: bytes | None) -> str:
     assert transactional_id is not None
     if value is None:
         return f"{transactional_id}: gone"
-    found: Transaction = decode_value(transactional_id, value)
+    found: TransactionMetadata = decode_transaction(transactional_id, value)
     words = [f"{found.state!r} {found.producer.id}:{found.producer.epoch}"]
     if found.successor:
         words.append(f"then {found.successor.id}:{found.successor.epoch}")
@@ -261,7 +265,7 @@ def _stored(key: bytes, value: bytes | None) -> str:
     return f"{transactional_id}: {' '.join(words)}"
 
 
-def _marker(markers: Markers) -> str:
+def _marker(markers: TransactionMarkers) -> str:
     verdict = "commit" if markers.committed else "abort"
     producer = f"{markers.producer_id}:{markers.epoch}"
     return f"{verdict} {markers.transactional_id} {producer} in {_places(markers.partitions)}"

@@ -5,31 +5,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.transactions.messages import TopicPartition
-from penstock.transactions.records import (
+from penstock.transactions.transaction import (
+    NO_PRODUCER,
+    STORED_STATES,
+    ProducerIdAndEpoch,
+    TransactionMetadata,
+    TransactionState,
+)
+from penstock.transactions.transaction_log import (
     UnknownVersion,
     can_store,
     decode_key,
-    decode_value,
-    encode,
+    decode_transaction,
     encode_key,
+    encode_transaction,
 )
-from penstock.transactions.states import STORED_STATES, State
-from penstock.transactions.transaction import NO_PRODUCER, Producer, Transaction
 
 KEY = bytes.fromhex("0000" "0006" "6f7264657273")  # fmt: skip
-EMPTY = Transaction(
+EMPTY = TransactionMetadata(
     transactional_id="orders",
-    state=State.EMPTY,
-    producer=Producer(1000, 0),
+    state=TransactionState.EMPTY,
+    producer=ProducerIdAndEpoch(1000, 0),
     timeout_ms=60_000,
     update_timestamp_ms=1_700_000_000_000,
 )
-PREPARED = Transaction(
+PREPARED = TransactionMetadata(
     transactional_id="orders",
-    state=State.PREPARE_COMMIT,
-    producer=Producer(1000, 32_767),
-    successor=Producer(1001, 0),
-    predecessor=Producer(1000, 32_766),
+    state=TransactionState.PREPARE_COMMIT,
+    producer=ProducerIdAndEpoch(1000, 32_767),
+    successor=ProducerIdAndEpoch(1001, 0),
+    predecessor=ProducerIdAndEpoch(1000, 32_766),
     timeout_ms=60_000,
     partitions=frozenset(
         {TopicPartition("t", 3), TopicPartition("__consumer_offsets", 7), TopicPartition("t", 0)}
@@ -57,7 +62,7 @@ PREPARED_V1 = bytes.fromhex(
     "0000018bcfe56805" "0000018bcfe56800"
     "04" "00" "08" "00000000000003e8" "01" "08" "00000000000003e9" "02" "02" "0002" "03" "02" "0000"
 )  # fmt: skip
-PRODUCERS = st.builds(Producer, st.integers(0, 2**63 - 1), st.integers(0, 32_767))
+PRODUCERS = st.builds(ProducerIdAndEpoch, st.integers(0, 2**63 - 1), st.integers(0, 32_767))
 #: Beside Kafka's four tagged fields: whose question was answered, which it forgets with the coordinator.
 PREDECESSOR_EPOCH = bytes.fromhex("e807" "02" "7ffe")  # fmt: skip
 
@@ -69,28 +74,30 @@ def test_a_key_is_kafkas() -> None:
 
 
 def test_a_transactional_id_at_rest_is_kafkas() -> None:
-    assert encode(EMPTY) == (KEY, EMPTY_V1)
-    assert decode_value("orders", EMPTY_V1) == EMPTY
-    assert decode_value("orders", EMPTY_V0) == EMPTY
+    assert encode_transaction(EMPTY) == (KEY, EMPTY_V1)
+    assert decode_transaction("orders", EMPTY_V1) == EMPTY
+    assert decode_transaction("orders", EMPTY_V0) == EMPTY
 
 
 def test_a_prepared_transaction_is_kafkas_with_one_more_tagged_field() -> None:
     ours = PREPARED_V1.replace(bytes.fromhex("0400" "08"), bytes.fromhex("0500" "08"))  # fmt: skip
-    assert encode(PREPARED) == (KEY, ours + PREDECESSOR_EPOCH)
-    assert decode_value("orders", ours + PREDECESSOR_EPOCH) == PREPARED
+    assert encode_transaction(PREPARED) == (KEY, ours + PREDECESSOR_EPOCH)
+    assert decode_transaction("orders", ours + PREDECESSOR_EPOCH) == PREPARED
 
 
 def test_what_kafka_stored_is_read() -> None:
-    assert decode_value("orders", PREPARED_V1) == PREPARED._replace(predecessor=Producer(1000))
+    assert decode_transaction("orders", PREPARED_V1) == PREPARED._replace(
+        predecessor=ProducerIdAndEpoch(1000)
+    )
     older = PREPARED._replace(successor=None, predecessor=NO_PRODUCER, transaction_version=0)
-    assert decode_value("orders", PREPARED_V0) == older
+    assert decode_transaction("orders", PREPARED_V0) == older
 
 
 def test_a_layout_that_is_not_known_is_not_guessed_at() -> None:
     newer_tag = EMPTY_V1[:-1] + bytes.fromhex("01" "ff07" "03" "010203")  # fmt: skip
     for value in (b"\x00\x02" + EMPTY_V1[2:], newer_tag):
         with pytest.raises(UnknownVersion):
-            decode_value("orders", value)
+            decode_transaction("orders", value)
 
 
 def test_an_id_must_fit_into_its_key() -> None:
@@ -110,8 +117,8 @@ def test_an_id_must_fit_into_its_key() -> None:
     version=st.integers(0, 2),
 )
 def test_whatever_is_stored_is_read_as_it_was(
-    state: State,
-    producers: tuple[Producer, Producer | None, Producer],
+    state: TransactionState,
+    producers: tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None, ProducerIdAndEpoch],
     partitions: frozenset[TopicPartition],
     version: int,
 ) -> None:
@@ -121,9 +128,9 @@ def test_whatever_is_stored_is_read_as_it_was(
         producer=producer,
         successor=successor,
         predecessor=predecessor,
-        partitions=frozenset() if state is State.EMPTY else partitions,
+        partitions=frozenset() if state is TransactionState.EMPTY else partitions,
         transaction_version=version,
     )
-    key, value = encode(stored)
+    key, value = encode_transaction(stored)
     assert value is not None
-    assert decode_value(decode_key(key) or "", value) == stored
+    assert decode_transaction(decode_key(key) or "", value) == stored

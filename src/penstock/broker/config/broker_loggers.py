@@ -1,6 +1,7 @@
-"""The node's own loggers as BROKER_LOGGER resources, whose levels `kafka-configs` shows and sets.
+"""The node's loggers as BROKER_LOGGER resources, whose levels `kafka-configs` shows and sets.
 
-`root` is the logger that all others of the node are below. A level holds until the process ends, as in Apache Kafka.
+`root` is the parent of all other loggers of the node. A changed level lasts until the process ends, as in Apache
+Kafka.
 """
 
 import logging
@@ -10,9 +11,9 @@ from typing import Final
 from penstock.cluster.controller.alter_configs import ConfigChange, ConfigOp
 from penstock.protocol.errors import ApiError, ErrorCode
 
-_OURS: Final = "penstock"
+_PACKAGE: Final = "penstock"
 _ROOT: Final = "root"
-#: Python has no level below DEBUG that anything is logged at.
+#: Kafka's level names. TRACE maps to DEBUG because nothing is logged below DEBUG.
 _LEVELS: Final = {
     "TRACE": logging.DEBUG,
     "DEBUG": logging.DEBUG,
@@ -25,21 +26,21 @@ _NAMES: Final = {level: name for name, level in _LEVELS.items() if name != "TRAC
 
 
 def logger_levels() -> dict[str, str]:
-    """Each logger of the node with the level that counts for it, by Apache Kafka's names of levels."""
+    """Return each logger of the node with its effective level, by Kafka's level names."""
     return {name: _level_name(logger) for name, logger in sorted(_loggers().items())}
 
 
 def alter_loggers(changes: Iterable[ConfigChange], *, validate_only: bool) -> None:
-    """All of the changes or none. Raises ApiError."""
+    """Apply all changes, or none of them if one is invalid. Raises ApiError."""
     asked, loggers = tuple(changes), _loggers()
     for change in asked:
-        _check(change, loggers)
+        _check_change(change, loggers)
     for change in () if validate_only else asked:
         is_set = change.op == ConfigOp.SET and change.value is not None
         loggers[change.name].setLevel(_LEVELS[str(change.value)] if is_set else logging.NOTSET)
 
 
-def _check(change: ConfigChange, loggers: dict[str, logging.Logger]) -> None:
+def _check_change(change: ConfigChange, loggers: dict[str, logging.Logger]) -> None:
     if change.op not in (ConfigOp.SET, ConfigOp.DELETE):
         op = ConfigOp(change.op).name if change.op in ConfigOp.__members__.values() else change.op
         message = f"{op} operation is not allowed for the BROKER_LOGGER resource"
@@ -63,9 +64,9 @@ def _loggers() -> dict[str, logging.Logger]:
     ours = {
         name: logger
         for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and name.startswith(f"{_OURS}.")
+        if isinstance(logger, logging.Logger) and name.startswith(f"{_PACKAGE}.")
     }
-    return {_ROOT: logging.getLogger(_OURS), **ours}
+    return {_ROOT: logging.getLogger(_PACKAGE), **ours}
 
 
 def _level_name(logger: logging.Logger) -> str:

@@ -1,17 +1,23 @@
-"""The node settings behind groups that are coordinated by the broker: defaults and bounds, by Kafka's names."""
+"""Settings of the coordinators: consumer, streams and share groups, transactions, share state and the schedule.
+
+Names, meanings and defaults are Kafka's where Kafka has the setting. A group setting has a default, a lowest and a
+highest value; `group_bounds_flaw` finds node settings that contradict each other.
+"""
 
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.broker.setting_kinds import dynamic_setting, node_setting
-from penstock.protocol.settings import Setting, SettingType, Value
+from penstock.broker.config.declaration import dynamic_setting, node_setting
+from penstock.broker.config.declaration import dynamic_setting as _dynamic
+from penstock.broker.config.declaration import node_setting as _node
+from penstock.protocol.config_def import Setting, SettingType, SettingValue
 
 
 def _integer(name: str, default: int, doc: str, at_least: int = 1) -> Setting:
     return node_setting(name, SettingType.INT, default, doc, at_least)
 
 
-def _presence(kind: str) -> tuple[Setting, ...]:
+def _session_settings(kind: str) -> tuple[Setting, ...]:
     session, heartbeat = f"{kind}.session.timeout.ms", f"{kind}.heartbeat.interval.ms"
     return (
         _integer(f"group.{kind}.session.timeout.ms", 45_000, f"Default of a group's {session}."),
@@ -23,8 +29,8 @@ def _presence(kind: str) -> tuple[Setting, ...]:
     )
 
 
-CONSUMER_GROUPS: Final = (
-    *_presence("consumer"),
+CONSUMER_GROUP_SETTINGS: Final = (
+    *_session_settings("consumer"),
     dynamic_setting(
         "group.consumer.assignment.interval.ms",
         SettingType.INT,
@@ -71,8 +77,8 @@ CONSUMER_GROUPS: Final = (
     ),
 )
 
-STREAMS_GROUPS: Final = (
-    *_presence("streams"),
+STREAMS_GROUP_SETTINGS: Final = (
+    *_session_settings("streams"),
     dynamic_setting(
         "group.streams.assignment.interval.ms",
         SettingType.INT,
@@ -105,8 +111,8 @@ STREAMS_GROUPS: Final = (
     _integer("group.streams.max.standby.replicas", 2, "Highest streams.num.standby.replicas of a group.", 0),
 )
 
-SHARE_GROUPS: Final = (
-    *_presence("share"),
+SHARE_GROUP_SETTINGS: Final = (
+    *_session_settings("share"),
     _integer("group.share.max.size", 200, "Members of one share group."),
     node_setting(
         "group.share.assignors",
@@ -150,8 +156,8 @@ SHARE_GROUPS: Final = (
     _integer("group.share.max.share.sessions", 2_000, "Share sessions that one node keeps."),
 )
 
-#: What has a default, a lowest and a highest value: the kind of group, and the rest of the name.
-_BOUNDED: Final = (
+#: Settings with a default, a lowest and a highest value: the kind of group and the rest of the setting's name.
+_BOUNDED_SETTINGS: Final = (
     ("consumer", "session.timeout.ms"),
     ("consumer", "assignment.interval.ms"),
     ("consumer", "heartbeat.interval.ms"),
@@ -166,9 +172,9 @@ _BOUNDED: Final = (
 )
 
 
-def group_bounds_flaw(values: Mapping[str, Value]) -> str | None:
-    """Which of a node's settings contradict each other, if any."""
-    for kind, rest in _BOUNDED:
+def group_bounds_flaw(values: Mapping[str, SettingValue]) -> str | None:
+    """Return a message about the first settings that contradict each other, or None."""
+    for kind, rest in _BOUNDED_SETTINGS:
         name, lowest, highest = f"group.{kind}.{rest}", f"group.{kind}.min.{rest}", f"group.{kind}.max.{rest}"
         if not _integer_of(values, lowest) <= _integer_of(values, name) <= _integer_of(values, highest):
             return f"{name} must be from {lowest} to {highest}"
@@ -179,7 +185,193 @@ def group_bounds_flaw(values: Mapping[str, Value]) -> str | None:
     return None
 
 
-def _integer_of(values: Mapping[str, Value], name: str) -> int:
+def _integer_of(values: Mapping[str, SettingValue], name: str) -> int:
     value = values[name]
     assert isinstance(value, int), (name, value)
     return value
+
+
+_MIB: Final = 1 << 20
+_INT, _SHORT, _BOOLEAN = SettingType.INT, SettingType.SHORT, SettingType.BOOLEAN
+
+TRANSACTION_SETTINGS: Final = (
+    _node(
+        "transaction.state.log.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds transactions.",
+        1,
+    ),
+    _node(
+        "transaction.state.log.replication.factor",
+        _SHORT,
+        3,
+        "Replicas of the topic that holds transactions; fewer while there are fewer brokers, and raised later.",
+        1,
+    ),
+    _node(
+        "transaction.state.log.min.isr",
+        _INT,
+        2,
+        "Replicas that must hold a transaction's state before it counts; all of them where there are fewer.",
+        1,
+    ),
+    _node("transaction.state.log.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    _node(
+        "penstock.transaction.commit.timeout.ms",
+        _INT,
+        5000,
+        "How long transactional requests wait for the replicas of that topic before they are told to try again.",
+        1,
+    ),
+    _node(
+        "transaction.max.timeout.ms",
+        _INT,
+        900_000,
+        "Longest time that a producer may ask for before its open transaction is aborted.",
+        1,
+    ),
+    _node(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        _INT,
+        10_000,
+        "How often transactions are looked for that are open for too long.",
+        1,
+    ),
+    _node(
+        "transactional.id.expiration.ms",
+        _INT,
+        604_800_000,
+        "How long a transactional id is remembered after its last transaction.",
+        1,
+    ),
+    _node(
+        "transaction.remove.expired.transaction.cleanup.interval.ms",
+        _INT,
+        3_600_000,
+        "How often transactional ids are looked for that have not been used for that long.",
+        1,
+    ),
+    _dynamic(
+        "transaction.partition.verification.enable",
+        _BOOLEAN,
+        True,
+        "Ask the coordinator whether a partition is in a transaction before its first batch is appended, so that "
+        "a late one does not begin a transaction that nobody ends.",
+    ),
+    _node(
+        "transaction.two.phase.commit.enable",
+        _BOOLEAN,
+        True,
+        "Let producers have transactions that only they end, because a system outside takes part in them, such as the "
+        "checkpoint of a Spark query. Apache Kafka's default is false.",
+    ),
+    _node(
+        "add.partitions.to.txn.retry.backoff.max.ms",
+        _INT,
+        100,
+        "How long a coordinator waits for the end of a producer's last transaction before it has the producer ask "
+        "again for the next one.",
+        0,
+    ),
+)
+
+SHARE_STATE_SETTINGS: Final = (
+    _node(
+        "share.coordinator.state.topic.num.partitions",
+        _INT,
+        50,
+        "Partitions of the topic that holds the state of share groups.",
+        1,
+    ),
+    _node(
+        "share.coordinator.state.topic.replication.factor",
+        _SHORT,
+        3,
+        "Replicas of the topic that holds the state of share groups; fewer while there are fewer brokers, and "
+        "raised later.",
+        1,
+    ),
+    _node(
+        "share.coordinator.state.topic.min.isr",
+        _SHORT,
+        2,
+        "Replicas that must hold that state before it counts; all of them where there are fewer.",
+        1,
+    ),
+    _node("share.coordinator.state.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    _node(
+        "share.coordinator.write.timeout.ms",
+        _INT,
+        5000,
+        "How long requests wait for the replicas of that topic before they are told to try again.",
+        1,
+    ),
+    _node(
+        "share.coordinator.snapshot.update.records.per.snapshot",
+        _INT,
+        500,
+        "Changes of a share partition's state that are stored before all of its state is stored again.",
+        0,
+    ),
+    _node(
+        "share.coordinator.state.topic.prune.interval.ms",
+        _INT,
+        300_000,
+        "How often there is a look at whether that topic has grown enough to be cut back to what is needed of it.",
+        1,
+    ),
+)
+
+
+_MEBIBYTE: Final = 1 << 20
+_DAY_MS: Final = 86_400_000
+_INT32, _INT16, _INT64 = SettingType.INT, SettingType.SHORT, SettingType.LONG
+
+SCHEDULE_SETTINGS: Final = (
+    _node(
+        "penstock.schedule.topic.num.partitions",
+        _INT32,
+        16,
+        "Partitions of the topic that holds records until they are due.",
+        1,
+    ),
+    _node(
+        "penstock.schedule.topic.replication.factor",
+        _INT16,
+        3,
+        "Replicas of the topic that holds records until they are due; fewer while there are fewer brokers, and "
+        "raised later.",
+        1,
+    ),
+    _node(
+        "penstock.schedule.topic.min.isr",
+        _INT32,
+        2,
+        "Replicas that must have what is held before it counts; all of them where there are fewer.",
+        1,
+    ),
+    _node("penstock.schedule.topic.segment.bytes", _INT32, 100 * _MEBIBYTE, "Segment size of that topic.", 1),
+    _node(
+        "penstock.schedule.commit.timeout.ms",
+        _INT32,
+        5000,
+        "How long a partition's leader waits for the replicas of that topic before it asks again.",
+        1,
+    ),
+    _node(
+        "penstock.schedule.delay.max.ms",
+        _INT64,
+        366 * _DAY_MS,
+        "How far in the future a record may be due; producers of later ones are refused.",
+        0,
+    ),
+    _node(
+        "penstock.schedule.retention.hold.max.ms",
+        _INT64,
+        7 * _DAY_MS,
+        "How long a topic keeps segments past their retention whose held records could not be taken over yet; "
+        "what goes after that is lost, and reported.",
+        0,
+    ),
+)

@@ -1,15 +1,15 @@
-"""The kinds of settings that a node has: read at its start, dynamic, and fallbacks of what topics may set."""
+"""How a node setting is declared: read at start, dynamic, or the default of a topic setting (also dynamic)."""
 
 from functools import partial
 from typing import Final
 
-from penstock.protocol.settings import Setting, SettingType, Value
+from penstock.protocol.config_def import Setting, SettingType, SettingValue
 
 
 def _setting(
     name: str,
     kind: SettingType,
-    default: Value,
+    default: SettingValue,
     doc: str,
     at_least: float | None = None,
     at_most: float | None = None,

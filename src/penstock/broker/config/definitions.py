@@ -1,17 +1,22 @@
-"""Every setting of a node, declared once: Kafka's names, meanings and defaults where Kafka has them.
+"""Every setting of a node, declared once, with Kafka's name, meaning and default where Kafka has the setting.
 
-Where a default differs from Apache Kafka's, the setting's text says so. What a topic may override is dynamic
-(an operator can change it while the node runs), and so is what Apache Kafka lets one change at run time; everything
-else is read at start.
+Where a default differs from Apache Kafka's, the setting's text says so. A setting that a topic can override is
+dynamic: an operator can change it while the node runs. So is every setting that Apache Kafka lets operators change at
+run time. All others are read at start.
 """
 
-from penstock.broker.setting_kinds import dynamic_setting as _dynamic
-from penstock.broker.setting_kinds import node_setting as _node
-from penstock.broker.setting_kinds import topic_default as _topic_default
-from penstock.broker.settings_coordinators import SHARE_STATE, TRANSACTIONS
-from penstock.broker.settings_groups import CONSUMER_GROUPS, SHARE_GROUPS, STREAMS_GROUPS
-from penstock.broker.settings_schedule import SCHEDULE
-from penstock.protocol.settings import Setting, SettingType, Value
+from penstock.broker.config.coordinator_definitions import (
+    CONSUMER_GROUP_SETTINGS,
+    SCHEDULE_SETTINGS,
+    SHARE_GROUP_SETTINGS,
+    SHARE_STATE_SETTINGS,
+    STREAMS_GROUP_SETTINGS,
+    TRANSACTION_SETTINGS,
+)
+from penstock.broker.config.declaration import dynamic_setting as _dynamic
+from penstock.broker.config.declaration import node_setting as _node
+from penstock.broker.config.declaration import topic_default as _topic_default
+from penstock.protocol.config_def import Setting, SettingType, SettingValue
 
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
@@ -21,7 +26,7 @@ _INT, _SHORT, _LONG = SettingType.INT, SettingType.SHORT, SettingType.LONG
 _STRING, _LIST = SettingType.STRING, SettingType.LIST
 _BOOLEAN, _DOUBLE = SettingType.BOOLEAN, SettingType.DOUBLE
 
-#: Of replica.selector.class: whether consumers may be told to read from a follower.
+#: The values of replica.selector.class, and whether each lets consumers read from a follower.
 REPLICA_SELECTORS = {
     f"{package}{name}": name == "RackAwareReplicaSelector"
     for package in ("org.apache.kafka.common.replica.", "")
@@ -29,7 +34,7 @@ REPLICA_SELECTORS = {
 }
 
 
-def _one_directory(value: Value) -> str | None:
+def _one_directory(value: SettingValue) -> str | None:
     assert isinstance(value, str)
     if not value.strip():
         return "must name a directory"
@@ -37,7 +42,7 @@ def _one_directory(value: Value) -> str | None:
 
 
 def parse_connection_overrides(value: str) -> dict[str, int]:
-    """Limits by host, as in `host:100,127.0.0.1:200`. Raises ValueError."""
+    """Parse connection limits by host, as in `host:100,127.0.0.1:200`. Raises ValueError."""
     found = {}
     for entry in filter(None, map(str.strip, value.split(","))):
         host, _, count = entry.rpartition(":")
@@ -48,7 +53,7 @@ def parse_connection_overrides(value: str) -> dict[str, int]:
     return found
 
 
-def _connection_overrides(value: Value) -> str | None:
+def _connection_overrides(value: SettingValue) -> str | None:
     assert isinstance(value, str)
     try:
         parse_connection_overrides(value)
@@ -683,13 +688,13 @@ NODE_SETTINGS: dict[str, Setting] = {
         _LOG,
         _CLEANER,
         _GROUPS,
-        CONSUMER_GROUPS,
-        STREAMS_GROUPS,
-        SHARE_GROUPS,
+        CONSUMER_GROUP_SETTINGS,
+        STREAMS_GROUP_SETTINGS,
+        SHARE_GROUP_SETTINGS,
         _PRODUCERS,
-        TRANSACTIONS,
-        SHARE_STATE,
-        SCHEDULE,
+        TRANSACTION_SETTINGS,
+        SHARE_STATE_SETTINGS,
+        SCHEDULE_SETTINGS,
         _CLUSTER,
         _PENSTOCK,
     )

@@ -1,19 +1,102 @@
-"""What topic settings fall back on in this node, and what they mean to a log."""
+"""The settings in effect now: given at start, overridden at run time, inherited by topics.
 
-from collections.abc import Mapping
+IncrementalAlterConfigs changes settings that are not read-only, for one broker or for all of them. The changes are
+metadata, so every node finds them in its image; `DynamicSettings.watch` calls the components that must act on a
+change. `node_layers` gives the defaults of topic settings, strongest first, and `log_config` turns a topic's settings
+into the configuration of its logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from penstock.broker.dynamic_settings import usable_settings
-from penstock.broker.settings import Settings
-from penstock.broker.settings_table import NODE_SETTINGS
-from penstock.cluster.effective import ConfigSource, Effective, Layer
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import ResourceType
+from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.config.node_settings import NodeSettings
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.topic_settings import ConfigLayer, ConfigSource, EffectiveSetting
 from penstock.log.config import FlushPolicy, LogConfig
+from penstock.protocol.config_def import SettingValue
+
+logger = logging.getLogger(__name__)
+
+
+def accepted_settings(stored: Mapping[str, str]) -> dict[str, str]:
+    """Return the stored broker settings that this version accepts.
+
+    A newer version may have stored settings or values that this version does not know.
+    """
+    return {
+        name: text
+        for name, text in stored.items()
+        if (setting := NODE_SETTINGS.get(name)) is not None and setting.accepts(text)
+    }
+
+
+class DynamicSettings:
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._altered: dict[str, SettingValue] = {}
+        self._ignored: set[str] = set()
+        self._watchers: list[tuple[frozenset[str], Callable[[], None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<DynamicSettings {self._altered}>"
+
+    def __getitem__(self, name: str) -> SettingValue:
+        return self._altered[name] if name in self._altered else self._settings[name]
+
+    def integer(self, name: str) -> int:
+        value = self[name]
+        assert isinstance(value, int), (name, value)
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self[name]
+        assert isinstance(value, bool), (name, value)
+        return value
+
+    def overridden(self) -> list[str]:
+        """Return the settings given at start that have no effect because another value was set at run time."""
+        return sorted(
+            name
+            for name, value in self._altered.items()
+            if name in self._settings.origins and self._settings[name] != value
+        )
+
+    def watch(self, names: Iterable[str], changed: Callable[[], None]) -> None:
+        """Call `changed` whenever the value of one of these settings changes."""
+        watched = frozenset(names)
+        assert not any(NODE_SETTINGS[name].read_only for name in watched), watched
+        self._watchers.append((watched, changed))
+
+    def image_changed(self, image: ClusterImage) -> None:
+        """Apply the broker settings of an image. A setting of this broker takes precedence over one for all brokers."""
+        everywhere = image.config(ResourceType.BROKER, "")
+        here = image.config(ResourceType.BROKER, str(self._settings.node_id))
+        for stored in (everywhere, here):
+            self._warn_ignored({*stored} - {*accepted_settings(stored)})
+        usable = {**accepted_settings(everywhere), **accepted_settings(here)}
+        altered = {name: NODE_SETTINGS[name].parse(text) for name, text in usable.items()}
+        before = {name: self[name] for name in {*altered, *self._altered}}
+        self._altered = altered
+        different = {name for name, value in before.items() if self[name] != value}
+        for names, changed in self._watchers:
+            if names & different:
+                changed()
+
+    def _warn_ignored(self, names: set[str]) -> None:
+        for name in sorted(names - self._ignored):
+            logger.warning(
+                "ignoring a stored broker setting that this version does not accept", extra={"setting": name}
+            )
+        self._ignored |= names
+
 
 _LONG_MAX: Final = (1 << 63) - 1
 
-_DEFAULTS: Final = Layer(
+_DEFAULT_LAYER: Final = ConfigLayer(
     ConfigSource.DEFAULT,
     {
         name: text
@@ -23,20 +106,22 @@ _DEFAULTS: Final = Layer(
 )
 
 
-def node_layers(settings: Settings, image: ClusterImage) -> tuple[Layer, ...]:
+def node_layers(settings: NodeSettings, image: ClusterImage) -> tuple[ConfigLayer, ...]:
     """The node's settings as text, strongest first: changed while running, given at start, built in."""
     given = {name: NODE_SETTINGS[name].text(settings.values[name]) for name in settings.origins}
     here, everywhere = (image.config(ResourceType.BROKER, name) for name in (str(settings.node_id), ""))
     return (
-        Layer(ConfigSource.DYNAMIC_BROKER, usable_settings(here)),
-        Layer(ConfigSource.DYNAMIC_DEFAULT_BROKER, usable_settings(everywhere)),
-        Layer(ConfigSource.STATIC_BROKER, {name: text for name, text in given.items() if text is not None}),
-        _DEFAULTS,
+        ConfigLayer(ConfigSource.DYNAMIC_BROKER, accepted_settings(here)),
+        ConfigLayer(ConfigSource.DYNAMIC_DEFAULT_BROKER, accepted_settings(everywhere)),
+        ConfigLayer(
+            ConfigSource.STATIC_BROKER, {name: text for name, text in given.items() if text is not None}
+        ),
+        _DEFAULT_LAYER,
     )
 
 
-def log_config(settings: Mapping[str, Effective], *, decoded_bytes_max: int) -> LogConfig:
-    """`settings` is every setting of the topic, as `effective_topic_settings` gives them."""
+def log_config(settings: Mapping[str, EffectiveSetting], *, decoded_bytes_max: int) -> LogConfig:
+    """Return a topic's log configuration. `settings` is all that `effective_topic_settings` returns for the topic."""
     value: dict[str, Any] = {name: effective.value for name, effective in settings.items()}
     flush, flush_interval_ms = _flush_policy(value)
     return LogConfig(
@@ -66,20 +151,20 @@ def log_config(settings: Mapping[str, Effective], *, decoded_bytes_max: int) -> 
 
 
 def _flush_policy(value: Mapping[str, Any]) -> tuple[FlushPolicy, int]:
-    """Kafka's own flush settings can only ask for more than penstock.flush, never for less."""
+    """Kafka's flush settings can only make syncs more frequent than penstock.flush, never less frequent."""
     policy: FlushPolicy = value["penstock.flush"]
     interval_ms: int = value["penstock.flush.interval.ms"]
     flush_ms: int = value["flush.ms"]
     if value["flush.messages"] < _LONG_MAX or flush_ms == 0:
-        # A bound in records is kept by syncing as soon as records arrive.
+        # A bound on unsynced records holds because records are synced as soon as they arrive.
         return "ack", interval_ms
     if policy == "never" and flush_ms < _LONG_MAX:
         return "interval", flush_ms
     return policy, min(interval_ms, flush_ms)
 
 
-def node_integer(layers: tuple[Layer, ...], name: str) -> int:
-    """The value that a setting of the node has now; an operator may have changed it since the start."""
+def effective_node_integer(layers: tuple[ConfigLayer, ...], name: str) -> int:
+    """Return the current value of a node setting, which an operator may have changed since the start."""
     text = next(layer.values[name] for layer in layers if name in layer.values)
     value = NODE_SETTINGS[name].parse(text)
     assert isinstance(value, int), (name, value)

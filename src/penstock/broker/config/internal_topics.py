@@ -1,33 +1,35 @@
-"""The topics that coordinators keep their state in, and the settings that shape them, said once."""
+"""The internal topics in which coordinators store their state, and the broker settings that size each of them,
+declared once.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cluster.names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.cluster.topic_names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 
 if TYPE_CHECKING:
-    from penstock.broker.settings import Settings
+    from penstock.broker.config.node_settings import NodeSettings
 
 
 class InternalTopic(NamedTuple):
-    """A topic's name, the names of the node's settings for it, and what its own settings are besides."""
+    """A topic's name, the names of the node settings that configure it, and its fixed topic settings."""
 
     name: str
     partitions: str
     replication_factor: str
     segment_bytes: str
-    #: How long a request waits for the topic's replicas before it is told to try again.
+    #: How long a request waits for the topic's replicas before it fails with a retriable error.
     commit_timeout_ms: str
-    #: None: as any other topic.
+    #: None: the topic has the same min.insync.replicas as any other topic.
     min_isr: str | None = None
     configs: tuple[tuple[str, str], ...] = (("cleanup.policy", "compact"), ("compression.type", "producer"))
 
-    def topic_configs(self, settings: Settings) -> tuple[tuple[str, str], ...]:
+    def topic_configs(self, settings: NodeSettings) -> tuple[tuple[str, str], ...]:
         given = [
             *self.configs,
             ("segment.bytes", str(settings.integer(self.segment_bytes))),
-            # One large record may exceed what clients may send in one batch.
+            # A coordinator may write a record that is larger than the batches that clients may send.
             ("max.message.bytes", str(settings.integer("socket.request.max.bytes"))),
         ]
         if self.min_isr is not None:
@@ -35,14 +37,14 @@ class InternalTopic(NamedTuple):
         return tuple(given)
 
 
-OFFSETS: Final = InternalTopic(
+CONSUMER_OFFSETS_TOPIC: Final = InternalTopic(
     CONSUMER_OFFSETS,
     partitions="offsets.topic.num.partitions",
     replication_factor="offsets.topic.replication.factor",
     segment_bytes="offsets.topic.segment.bytes",
     commit_timeout_ms="offsets.commit.timeout.ms",
 )
-TRANSACTIONS: Final = InternalTopic(
+TRANSACTION_STATE_TOPIC: Final = InternalTopic(
     TRANSACTION_STATE,
     partitions="transaction.state.log.num.partitions",
     replication_factor="transaction.state.log.replication.factor",
@@ -50,14 +52,15 @@ TRANSACTIONS: Final = InternalTopic(
     commit_timeout_ms="penstock.transaction.commit.timeout.ms",
     min_isr="transaction.state.log.min.isr",
 )
-SHARE_STATE: Final = InternalTopic(
+SHARE_STATE_TOPIC: Final = InternalTopic(
     SHARE_GROUP_STATE,
     partitions="share.coordinator.state.topic.num.partitions",
     replication_factor="share.coordinator.state.topic.replication.factor",
     segment_bytes="share.coordinator.state.topic.segment.bytes",
     commit_timeout_ms="share.coordinator.write.timeout.ms",
     min_isr="share.coordinator.state.topic.min.isr",
-    # Its updates build on each other, so none may go before a later snapshot is there, whatever a node keeps of others.
+    # Updates build on each other, so none may be deleted before a later snapshot exists. The topic therefore overrides
+    # the node's retention settings.
     configs=(
         ("cleanup.policy", "delete"),
         ("retention.ms", "-1"),
@@ -65,7 +68,7 @@ SHARE_STATE: Final = InternalTopic(
         ("compression.type", "producer"),
     ),
 )
-SCHEDULED: Final = InternalTopic(
+SCHEDULE_TOPIC: Final = InternalTopic(
     SCHEDULE,
     partitions="penstock.schedule.topic.num.partitions",
     replication_factor="penstock.schedule.topic.replication.factor",
@@ -75,8 +78,12 @@ SCHEDULED: Final = InternalTopic(
     configs=(
         ("cleanup.policy", "compact"),
         ("compression.type", "producer"),
-        # What is released counts by its source's mark; tombstones only tell compaction.
+        # A source's mark says which of its records were released. Tombstones only let compaction remove records, so
+        # they need not be kept for long.
         ("delete.retention.ms", "60000"),
     ),
 )
-INTERNAL_TOPICS: Final = {topic.name: topic for topic in (OFFSETS, TRANSACTIONS, SHARE_STATE, SCHEDULED)}
+INTERNAL_TOPICS: Final = {
+    topic.name: topic
+    for topic in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_STATE_TOPIC, SCHEDULE_TOPIC)
+}

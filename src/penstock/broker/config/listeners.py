@@ -1,15 +1,18 @@
-"""Listener addresses as people write them: `NAME://HOST:PORT`, `HOST:PORT`, `[::1]:9092`, `:9092`."""
+"""Addresses in settings: listeners, advertised listeners, voters and bootstrap servers.
+
+A listener is `NAME://HOST:PORT`, `HOST:PORT`, `[::1]:9092` or `:9092`.
+"""
 
 from typing import NamedTuple
 
-DEFAULT_NAME = "PLAINTEXT"
+DEFAULT_LISTENER_NAME = "PLAINTEXT"
 #: A listener of this name is for other nodes, unless inter.broker.listener.name names another one.
-NODES = "NODES"
+NODES_LISTENER = "NODES"
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
 
 class Listener(NamedTuple):
-    """Port 0 is any free port; in an advertised address it is the port that was bound."""
+    """Port 0 means any free port; in an advertised address it means the port that was bound."""
 
     name: str
     host: str
@@ -28,7 +31,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Raises ValueError with what is wrong."""
+    """Parse HOST:PORT. Raises ValueError with a message that says what is wrong."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not port.isascii() or not port.isdigit():
         raise ValueError(f"{text!r} is not HOST:PORT")
@@ -42,12 +45,12 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> tuple[tuple[str, int], ...]:
-    """HOST:PORT, comma separated; empty is none. Raises ValueError."""
+    """Parse a comma-separated list of HOST:PORT, which may be empty. Raises ValueError."""
     return tuple(parse_address(part) for part in text.split(",") if part.strip())
 
 
 def parse_voters(text: str) -> dict[int, tuple[str, int]]:
-    """ID@HOST:PORT, comma separated; empty is none. Raises ValueError."""
+    """Parse a comma-separated list of ID@HOST:PORT, which may be empty. Raises ValueError."""
     voters: dict[int, tuple[str, int]] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         number, at, address = part.partition("@")
@@ -59,7 +62,7 @@ def parse_voters(text: str) -> dict[int, tuple[str, int]]:
     return voters
 
 
-def parse_listener(text: str, default_name: str = DEFAULT_NAME) -> Listener:
+def parse_listener(text: str, default_name: str = DEFAULT_LISTENER_NAME) -> Listener:
     name, scheme, address = text.strip().rpartition("://")
     if scheme and not name.replace("_", "").replace("-", "").replace(".", "").isalnum():
         raise ValueError(f"{text!r} needs a name of letters and digits before ://")
@@ -78,18 +81,20 @@ def parse_listeners(text: str) -> tuple[Listener, ...]:
     return listeners
 
 
-def is_same_place(listener: Listener, address: tuple[str, int]) -> bool:
-    """Whether a listener would take the connections meant for `address`."""
+def is_same_address(listener: Listener, address: tuple[str, int]) -> bool:
+    """Whether a listener would accept connections to `address`."""
     host, port = address
-    return listener.port == port and (listener.is_wildcard or _host(listener.host) == _host(host))
+    return listener.port == port and (
+        listener.is_wildcard or _normalized_host(listener.host) == _normalized_host(host)
+    )
 
 
-def _host(text: str) -> str:
+def _normalized_host(text: str) -> str:
     return "127.0.0.1" if text.lower() in ("localhost", "::1") else text.lower()
 
 
 def parse_advertised(text: str, listeners: tuple[Listener, ...], hostname: str) -> tuple[Listener, ...]:
-    """One advertised address for each listener, in the same order."""
+    """Return one advertised address for each listener, in the same order. Raises ValueError."""
     given: dict[str, Listener] = {}
     for part in text.split(","):
         if part.strip():

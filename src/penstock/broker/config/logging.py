@@ -1,7 +1,7 @@
-"""The node's own log: one line per event, its facts as named fields, and no client can flood it.
+"""The node's own log: one line per event with named fields, rate-limited so that no client can flood it.
 
-Code logs through the standard library: `logger.warning("bad request", extra={"peer": ..., "reason": ...})`.
-The message names the kind of event and never changes; what differs from one to the next goes into the fields.
+Code logs through the standard library: `logger.warning("bad request", extra={"peer": ..., "reason": ...})`. The
+message names the kind of event and never changes; what differs between events goes into the fields.
 """
 
 import logging
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TextIO
 
-#: How often one kind of event may be written: this many at once, then so many each second.
+#: Rate limit for each kind of event: a burst of BURST_LINES, then LINES_PER_SECOND.
 BURST_LINES: Final = 50
 LINES_PER_SECOND: Final = 1.0
-#: A client chooses what some fields say, so they are cut.
+#: Longer field values are truncated, because clients choose the content of some fields.
 FIELD_CHARS_MAX: Final = 1000
-#: Kinds of events told apart; beyond that they share one allowance.
-_KINDS_MAX: Final = 1000
+#: Kinds of events that have a rate limit of their own; all further kinds share one.
+_EVENT_KINDS_MAX: Final = 1000
 
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -28,13 +28,18 @@ def configure_logging(
     *,
     burst_lines: int = BURST_LINES,
     lines_per_second: float = LINES_PER_SECOND,
-) -> "BoundedHandler":
-    """Write what `penstock` loggers say to `stream` (standard error); a second call replaces the first."""
+) -> "RateLimitedHandler":
+    """Write the events of `penstock` loggers to `stream` (default: standard error).
+
+    A second call replaces the handler of the first.
+    """
     logger = logging.getLogger("penstock")
-    for handler in [each for each in logger.handlers if isinstance(each, BoundedHandler)]:
+    for handler in [each for each in logger.handlers if isinstance(each, RateLimitedHandler)]:
         logger.removeHandler(handler)
         handler.close()
-    handler = BoundedHandler(stream or sys.stderr, burst_lines=burst_lines, lines_per_second=lines_per_second)
+    handler = RateLimitedHandler(
+        stream or sys.stderr, burst_lines=burst_lines, lines_per_second=lines_per_second
+    )
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())
@@ -43,9 +48,9 @@ def configure_logging(
 
 
 def suppressed_lines() -> int:
-    """How many lines the handler in use has left out."""
+    """Return how many lines the current handler has suppressed."""
     handlers = logging.getLogger("penstock").handlers
-    return sum(each.suppressed_lines for each in handlers if isinstance(each, BoundedHandler))
+    return sum(each.suppressed_lines for each in handlers if isinstance(each, RateLimitedHandler))
 
 
 class TextFormatter(logging.Formatter):
@@ -53,7 +58,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_timestamp(record.created), record.levelname, record.name, _one_line(record.getMessage())]
-        parts += [f"{name}={_quoted(value)}" for name, value in fields_of(record).items()]
+        parts += [f"{name}={_quoted(value)}" for name, value in extra_fields(record).items()]
         line = " ".join(parts)
         trace = _traceback(self, record)
         return f"{line}\n{trace}" if trace else line
@@ -63,30 +68,29 @@ class JsonFormatter(logging.Formatter):
     """One object per line: ts, level, logger, message, fields, and exception where there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        import json  # lets a node that writes text start without it
+        import json  # imported here so that a node that logs text starts faster
 
         line: dict[str, Any] = {
             "ts": _timestamp(record.created),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            "fields": {name: _plain(value) for name, value in fields_of(record).items()},
+            "fields": {name: _field_value(value) for name, value in extra_fields(record).items()},
         }
         if trace := _traceback(self, record):
             line["exception"] = trace
         return json.dumps(line)
 
 
-def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`, in that order."""
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields that were passed as `extra`, in the same order."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
-class BoundedHandler(logging.StreamHandler[TextIO]):
-    """Writes each kind of event a bounded number of times; the next line written says how many were not.
+class RateLimitedHandler(logging.StreamHandler[TextIO]):
+    """Limits how often each kind of event is written; the next written line says how many lines were suppressed.
 
-    A kind is a logger, a level and a message before its arguments are put in. What is critical is always
-    written.
+    A kind is a logger, a level and a message before its arguments are formatted. Critical events are always written.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         self._burst_lines = burst_lines
         self._lines_per_second = lines_per_second
         self._clock = clock
-        self._allowances: dict[tuple[str, int, str], _Allowance] = {}
+        self._allowances: dict[tuple[str, int, str], _TokenBucket] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by the logging module under this handler's lock."""
@@ -117,31 +121,31 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def close(self) -> None:
-        """Nothing may stay untold: what was left out and not yet reported is reported now."""
+        """Report the suppressed lines that are not reported yet, then close."""
         self.acquire()
         try:
             for (name, level, kind), allowance in self._allowances.items():
                 if allowance.suppressed:
-                    super().emit(_summary(name, level, kind, allowance.suppressed))
+                    super().emit(_suppression_record(name, level, kind, allowance.suppressed))
             self._allowances.clear()
         finally:
             self.release()
         super().close()
 
-    def _allowance(self, record: logging.LogRecord) -> "_Allowance":
+    def _allowance(self, record: logging.LogRecord) -> "_TokenBucket":
         kind = (record.name, record.levelno, str(record.msg))
         allowance = self._allowances.get(kind)
         if allowance is None:
-            if len(self._allowances) >= _KINDS_MAX:
+            if len(self._allowances) >= _EVENT_KINDS_MAX:
                 kind = ("penstock", logging.WARNING, "other events")
             allowance = self._allowances.setdefault(
-                kind, _Allowance(self._burst_lines, self._lines_per_second, self._clock())
+                kind, _TokenBucket(self._burst_lines, self._lines_per_second, self._clock())
             )
         return allowance
 
 
-class _Allowance:
-    """A token bucket: full at first, refilled with time, one taken for each line."""
+class _TokenBucket:
+    """A token bucket: full at first and refilled over time. Each line takes one token."""
 
     __slots__ = ("_burst", "_per_second", "_then", "_tokens", "suppressed")
 
@@ -160,7 +164,7 @@ class _Allowance:
         return True
 
 
-def _summary(name: str, level: int, kind: str, count: int) -> logging.LogRecord:
+def _suppression_record(name: str, level: int, kind: str, count: int) -> logging.LogRecord:
     record = logging.LogRecord(name, level, "", 0, "lines suppressed", (), None)
     record.of, record.suppressed = kind, count
     return record
@@ -178,8 +182,8 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     return "\n".join(part for part in (record.exc_text, stack) if part)
 
 
-def _plain(value: Any) -> Any:
-    """As JSON can say it; text from a client is cut."""
+def _field_value(value: Any) -> Any:
+    """Return the value as a JSON scalar; long text is truncated."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
@@ -187,18 +191,18 @@ def _plain(value: Any) -> Any:
 
 
 def _quoted(value: Any) -> str:
-    text = str(_plain(value))
+    text = str(_field_value(value))
     if text and text.isprintable() and not any(mark in text for mark in ' "=\\'):
         return text
-    return _as_json(text)
+    return _json_string(text)
 
 
 def _one_line(message: str) -> str:
-    """A message that would break the line, or play tricks on a terminal, is escaped."""
-    return message if message.isprintable() else _as_json(message)[1:-1]
+    """Escape a message that contains line breaks or terminal control characters."""
+    return message if message.isprintable() else _json_string(message)[1:-1]
 
 
-def _as_json(text: str) -> str:
+def _json_string(text: str) -> str:
     import json
 
     return json.dumps(text, ensure_ascii=not text.isprintable())

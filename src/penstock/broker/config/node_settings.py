@@ -1,7 +1,8 @@
-"""The settings of one node: where each came from, and its value.
+"""The settings that a node was started with: the value of each, and where it came from.
 
-A setting is taken from the first of: a flag, an environment variable, the TOML file, the default.
-`num.partitions` is the variable PENSTOCK_NUM_PARTITIONS; our own `penstock.flush` is PENSTOCK_FLUSH.
+A value comes from the first of these sources that has the setting: a flag, an environment variable, the TOML file, the
+default. The variable for `num.partitions` is PENSTOCK_NUM_PARTITIONS; for our own `penstock.flush` it is
+PENSTOCK_FLUSH.
 """
 
 import os
@@ -12,33 +13,33 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from penstock.broker.listeners import (
-    NODES,
+from penstock.broker.config.coordinator_definitions import group_bounds_flaw
+from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.config.listeners import (
+    NODES_LISTENER,
     Listener,
     format_address,
-    is_same_place,
+    is_same_address,
     parse_address,
     parse_addresses,
     parse_advertised,
     parse_listeners,
     parse_voters,
 )
-from penstock.broker.settings_groups import group_bounds_flaw
-from penstock.broker.settings_table import NODE_SETTINGS
-from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 
 __all__ = (
     "NODE_SETTINGS",
     "OTHER_VARIABLES",
     "InvalidSetting",
     "Listener",
-    "Origin",
-    "Settings",
+    "NodeSettings",
+    "SettingOrigin",
     "load_settings",
     "variable_name",
 )
 
-# Variables that begin with PENSTOCK_ and are no settings of a node.
+# Variables that begin with PENSTOCK_ but are not node settings.
 OTHER_VARIABLES: dict[str, str] = {
     "PENSTOCK_CONFIG": "the TOML file with settings, where --config is not given",
     "PENSTOCK_BOOTSTRAP": "HOST:PORT of the cluster that client commands talk to",
@@ -46,12 +47,12 @@ OTHER_VARIABLES: dict[str, str] = {
     "PENSTOCK_TEST_EXECUTABLE": "the program that the test suite starts as a broker",
 }
 
-# Kubernetes sets these for a service that has our name in its own.
+# Kubernetes sets these variables for services whose name begins with "penstock".
 _SERVICE_LINK = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_\d+_(TCP|UDP).*)")
 
 
-class Origin(NamedTuple):
-    """Where a value came from: kind is flag, environment, file or default."""
+class SettingOrigin(NamedTuple):
+    """The source of a value: `kind` is flag, environment, file or default."""
 
     kind: str
     detail: str
@@ -62,27 +63,27 @@ class Origin(NamedTuple):
 
 Parsed = TypeVar("Parsed")
 
-_DEFAULT = Origin("default", "")
+_DEFAULT = SettingOrigin("default", "")
 _SESSION_MIN, _SESSION_MAX = "group.min.session.timeout.ms", "group.max.session.timeout.ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    values: Mapping[str, Value]
-    origins: Mapping[str, Origin]  # of what was set; all else is a default
+class NodeSettings:
+    values: Mapping[str, SettingValue]
+    origins: Mapping[str, SettingOrigin]  # of the settings that were given; all others have their default
     listeners: tuple[Listener, ...]
     advertised: tuple[Listener, ...]  # one for each listener, in the same order
-    founders: Mapping[
+    initial_voters: Mapping[
         int, tuple[str, int]
-    ]  # the controllers that found the cluster, by id; empty: this node alone
-    bootstrap_servers: tuple[tuple[str, int], ...]  # where a running cluster is found
-    #: The name of the listener that nodes use among themselves; None: this node talks to no others.
+    ]  # the controllers that form a new cluster, by id; empty: this node alone
+    bootstrap_servers: tuple[tuple[str, int], ...]  # nodes of a running cluster
+    #: The name of the listener for requests between nodes; None: this node communicates with no other node.
     inter_broker_listener: str | None
 
-    def __getitem__(self, name: str) -> Value:
+    def __getitem__(self, name: str) -> SettingValue:
         return self.values[name]
 
-    def source(self, name: str) -> Origin:
+    def source(self, name: str) -> SettingOrigin:
         assert name in self.values, name
         return self.origins.get(name, _DEFAULT)
 
@@ -134,7 +135,7 @@ class Settings:
 
     @property
     def is_listener_shared(self) -> bool:
-        """Clients use the listener for nodes too: requests between nodes are not fenced off."""
+        """Whether clients use the listener for nodes too, so that they can also send the requests between nodes."""
         only = len(self.listeners) == 1 and self.listeners[0].name == self.inter_broker_listener
         return only and self.is_broker
 
@@ -150,10 +151,13 @@ def load_settings(
     toml_path: str | None = None,
     *,
     flag_names: Mapping[str, str] = MappingProxyType({}),
-) -> Settings:
-    """`flags` maps setting names to text; `flag_names` says which flag each was written as, if not --set."""
-    values: dict[str, Value] = {name: setting.default for name, setting in NODE_SETTINGS.items()}
-    origins: dict[str, Origin] = {}
+) -> NodeSettings:
+    """Read and check all settings. Raises InvalidSetting.
+
+    `flags` maps setting names to text; `flag_names` maps setting names to the flag that was used, if not --set.
+    """
+    values: dict[str, SettingValue] = {name: setting.default for name, setting in NODE_SETTINGS.items()}
+    origins: dict[str, SettingOrigin] = {}
     for origin, name, text in _given(flags, flag_names, environ, toml_path):
         values[name] = _parse(_known(name, origin), text, origin)
         origins[name] = origin
@@ -161,7 +165,7 @@ def load_settings(
 
 
 def variable_name(setting: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return "PENSTOCK_" + setting.removeprefix("penstock.").replace(".", "_").upper()
 
 
@@ -170,22 +174,22 @@ def _given(
     flag_names: Mapping[str, str],
     environ: Mapping[str, str],
     toml_path: str | None,
-) -> Iterator[tuple[Origin, str, str]]:
-    """Everything that was set, the strongest last."""
+) -> Iterator[tuple[SettingOrigin, str, str]]:
+    """Yield all given settings; a later value takes precedence over an earlier one."""
     if toml_path is not None:
-        yield from ((Origin("file", toml_path), name, text) for name, text in _read_toml(toml_path))
+        yield from ((SettingOrigin("file", toml_path), name, text) for name, text in _read_toml(toml_path))
     yield from _from_environment(environ)
     for name, text in flags.items():
-        yield Origin("flag", flag_names.get(name, "--set")), name, text
+        yield SettingOrigin("flag", flag_names.get(name, "--set")), name, text
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[Origin, str, str]]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[SettingOrigin, str, str]]:
     names = {variable_name(name): name for name in NODE_SETTINGS}
     for variable, text in environ.items():
         if not variable.startswith("PENSTOCK_") or variable in OTHER_VARIABLES:
             continue
         if variable in names:
-            yield Origin("environment", variable), names[variable], text
+            yield SettingOrigin("environment", variable), names[variable], text
         elif not _SERVICE_LINK.fullmatch(variable):
             raise InvalidSetting(
                 f"Unknown environment variable {variable}"
@@ -194,7 +198,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[Origin, str,
 
 
 def _read_toml(path: str) -> Iterator[tuple[str, str]]:
-    import tomllib  # 15 ms that a start without a file does not pay
+    import tomllib  # imported here because it takes 15 ms, which a start without a file saves
 
     try:
         with open(path, "rb") as file:
@@ -227,14 +231,14 @@ def _flatten(table: Mapping[str, Any], prefix: str, path: str) -> Iterator[tuple
                 raise InvalidSetting(f"{path}: {name} must be text, a number, true, false or a list of texts")
 
 
-def _known(name: str, origin: Origin) -> Setting:
+def _known(name: str, origin: SettingOrigin) -> Setting:
     setting = NODE_SETTINGS.get(name)
     if setting is None:
         raise InvalidSetting(f"Unknown setting {name} ({origin})" + _did_you_mean(name, list(NODE_SETTINGS)))
     return setting
 
 
-def _parse(setting: Setting, text: str, origin: Origin) -> Value:
+def _parse(setting: Setting, text: str, origin: SettingOrigin) -> SettingValue:
     try:
         value = setting.parse(text)
     except InvalidSetting as error:
@@ -245,14 +249,14 @@ def _parse(setting: Setting, text: str, origin: Origin) -> Value:
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    import difflib  # only needed for a mistake
+    import difflib  # only needed for this error message
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Settings:
-    """The checks that need more than one value, or a form that is parsed once and kept."""
+def _checked(values: Mapping[str, SettingValue], origins: Mapping[str, SettingOrigin]) -> NodeSettings:
+    """Parse the addresses, check settings that depend on each other, and return all. Raises InvalidSetting."""
 
     def checked(name: str, parse: Callable[[str], Parsed]) -> Parsed:
         try:
@@ -265,18 +269,18 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
         "advertised.listeners", lambda text: parse_advertised(text, listeners, socket.gethostname())
     )
     checked("penstock.http.listen", lambda text: parse_address(text) if text else None)
-    founders = checked("controller.quorum.voters", parse_voters)
-    settings = Settings(
+    initial_voters = checked("controller.quorum.voters", parse_voters)
+    settings = NodeSettings(
         values=MappingProxyType(values),
         origins=MappingProxyType(origins),
         listeners=listeners,
         advertised=advertised,
-        founders=MappingProxyType(founders),
+        initial_voters=MappingProxyType(initial_voters),
         bootstrap_servers=checked("controller.quorum.bootstrap.servers", parse_addresses),
         inter_broker_listener=None,
     )
-    _check_place_in_cluster(settings)
-    settings = _with_node_listener(settings)
+    _check_cluster_membership(settings)
+    settings = _with_inter_broker_listener(settings)
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
     if (flaw := group_bounds_flaw(values)) is not None:
@@ -284,7 +288,7 @@ def _checked(values: Mapping[str, Value], origins: Mapping[str, Origin]) -> Sett
     return settings
 
 
-def _with_node_listener(settings: Settings) -> Settings:
+def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
     """Find the listener for nodes, or add it at the address that controller.quorum.voters gives this node."""
     names = [listener.name for listener in settings.listeners]
     if named := settings.values["inter.broker.listener.name"]:
@@ -294,24 +298,24 @@ def _with_node_listener(settings: Settings) -> Settings:
         return replace(settings, inter_broker_listener=name)
     if len(names) == 1 and not settings.is_broker:
         return replace(settings, inter_broker_listener=names[0])
-    if names == [NODES]:
+    if names == [NODES_LISTENER]:
         raise InvalidSetting(
             f"The only listener, {settings.listeners[0]}, is for other nodes: add one for clients, as in "
-            f"--listen localhost:9092; inter.broker.listener.name={NODES} shares it with them on purpose"
+            f"--listen localhost:9092; inter.broker.listener.name={NODES_LISTENER} shares it with them on purpose"
         )
-    if NODES in names:
-        return replace(settings, inter_broker_listener=NODES)
-    others = settings.founders.keys() - {settings.node_id}
+    if NODES_LISTENER in names:
+        return replace(settings, inter_broker_listener=NODES_LISTENER)
+    others = settings.initial_voters.keys() - {settings.node_id}
     if not others and not settings.bootstrap_servers:
         return settings
-    return _with_listener_of_voter(settings)
+    return _with_voter_listener(settings)
 
 
-def _with_listener_of_voter(settings: Settings) -> Settings:
-    own = settings.founders.get(settings.node_id)
+def _with_voter_listener(settings: NodeSettings) -> NodeSettings:
+    own = settings.initial_voters.get(settings.node_id)
     listeners, advertised = settings.listeners, settings.advertised
     how = (
-        f"add --listen {NODES}://HOST:PORT, which only other nodes need to reach; "
+        f"add --listen {NODES_LISTENER}://HOST:PORT, which only other nodes need to reach; "
         f"inter.broker.listener.name={listeners[0].name} shares the clients' listener on purpose"
     )
     if own is None:
@@ -319,7 +323,7 @@ def _with_listener_of_voter(settings: Settings) -> Settings:
             f"Node {settings.node_id} of a cluster has no listener for the other nodes: {how}"
         )
     for pair in zip(listeners, advertised, strict=True):
-        if any(is_same_place(listener, own) for listener in pair):
+        if any(is_same_address(listener, own) for listener in pair):
             if len(listeners) > 1:
                 return replace(settings, inter_broker_listener=pair[0].name)
             raise InvalidSetting(
@@ -329,20 +333,25 @@ def _with_listener_of_voter(settings: Settings) -> Settings:
     host = listeners[0].host if listeners[0].is_wildcard else own[0]
     return replace(
         settings,
-        listeners=(*listeners, Listener(NODES, host, own[1])),
-        advertised=(*advertised, Listener(NODES, *own)),
-        inter_broker_listener=NODES,
+        listeners=(*listeners, Listener(NODES_LISTENER, host, own[1])),
+        advertised=(*advertised, Listener(NODES_LISTENER, *own)),
+        inter_broker_listener=NODES_LISTENER,
     )
 
 
-def _check_place_in_cluster(settings: Settings) -> None:
-    is_founder = settings.node_id in settings.founders
-    if settings.founders and settings.is_controller and not settings.bootstrap_servers and not is_founder:
+def _check_cluster_membership(settings: NodeSettings) -> None:
+    is_founder = settings.node_id in settings.initial_voters
+    if (
+        settings.initial_voters
+        and settings.is_controller
+        and not settings.bootstrap_servers
+        and not is_founder
+    ):
         raise InvalidSetting(
             f"controller.quorum.voters does not name node {settings.node_id}; a controller that joins later "
             "finds the cluster through controller.quorum.bootstrap.servers"
         )
-    if not settings.is_controller and not (settings.founders or settings.bootstrap_servers):
+    if not settings.is_controller and not (settings.initial_voters or settings.bootstrap_servers):
         raise InvalidSetting(
             "A node that is no controller needs controller.quorum.bootstrap.servers to find its cluster"
         )

@@ -1,35 +1,158 @@
-"""A broker's place in the cluster: it registers, reports to the controller, and leaves in good order.
+"""A broker's membership in the cluster: registration, heartbeats, fencing and controlled shutdown.
 
-A broker that cannot reach a controller keeps serving what it can: reads, and writes that its in-sync replicas
-confirm. It fails open, because the cluster elects others only where they are known to have everything, and a leader
-that has been replaced finds nobody who confirms its writes.
+A broker that cannot reach a controller keeps serving reads, and writes that its in-sync replicas acknowledge. It is
+safe to fail open: the cluster elects only replicas that are known to have every committed record, and a leader that
+has been replaced finds no replica that acknowledges its writes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from penstock.broker.channel import HEARTBEATS
-from penstock.broker.registration import (
-    is_sole_broker,
-    lost_request,
-    own_registration,
-    register_alone,
-    registration_request,
-)
-from penstock.log.boot import Run, current_boot_id, note_run, safe_epoch
+from penstock.broker.controller.channel import HEARTBEATS
+from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker, set_feature_levels
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.metadata_records import BrokerEndpoint, BrokerFeature
+from penstock.cluster.topic_settings import MIN_ISR
+from penstock.log.data_directory import BrokerRun, current_boot_id, note_run, previous_broker_epoch
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
-    from penstock.cluster.image import ClusterImage
-    from penstock.log.checkpoints import PartitionKey
+    from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
+    from penstock.log.checkpoints import TopicPartition
+
+
+def is_sole_broker(node: Node) -> bool:
+    """Whether this node is the only voter, the active controller and the only broker that is alive.
+
+    No other node can then reject its registration, lead a partition or hold an in-sync replica.
+    """
+    return (
+        node.metadata.is_active
+        and node.quorum.is_only_voter
+        and not any(broker.id != node.node_id and not broker.fenced for broker in node.image.brokers.values())
+    )
+
+
+def own_registration(node: Node, incarnation: UUID, last_epoch: int) -> BrokerRegistration:
+    from penstock.broker.node import SUPPORTED_FEATURES
+
+    ports = {listener.name: listener.port for listener in node.listeners}
+    return BrokerRegistration(
+        broker_id=node.node_id,
+        incarnation=incarnation,
+        endpoints=tuple(
+            BrokerEndpoint(
+                name=advertised.name,
+                host=advertised.host,
+                port=advertised.port or ports[advertised.name],
+                security_protocol=0,
+            )
+            for advertised in node.settings.advertised
+        ),
+        features=tuple(
+            BrokerFeature(name=f.name, min_supported_version=f.level_min, max_supported_version=f.level_max)
+            for f in SUPPORTED_FEATURES
+        ),
+        rack=node.settings.rack,
+        log_dirs=(node.store.directory_id,),
+        was_clean=last_epoch >= 0,
+    )
+
+
+async def register_sole_broker(node: Node, registration: BrokerRegistration) -> int:
+    """Registers and unfences the broker and elects it leader in one write, as a start waits. Raises StartFailed."""
+    from penstock.broker.node import StartFailed
+
+    def decide(image: ClusterImage) -> Decision[int]:
+        joined = restart_sole_broker(
+            image, registration, broker_epoch=node.metadata.next_offset, rules=node.controller.rules()
+        )
+        return with_feature_levels(node, image, joined, raise_them=True)
+
+    try:
+        return await node.controller.propose(decide)
+    except ApiError as error:
+        raise StartFailed(f"{node.settings.data_dir}: {error.message or error.code.name}") from None
+
+
+def with_feature_levels(
+    node: Node, image: ClusterImage, joined: Decision[int], *, raise_them: bool
+) -> Decision[int]:
+    """The first broker sets the cluster's feature levels; later only `raise_them` or UpdateFeatures changes them."""
+    from penstock.broker.node import SUPPORTED_FEATURES
+
+    if image.features and not raise_them:
+        return joined
+    after = image.fork()
+    after.apply(joined.records)
+    wanted = {f.name: f.level_max for f in SUPPORTED_FEATURES}
+    levels = set_feature_levels(after, wanted, isr_min=configured_isr_min(node))
+    return Decision((*joined.records, *levels.records), joined.reply, joined.unclean)
+
+
+def configured_isr_min(node: Node) -> str | None:
+    """Returns the min.insync.replicas that this node was started with; None if it was not set."""
+    if MIN_ISR not in node.settings.origins:
+        return None
+    return str(node.settings.integer(MIN_ISR))
+
+
+def registration_request(node: Node, incarnation: UUID, last_epoch: int) -> Any:
+    from kio.schema.broker_registration.v4 import request as schema
+
+    own = own_registration(node, incarnation, last_epoch)
+    return schema.BrokerRegistrationRequest(
+        broker_id=own.broker_id,
+        cluster_id=node.cluster_id,
+        incarnation_id=own.incarnation,
+        listeners=tuple(
+            schema.Listener(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
+            for e in own.endpoints
+        ),
+        features=tuple(
+            schema.Feature(
+                name=f.name,
+                min_supported_version=f.min_supported_version,
+                max_supported_version=f.max_supported_version,
+            )
+            for f in own.features
+        ),
+        rack=own.rack,
+        log_dirs=own.log_dirs,
+        previous_broker_epoch=last_epoch,
+    )
+
+
+def lost_replicas_request(broker_id: int, broker_epoch: int, replicas: Iterable[tuple[UUID, int]]) -> Any:
+    from kio.schema.assign_replicas_to_dirs.v0 import request as schema
+
+    from penstock.cluster.controller.alter_partition import LOST_DIRECTORY
+
+    by_topic: defaultdict[UUID, list[int]] = defaultdict(list)
+    for topic_id, index in replicas:
+        by_topic[topic_id].append(index)
+    topics = tuple(
+        schema.TopicData(
+            topic_id=topic_id,
+            partitions=tuple(schema.PartitionData(partition_index=index) for index in indexes),
+        )
+        for topic_id, indexes in by_topic.items()
+    )
+    return schema.AssignReplicasToDirsRequest(
+        broker_id=broker_id,
+        broker_epoch=broker_epoch,
+        directories=(schema.DirectoryData(id_=LOST_DIRECTORY, topics=topics),),
+    )
+
 
 logger = logging.getLogger("penstock.lifecycle")
 
@@ -37,60 +160,65 @@ REGISTRATION: Final = 62
 HEARTBEAT: Final = 63
 ASSIGN_REPLICAS_TO_DIRS: Final = 73
 _NO_EPOCH: Final = -1
-#: How often a broker that waits to be unfenced, or to leave, asks.
-_IMPATIENT_S: Final = 0.05
-_REGISTER_AGAIN_S: Final = 0.25
-_REGISTER_ATTEMPT_S: Final = 5.0
-#: The cluster does not know this incarnation, or no longer.
-_FORGOTTEN: Final = frozenset({ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered})
+#: How often a broker sends heartbeats while it waits to be unfenced or to shut down.
+_SHORT_INTERVAL_S: Final = 0.05
+_REGISTER_RETRY_S: Final = 0.25
+_REGISTER_TIMEOUT_S: Final = 5.0
+#: The cluster does not know this incarnation, or does not know it any more.
+_NOT_REGISTERED: Final = frozenset({ErrorCode.stale_broker_epoch, ErrorCode.broker_id_not_registered})
 
 
-class BrokerLifecycle:
+class BrokerLifecycleManager:
     def __init__(self, node: Node) -> None:
         self._node = node
         settings = node.settings
         self.incarnation = uuid4()
         self.broker_epoch = _NO_EPOCH
         self.is_fenced = True
-        #: Nothing that the last run wrote can have been lost with the machine.
+        #: Whether nothing that the last run wrote can be lost: it stopped cleanly, or the machine did not restart.
         self.was_clean = True
         self._interval_s = settings.integer("broker.heartbeat.interval.ms") / 1000
         self._session_s = settings.integer("broker.session.timeout.ms") / 1000
-        self._is_ready = self._wants_out = self._may_leave = False
-        self._cut_off = False
-        self._heard_at = 0.0
-        self._changed = asyncio.Event()  # what `unfenced` and `hand_over` wait for may have come
-        self._hurry = asyncio.Event()
-        self._beating: asyncio.Task[None] | None = None
+        self._is_ready = self._wants_shutdown = self._may_shut_down = False
+        self._controller_unreachable = False
+        self._last_reply_at = 0.0
+        self._changed = asyncio.Event()  # wakes `unfenced` and `controlled_shutdown`
+        self._heartbeat_now = asyncio.Event()
+        self._heartbeat_task: asyncio.Task[None] | None = None
         self._noting: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return f"<BrokerLifecycle epoch {self.broker_epoch}{' fenced' if self.is_fenced else ''}>"
 
-    # -- coming --------------------------------------------------------------------------------------
+    # -- start ---------------------------------------------------------------------------------------
 
     async def register(self) -> None:
-        """Returns when the controller has let this broker in, fenced; from then on heartbeats are sent.
+        """Returns when the controller has registered this broker, fenced; from then on it sends heartbeats.
 
-        A lone node is in, unfenced and leading at once. Raises StartFailed.
+        A sole broker is registered, unfenced and leader at once. Raises StartFailed.
         """
         node = self._node
         boot_id = current_boot_id()
-        last_epoch = safe_epoch(node.store.directory, stopped_cleanly=node.store.clean, boot_id=boot_id)
+        last_epoch = previous_broker_epoch(
+            node.store.directory, stopped_cleanly=node.store.clean, boot_id=boot_id
+        )
         self.was_clean = last_epoch >= 0
         if is_sole_broker(node):
-            self.broker_epoch = await register_alone(
+            self.broker_epoch = await register_sole_broker(
                 node, own_registration(node, self.incarnation, last_epoch)
             )
             self._is_ready, self.is_fenced = True, False
         else:
-            self.broker_epoch = await self._let_in(last_epoch)
-        self._noting = node.in_thread(note_run, node.store.directory, Run(boot_id, self.broker_epoch))
-        self._heard_at = self._now()
-        self._beating = node.spawn(self._beat())
+            self.broker_epoch = await self._register_until_accepted(last_epoch)
+        self._noting = node.in_thread(note_run, node.store.directory, BrokerRun(boot_id, self.broker_epoch))
+        self._last_reply_at = self._now()
+        self._heartbeat_task = node.spawn(self._beat())
 
     async def noted(self) -> None:
-        """This run is written down: if the process ends before, the next start is doubted, and nothing is lost."""
+        """Returns when this run is recorded on disk.
+
+        If the process ends before that, the next start counts as unclean, and nothing is lost.
+        """
         if self._noting is not None:
             try:
                 await self._noting
@@ -98,10 +226,10 @@ class BrokerLifecycle:
                 logger.warning("run not written down", extra={"reason": str(error)})
 
     def ready(self) -> None:
-        """The logs are open and losses are reported: ask to be unfenced from now on."""
+        """Requests to be unfenced from now on: the logs are open and lost replicas are reported."""
         self._is_ready = True
         if self.is_fenced:
-            self._hurry.set()
+            self._heartbeat_now.set()
 
     async def unfenced(self) -> None:
         """Returns when clients may be sent here."""
@@ -109,50 +237,50 @@ class BrokerLifecycle:
             await self._change()
 
     def is_replaced_in(self, image: ClusterImage) -> bool:
-        """Another process was let in under this id, so what the cluster gives to the id is not this one's."""
+        """Whether another process was registered under this id, so that its partitions are not this process's."""
         known = image.brokers.get(self._node.node_id)
         if known is None or self.broker_epoch == _NO_EPOCH:
             return False
         return known.epoch > self.broker_epoch and known.incarnation != self.incarnation
 
     def silent_ms(self) -> int:
-        """How long no controller has answered a heartbeat."""
-        return int((self._now() - self._heard_at) * 1000) if self._beating is not None else 0
+        """Returns how long no controller has replied to a heartbeat."""
+        return int((self._now() - self._last_reply_at) * 1000) if self._heartbeat_task is not None else 0
 
-    # -- leaving -------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------
 
-    async def hand_over(self) -> None:
-        """Controlled shutdown: returns when others lead all that they can, or it has taken too long."""
-        if self._beating is None or self.is_fenced or is_sole_broker(self._node):
+    async def controlled_shutdown(self) -> None:
+        """Returns when other brokers lead all partitions that they can lead, or after a timeout."""
+        if self._heartbeat_task is None or self.is_fenced or is_sole_broker(self._node):
             return
-        self._wants_out = True
-        self._hurry.set()
+        self._wants_shutdown = True
+        self._heartbeat_now.set()
         seconds = self._node.settings.integer("penstock.controlled.shutdown.timeout.ms") / 1000
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self._may_leave and not self._is_given_up():
+                while not self._may_shut_down and not self._is_given_up():
                     await self._change()
-        if not self._may_leave:
+        if not self._may_shut_down:
             logger.warning(
                 "leaving without having handed over leadership", extra={"node": self._node.node_id}
             )
 
     def _is_given_up(self) -> bool:
-        """A broker that the controller has not heard of for so long is fenced anyway."""
-        return self._now() - self._heard_at > self._session_s
+        """Whether the session has expired: the controller then fences this broker anyway."""
+        return self._now() - self._last_reply_at > self._session_s
 
     async def close(self) -> None:
-        """Send no more heartbeats."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+        """Stops the heartbeats."""
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
+            await asyncio.gather(self._heartbeat_task, return_exceptions=True)
 
-    # -- losses --------------------------------------------------------------------------------------
+    # -- lost replicas -------------------------------------------------------------------------------
 
-    async def report_lost(self, keys: Collection[PartitionKey]) -> set[PartitionKey]:
-        """Tell the controller that these copies are gone or damaged; returns those it has taken note of.
+    async def report_lost(self, keys: Collection[TopicPartition]) -> set[TopicPartition]:
+        """Reports to the controller that these replicas are missing or damaged; returns those that it has accepted.
 
-        Raises ApiError when no controller answers in time.
+        Raises ApiError if no controller replies in time.
         """
         image = self._node.image
         known = {
@@ -160,7 +288,7 @@ class BrokerLifecycle:
         }
         if not known:
             return set()
-        request = lost_request(self._node.node_id, self.broker_epoch, known)
+        request = lost_replicas_request(self._node.node_id, self.broker_epoch, known)
         response = await self._node.channel.call(ASSIGN_REPLICAS_TO_DIRS, request)
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code, "the controller did not take note of lost replicas")
@@ -174,7 +302,7 @@ class BrokerLifecycle:
 
     # -- registration --------------------------------------------------------------------------------
 
-    async def _let_in(self, last_epoch: int) -> int:
+    async def _register_until_accepted(self, last_epoch: int) -> int:
         from penstock.broker.node import StartFailed
 
         seconds = self._node.settings.integer("initial.broker.registration.timeout.ms") / 1000
@@ -184,30 +312,30 @@ class BrokerLifecycle:
             try:
                 return await self._registered(last_epoch, max(left_s, 0.1))
             except ApiError as error:
-                if not _may_change(error) or left_s <= 0:
+                if not _is_retriable(error) or left_s <= 0:
                     raise StartFailed(
                         f"the cluster does not let node {self._node.node_id} in: "
                         f"{error.message or error.code.name}",
                         hint=_hint(error),
                     ) from None
                 logger.info("not let in yet", extra={"reason": error.message or error.code.name})
-            await asyncio.sleep(min(_REGISTER_AGAIN_S, self._interval_s))
+            await asyncio.sleep(min(_REGISTER_RETRY_S, self._interval_s))
 
     async def _registered(self, last_epoch: int, timeout_s: float) -> int:
-        """The broker epoch. Raises ApiError."""
+        """Registers once and returns the broker epoch. Raises ApiError."""
         node = self._node
         request = registration_request(node, self.incarnation, last_epoch)
-        response = await node.channel.call(REGISTRATION, request, min(timeout_s, _REGISTER_ATTEMPT_S))
+        response = await node.channel.call(REGISTRATION, request, min(timeout_s, _REGISTER_TIMEOUT_S))
         if response.error_code is not ErrorCode.none:
-            raise ApiError(response.error_code, _SAID.get(response.error_code))
+            raise ApiError(response.error_code, _REGISTRATION_ERRORS.get(response.error_code))
         return int(response.broker_epoch)
 
     async def _register_again(self) -> None:
-        """The same process with the same data: nothing of what it wrote can be lost."""
+        """Registers the same process with the same data as clean: nothing that it wrote can be lost."""
         logger.warning("registering again", extra={"node": self._node.node_id, "epoch": self.broker_epoch})
         self.is_fenced = True
-        self.broker_epoch = await self._registered(max(self.broker_epoch, 0), _REGISTER_ATTEMPT_S)
-        run = Run(current_boot_id(), self.broker_epoch)
+        self.broker_epoch = await self._registered(max(self.broker_epoch, 0), _REGISTER_TIMEOUT_S)
+        run = BrokerRun(current_boot_id(), self.broker_epoch)
         self._noting = self._node.in_thread(note_run, self._node.store.directory, run)
         await self.noted()
 
@@ -215,13 +343,13 @@ class BrokerLifecycle:
 
     async def _beat(self) -> None:
         if not self.is_fenced:
-            await self._rest(self._interval_s)  # what is registered and unfenced has just been heard of
+            await self._rest(self._interval_s)  # the registration counts as the first heartbeat
         while True:
             started = self._now()
             try:
                 await self._beat_once()
             except Exception:
-                # Whoever stops reporting is fenced for good, so the next beat comes whatever happened to this one.
+                # A broker without heartbeats stays fenced, so the next heartbeat is sent whatever happened to this one.
                 logger.exception("heartbeat failed")
             self._changed.set()
             await self._rest(self._pause_s() - (self._now() - started))
@@ -232,16 +360,16 @@ class BrokerLifecycle:
         except ApiError as error:
             await self._refused(error)
 
-    async def _heartbeat(self) -> HeartbeatReply:
-        from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
+    async def _heartbeat(self) -> BrokerHeartbeatReply:
+        from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
 
         node = self._node
-        beat = Heartbeat(
+        beat = BrokerHeartbeat(
             broker_id=node.node_id,
             broker_epoch=self.broker_epoch,
             metadata_offset=node.metadata.applied_offset,
             want_fence=not self._is_ready,
-            want_shutdown=self._wants_out,
+            want_shutdown=self._wants_shutdown,
         )
         if node.metadata.is_active:
             return await node.controller.heartbeat(beat)
@@ -253,36 +381,40 @@ class BrokerLifecycle:
         )
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code)
-        return HeartbeatReply(response.is_caught_up, response.is_fenced, response.should_shut_down)
+        return BrokerHeartbeatReply(response.is_caught_up, response.is_fenced, response.should_shut_down)
 
-    def _heard(self, reply: HeartbeatReply) -> None:
-        self._heard_at = self._now()
+    def _heard(self, reply: BrokerHeartbeatReply) -> None:
+        self._last_reply_at = self._now()
         if reply.is_fenced != self.is_fenced:
             logger.info("fenced" if reply.is_fenced else "unfenced", extra={"node": self._node.node_id})
-        self.is_fenced, self._may_leave = reply.is_fenced, reply.should_shut_down
-        if self._cut_off:
-            self._cut_off = False
+        self.is_fenced, self._may_shut_down = reply.is_fenced, reply.should_shut_down
+        if self._controller_unreachable:
+            self._controller_unreachable = False
             logger.info("the controller answers again", extra={"node": self._node.node_id})
 
     async def _refused(self, error: ApiError) -> None:
-        if error.code in _FORGOTTEN:
+        if error.code in _NOT_REGISTERED:
             with suppress(ApiError):
                 await self._register_again()
-        elif not self._cut_off and error.code is not ErrorCode.not_controller:
-            self._cut_off = True
+        elif not self._controller_unreachable and error.code is not ErrorCode.not_controller:
+            self._controller_unreachable = True
             logger.warning(
                 "the controller does not answer; serving what can be served", extra={"reason": str(error)}
             )
 
     def _pause_s(self) -> float:
-        waits = self._wants_out or (self._is_ready and self.is_fenced)
-        return min(_IMPATIENT_S, self._interval_s) if waits and not self._cut_off else self._interval_s
+        waits = self._wants_shutdown or (self._is_ready and self.is_fenced)
+        return (
+            min(_SHORT_INTERVAL_S, self._interval_s)
+            if waits and not self._controller_unreachable
+            else self._interval_s
+        )
 
     async def _rest(self, seconds: float) -> None:
-        self._hurry.clear()
+        self._heartbeat_now.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0.001)):
-                await self._hurry.wait()
+                await self._heartbeat_now.wait()
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -292,15 +424,15 @@ class BrokerLifecycle:
         return asyncio.get_running_loop().time()
 
 
-_SAID: Final = {
+_REGISTRATION_ERRORS: Final = {
     ErrorCode.duplicate_broker_registration: "another broker with this id is registered and alive",
     ErrorCode.inconsistent_cluster_id: "the data folder belongs to another cluster",
     ErrorCode.unsupported_version: "the cluster uses features that this release does not know",
 }
 
 
-def _may_change(error: ApiError) -> bool:
-    """A killed predecessor must first expire, and a controller be found."""
+def _is_retriable(error: ApiError) -> bool:
+    """The session of a killed predecessor must expire first, or a controller be found."""
     return error.code in (ErrorCode.duplicate_broker_registration, ErrorCode.request_timed_out)
 
 
@@ -310,7 +442,7 @@ def _hint(error: ApiError) -> str | None:
     return None
 
 
-def _heartbeat_request(beat: Heartbeat) -> Any:
+def _heartbeat_request(beat: BrokerHeartbeat) -> Any:
     from kio.schema.broker_heartbeat.v1.request import BrokerHeartbeatRequest
 
     return BrokerHeartbeatRequest(

@@ -1,7 +1,8 @@
-"""The way to the active controller, wherever it is.
+"""Requests of this node to the active controller, which may be this node.
 
-While nobody is known to decide, while a message gets lost or its receiver turns out to decide no longer, the
-question is asked again after a short rest, until its time is up. So it may be carried out more than once.
+The channel retries with a short backoff, until the timeout, while no controller is known, when a message is lost, and
+when the receiver turns out not to be the controller any more. So the controller may carry out a request more than
+once.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from penstock.broker.apis import APIS
-from penstock.broker.broker_calls import ask_here
+from penstock.broker.network.apis import APIS
+from penstock.broker.network.requests import call_local_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
 Answer = TypeVar("Answer")
-#: Asks the node of this id, within so many seconds.
-AskThere = Callable[[int, float], Coroutine[Any, Any, Answer]]
+#: Sends the request to the node with this id; the second argument is the timeout in seconds.
+RemoteCall = Callable[[int, float], Coroutine[Any, Any, Answer]]
 
 CALL_TIMEOUT_S: Final = 15.0
-#: Heartbeats never wait behind decisions: a server answers each connection in order.
+#: Heartbeats have their own connection, so that they never wait behind decisions: a server replies in order.
 HEARTBEATS: Final = "heartbeats"
 _DECISIONS: Final = "control"
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.25
-#: How soon one who waits for an answer notices that somebody else has been elected.
-_LOOK_S: Final = 0.1
+#: How soon a caller that waits for a reply notices that another controller has been elected.
+_LEADER_CHECK_INTERVAL_S: Final = 0.1
 
 
 class ControllerChannel:
     def __init__(self, node: Node) -> None:
         self._node = node
-        #: The other node that was last known to decide.
+        #: The last other node that was known to be the active controller.
         self.last_controller_id: int | None = None
 
     async def call(
@@ -46,24 +47,27 @@ class ControllerChannel:
         *,
         purpose: str = _DECISIONS,
     ) -> Any:
-        """The active controller's response. What this node is shown by it, its own image shows too, where the
-        API is one that clients use.
+        """Return the active controller's response. For an API that clients use too, this node's image already includes
+        the controller's decision.
 
-        Raises ApiError: REQUEST_TIMED_OUT when no controller has answered in time.
+        Raises ApiError: REQUEST_TIMED_OUT if no controller has replied in time.
         """
         if APIS[api_key].relay:
-            from penstock.broker.relay import call_there
+            from penstock.broker.controller.forwarding import forwarded_call
 
-            there = call_there(self._node, api_key, request)
+            there = forwarded_call(self._node, api_key, request)
         else:
             there = self._call_there(api_key, request, purpose)
         return await self.ask(lambda: self._call_here(api_key, request), there, timeout_s)
 
     async def ask(
-        self, here: Callable[[], Awaitable[Answer]], there: AskThere[Answer], timeout_s: float
+        self, here: Callable[[], Awaitable[Answer]], there: RemoteCall[Answer], timeout_s: float
     ) -> Answer:
-        """`here` where this node decides, else `there`; again whenever that raises NOT_CONTROLLER."""
-        from penstock.broker.peers import PeerUnreachable
+        """Call `here` if this node is the active controller, else `there`.
+
+        Retry with a backoff if that raises NOT_CONTROLLER, or if the other node does not reply.
+        """
+        from penstock.broker.network.peers import PeerUnreachable
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -85,7 +89,7 @@ class ControllerChannel:
         )
 
     async def _ask_once(
-        self, here: Callable[[], Awaitable[Answer]], there: AskThere[Answer], left_s: float
+        self, here: Callable[[], Awaitable[Answer]], there: RemoteCall[Answer], left_s: float
     ) -> Answer:
         node = self._node
         if node.metadata.is_active:
@@ -95,13 +99,13 @@ class ControllerChannel:
         if leader_id < 0 or leader_id == node.node_id:
             raise ApiError(ErrorCode.not_controller, "no controller is known")
         self.last_controller_id = leader_id
-        return await self._while_it_leads(leader_id, there(leader_id, left_s))
+        return await self._while_leader(leader_id, there(leader_id, left_s))
 
-    async def _while_it_leads(self, leader_id: int, asking: Coroutine[Any, Any, Answer]) -> Answer:
-        """One that stands still answers nobody, and it is not waited for once another has been elected."""
+    async def _while_leader(self, leader_id: int, asking: Coroutine[Any, Any, Answer]) -> Answer:
+        """Stop waiting once another controller is elected, because a leader that is suspended never replies."""
         task = asyncio.get_running_loop().create_task(asking)
         try:
-            while not (await asyncio.wait((task,), timeout=_LOOK_S))[0]:
+            while not (await asyncio.wait((task,), timeout=_LEADER_CHECK_INTERVAL_S))[0]:
                 if self._node.quorum.leader_id != leader_id:
                     raise ApiError(ErrorCode.not_controller, f"node {leader_id} no longer leads")
             return task.result()
@@ -109,19 +113,19 @@ class ControllerChannel:
             task.cancel()
 
     async def _call_here(self, api_key: int, request: Any) -> Any:
-        return _unless_moved(await ask_here(self._node, api_key, request))
+        return _raise_if_not_controller(await call_local_broker(self._node, api_key, request))
 
-    def _call_there(self, api_key: int, request: Any, purpose: str) -> AskThere[Any]:
+    def _call_there(self, api_key: int, request: Any, purpose: str) -> RemoteCall[Any]:
         async def there(leader_id: int, timeout_s: float) -> Any:
             peers = self._node.peers
-            return _unless_moved(
+            return _raise_if_not_controller(
                 await peers.call(leader_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
             )
 
         return there
 
 
-def _unless_moved(response: Any) -> Any:
+def _raise_if_not_controller(response: Any) -> Any:
     if getattr(response, "error_code", None) is ErrorCode.not_controller:
         raise ApiError(ErrorCode.not_controller, getattr(response, "error_message", None))
     return response

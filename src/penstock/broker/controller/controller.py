@@ -1,6 +1,7 @@
-"""What the active controller does besides deciding on request: it watches brokers and keeps leaders in place.
+"""The active controller's own work: it fences brokers whose sessions expire, and runs the leader balancer.
 
-What a lone node does not need in order to start is imported when it is first used.
+Every node has one; it works only while the node is the active controller. Request handlers propose decisions through
+it. Modules that a standalone node does not need at start are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -11,32 +12,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from penstock.broker.topic_settings import node_layers
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.controller.sessions import BrokerSessions
-from penstock.cluster.decision import Decision, UncleanElection
-from penstock.cluster.effective import Layer
+from penstock.broker.config.effective_settings import node_layers
+from penstock.cluster.controller.brokers import BrokerSessions
+from penstock.cluster.controller.decision import ControllerConfig, Decision, UncleanElection
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.topic_settings import ConfigLayer
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Connection
-    from penstock.broker.leader_care import LeaderCare
+    from penstock.broker.controller.leader_balancer import LeaderBalancer
+    from penstock.broker.network.connection import Connection
     from penstock.broker.node import Node
     from penstock.cluster.controller.brokers import BrokerRegistration
-    from penstock.cluster.controller.heartbeats import Heartbeat, HeartbeatReply
+    from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
 
 logger = logging.getLogger("penstock.controller")
 
 Reply = TypeVar("Reply")
 
-#: How often there is a look at what nobody asks for.
-_LOOK_S: Final = 0.5
-_LOOK_S_MIN: Final = 0.02
+#: Longest and shortest pause between two checks of sessions and leaders.
+_CHECK_INTERVAL_S: Final = 0.5
+_CHECK_INTERVAL_S_MIN: Final = 0.02
 
 
 class Controller:
-    """Built on every node; at work only between `became_active` and `became_inactive`."""
+    """Exists on every node, but works only between `became_active` and `became_inactive`."""
 
     def __init__(self, node: Node) -> None:
         settings = node.settings
@@ -44,31 +44,32 @@ class Controller:
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
         self._session_ms = settings.integer("broker.session.timeout.ms")
         self.sessions = BrokerSessions(session_timeout_ms=self._session_ms)
-        self._layers: tuple[Layer, ...] | None = None
-        self._rules = ControllerRules()
-        self._care: LeaderCare | None = None
+        self._layers: tuple[ConfigLayer, ...] | None = None
+        self._rules = ControllerConfig()
+        self._balancer: LeaderBalancer | None = None
         self._watching: asyncio.Task[None] | None = None
-        #: Over which connection each broker was last heard of.
-        self._heard_over: dict[int, Connection] = {}
+        #: The connection over which each broker sent its last heartbeat.
+        self._last_connections: dict[int, Connection] = {}
 
     def __repr__(self) -> str:
         return f"<Controller {'active' if self._watching else 'inactive'} {self.sessions}>"
 
-    # -- life ----------------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------------
 
     def became_active(self) -> None:
-        """This node's decisions count from now on: `node.metadata` says so, in the loop."""
+        """Start work: this node is the active controller from now on. `node.metadata` calls this on the event loop."""
         node = self._node
         self.became_inactive()
         node.metrics.controller_elections += 1
         self._begin_sessions()
-        self._care = None
+        self._balancer = None
         self._watching = node.spawn(self._watch())
 
     def _begin_sessions(self) -> None:
-        """Who decided before has been silent since it last answered this node; everyone else begins afresh.
+        """Start a new session for every broker, except that the session of the previous controller has partly elapsed.
 
-        It gets the time of two heartbeats nevertheless, in case it lives and finds us only now.
+        The previous controller has been silent since its last reply to this node. It still gets the time of two
+        heartbeats, in case it is alive and only now finds the new controller.
         """
         node = self._node
         spent_ms = max(self._session_ms - 2 * self._heartbeat_ms, 0)
@@ -81,24 +82,24 @@ class Controller:
         self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
 
     def became_inactive(self) -> None:
-        """Another node decides, or nobody does; also called when the node stops."""
+        """Stop work: another node is the active controller, or there is none. Also called when the node stops."""
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
-        self._heard_over.clear()
+        self._last_connections.clear()
 
     # -- deciding ------------------------------------------------------------------------------------
 
-    def rules(self) -> ControllerRules:
-        """The settings of the cluster as they are now."""
+    def rules(self) -> ControllerConfig:
+        """Return the current settings of the cluster."""
         layers = node_layers(self._node.settings, self._node.image)
         if layers != self._layers:
             self._layers = layers
-            self._rules = ControllerRules(node=layers, heartbeat_interval_ms=self._heartbeat_ms)
+            self._rules = ControllerConfig(node=layers, heartbeat_interval_ms=self._heartbeat_ms)
         return self._rules
 
     async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """As `node.metadata.propose`; elections that may lose something are reported once they are committed."""
+        """Do as `node.metadata.propose`, and report unclean elections once they are committed."""
         unclean: tuple[UncleanElection, ...] = ()
 
         def noting(image: ClusterImage) -> Decision[Reply]:
@@ -113,7 +114,7 @@ class Controller:
         return reply
 
     async def propose_if_needed(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """What changes nothing now is not put in the queue."""
+        """Propose a decision only if it changes something now; otherwise return its reply at once."""
         decision = decide(self._node.image)
         return await self.propose(decide) if decision.records else decision.reply
 
@@ -133,8 +134,11 @@ class Controller:
     # -- brokers -------------------------------------------------------------------------------------
 
     async def register(self, registration: BrokerRegistration, *, previous_epoch: int) -> int:
-        """The broker's epoch. It was clean only if it ended as the incarnation that the cluster knows."""
-        from penstock.broker.registration import with_feature_levels
+        """Register a broker and return its epoch.
+
+        Its last run counts as clean only if it was the incarnation that the cluster knows.
+        """
+        from penstock.broker.controller.broker_lifecycle import with_feature_levels
         from penstock.cluster.controller.brokers import register_broker
 
         node = self._node
@@ -157,7 +161,9 @@ class Controller:
         logger.info("broker registered", extra={"broker": broker_id, "epoch": epoch})
         return epoch
 
-    async def heartbeat(self, beat: Heartbeat, connection: Connection | None = None) -> HeartbeatReply:
+    async def heartbeat(
+        self, beat: BrokerHeartbeat, connection: Connection | None = None
+    ) -> BrokerHeartbeatReply:
         """Raises NOT_CONTROLLER, STALE_BROKER_EPOCH."""
         from penstock.cluster.controller.heartbeats import heartbeat
 
@@ -165,7 +171,7 @@ class Controller:
         if not node.metadata.is_active:
             raise ApiError(ErrorCode.not_controller)
 
-        def decide(image: ClusterImage) -> Decision[HeartbeatReply]:
+        def decide(image: ClusterImage) -> Decision[BrokerHeartbeatReply]:
             return heartbeat(
                 image, self.sessions, beat, committed_offset=node.metadata.applied_offset, rules=self.rules()
             )
@@ -173,25 +179,28 @@ class Controller:
         self._contacted(beat, connection)
         return await self.propose_if_needed(decide)
 
-    def _contacted(self, beat: Heartbeat, connection: Connection | None) -> None:
-        """It is alive from its arrival on, however long decisions take."""
+    def _contacted(self, beat: BrokerHeartbeat, connection: Connection | None) -> None:
+        """Renew the broker's session when its heartbeat arrives, however long decisions take."""
         broker, epoch = beat.broker_id, beat.broker_epoch
         known = self._node.image.brokers.get(broker)
         if known is None or known.epoch != epoch:
             return
         self.sessions.contacted(broker, epoch, self._now_ms(), metadata_offset=beat.metadata_offset)
         if connection is not None and connection.is_open:
-            self._heard_over[broker] = connection
+            self._last_connections[broker] = connection
             connection.on_lost = partial(self._connection_lost, broker, epoch, connection)
 
     def _connection_lost(self, broker: int, epoch: int, connection: Connection) -> None:
-        """Unless it has been heard of over another one since, or by another controller."""
-        if self._heard_over.get(broker) is connection:
-            del self._heard_over[broker]
+        """End the broker's session soon, unless it has used another connection since or this node is not active."""
+        if self._last_connections.get(broker) is connection:
+            del self._last_connections[broker]
             self.sessions.connection_lost(broker, epoch, self._now_ms())
 
     def _silent_ms(self, registration: BrokerRegistration) -> int | None:
-        """None: the incarnation before is known to be gone, because this very process holds its folder's lock."""
+        """Return how long the previous incarnation has been silent.
+
+        None: it is known to have ended, because this process holds the lock of its data directory.
+        """
         node = self._node
         own_folder = registration.log_dirs == (node.store.directory_id,)
         if registration.broker_id == node.node_id and own_folder:
@@ -206,38 +215,38 @@ class Controller:
             started_ms = self._now_ms()
             await asyncio.sleep(pause_s)
             try:
-                self._forgive_own_pause(self._now_ms() - started_ms - pause_s * 1000)
+                self._extend_sessions_after_pause(self._now_ms() - started_ms - pause_s * 1000)
                 await self._fence_silent()
                 await self._leaders().look(self._now_ms())
             except ApiError as error:
-                # Nothing has changed, or another node decides by now: the next look sees.
+                # Nothing has changed, or another node is the active controller by now: the next check will tell.
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
             except Exception:
-                # While this node decides nobody else watches, so one look that fails is not the last.
+                # No other node makes these checks while this one is active, so a failure must not end them.
                 logger.exception("cannot look after brokers and leaders")
 
-    def _leaders(self) -> LeaderCare:
-        """Begun anew with every term: a new controller does not know who has just come."""
-        if self._care is None:
-            from penstock.broker.leader_care import LeaderCare
+    def _leaders(self) -> LeaderBalancer:
+        """Return the balancer, created once per term: a new controller does not know which brokers have just joined."""
+        if self._balancer is None:
+            from penstock.broker.controller.leader_balancer import LeaderBalancer
 
-            self._care = LeaderCare(self._node, self)
-        return self._care
+            self._balancer = LeaderBalancer(self._node, self)
+        return self._balancer
 
     def _pause_s(self) -> float:
         deadline_ms = self.sessions.next_deadline_ms()
         if deadline_ms is None:
-            return _LOOK_S
-        return min(max((deadline_ms - self._now_ms()) / 1000, _LOOK_S_MIN), _LOOK_S)
+            return _CHECK_INTERVAL_S
+        return min(max((deadline_ms - self._now_ms()) / 1000, _CHECK_INTERVAL_S_MIN), _CHECK_INTERVAL_S)
 
-    def _forgive_own_pause(self, late_ms: float) -> None:
-        """Who has stood still has heard nobody, whether they were alive or not."""
+    def _extend_sessions_after_pause(self, late_ms: float) -> None:
+        """Start new sessions if this process was suspended: it received no heartbeats, even from live brokers."""
         if late_ms > self._heartbeat_ms:
             logger.warning("this node stood still", extra={"ms": round(late_ms)})
             self.sessions.elected(self._node.image, self._now_ms())
 
     async def _fence_silent(self) -> None:
-        from penstock.cluster.controller.fencing import fence_brokers
+        from penstock.cluster.controller.heartbeats import fence_brokers
 
         def decide(image: ClusterImage) -> Decision[None]:
             silent = self.sessions.expired(image, self._now_ms())

@@ -1,7 +1,7 @@
-"""Requests that the active controller answers, from whichever node they arrive at.
+"""Forwards client requests that only the active controller can handle, from any node that receives them.
 
-Another node puts the client's frame into an Envelope. What comes back is the committed metadata offset, in eight
-bytes, and the reply's frame: the client gets it once the node it is connected to shows what was decided.
+The node puts the client's frame into an Envelope. The controller returns the committed metadata offset, in eight bytes,
+and the frame of the reply. The client gets the reply once the node that it is connected to has applied that offset.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.apis import APIS
-from penstock.broker.channel import CALL_TIMEOUT_S, AskThere
-from penstock.broker.connection import HANG_UP
-from penstock.broker.context import RequestContext
-from penstock.broker.routes import Header, decode, encode, parse_header, route
+from penstock.broker.controller.channel import CALL_TIMEOUT_S, RemoteCall
+from penstock.broker.network.apis import (
+    APIS,
+    RequestHeader,
+    decode_request,
+    encode_response,
+    parse_request_header,
+    route,
+)
+from penstock.broker.network.connection import CLOSE_CONNECTION
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 
 if TYPE_CHECKING:
@@ -29,37 +35,42 @@ _PURPOSE: Final = "relay"
 _SIZE_BYTES: Final = 4
 _OFFSET = struct.Struct(">q")
 _INT32 = struct.Struct(">i")
-#: A client may be in a hurry, but a decision needs a moment, and nobody waits for ever.
+#: Bounds of a client's timeout: a decision takes a moment, and no request may wait forever.
 _TIMEOUT_S_MIN: Final = 1.0
 _TIMEOUT_S_MAX: Final = 60.0
 
 
-async def answer_of_controller(
+async def forward_to_controller(
     context: RequestContext, request: Any, frame: bytes, correlation_id: int
 ) -> bytes | bytearray:
-    """The reply to a client, size and all."""
+    """Return the reply to a client, including its size field."""
     node = context.node
 
     async def here() -> bytes | bytearray:
-        return encode(context.api_key, context.version, correlation_id, await _decided(context, request))
+        return encode_response(
+            context.api_key, context.version, correlation_id, await _handle(context, request)
+        )
 
     async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
-        reply = await _exchange(node, leader_id, frame, context.client_host, timeout_s)
-        return _INT32.pack(len(reply)) + reply if reply else HANG_UP
+        reply = await _send_envelope(node, leader_id, frame, context.client_host, timeout_s)
+        return _INT32.pack(len(reply)) + reply if reply else CLOSE_CONNECTION
 
     try:
-        reply = await _if_decided_here(node, here)
+        reply = await _handle_if_active(node, here)
         if reply is None:
-            reply = await node.channel.ask(here, there, _patience_s(request))
+            reply = await node.channel.ask(here, there, _request_timeout_s(request))
         return reply
     except ApiError as error:
-        return _refusal(context, request, correlation_id, error)
+        return _error_reply(context, request, correlation_id, error)
 
 
-async def answer_enveloped(context: RequestContext, frame: bytes, client_host: str) -> bytes:
-    """On the active controller: the offset and the reply's frame. Raises ApiError, MalformedFrame."""
-    header = parse_header(memoryview(frame))
-    request = _unwrapped(header, frame)
+async def handle_envelope(context: RequestContext, frame: bytes, client_host: str) -> bytes:
+    """Handle a forwarded request on the active controller; return the offset and the reply's frame.
+
+    Raises ApiError, MalformedFrame.
+    """
+    header = parse_request_header(memoryview(frame))
+    request = _decode_forwarded(header, frame)
     inner = context._replace(
         api_key=header.api_key,
         version=header.version,
@@ -67,34 +78,36 @@ async def answer_enveloped(context: RequestContext, frame: bytes, client_host: s
         client_host=client_host,
     )
     try:
-        reply = encode(header.api_key, header.version, header.correlation_id, await _decided(inner, request))
+        reply = encode_response(
+            header.api_key, header.version, header.correlation_id, await _handle(inner, request)
+        )
     except ApiError as error:
         if error.code is ErrorCode.not_controller:
             raise
-        reply = bytes(_refusal(inner, request, header.correlation_id, error))
+        reply = bytes(_error_reply(inner, request, header.correlation_id, error))
     return _OFFSET.pack(context.node.metadata.applied_offset) + reply[_SIZE_BYTES:]
 
 
-def call_there(node: Node, api_key: int, request: Any) -> AskThere[Any]:
-    """For a node that asks on its own behalf."""
+def forwarded_call(node: Node, api_key: int, request: Any) -> RemoteCall[Any]:
+    """Return a call that sends a request of the node itself in an envelope, without a client."""
     from penstock.protocol.schemas import request_encoder, response_reader
 
     version = APIS[api_key].max_version
-    frame = _frame(node, api_key, version, request, request_encoder(api_key, version))
+    frame = _encode_request(node, api_key, version, request, request_encoder(api_key, version))
     is_flexible = route(api_key, version).is_flexible
 
     async def there(leader_id: int, timeout_s: float) -> Any:
-        reply = await _exchange(node, leader_id, frame, "", timeout_s)
+        reply = await _send_envelope(node, leader_id, frame, "", timeout_s)
         position = _INT32.size + is_flexible
         return response_reader(api_key, version)(memoryview(reply), position)
 
     return there
 
 
-async def _if_decided_here(
+async def _handle_if_active(
     node: Node, here: Callable[[], Awaitable[bytes | bytearray]]
 ) -> bytes | bytearray | None:
-    # Without a cluster there is nobody to ask, and that is what some requests are about.
+    # A node that has not joined a cluster has no controller to forward to, and some requests are about just that.
     if not node.metadata.is_active and node.quorum.has_cluster:
         return None
     try:
@@ -105,13 +118,15 @@ async def _if_decided_here(
         return None
 
 
-async def _decided(context: RequestContext, request: Any) -> Any:
-    """Raises ApiError for what is refused as a whole: NOT_CONTROLLER when another node decides."""
+async def _handle(context: RequestContext, request: Any) -> Any:
+    """Raises ApiError if the request as a whole is refused: NOT_CONTROLLER if another node is the active controller."""
     response = route(context.api_key, context.version).handle(context, request)
     return await response if inspect.isawaitable(response) else response
 
 
-async def _exchange(node: Node, leader_id: int, frame: bytes, client_host: str, timeout_s: float) -> bytes:
+async def _send_envelope(
+    node: Node, leader_id: int, frame: bytes, client_host: str, timeout_s: float
+) -> bytes:
     from kio.schema.envelope.v0.request import EnvelopeRequest
 
     loop = asyncio.get_running_loop()
@@ -129,14 +144,14 @@ async def _exchange(node: Node, leader_id: int, frame: bytes, client_host: str, 
     return data[_OFFSET.size :]
 
 
-def _unwrapped(header: Header, frame: bytes) -> Any:
+def _decode_forwarded(header: RequestHeader, frame: bytes) -> Any:
     api = APIS.get(header.api_key)
     if api is None or not api.relay or not api.min_version <= header.version <= api.max_version:
         raise MalformedFrame(f"API {header.api_key} v{header.version} is not relayed")
-    return decode(header, memoryview(frame))
+    return decode_request(header, memoryview(frame))
 
 
-def _frame(node: Node, api_key: int, version: int, request: Any, write: Any) -> bytes:
+def _encode_request(node: Node, api_key: int, version: int, request: Any, write: Any) -> bytes:
     import io
 
     client_id = f"penstock-{node.node_id}".encode()
@@ -148,23 +163,23 @@ def _frame(node: Node, api_key: int, version: int, request: Any, write: Any) -> 
     return out.getvalue()
 
 
-def _patience_s(request: Any) -> float:
+def _request_timeout_s(request: Any) -> float:
     asked = getattr(request, "timeout", None)
     if not isinstance(asked, timedelta):
         return CALL_TIMEOUT_S
     return min(max(asked.total_seconds(), _TIMEOUT_S_MIN), _TIMEOUT_S_MAX)
 
 
-def _refusal(
+def _error_reply(
     context: RequestContext, request: Any, correlation_id: int, error: ApiError
 ) -> bytes | bytearray:
-    from penstock.broker.refusals import NoPlaceForError, refusal
+    from penstock.broker.network.error_responses import NoErrorField, error_response
 
     try:
-        response = refusal(context.api_key, context.version, request, error.code, error.message)
-    except NoPlaceForError:
-        return HANG_UP
-    return encode(context.api_key, context.version, correlation_id, response)
+        response = error_response(context.api_key, context.version, request, error.code, error.message)
+    except NoErrorField:
+        return CLOSE_CONNECTION
+    return encode_response(context.api_key, context.version, correlation_id, response)
 
 
 def _packed_host(host: str) -> bytes:

@@ -1,4 +1,8 @@
-"""Leaders where they belong: the active controller gives leadership back and internal topics their replicas."""
+"""Leader balancing on the active controller.
+
+It moves leadership back to the preferred replicas, elects leaders where a changed setting now allows it, and raises the
+replication factor of internal topics when brokers have joined.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,25 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.internal_topics import INTERNAL_TOPICS
-from penstock.cluster.controller.balance import balance_leaders, raise_internal_topics
-from penstock.cluster.controller.elect_leaders import elect_where_leaderless
-from penstock.cluster.controller.leadership import all_partitions
+from penstock.broker.config.internal_topics import INTERNAL_TOPICS
+from penstock.cluster.controller.elect_leaders import (
+    balance_leaders,
+    elect_leaderless_partitions,
+    raise_internal_topic_replicas,
+)
+from penstock.cluster.controller.partition_change import all_partitions
 from penstock.cluster.image import ClusterImage
 
 if TYPE_CHECKING:
-    from penstock.broker.controller import Controller
+    from penstock.broker.controller.controller import Controller
     from penstock.broker.node import Node
 
 logger = logging.getLogger("penstock.controller")
 
-#: Leaders that move at one time; a client of each has to find the new one.
+#: Partitions that change in one decision; the clients of each have to find its new leader.
 _BATCH: Final = 200
-#: A broker that has just come may be about to go again.
-_SETTLING_MS: Final = 2000
+#: How long a broker must be active before it gets leaders: one that has just joined may soon leave again.
+_BROKER_SETTLE_MS: Final = 2000
 
 
 class _Incarnation(NamedTuple):
@@ -29,7 +36,7 @@ class _Incarnation(NamedTuple):
     epoch: int
 
 
-class LeaderCare:
+class LeaderBalancer:
     def __init__(self, node: Node, controller: Controller) -> None:
         settings = node.settings
         self._node = node
@@ -40,7 +47,9 @@ class LeaderCare:
         self._internal_replicas = {
             topic.name: settings.integer(topic.replication_factor) for topic in INTERNAL_TOPICS.values()
         }
-        self._coming: dict[_Incarnation, int] = {}  # since when they are active
+        self._coming: dict[
+            _Incarnation, int
+        ] = {}  # brokers that have not got their leaders back; active since
         self._settled: set[_Incarnation] = set()
         self._due_ms: int | None = None
         self._seen: ClusterImage | None = None
@@ -57,21 +66,23 @@ class LeaderCare:
             self._due_ms = now_ms + self._interval_ms
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
-            await self._balance_if_lopsided(image)
+            await self._balance_if_imbalanced(image)
 
     async def _elect_where_allowed(self) -> None:
-        """A setting may allow by now what was refused when the last leader went."""
+        """Retry elections of leaderless partitions: a changed setting may allow now what was refused before."""
         await self._controller.propose_if_needed(
-            lambda image: elect_where_leaderless(image, rules=self._controller.rules(), partitions_max=_BATCH)
+            lambda image: elect_leaderless_partitions(
+                image, rules=self._controller.rules(), partitions_max=_BATCH
+            )
         )
 
     def _settling(self, image: ClusterImage, now_ms: int) -> list[_Incarnation]:
-        """Those who came a while ago and have not been given their leaderships back."""
+        """Return the brokers that joined a while ago and have not got their leaders back yet."""
         active = {_Incarnation(broker.id, broker.epoch) for broker in image.active_brokers()}
         self._settled &= active
         coming = active - self._settled
         self._coming = {each: self._coming.get(each, now_ms) for each in coming}
-        return [each for each, since_ms in self._coming.items() if now_ms - since_ms >= _SETTLING_MS]
+        return [each for each, since_ms in self._coming.items() if now_ms - since_ms >= _BROKER_SETTLE_MS]
 
     async def _receive(self, image: ClusterImage, settling: list[_Incarnation]) -> None:
         await self._raise_internal_topics()
@@ -82,15 +93,15 @@ class LeaderCare:
 
     async def _raise_internal_topics(self) -> None:
         raised = await self._controller.propose_if_needed(
-            lambda image: raise_internal_topics(
+            lambda image: raise_internal_topic_replicas(
                 image, self._internal_replicas, rules=self._controller.rules(), partitions_max=_BATCH
             )
         )
         if raised:
             logger.info("internal topics get more replicas", extra={"partitions": raised})
 
-    async def _balance_if_lopsided(self, image: ClusterImage) -> None:
-        if self._balances and is_lopsided(image, self._percentage_max):
+    async def _balance_if_imbalanced(self, image: ClusterImage) -> None:
+        if self._balances and is_imbalanced(image, self._percentage_max):
             await self._balance()
 
     async def _balance(self) -> int:
@@ -102,8 +113,8 @@ class LeaderCare:
         return moved
 
 
-def is_lopsided(image: ClusterImage, percentage_max: int) -> bool:
-    """For some broker, others lead more than this share of the partitions that are its own to lead."""
+def is_imbalanced(image: ClusterImage, percentage_max: int) -> bool:
+    """Whether others lead more than this percentage of the partitions for which some broker is preferred."""
     own: Counter[int] = Counter()
     led_by_others: Counter[int] = Counter()
     for _, _, partition in all_partitions(image):
@@ -114,7 +125,7 @@ def is_lopsided(image: ClusterImage, percentage_max: int) -> bool:
 
 
 def _lagging(image: ClusterImage) -> set[int]:
-    """Brokers with a replica that is not in sync, but for those that are only being added."""
+    """Return the brokers with a replica that is not in sync; replicas that a reassignment is adding do not count."""
     return {
         replica
         for _, _, partition in all_partitions(image)

@@ -1,26 +1,26 @@
-"""Fresh producer ids for this node, out of blocks that the cluster has given it for good."""
+"""New producer ids for this node, from blocks that the controller allocates to it permanently."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from penstock.cluster.controller.producer_ids import ProducerIdBlock, allocate_producer_ids
+from penstock.cluster.controller.brokers import ProducerIdBlock, allocate_producer_ids
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
 _ALLOCATE_PRODUCER_IDS: Final = 67
-#: Shorter than a client waits for its answer.
-_PATIENCE_S: Final = 5.0
-_LATER: Final = frozenset(
+#: Shorter than the request timeout of a client.
+_TIMEOUT_S: Final = 5.0
+_RETRIABLE: Final = frozenset(
     {ErrorCode.not_controller, ErrorCode.request_timed_out, ErrorCode.stale_broker_epoch}
 )
 
 
-class ProducerIds:
-    """What is left of a block is lost with the process; an id is never given out twice."""
+class ProducerIdManager:
+    """Hands out each id only once; the unused rest of a block is lost when the process ends."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -28,7 +28,7 @@ class ProducerIds:
         self._refill = asyncio.Lock()
 
     async def fresh(self) -> int:
-        """Raises ApiError: COORDINATOR_LOAD_IN_PROGRESS while no controller can be reached."""
+        """Return a new producer id. Raises ApiError: COORDINATOR_LOAD_IN_PROGRESS while no controller is reachable."""
         if self._next == self._end:
             async with self._refill:
                 if self._next == self._end:
@@ -44,8 +44,8 @@ class ProducerIds:
                 return await self._allocate(node.image.brokers[node.node_id].epoch)
             return await self._ask_for_block()
         except ApiError as error:
-            if error.code in _LATER:
-                # Every client tries again after this one, and none after the others.
+            if error.code in _RETRIABLE:
+                # Every client retries after this error code, and none after the others.
                 raise ApiError(ErrorCode.coordinator_load_in_progress, error.message) from None
             raise
 
@@ -60,7 +60,7 @@ class ProducerIds:
 
         node = self._node
         request = AllocateProducerIdsRequest(broker_id=node.node_id, broker_epoch=node.lifecycle.broker_epoch)
-        response = await node.channel.call(_ALLOCATE_PRODUCER_IDS, request, _PATIENCE_S)
+        response = await node.channel.call(_ALLOCATE_PRODUCER_IDS, request, _TIMEOUT_S)
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code)
         return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

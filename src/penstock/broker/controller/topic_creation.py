@@ -1,4 +1,4 @@
-"""Creating topics: by the active controller with its rules and its randomness, from any node through it."""
+"""Topic creation: any node can request it; the active controller decides, with its defaults and randomness."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from penstock.broker.topic_settings import node_integer, node_layers
+from penstock.broker.config.effective_settings import effective_node_integer, node_layers
 from penstock.cluster.controller.create_topics import (
-    Chance,
+    CreateTopicResult,
     NewTopic,
-    TopicResult,
-    TopicRules,
+    Randomness,
+    TopicDefaults,
     create_topics,
 )
-from penstock.cluster.names import CLUSTER_METADATA, is_internal
-from penstock.log.files import open_files_limit
+from penstock.cluster.topic_names import CLUSTER_METADATA, is_internal
+from penstock.log.segment_files import open_files_limit
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.topics")
 
 CREATE_TOPICS: Final = 19
-#: Names that are being created at once because clients asked for them; who asks for more asks again.
+#: Topics that are auto-created at the same time; the creation of further ones starts when a client requests them again.
 _AUTO_CREATED_AT_ONCE_MAX: Final = 10_000
-#: Of those that could not be created, so many are remembered with the reason.
+#: Topics that could not be created whose reason is remembered.
 _FAILURES_MAX: Final = 1_000
 _PARTITIONS_PER_OPEN_FILE: Final = 20
-_CHANCE = Chance(draw=random.randrange, fresh_id=uuid4)
+_RANDOMNESS = Randomness(draw=random.randrange, fresh_id=uuid4)
 
 
-class AutoCreation:
-    """Topics that clients ask about and that do not exist: created in the background, each once at a time."""
+class AutoTopicCreationManager:
+    """Creates missing topics that clients request, in the background; at most one attempt per topic at a time."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -48,7 +48,7 @@ class AutoCreation:
         return {name: self._failures[name] for name in names if name in self._failures}
 
     def begin_by_name(self, names: Iterable[str]) -> None:
-        """With the cluster's defaults."""
+        """Create topics with the cluster's defaults."""
         self.begin(NewTopic(name=name) for name in names)
 
     def begin(self, topics: Iterable[NewTopic]) -> None:
@@ -76,7 +76,7 @@ class AutoCreation:
         finally:
             self._in_flight.difference_update(names)
 
-    def _note(self, result: TopicResult) -> None:
+    def _note(self, result: CreateTopicResult) -> None:
         self._failures.pop(result.name, None)
         if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
             reason = result.message or result.error.name
@@ -88,46 +88,46 @@ class AutoCreation:
 
 async def create_topics_in_cluster(
     node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
-) -> tuple[TopicResult, ...]:
-    """From any node. Returns once this one shows the topics. Raises ApiError when nothing was decided."""
+) -> tuple[CreateTopicResult, ...]:
+    """Create topics from any node; return once this node's image has them. Raises ApiError if nothing was decided."""
     if node.metadata.is_active:
         try:
-            return await decide_topics(node, topics, validate_only=validate_only)
+            return await create_topics_on_controller(node, topics, validate_only=validate_only)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:
                 raise
-    response = await node.channel.call(CREATE_TOPICS, _request(topics, validate_only))
-    return tuple(_result(topic) for topic in response.topics)
+    response = await node.channel.call(CREATE_TOPICS, _create_topics_request(topics, validate_only))
+    return tuple(_topic_result(topic) for topic in response.topics)
 
 
-async def decide_topics(
+async def create_topics_on_controller(
     node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
-) -> tuple[TopicResult, ...]:
-    """On the active controller. Raises ApiError: NOT_CONTROLLER when it is another one."""
+) -> tuple[CreateTopicResult, ...]:
+    """Create topics on the active controller. Raises ApiError: NOT_CONTROLLER if this node is not active."""
     results = await node.metadata.propose(
         lambda image: create_topics(
-            image, topics, rules=_rules(node), chance=_CHANCE, validate_only=validate_only
+            image, topics, rules=_topic_rules(node), chance=_RANDOMNESS, validate_only=validate_only
         )
     )
-    without_room = refused_here(node)
-    return tuple(_no_room(result) if result.name in without_room else result for result in results)
+    without_room = topics_refused_by_disk(node)
+    return tuple(_with_disk_error(result) if result.name in without_room else result for result in results)
 
 
-def refused_here(node: Node) -> set[str]:
-    """Topics with a partition that this node alone should hold, and its disk does not take."""
+def topics_refused_by_disk(node: Node) -> set[str]:
+    """Return the topics with a partition whose only replica is on this node, and which the disk refused."""
     refused = ((topic, node.image.partition(topic, index)) for topic, index in node.partitions.refused)
     return {topic for topic, state in refused if state is not None and state.replicas == (node.node_id,)}
 
 
-def _no_room(result: TopicResult) -> TopicResult:
-    """The topic exists from now on, and the node keeps trying; whoever asked should know nevertheless."""
+def _with_disk_error(result: CreateTopicResult) -> CreateTopicResult:
+    """Report the disk error to the client, although the topic exists and the node retries to create the partition."""
     if result.error is not ErrorCode.none:
         return result
     message = "the topic was created, but the disk refuses its partitions; they follow once it does not"
     return result._replace(error=ErrorCode.kafka_storage_error, message=message)
 
 
-def _request(topics: Sequence[NewTopic], validate_only: bool) -> Any:
+def _create_topics_request(topics: Sequence[NewTopic], validate_only: bool) -> Any:
     from kio.schema.create_topics.v7 import request as schema
 
     return schema.CreateTopicsRequest(
@@ -150,8 +150,8 @@ def _request(topics: Sequence[NewTopic], validate_only: bool) -> Any:
     )
 
 
-def _result(topic: Any) -> TopicResult:
-    return TopicResult(
+def _topic_result(topic: Any) -> CreateTopicResult:
+    return CreateTopicResult(
         name=topic.name,
         error=topic.error_code,
         message=topic.error_message,
@@ -162,17 +162,20 @@ def _result(topic: Any) -> TopicResult:
 
 
 def broker_replicas_max(node: Node) -> int:
-    """An idle partition keeps no file open, one that is used keeps one or two: so many share a descriptor."""
+    """Return how many partitions a broker may have.
+
+    Many share a descriptor, because an idle partition keeps no file open, and one in use keeps one or two.
+    """
     given = node.settings.integer("penstock.broker.partitions.max")
     return given or _PARTITIONS_PER_OPEN_FILE * open_files_limit()
 
 
-def _rules(node: Node) -> TopicRules:
+def _topic_rules(node: Node) -> TopicDefaults:
     layers = node_layers(node.settings, node.image)
-    return TopicRules(
-        partitions=node_integer(layers, "num.partitions"),
-        replication_factor=node_integer(layers, "default.replication.factor"),
-        partitions_max=node_integer(layers, "penstock.create.topics.partitions.max"),
+    return TopicDefaults(
+        partitions=effective_node_integer(layers, "num.partitions"),
+        replication_factor=effective_node_integer(layers, "default.replication.factor"),
+        partitions_max=effective_node_integer(layers, "penstock.create.topics.partitions.max"),
         node=layers,
         broker_replicas_max=broker_replicas_max(node),
     )

@@ -1,35 +1,92 @@
-"""What ConsumerGroupDescribe and ShareGroupDescribe have in common: each group by itself, assignments by topic.
+"""What the handlers of requests to coordinators share: durations in milliseconds, bounds of ids, topics by name or
+id, grouping by topic, and descriptions of groups.
 
-The messages look alike and are other classes, so each handler brings its own.
+ConsumerGroupDescribe and ShareGroupDescribe have the same fields in different message classes, so each handler
+passes its own classes to `describe_groups`. It describes each group independently and lists assignments by topic.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
-from penstock.broker.group_requests import GROUP_OPERATIONS, OPERATIONS_NOT_ASKED
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.context import RequestContext
-    from penstock.groups.shard import GroupShard
+    from penstock.broker.network.requests import RequestContext
+    from penstock.groups.group_shard import GroupCoordinatorShard
     from penstock.groups.topics import Topics
 
-#: Raises ApiError for a group that is not there, or of another kind.
-Described = Callable[["GroupShard", str], Any]
+
+NO_THROTTLE: Final = timedelta(0)
+#: Bit field: read, delete, describe, describe configs and alter configs, which are all operations on a group.
+GROUP_AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+OPERATIONS_NOT_REQUESTED: Final = -(1 << 31)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+Item = TypeVar("Item")
+
+
+def milliseconds(time: timedelta) -> int:
+    return time // _MILLISECOND
+
+
+def client_host(ctx: RequestContext) -> str:
+    """The client's address in the format that Kafka prints: a slash, and no host name."""
+    return f"/{ctx.client_host}"
+
+
+def check_id_lengths(ctx: RequestContext, *ids: str | None) -> None:
+    """Check ids that clients choose and coordinators store. Raises ApiError INVALID_REQUEST if one is too long."""
+    bytes_max = ctx.node.settings.integer("penstock.id.max.bytes")
+    for id in ids:
+        if id is not None and exceeds_utf8_bytes(id, bytes_max):
+            raise ApiError(
+                ErrorCode.invalid_request, f"An id is longer than penstock.id.max.bytes ({bytes_max}) allows."
+            )
+
+
+def exceeds_utf8_bytes(text: str, bytes_max: int) -> bool:
+    """Whether a text has more bytes than that in UTF-8. Encodes it only if the number of characters does not decide."""
+    return len(text) > bytes_max or (4 * len(text) > bytes_max and len(text.encode()) > bytes_max)
+
+
+def resolve_topic_name(ctx: RequestContext, topic: Any) -> tuple[str | None, ErrorCode]:
+    """Return the name of a topic in a request (newer versions send its id), or the error code."""
+    topic_id: UUID | None = getattr(topic, "topic_id", None)
+    if topic_id is not None:
+        found = ctx.node.image.topics_by_id.get(topic_id)
+        return (None, ErrorCode.unknown_topic_id) if found is None else (found.name, ErrorCode.none)
+    name = getattr(topic, "name", None)
+    if name is None:
+        return None, ErrorCode.unknown_topic_id
+    return name, ErrorCode.none
+
+
+def group_by_topic(items: Iterable[tuple[str, Item]]) -> list[tuple[str, list[Item]]]:
+    """Group the items by topic; the items of one topic must be adjacent."""
+    return [(topic, [item for _, item in group]) for topic, group in groupby(items, key=itemgetter(0))]
+
+
+#: Raises ApiError if the group does not exist or has another type.
+DescribeGroup = Callable[["GroupCoordinatorShard", str], Any]
 
 
 async def describe_groups(
     ctx: RequestContext,
     request: Any,
     group_class: Any,
-    described: Described,
+    described: DescribeGroup,
     member_of: Callable[[Any, Topics], Any],
 ) -> tuple[Any, ...]:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_ASKED
+    operations = (
+        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
+    )
     topics = ctx.node.groups.topics
 
     async def describe(group_id: str) -> Any:
@@ -38,7 +95,7 @@ async def describe_groups(
                 raise ApiError(ErrorCode.invalid_group_id)
             found = await ctx.node.groups.read(group_id, lambda shard: described(shard, group_id))
         except ApiError as error:
-            return _nothing(group_class, group_id, error)
+            return _error_description(group_class, group_id, error)
         return group_class(
             error_code=ErrorCode.none,
             error_message=None,
@@ -54,7 +111,7 @@ async def describe_groups(
     return tuple(await asyncio.gather(*map(describe, request.group_ids)))
 
 
-def _nothing(group_class: Any, group_id: str, error: ApiError) -> Any:
+def _error_description(group_class: Any, group_id: str, error: ApiError) -> Any:
     return group_class(
         error_code=error.code,
         error_message=error.message,
@@ -67,10 +124,10 @@ def _nothing(group_class: Any, group_id: str, error: ApiError) -> Any:
     )
 
 
-def by_topic_name(
+def assigned_topics(
     assigned: Mapping[UUID, frozenset[int]], topics: Topics, topic_class: Any
 ) -> tuple[Any, ...]:
-    """Topics that are gone are left out."""
+    """Leaves out deleted topics."""
     return tuple(
         topic_class(topic_id=topic.id, topic_name=topic.name, partitions=tuple(sorted(partitions)))
         for topic_id, partitions in assigned.items()

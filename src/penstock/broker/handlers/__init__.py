@@ -1,1 +1,1 @@
-"""One file per API. Each opens with its contract: key, versions, behaviour."""
+"""One file per API. Each file opens with its contract: key, versions, behaviour."""

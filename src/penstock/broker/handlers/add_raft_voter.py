@@ -1,4 +1,4 @@
-"""AddRaftVoter (key 80), v0-1. A controller that has caught up becomes a voter; answered once that is committed."""
+"""AddRaftVoter (key 80), v0-1. Makes a controller that has caught up a voter; the reply waits for the commit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from kio.schema.add_raft_voter.v1.response import AddRaftVoterResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.values import Address, ReplicaKey, Voter
+from penstock.raft.types import Address, ReplicaKey, Voter
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    """Raises NOT_CONTROLLER where another node leads."""
+    """Raises NOT_CONTROLLER if another node is the leader."""
     try:
         check_cluster(ctx, request.cluster_id)
         voter = Voter(

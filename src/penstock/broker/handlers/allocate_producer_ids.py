@@ -1,4 +1,7 @@
-"""AllocateProducerIds (key 67), v0. A broker gets a block of ids for good; only the active controller answers."""
+"""AllocateProducerIds (key 67), v0. Gives a broker a block of producer ids that is never reused.
+
+Only the active controller serves it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Any
 
 from kio.schema.allocate_producer_ids.v0.response import AllocateProducerIdsResponse
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.controller.producer_ids import ProducerIdBlock, allocate_producer_ids
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.brokers import ProducerIdBlock, allocate_producer_ids
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

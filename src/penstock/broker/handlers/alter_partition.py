@@ -1,7 +1,7 @@
-"""AlterPartition (key 56), v3. A leader asks for another in-sync set; only the active controller answers.
+"""AlterPartition (key 56), v3. A leader requests a new in-sync replica set; only the active controller serves it.
 
-Each partition is answered on its own, with its state once that is committed. A reassignment whose replicas are all
-in sync is completed by it.
+Each partition has its own result. A successful result carries the partition state after the change is committed. If
+all target replicas of a reassignment are in sync, the change completes the reassignment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 
 from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_partition import (
     AlterPartition,
     AlterPartitionResult,

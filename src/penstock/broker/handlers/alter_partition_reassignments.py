@@ -1,6 +1,6 @@
-"""AlterPartitionReassignments (key 45), v0-1. Where replicas shall be, or null to take that back.
+"""AlterPartitionReassignments (key 45), v0-1. Sets the target replicas of partitions, or cancels with null.
 
-The move itself takes as long as the copying does; ListPartitionReassignments tells what is under way.
+A reassignment takes as long as copying the data; ListPartitionReassignments shows the ones in progress.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kio.schema.alter_partition_reassignments.v1.response import (
     ReassignableTopicResponse,
 )
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.reassignment import (
     Reassignment,
     ReassignmentResult,

@@ -1,7 +1,7 @@
-"""AlterReplicaLogDirs (key 34), v1-2. A node has one data folder: a replica that is to stay in it succeeds.
+"""AlterReplicaLogDirs (key 34), v1-2. A node has one data directory: a replica can only stay in it.
 
-Any other folder is LOG_DIR_NOT_FOUND. The path is compared as text with the one that DescribeLogDirs gives, as in
-Apache Kafka. A partition that has no replica here is UNKNOWN_TOPIC_OR_PARTITION.
+Any other directory is LOG_DIR_NOT_FOUND. As in Apache Kafka, the path is compared as text with the one that
+DescribeLogDirs returns. A partition without a replica on this node is UNKNOWN_TOPIC_OR_PARTITION.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kio.schema.alter_replica_log_dirs.v2.response import (
     AlterReplicaLogDirTopicResult,
 )
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
     data_dir = ctx.node.settings.data_dir
-    # A partition that is named under two folders is answered once, for the last one.
+    # A partition that is listed under two directories gets one result, for the last directory.
     asked = {
         (topic.name, index): directory.path
         for directory in request.dirs

@@ -1,7 +1,8 @@
-"""AlterShareGroupOffsets (key 91), v0: a group without members begins anew at these offsets.
+"""AlterShareGroupOffsets (key 91), v0. Sets the start offsets of a share group that has no members.
 
-A group that does not exist is made. What is in flight of before is forgotten, and whoever still holds the old state is
-fenced. A group that is at-most-once is not moved backwards, nor onto records that it was handed: POLICY_VIOLATION.
+A group that does not exist is created. The request discards records in flight and fences share partition leaders that
+hold the old state. An at-most-once group cannot move backwards, nor to records that were already delivered to it:
+POLICY_VIOLATION.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from kio.schema.alter_share_group_offsets.v0.response import (
     AlterShareGroupOffsetsResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.share.messages import AlterReply, StartOffsets
-from penstock.groups.share.positions import begin_alter
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.share.share_group import AlterShareOffsetsReply, StartOffsets
+from penstock.groups.share.share_group_offsets import begin_alter_offsets
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.share.upkeep import Errors
+    from penstock.broker.coordinators.share.state_reconciler import StateErrors
 
 _UNKNOWN: Final = ApiError(ErrorCode.unknown_topic_or_partition)
-_NEGATIVE: Final = ApiError(ErrorCode.invalid_request, "The start offset is negative.")
+_NEGATIVE_OFFSET: Final = ApiError(ErrorCode.invalid_request, "The start offset is negative.")
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -42,26 +43,31 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     return _response(None, tuple(_topic(ctx, topic, reply, errors) for topic in request.topics))
 
 
-async def _alter(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> tuple[AlterReply, Errors]:
-    """What an earlier deletion has left is finished first."""
+async def _alter(
+    ctx: RequestContext, group_id: str, wanted: StartOffsets
+) -> tuple[AlterShareOffsetsReply, StateErrors]:
+    """Completes an earlier deletion of the group's offsets first, if one is pending."""
     possible = {
         name: {index: start for index, start in starts.items() if start >= 0}
         for name, starts in wanted.items()
     }
-    reply, errors = await _try(ctx, group_id, possible)
+    reply, errors = await _alter_once(ctx, group_id, possible)
     if reply.waits_for_deletion:
-        await ctx.node.share_upkeep.settle(group_id)
-        reply, errors = await _try(ctx, group_id, possible)
+        await ctx.node.share_state_reconciler.settle(group_id)
+        reply, errors = await _alter_once(ctx, group_id, possible)
     if reply.waits_for_deletion:
         raise ApiError(ErrorCode.coordinator_not_available, "The offsets of before are still being deleted.")
     return reply, errors
 
 
-async def _try(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> tuple[AlterReply, Errors]:
-    groups, upkeep = ctx.node.groups, ctx.node.share_upkeep
+async def _alter_once(
+    ctx: RequestContext, group_id: str, wanted: StartOffsets
+) -> tuple[AlterShareOffsetsReply, StateErrors]:
+    groups, upkeep = ctx.node.groups, ctx.node.share_state_reconciler
     async with upkeep.turn(group_id):
-        reply: AlterReply = await groups.write(
-            group_id, lambda shard, token: begin_alter(shard, group_id, wanted, token, now_ms=groups.now_ms())
+        reply: AlterShareOffsetsReply = await groups.write(
+            group_id,
+            lambda shard, token: begin_alter_offsets(shard, group_id, wanted, token, now_ms=groups.now_ms()),
         )
         if reply.error is not ErrorCode.none:
             raise ApiError(reply.error, reply.message)
@@ -75,7 +81,7 @@ async def _try(ctx: RequestContext, group_id: str, wanted: StartOffsets) -> tupl
         return reply, await upkeep.initialize(group_id, reply.epoch, starts)
 
 
-# -- answers -------------------------------------------------------------------------------------------
+# -- responses -----------------------------------------------------------------------------------------
 
 
 def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
@@ -87,14 +93,14 @@ def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
     )
 
 
-def _topic(ctx: RequestContext, topic: Any, reply: AlterReply, errors: Errors) -> Any:
+def _topic(ctx: RequestContext, topic: Any, reply: AlterShareOffsetsReply, errors: StateErrors) -> Any:
     known = ctx.node.groups.topics.get(topic.topic_name)
     topic_id = None if known is None else known.id
     partitions = []
     for part in topic.partitions:
         error = _UNKNOWN
         if part.start_offset < 0:
-            error = _NEGATIVE
+            error = _NEGATIVE_OFFSET
         elif topic_id is not None and part.partition_index in reply.places.get(topic_id, ()):
             error = errors.get((topic_id, part.partition_index), _NO_ERROR)
         partitions.append(

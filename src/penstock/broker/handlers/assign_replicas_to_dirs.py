@@ -1,7 +1,7 @@
-"""AssignReplicasToDirs (key 73), v0. A broker says where its replicas are; only the active controller answers.
+"""AssignReplicasToDirs (key 73), v0. A broker reports where its replicas are; only the active controller serves it.
 
-The directory id 2 says that a copy is lost or damaged: it leaves the in-sync set, and may not lead before it has been
-fetched again.
+Directory id 2 reports a lost or damaged replica: the controller removes it from the in-sync replicas, and it cannot
+become leader until it has fetched the log again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kio.schema.assign_replicas_to_dirs.v0.response import (
     TopicData,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.controller.lost_replicas import (
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.alter_partition import (
     DirectoryAssignment,
     DirectoryResult,
     assign_replicas_to_dirs,

@@ -1,4 +1,4 @@
-"""BeginQuorumEpoch (key 53), v0-1. A new leader makes itself known to a voter that has not asked yet."""
+"""BeginQuorumEpoch (key 53), v0-1. A new leader announces itself to a voter that has not fetched from it yet."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 from kio.schema.begin_quorum_epoch.v1.response import BeginQuorumEpochResponse, PartitionData, TopicData
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster, leader_endpoints, metadata_partition
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster, leader_endpoints, metadata_partition
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import BeginEpochRequest
-from penstock.raft.values import Address
+from penstock.raft.types import Address, BeginEpochRequest
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -24,7 +23,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         BeginEpochRequest(
             epoch=int(asked.leader_epoch),
             leader_id=int(asked.leader_id),
-            voter=ctx.node.quorum.addressed(request.voter_id, asked.voter_directory_id),
+            voter=ctx.node.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
             addresses=tuple(Address(at.name, at.host, int(at.port)) for at in request.leader_endpoints),
         )
     )

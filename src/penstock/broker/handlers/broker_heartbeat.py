@@ -1,7 +1,8 @@
-"""BrokerHeartbeat (key 63), v0-1. A broker says that it lives, how far it follows, and whether it wants in or out.
+"""BrokerHeartbeat (key 63), v0-1. A broker reports that it is alive, and its metadata offset.
 
-The connection it comes over stands for the broker: when it closes, the broker is given up sooner.
-Only the active controller answers. A broker that is replaced or forgotten gets STALE_BROKER_EPOCH and registers anew.
+The broker also requests to be unfenced or to shut down. The controller remembers the connection: if it closes, the
+controller fences the broker sooner. Only the active controller serves this API. A broker that was replaced or
+unregistered gets STALE_BROKER_EPOCH and registers again.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import Any
 
 from kio.schema.broker_heartbeat.v1.response import BrokerHeartbeatResponse
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.controller.heartbeats import Heartbeat
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.heartbeats import BrokerHeartbeat
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         reply = await ctx.node.controller.heartbeat(
-            Heartbeat(
+            BrokerHeartbeat(
                 broker_id=request.broker_id,
                 broker_epoch=request.broker_epoch,
                 metadata_offset=request.current_metadata_offset,

@@ -1,7 +1,8 @@
-"""BrokerRegistration (key 62), v0-4. A broker asks to be let in; only the active controller answers.
+"""BrokerRegistration (key 62), v0-4. A broker joins the cluster; only the active controller serves it.
 
-The reply is its epoch, and it starts fenced. `previous_broker_epoch` says that nothing which was written under that
-epoch can be lost. A second live broker with the same id gets DUPLICATE_BROKER_REGISTRATION.
+The reply carries the broker epoch, and the broker starts fenced. By sending `previous_broker_epoch` the broker promises
+that it has lost nothing it wrote under that epoch. A second live broker with the same id gets
+DUPLICATE_BROKER_REGISTRATION.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 
 from kio.schema.broker_registration.v4.response import BrokerRegistrationResponse
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.brokers import BrokerRegistration
-from penstock.cluster.records import BrokerEndpoint, BrokerFeature
+from penstock.cluster.metadata_records import BrokerEndpoint, BrokerFeature
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

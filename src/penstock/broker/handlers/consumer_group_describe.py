@@ -1,6 +1,6 @@
-"""ConsumerGroupDescribe (key 69), v0-1. From v1 on it is said of a member whether it speaks the classic protocol.
+"""ConsumerGroupDescribe (key 69), v0-1. From v1 on each member says whether it uses the classic protocol.
 
-Topics that are gone are left out of assignments. A group of another kind is GROUP_ID_NOT_FOUND.
+Assignments omit deleted topics. A group of another type is GROUP_ID_NOT_FOUND.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from kio.schema.consumer_group_describe.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_descriptions import by_topic_name, describe_groups
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.consumer.group import described
-from penstock.groups.consumer.messages import DescribedConsumer
+from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_groups
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.consumer.consumer_group import describe_consumer_group
+from penstock.groups.consumer.membership import DescribedConsumerMember
 from penstock.groups.topics import Topics
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = await describe_groups(ctx, request, DescribedGroup, described, _member)
+    groups = await describe_groups(ctx, request, DescribedGroup, describe_consumer_group, _member)
     return ConsumerGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 
-def _member(member: DescribedConsumer, topics: Topics) -> Any:
+def _member(member: DescribedConsumerMember, topics: Topics) -> Any:
     return Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -38,7 +37,9 @@ def _member(member: DescribedConsumer, topics: Topics) -> Any:
         client_host=member.client_host,
         subscribed_topic_names=member.topic_names,
         subscribed_topic_regex=member.topic_regex,
-        assignment=Assignment(topic_partitions=by_topic_name(member.assigned, topics, TopicPartitions)),
-        target_assignment=Assignment(topic_partitions=by_topic_name(member.target, topics, TopicPartitions)),
+        assignment=Assignment(topic_partitions=assigned_topics(member.assigned, topics, TopicPartitions)),
+        target_assignment=Assignment(
+            topic_partitions=assigned_topics(member.target, topics, TopicPartitions)
+        ),
         member_type=0 if member.is_classic else 1,
     )

@@ -1,7 +1,7 @@
-"""ConsumerGroupHeartbeat (key 68), v0-1. Joins (epoch 0), beats, leaves (-1) and leaves for a while (-2, static).
+"""ConsumerGroupHeartbeat (key 68), v0-1. Join (epoch 0), heartbeat, leave (-1), temporary leave (-2, static members).
 
-Before v1 a member may come without an id and is given one. While the cluster is at level 0 of `group.version` there is
-no such protocol: UNSUPPORTED_VERSION.
+Before v1 a member may join without an id, and the broker assigns one. While the cluster is at level 0 of
+`group.version` the protocol does not exist: UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -17,43 +17,48 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
-from penstock.broker.group_settings import effective_group_settings
-from penstock.groups.consumer.heartbeat import heartbeat
-from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.consumer.values import JOINING
-from penstock.groups.consumer.values import Assignment as Partitions
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.consumer.consumer_group_records import Assignment as Partitions
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _OWN_MEMBER_ID_FROM: Final = 1
-FEATURE: Final = "group.version"
+_FEATURE: Final = "group.version"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.node.groups
     try:
-        if not ctx.node.image.features.get(FEATURE):
+        if not ctx.node.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The consumer protocol is not enabled.")
-        beat = _beat(ctx, request)
-        check_ids(ctx, beat.member_id, beat.instance_id, beat.rack_id)
-        if beat.member_epoch == JOINING:
+        beat = _heartbeat_request(ctx, request)
+        check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
+        if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
             await groups.ensure_topic()
-            groups.check_room(beat.group_id)
+            groups.check_group_limit(beat.group_id)
         reply = await groups.write(
-            beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
+            beat.group_id,
+            lambda shard, token: consumer_group_heartbeat(shard, beat, token, now_ms=groups.now_ms()),
         )
     except ApiError as error:
         reply = ConsumerHeartbeatReply(error=error.code, message=error.message)
     return _response(reply)
 
 
-def _beat(ctx: RequestContext, request: Any) -> ConsumerHeartbeat:
-    config = effective_group_settings(ctx.node, request.group_id)
+def _heartbeat_request(ctx: RequestContext, request: Any) -> ConsumerHeartbeatRequest:
+    config = effective_group_config(ctx.node, request.group_id)
     member_id = request.member_id
-    if not member_id and request.member_epoch == JOINING and ctx.version < _OWN_MEMBER_ID_FROM:
+    if (
+        not member_id
+        and request.member_epoch == JOIN_GROUP_MEMBER_EPOCH
+        and ctx.version < _OWN_MEMBER_ID_FROM
+    ):
         member_id = str(uuid4())
-    return ConsumerHeartbeat(
+    return ConsumerHeartbeatRequest(
         group_id=request.group_id,
         member_id=member_id,
         member_epoch=request.member_epoch,

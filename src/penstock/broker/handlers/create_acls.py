@@ -7,8 +7,8 @@ from typing import Any
 
 from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
 
-from penstock.broker.context import RequestContext
 from penstock.broker.handlers.describe_acls import NO_AUTHORIZER
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 
 

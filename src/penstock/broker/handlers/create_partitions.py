@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37), v0-3. The new total of each topic; where they go may be given by hand."""
+"""CreatePartitions (key 37), v0-3. Sets the new partition count of topics, optionally with their replicas."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import Any
 
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 
-from penstock.broker.context import RequestContext
-from penstock.broker.topic_creation import broker_replicas_max, refused_here
-from penstock.cluster.controller.create_partitions import (
-    MorePartitions,
-    PartitionsResult,
-    create_partitions,
-)
+from penstock.broker.controller.topic_creation import broker_replicas_max, topics_refused_by_disk
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.alter_topics import CreatePartitionsResult, NewPartitions, create_partitions
 from penstock.protocol.errors import ErrorCode
 
 
@@ -32,8 +28,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             broker_replicas_max=broker_replicas_max(ctx.node),
         )
     )
-    without_room = refused_here(ctx.node)
-    results = tuple(_no_room(result) if result.name in without_room else result for result in results)
+    without_room = topics_refused_by_disk(ctx.node)
+    results = tuple(
+        _with_storage_error(result) if result.name in without_room else result for result in results
+    )
     return CreatePartitionsResponse(
         throttle_time=timedelta(0),
         results=tuple(
@@ -45,17 +43,17 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _no_room(result: PartitionsResult) -> PartitionsResult:
-    """They are there from now on, and the node keeps trying; whoever asked should know nevertheless."""
+def _with_storage_error(result: CreatePartitionsResult) -> CreatePartitionsResult:
+    """Reports the disk's error: the partitions exist from now on and the node retries, but the client should know."""
     if result.error is not ErrorCode.none:
         return result
     message = "the partitions were added, but the disk refuses them; they follow once it does not"
     return replace(result, error=ErrorCode.kafka_storage_error, message=message)
 
 
-def _more_partitions(topic: Any) -> MorePartitions:
+def _more_partitions(topic: Any) -> NewPartitions:
     given = topic.assignments
-    return MorePartitions(
+    return NewPartitions(
         name=topic.name,
         count=topic.count,
         assignments=None if given is None else tuple(assignment.broker_ids for assignment in given),

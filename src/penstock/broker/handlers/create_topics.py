@@ -1,7 +1,7 @@
-"""CreateTopics (key 19), v2-7. Each topic is answered on its own, once the node that was asked shows it.
+"""CreateTopics (key 19), v2-7. Each topic has its own result, sent once the receiving node's image shows the topic.
 
-From v5 on the answer carries the topic's settings with their sources, and from v7 its id. What is not said in the
-request is taken from the active controller's settings. The timeout is how long a controller is looked for.
+From v5 on the response carries the topic's settings with their sources, and from v7 on its id. Values that the request
+omits come from the settings of the active controller. The timeout limits the search for a controller.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kio.schema.create_topics.v7.response import (
     CreateTopicsResponse,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.topic_creation import decide_topics
-from penstock.cluster.controller.create_topics import NewTopic, TopicResult
+from penstock.broker.controller.topic_creation import create_topics_on_controller
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_new_topic(topic) for topic in request.topics]
-    results = await decide_topics(ctx.node, topics, validate_only=request.validate_only)
+    results = await create_topics_on_controller(ctx.node, topics, validate_only=request.validate_only)
     return CreateTopicsResponse(
         throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
     )
@@ -38,7 +38,7 @@ def _new_topic(topic: Any) -> NewTopic:
     )
 
 
-def _result(result: TopicResult) -> Any:
+def _result(result: CreateTopicResult) -> Any:
     return CreatableTopicResult(
         name=result.name,
         topic_id=result.topic_id,

@@ -1,7 +1,7 @@
-"""DeleteGroups (key 42), v0-2. Only a group without members goes, and its offsets with it.
+"""DeleteGroups (key 42), v0-2. Deletes groups without members, and their offsets.
 
-Of a share group, the state of its share partitions goes first. One that is at-most-once stays as long as it is
-(POLICY_VIOLATION): the next one of its name would be handed the same records.
+For a share group, the state of its share partitions is deleted first. An at-most-once group cannot be deleted
+(POLICY_VIOLATION), because a new group of the same name would get the same records again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _SHARE: Final = "share"
@@ -45,10 +45,13 @@ async def _delete(ctx: RequestContext, group_id: str) -> ErrorCode:
 
 
 async def _delete_share_state(ctx: RequestContext, group_id: str) -> None:
-    """Raises ApiError while some of it is there."""
-    from penstock.broker.share.deletion import delete_positions, refuse_if_at_most_once
+    """Raises ApiError if some of the state could not be deleted."""
+    from penstock.broker.coordinators.share.state_reconciler import (
+        check_offsets_may_be_deleted,
+        delete_share_offsets,
+    )
 
-    refuse_if_at_most_once(ctx.node, group_id)
-    deletion = await delete_positions(ctx.node, group_id, None)
+    check_offsets_may_be_deleted(ctx.node, group_id)
+    deletion = await delete_share_offsets(ctx.node, group_id, None)
     for error in deletion.errors.values():
         raise error

@@ -1,11 +1,13 @@
-"""DeleteRecords (key 21), v0-2. Moves the start of a partition forward, and answers once that is durable.
+"""DeleteRecords (key 21), v0-2. Moves the log start offset forward; the reply waits until that is durable.
 
-Live followers must have followed, so that what is deleted stays so whoever leads next. A request that runs out of
-time before they have is told so; for its own readers the records are gone nevertheless. A follower saves its start
-with its checkpoints: one that is killed before, and leads before it has fetched again, shows deleted records again.
-Records that are held back until they are due are taken over by the schedule first, and are not deleted. Offset -1
-stands for the high watermark. Topics that are only compacted refuse it, and so do internal ones. The files go with
-the next round of retention, on a full disk at once.
+The live followers must move their start offset too, so that deleted records stay deleted whichever replica leads next.
+If they do not in time, the partition gets REQUEST_TIMED_OUT, although consumers of this leader no longer see the
+records. A follower saves its start offset with its checkpoints. If it is killed before the checkpoint and becomes
+leader before it fetches again, it returns deleted records again.
+
+Records that are held until they are due are not deleted: the schedule takes them over first. Offset -1 is the high
+watermark. Topics that are only compacted, and internal topics, refuse the request. Retention deletes the files in its
+next round, or at once if the disk is full.
 """
 
 from __future__ import annotations
@@ -22,18 +24,18 @@ from kio.schema.delete_records.v2.response import (
     DeleteRecordsTopicResult,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.names import is_internal
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.topic_names import is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition.partition import Partition
 
 _HIGH_WATERMARK: Final = -1
 _NO_LOW_WATERMARK: Final = -1
-#: How often there is a look at whether followers have followed.
-_LOOK_S: Final = 0.01
-#: Nobody is kept waiting for longer, whatever the request says.
+#: How often to check whether the followers have moved their start offset.
+_POLL_INTERVAL_S: Final = 0.01
+#: Limits the timeout of the request.
 _WAIT_S_MAX: Final = 60.0
 
 
@@ -45,13 +47,15 @@ class _Result(NamedTuple):
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     results: dict[str, list[_Result]] = {}
-    for (topic, index), offset in _asked(request).items():
+    for (topic, index), offset in _requested_offsets(request).items():
         results.setdefault(topic, []).append(await _delete(ctx, topic, index, offset))
     if any(result.error is ErrorCode.none for parts in results.values() for result in parts):
         error = await _make_durable(ctx)
         if error is not ErrorCode.none:
-            results = {topic: [_failed(part, error) for part in parts] for topic, parts in results.items()}
-        await _free_space_at_once(ctx, results)
+            results = {
+                topic: [_with_error(part, error) for part in parts] for topic, parts in results.items()
+            }
+        await _free_space_on_full_disk(ctx, results)
         await _wait_for_followers(ctx, results, request.timeout.total_seconds())
     return DeleteRecordsResponse(
         throttle_time=timedelta(0),
@@ -72,8 +76,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _asked(request: Any) -> dict[tuple[str, int], int]:
-    """Offsets by topic and partition: of a partition that is named twice, the last."""
+def _requested_offsets(request: Any) -> dict[tuple[str, int], int]:
+    """Offsets by topic and partition; for a partition that is listed twice, the last one."""
     return {
         (topic.name, part.partition_index): part.offset
         for topic in request.topics
@@ -90,12 +94,12 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
             )
         if not partition.log.config.cleanup_delete:
             raise ApiError(ErrorCode.policy_violation, "The topic's cleanup.policy does not delete records")
-        await _settled(partition)
+        await _wait_until_settled(partition)
         before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
-        if ctx.node.may_hold_records(partition):
-            await ctx.node.schedule.wait_until_taken_over(partition, before)
+        if ctx.node.may_hold_scheduled_records(partition):
+            await ctx.node.schedule.wait_until_moved(partition, before)
         partition.log.delete_records_before(before)
         partition.start_moved()
     except ApiError as error:
@@ -103,8 +107,8 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
     return _Result(index, ErrorCode.none, partition.log.start_offset)
 
 
-async def _settled(partition: Partition) -> None:
-    """Raises ApiError: one that clients retry, while a new leader finds out what was committed."""
+async def _wait_until_settled(partition: Partition) -> None:
+    """Raises ApiError; while a new leader does not know what was committed, with a code that clients retry."""
     try:
         await partition.settled()
     except ApiError as error:
@@ -121,8 +125,8 @@ async def _make_durable(ctx: RequestContext) -> ErrorCode:
     return ErrorCode.none
 
 
-async def _free_space_at_once(ctx: RequestContext, results: dict[str, list[_Result]]) -> None:
-    """On a full disk nobody waits for the next round of retention. What fails here is tried again by it."""
+async def _free_space_on_full_disk(ctx: RequestContext, results: dict[str, list[_Result]]) -> None:
+    """On a full disk, applies retention now instead of in its next round, which retries what fails here."""
     node = ctx.node
     if not node.store.space.is_full:
         return
@@ -137,17 +141,19 @@ async def _free_space_at_once(ctx: RequestContext, results: dict[str, list[_Resu
 async def _wait_for_followers(
     ctx: RequestContext, results: dict[str, list[_Result]], timeout_s: float
 ) -> None:
-    """Results of partitions whose followers do not follow in time are replaced."""
+    """Replaces the results of partitions whose followers do not move their start offset in time."""
     deadline = asyncio.get_running_loop().time() + min(timeout_s, _WAIT_S_MAX)
     for topic, parts in results.items():
         for place, part in enumerate(parts):
             if part.error is ErrorCode.none:
-                error = await _followed(ctx, topic, part, deadline)
-                parts[place] = part if error is ErrorCode.none else _failed(part, error)
+                error = await _wait_for_low_watermark(ctx, topic, part, deadline)
+                parts[place] = part if error is ErrorCode.none else _with_error(part, error)
 
 
-async def _followed(ctx: RequestContext, topic: str, part: _Result, deadline: float) -> ErrorCode:
-    """Waits until every live replica starts where this one does."""
+async def _wait_for_low_watermark(
+    ctx: RequestContext, topic: str, part: _Result, deadline: float
+) -> ErrorCode:
+    """Waits until the start offset of every live replica has reached this leader's."""
     loop = asyncio.get_running_loop()
     while (partition := ctx.node.partitions.led(topic, part.partition)) is not None:
         leading = partition.leading
@@ -155,7 +161,7 @@ async def _followed(ctx: RequestContext, topic: str, part: _Result, deadline: fl
             return ErrorCode.none
         if loop.time() >= deadline:
             return ErrorCode.request_timed_out
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)
     return ErrorCode.not_leader_or_follower
 
 
@@ -164,5 +170,5 @@ def _is_alive(ctx: RequestContext, broker_id: int) -> bool:
     return broker is not None and not broker.fenced
 
 
-def _failed(part: _Result, error: ErrorCode) -> _Result:
+def _with_error(part: _Result, error: ErrorCode) -> _Result:
     return part if part.error is not ErrorCode.none else _Result(part.partition, error)

@@ -1,7 +1,7 @@
-"""DeleteShareGroupOffsets (key 92), v0: a group without members forgets these topics.
+"""DeleteShareGroupOffsets (key 92), v0. Deletes a share group's offsets for topics; the group must have no members.
 
-If it comes back to one it begins by share.auto.offset.reset. A group that is at-most-once forgets nothing, because it
-would be handed records again: POLICY_VIOLATION.
+If the group consumes such a topic again, share.auto.offset.reset decides where it starts. An at-most-once group keeps
+its offsets (POLICY_VIOLATION), because it would get records again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from kio.schema.delete_share_group_offsets.v0.response import (
     DeleteShareGroupOffsetsResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.broker.share.deletion import delete_positions, refuse_if_at_most_once
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.coordinators.share.state_reconciler import (
+    check_offsets_may_be_deleted,
+    delete_share_offsets,
+)
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.share.deletion import Deletion
+    from penstock.broker.coordinators.share.state_reconciler import ShareOffsetsDeletion
 
-_NOT_THERE: Final = ApiError(ErrorCode.unknown_topic_or_partition)
+_UNKNOWN_TOPIC: Final = ApiError(ErrorCode.unknown_topic_or_partition)
 _NO_STATE: Final = ApiError(ErrorCode.unknown_topic_or_partition, "There is no offset information to delete.")
 _NO_ERROR: Final = ApiError(ErrorCode.none)
 
@@ -31,8 +34,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        refuse_if_at_most_once(ctx.node, request.group_id)
-        deletion = await delete_positions(ctx.node, request.group_id, names)
+        check_offsets_may_be_deleted(ctx.node, request.group_id)
+        deletion = await delete_share_offsets(ctx.node, request.group_id, names)
     except ApiError as error:
         return _response(error, ())
     return _response(None, tuple(_topic(ctx, name, deletion) for name in names))
@@ -47,12 +50,12 @@ def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
     )
 
 
-def _topic(ctx: RequestContext, name: str, deletion: Deletion) -> Any:
+def _topic(ctx: RequestContext, name: str, deletion: ShareOffsetsDeletion) -> Any:
     topic_id = next((id for id, known in deletion.names.items() if known == name), None)
     if topic_id is not None:
         error = deletion.errors.get(topic_id, _NO_ERROR)
     else:
-        error = _NOT_THERE if ctx.node.groups.topics.get(name) is None else _NO_STATE
+        error = _UNKNOWN_TOPIC if ctx.node.groups.topics.get(name) is None else _NO_STATE
     return DeleteShareGroupOffsetsResponseTopic(
         topic_name=name, topic_id=topic_id, error_code=error.code, error_message=error.message
     )

@@ -1,17 +1,18 @@
-"""DeleteShareGroupState (key 86), v0. Forgets the state of share partitions; what was never there is no error.
+"""DeleteShareGroupState (key 86), v0. Deletes the state of share partitions; state that does not exist is no error.
 
-Asked by the group coordinator. A number below -1 after a partition is not one, but says at which epoch of the group
-that was decided: what was begun later stays (FENCED_STATE_EPOCH). A group that is at-most-once forgets nothing
-(POLICY_VIOLATION). Dead letters that are still to be buried are buried nevertheless."""
+Sent by the group coordinator. A partition number below -1 is not a partition: it carries the group epoch at which the
+deletion was decided, and state initialised later is kept (FENCED_STATE_EPOCH). An at-most-once group keeps its state
+(POLICY_VIOLATION). Dead letters that are still pending are written nevertheless.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.context import RequestContext
-from penstock.broker.share_state.coordinator import serve
-from penstock.broker.share_state.wire import DELETE
+from penstock.broker.coordinators.share.coordinator import handle_state_request
+from penstock.broker.coordinators.share.state_messages import DELETE
+from penstock.broker.network.requests import RequestContext
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    return await serve(ctx, DELETE, request)
+    return await handle_state_request(ctx, DELETE, request)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kio.schema.describe_acls.v3.response import DescribeAclsResponse
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 
 NO_AUTHORIZER: Final = "No Authorizer is configured on the broker"

@@ -1,7 +1,8 @@
-"""DescribeCluster (key 60), v0-2. Brokers, cluster id and controller; this listener knows brokers, not controllers.
+"""DescribeCluster (key 60), v0-2. Brokers, cluster id and controller, as seen from this listener.
 
-A node that belongs to no cluster yet says so with an empty cluster id. The controller is the active one where it is
-a broker that the client can reach, else this node, which asks it for the client.
+Only brokers are returned, because listeners belong to brokers, not controllers. A node that has not joined a cluster
+returns an empty cluster id. The controller id is the active controller if that is a broker which the client can reach;
+otherwise it is this node, which forwards requests to the controller.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any, Final
 
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.topology import (
-    CLUSTER_OPERATIONS,
-    OPERATIONS_NOT_ASKED,
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.client_view import (
+    CLUSTER_AUTHORIZED_OPERATIONS,
+    OPERATIONS_NOT_REQUESTED,
     ReachableBroker,
     reachable_brokers,
 )
@@ -28,7 +29,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         _refuse_other_endpoints(request.endpoint_type)
     except ApiError as error:
-        return _refused(error)
+        return _error_response(error)
     asked = request.include_cluster_authorized_operations
     node = ctx.node
     brokers = reachable_brokers(node.image, ctx.listener, with_fenced=request.include_fenced_brokers)
@@ -44,7 +45,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
             )
             for broker, at in brokers
         ),
-        cluster_authorized_operations=CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED,
+        cluster_authorized_operations=CLUSTER_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED,
     )
 
 
@@ -64,7 +65,7 @@ def _refuse_other_endpoints(endpoint_type: int) -> None:
         raise ApiError(ErrorCode.unsupported_endpoint_type, f"Unsupported endpoint type {endpoint_type}")
 
 
-def _refused(error: ApiError) -> Any:
+def _error_response(error: ApiError) -> Any:
     return DescribeClusterResponse(
         throttle_time=timedelta(0),
         error_code=error.code,

@@ -1,15 +1,16 @@
-"""DescribeConfigs (key 32), v1-4. Every setting of a topic, a broker or a group, defaults included, and its source.
+"""DescribeConfigs (key 32), v1-4. All settings of a topic, broker or group with their sources, defaults included.
 
-A broker named "" gives what was set for all brokers at run time. A group or a client metrics subscription need not
-exist to have settings. A broker's loggers are shown with their levels. A broker setting that is stored and that this
-version does not know is shown without its value, as in Apache Kafka: it may be a secret.
+The broker name "" returns what was set for all brokers at run time. A group or a client metrics subscription need not
+exist to have settings. Broker loggers are returned with their levels. A stored broker setting that this version does
+not know is returned without its value, as in Apache Kafka: it may be a secret. Before v4 a resource with a value
+longer than 32,767 bytes gets UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.describe_configs.v4.response import (
     DescribeConfigsResourceResult,
@@ -18,15 +19,22 @@ from kio.schema.describe_configs.v4.response import (
     DescribeConfigsSynonym,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.dynamic_settings import usable_settings
-from penstock.broker.settings_table import NODE_SETTINGS
-from penstock.broker.topic_settings import node_layers
-from penstock.cluster.effective import ConfigSource, Effective, Synonym, effective_topic_settings
-from penstock.cluster.names import topic_name_flaw
-from penstock.cluster.state import ResourceType
+from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.config.effective_settings import accepted_settings, node_layers
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_names import topic_name_error
+from penstock.cluster.topic_settings import (
+    ConfigSource,
+    ConfigSynonym,
+    EffectiveSetting,
+    effective_topic_settings,
+)
+from penstock.protocol.config_def import Setting, SettingType
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.settings import Setting, SettingType
+
+_COMPACT_STRINGS_FROM: Final = 4
+_LEGACY_STRING_BYTES_MAX: Final = 32_767
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
@@ -41,9 +49,9 @@ def _describe(ctx: RequestContext, request: Any, resource: Any) -> Any:
     configs: tuple[Any, ...] = ()
     try:
         configs = tuple(
-            _entry(effective, read_only, request)
+            _entry(ctx, effective, read_only, request)
             for effective, read_only in _settings(ctx, resource.resource_type, resource.resource_name)
-            # An empty list of names asks for all, as null does.
+            # An empty list of names selects all, as null does.
             if not resource.configuration_keys or effective.setting.name in resource.configuration_keys
         )
     except ApiError as refusal:
@@ -57,13 +65,13 @@ def _describe(ctx: RequestContext, request: Any, resource: Any) -> Any:
     )
 
 
-def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tuple[Effective, bool]]:
+def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tuple[EffectiveSetting, bool]]:
     """Each setting with whether it is read-only."""
     match resource_type:
         case ResourceType.TOPIC:
             return [(effective, False) for effective in _topic_settings(ctx, name).values()]
         case ResourceType.BROKER if not name:
-            return [(effective, effective.setting.read_only) for effective in _cluster_wide(ctx)]
+            return [(effective, effective.setting.read_only) for effective in _default_broker_settings(ctx)]
         case ResourceType.BROKER:
             _refuse_other_broker(ctx, name)
             return [(effective, effective.setting.read_only) for effective in _broker_settings(ctx)]
@@ -82,8 +90,8 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
             raise ApiError(ErrorCode.invalid_request, f"Unsupported resource type: {resource_type}")
 
 
-def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, Effective]:
-    if (flaw := topic_name_flaw(topic)) is not None:
+def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, EffectiveSetting]:
+    if (flaw := topic_name_error(topic)) is not None:
         raise ApiError(ErrorCode.invalid_topic_exception, flaw)
     image = ctx.node.image
     if topic not in image.topics:
@@ -93,7 +101,7 @@ def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, Effective]:
     )
 
 
-def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, Effective]:
+def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, EffectiveSetting]:
     from penstock.cluster.group_settings import effective_group_values
 
     if not group_id:
@@ -104,16 +112,16 @@ def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, Effective]:
     )
 
 
-def _logger_levels() -> Iterable[Effective]:
-    from penstock.broker.broker_loggers import logger_levels
+def _logger_levels() -> Iterable[EffectiveSetting]:
+    from penstock.broker.config.broker_loggers import logger_levels
 
     source = ConfigSource.DYNAMIC_BROKER_LOGGER
     for name, level in logger_levels().items():
         setting = Setting(name=name, type=SettingType.UNKNOWN, default=None, doc="")
-        yield Effective(setting, level, source, ())
+        yield EffectiveSetting(setting, level, source, ())
 
 
-def _client_metrics(ctx: RequestContext, name: str) -> Iterable[Effective]:
+def _client_metrics(ctx: RequestContext, name: str) -> Iterable[EffectiveSetting]:
     from penstock.cluster.client_metrics import effective_client_metrics
 
     if not name:
@@ -122,46 +130,46 @@ def _client_metrics(ctx: RequestContext, name: str) -> Iterable[Effective]:
     return effective_client_metrics(ctx.node.image.config(ResourceType.CLIENT_METRICS, name)).values()
 
 
-def _broker_settings(ctx: RequestContext) -> list[Effective]:
+def _broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
     layers = node_layers(ctx.node.settings, ctx.node.image)
     found = []
     for name, setting in NODE_SETTINGS.items():
         synonyms = tuple(
-            Synonym(name, layer.values[name], layer.source) for layer in layers if name in layer.values
+            ConfigSynonym(name, layer.values[name], layer.source) for layer in layers if name in layer.values
         )
         source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
         value = setting.parse(synonyms[0].text or "") if synonyms else None
-        found.append(Effective(setting, value, source, synonyms))
+        found.append(EffectiveSetting(setting, value, source, synonyms))
     return [*found, *_unknown_settings(ctx)]
 
 
-def _unknown_settings(ctx: RequestContext) -> Iterable[Effective]:
-    stored: dict[str, list[Synonym]] = {}
+def _unknown_settings(ctx: RequestContext) -> Iterable[EffectiveSetting]:
+    stored: dict[str, list[ConfigSynonym]] = {}
     for resource, source in (
         (str(ctx.node.node_id), ConfigSource.DYNAMIC_BROKER),
         ("", ConfigSource.DYNAMIC_DEFAULT_BROKER),
     ):
         for name, text in ctx.node.image.config(ResourceType.BROKER, resource).items():
             if name not in NODE_SETTINGS:
-                stored.setdefault(name, []).append(Synonym(name, text, source))
+                stored.setdefault(name, []).append(ConfigSynonym(name, text, source))
     for name, synonyms in stored.items():
-        yield Effective(_unknown(name), None, synonyms[0].source, tuple(synonyms))
+        yield EffectiveSetting(_unknown_setting(name), None, synonyms[0].source, tuple(synonyms))
 
 
-def _unknown(name: str) -> Setting:
+def _unknown_setting(name: str) -> Setting:
     return Setting(name=name, type=SettingType.UNKNOWN, default=None, doc="", read_only=True)
 
 
-def _cluster_wide(ctx: RequestContext) -> list[Effective]:
-    """As they are stored, also those that do not count."""
+def _default_broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
+    """Settings as they are stored, including invalid ones that have no effect."""
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER
     stored = ctx.node.image.config(ResourceType.BROKER, "")
-    usable = usable_settings(stored)
+    usable = accepted_settings(stored)
     found = []
     for name, text in stored.items():
-        setting = NODE_SETTINGS.get(name) or _unknown(name)
+        setting = NODE_SETTINGS.get(name) or _unknown_setting(name)
         value = setting.parse(text) if name in usable else text
-        found.append(Effective(setting, value, source, (Synonym(name, text, source),)))
+        found.append(EffectiveSetting(setting, value, source, (ConfigSynonym(name, text, source),)))
     return found
 
 
@@ -173,7 +181,21 @@ def _refuse_other_broker(ctx: RequestContext, name: str) -> None:
         )
 
 
-def _entry(effective: Effective, read_only: bool, request: Any) -> Any:
+def _refuse_too_long(ctx: RequestContext, effective: EffectiveSetting) -> None:
+    """Raises ApiError: older versions cannot carry a long value, and a client might write a truncated one back."""
+    texts = (effective.text, *(synonym.text for synonym in effective.synonyms))
+    if ctx.version < _COMPACT_STRINGS_FROM and any(
+        text is not None and len(text.encode()) > _LEGACY_STRING_BYTES_MAX for text in texts
+    ):
+        raise ApiError(
+            ErrorCode.unsupported_version,
+            f"The value of {effective.setting.name} is longer than {_LEGACY_STRING_BYTES_MAX} bytes: "
+            f"it can be described from version {_COMPACT_STRINGS_FROM} of the request on.",
+        )
+
+
+def _entry(ctx: RequestContext, effective: EffectiveSetting, read_only: bool, request: Any) -> Any:
+    _refuse_too_long(ctx, effective)
     is_logger = effective.source is ConfigSource.DYNAMIC_BROKER_LOGGER
     is_unknown = effective.setting.type is SettingType.UNKNOWN and not is_logger
     is_sensitive = is_unknown or effective.setting.type is SettingType.PASSWORD

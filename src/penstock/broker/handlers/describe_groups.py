@@ -1,4 +1,4 @@
-"""DescribeGroups (key 15), v0-6. A group that does not exist, or not as a classic one, is Dead; from v6 on an error."""
+"""DescribeGroups (key 15), v0-6. A group that does not exist as a classic group is Dead; from v6 on it is an error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from kio.schema.describe_groups.v6.response import (
     DescribeGroupsResponse,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import GROUP_OPERATIONS, NO_THROTTLE, OPERATIONS_NOT_ASKED
-from penstock.groups.messages import DescribedGroup as Description
+from penstock.broker.coordinators.requests import (
+    GROUP_AUTHORIZED_OPERATIONS,
+    NO_THROTTLE,
+    OPERATIONS_NOT_REQUESTED,
+)
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import DescribedGroup as Description
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NOT_FOUND_FROM: Final = 6
@@ -21,7 +25,9 @@ _DEAD: Final = "Dead"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_ASKED
+    operations = (
+        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
+    )
     groups = await asyncio.gather(*(_describe(ctx, group_id, operations) for group_id in request.groups))
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
@@ -30,20 +36,22 @@ async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
     try:
         found = await ctx.node.groups.read(group_id, lambda shard: shard.describe(group_id))
     except ApiError as error:
-        return _nothing(group_id, "", error.code, error.message)
+        return _empty_description(group_id, "", error.code, error.message)
     if found is None and ctx.version >= _NOT_FOUND_FROM:
-        return _nothing(group_id, _DEAD, ErrorCode.group_id_not_found, f"Group {group_id} not found.")
+        return _empty_description(
+            group_id, _DEAD, ErrorCode.group_id_not_found, f"Group {group_id} not found."
+        )
     if found is None:
-        return _nothing(group_id, _DEAD, ErrorCode.none, None, operations)
+        return _empty_description(group_id, _DEAD, ErrorCode.none, None, operations)
     return _description(found, operations)
 
 
-def _nothing(
+def _empty_description(
     group_id: str,
     state: str,
     error: ErrorCode,
     message: str | None,
-    operations: int = OPERATIONS_NOT_ASKED,
+    operations: int = OPERATIONS_NOT_REQUESTED,
 ) -> Any:
     return DescribedGroup(
         error_code=error,

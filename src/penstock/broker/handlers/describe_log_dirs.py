@@ -1,7 +1,7 @@
-"""DescribeLogDirs (key 35), v1-5. The node's one data folder, the size of each partition in it, and its disk.
+"""DescribeLogDirs (key 35), v1-5. The node's data directory, the size of each partition in it, and its disk.
 
-Null topics ask for all; a partition that is not here is left out, as in Apache Kafka. Replicas are never moved
-between folders, so nothing lags and nothing is a future replica.
+Null topics select all; a partition without a replica on this node is omitted, as in Apache Kafka. Replicas never move
+between directories, so there is no lag and no future replica.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kio.schema.describe_log_dirs.v5.response import (
     DescribeLogDirsTopic,
 )
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition.partition import Partition
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     directory = ctx.node.settings.data_dir
-    # A disk that hangs must not hold up the loop.
+    # statvfs runs in a thread, because a disk that hangs must not block the event loop.
     disk = await ctx.node.in_thread(os.statvfs, directory)
     by_topic: dict[str, list[Any]] = defaultdict(list)
-    for partition in _asked(ctx, request):
+    for partition in _requested_partitions(ctx, request):
         by_topic[partition.topic].append(
             DescribeLogDirsPartition(
                 partition_index=partition.index,
@@ -54,7 +54,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     return DescribeLogDirsResponse(throttle_time=timedelta(0), error_code=ErrorCode.none, results=(result,))
 
 
-def _asked(ctx: RequestContext, request: Any) -> Iterator[Partition]:
+def _requested_partitions(ctx: RequestContext, request: Any) -> Iterator[Partition]:
     if request.topics is None:
         yield from ctx.node.partitions
         return

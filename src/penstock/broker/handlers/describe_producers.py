@@ -1,6 +1,6 @@
-"""DescribeProducers (key 61), v0. The producers that a partition remembers, for tracing hanging transactions.
+"""DescribeProducers (key 61), v0. The producer states of a partition, to find hanging transactions.
 
-Followers remember them too, and answer.
+Followers have the producer states too, and serve the request.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kio.schema.describe_producers.v0.response import (
     TopicResponse,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.names import topic_name_flaw
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.topic_names import topic_name_error
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -35,7 +35,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
 
 def _partition(ctx: RequestContext, topic: str, index: int) -> Any:
     try:
-        if (flaw := topic_name_flaw(topic)) is not None:
+        if (flaw := topic_name_error(topic)) is not None:
             raise ApiError(ErrorCode.invalid_topic_exception, flaw)
         partitions = ctx.node.partitions
         partition = partitions.get(topic, index) or partitions.find(topic, index)

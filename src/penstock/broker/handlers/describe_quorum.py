@@ -1,7 +1,7 @@
-"""DescribeQuorum (key 55), v0-2. Who votes and who watches, how far each has come, and where voters listen.
+"""DescribeQuorum (key 55), v0-2. The voters and observers, their log end offsets, and the voters' endpoints.
 
-Answered by the leader. A node that belongs to no cluster yet says UNKNOWN_TOPIC_OR_PARTITION at the top: that is
-how founders find out about each other.
+The quorum leader serves it. A node that has not joined a cluster returns UNKNOWN_TOPIC_OR_PARTITION at the top level;
+the initial voters use that to find each other.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from typing import Any
 
 from kio.schema.describe_quorum.v2 import response as wire
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import metadata_partition, no_cluster
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import metadata_partition, no_cluster_error
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.values import QuorumView, ReplicaView
+from penstock.raft.types import QuorumDescription, ReplicaDescription
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    """Raises NOT_CONTROLLER where another node leads."""
+    """Raises NOT_CONTROLLER if another node is the leader."""
     quorum = ctx.node.quorum
     if not quorum.has_cluster:
-        error = no_cluster()
+        error = no_cluster_error()
         return _response(error.code, error.message, (), ())
     try:
         metadata_partition(request.topics, "topic_name", "partition_index")
     except ApiError as error:
-        return _response(ErrorCode.none, None, tuple(_refused(topic, error) for topic in request.topics), ())
+        return _response(
+            ErrorCode.none, None, tuple(_topic_with_error(topic, error) for topic in request.topics), ()
+        )
     view = quorum.describe()
     topic = wire.TopicData(topic_name=CLUSTER_METADATA, partitions=(_partition(ctx, view),))
     return _response(ErrorCode.none, None, (topic,), _nodes(view))
@@ -36,7 +38,7 @@ def _response(code: ErrorCode, message: str | None, topics: Any, nodes: Any) -> 
     return wire.DescribeQuorumResponse(error_code=code, error_message=message, topics=topics, nodes=nodes)
 
 
-def _partition(ctx: RequestContext, view: QuorumView) -> Any:
+def _partition(ctx: RequestContext, view: QuorumDescription) -> Any:
     return wire.PartitionData(
         partition_index=0,
         error_code=ErrorCode.none,
@@ -49,7 +51,7 @@ def _partition(ctx: RequestContext, view: QuorumView) -> Any:
     )
 
 
-def _replica(ctx: RequestContext, replica: ReplicaView) -> Any:
+def _replica(ctx: RequestContext, replica: ReplicaDescription) -> Any:
     wall_clock_ms = ctx.node.quorum.wall_clock_ms
     return wire.ReplicaState(
         replica_id=replica.key.id,
@@ -60,7 +62,7 @@ def _replica(ctx: RequestContext, replica: ReplicaView) -> Any:
     )
 
 
-def _nodes(view: QuorumView) -> tuple[Any, ...]:
+def _nodes(view: QuorumDescription) -> tuple[Any, ...]:
     return tuple(
         wire.Node(
             node_id=voter.key.id,
@@ -72,7 +74,7 @@ def _nodes(view: QuorumView) -> tuple[Any, ...]:
     )
 
 
-def _refused(topic: Any, error: ApiError) -> Any:
+def _topic_with_error(topic: Any, error: ApiError) -> Any:
     return wire.TopicData(
         topic_name=topic.topic_name,
         partitions=tuple(

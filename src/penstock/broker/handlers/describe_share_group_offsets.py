@@ -1,7 +1,8 @@
-"""DescribeShareGroupOffsets (key 90), v0-1: start offsets of share partitions, and from v1 on their lag.
+"""DescribeShareGroupOffsets (key 90), v0-1. Start offsets of share partitions, and from v1 on their lag.
 
-Null for the topics is all that the group has a state for. A start offset of -1 is not decided on yet: it will be by
-share.auto.offset.reset, with the first fetch. The lag leaves out what is final behind the start offset.
+Null topics select all topics for which the group has state. A start offset of -1 is not decided yet:
+share.auto.offset.reset decides it at the first fetch. The lag excludes records after the start offset whose delivery
+is complete.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from kio.schema.describe_share_group_offsets.v1.response import (
     DescribeShareGroupOffsetsResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.broker.share.end_offsets import Place, end_offsets
-from penstock.groups.share.group import existing
-from penstock.groups.share.positions import places_of
-from penstock.groups.share_state.values import UNSET
+from penstock.broker.coordinators.groups.end_offsets import PartitionKey, end_offsets
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.share.share_group import require_share_group
+from penstock.groups.share.share_group_offsets import share_partitions_of
+from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.groups.share_state.values import ShareSummary
+    from penstock.groups.share.state.share_state import ShareStateSummary
 
 _UNKNOWN: Final = ApiError(ErrorCode.unknown_topic_or_partition)
 
 #: The partitions of a topic, by its name.
-Asked = list[tuple[str, list[int]]]
+_RequestedTopics = list[tuple[str, list[int]]]
 
 
-class _Position(NamedTuple):
+class _PartitionOffsets(NamedTuple):
     start_offset: int = UNSET
     leader_epoch: int = 0
     lag: int = -1
@@ -46,11 +47,11 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 async def _describe(ctx: RequestContext, group: Any) -> Any:
     try:
-        asked = await _asked(ctx, group)
+        asked = await _requested_topics(ctx, group)
     except ApiError as error:
         return _group(group.group_id, (), error)
     places = [(name, index) for name, indexes in asked for index in indexes]
-    positions = await _positions(ctx, group.group_id, places)
+    positions = await _read_offsets(ctx, group.group_id, places)
     topics = tuple(
         _topic(ctx, name, [_partition(index, positions[name, index]) for index in indexes])
         for name, indexes in asked
@@ -58,27 +59,27 @@ async def _describe(ctx: RequestContext, group: Any) -> Any:
     return _group(group.group_id, topics, None)
 
 
-async def _asked(ctx: RequestContext, group: Any) -> Asked:
+async def _requested_topics(ctx: RequestContext, group: Any) -> _RequestedTopics:
     groups, group_id = ctx.node.groups, group.group_id
     if group.topics is not None:
-        await groups.read(group_id, lambda shard: existing(shard, group_id))
+        await groups.read(group_id, lambda shard: require_share_group(shard, group_id))
         return [(topic.topic_name, list(dict.fromkeys(topic.partitions))) for topic in group.topics]
-    places = await groups.read(group_id, lambda shard: places_of(shard, group_id))
+    places = await groups.read(group_id, lambda shard: share_partitions_of(shard, group_id))
     named = ((groups.topics.by_id(topic_id), indexes) for topic_id, indexes in places.items())
     return [(topic.name, sorted(indexes)) for topic, indexes in named if topic is not None]
 
 
-async def _positions(
-    ctx: RequestContext, group_id: str, places: list[Place]
-) -> dict[Place, _Position | ApiError]:
+async def _read_offsets(
+    ctx: RequestContext, group_id: str, places: list[PartitionKey]
+) -> dict[PartitionKey, _PartitionOffsets | ApiError]:
     answers = await asyncio.gather(*(_summary(ctx, group_id, place) for place in places))
     summaries = dict(zip(places, answers, strict=True))
     counted = [place for place, summary in summaries.items() if _has_lag(summary)]
     ends = await end_offsets(ctx.node, counted)
-    return {place: _position(summary, ends.get(place)) for place, summary in summaries.items()}
+    return {place: _partition_offsets(summary, ends.get(place)) for place, summary in summaries.items()}
 
 
-async def _summary(ctx: RequestContext, group_id: str, place: Place) -> ShareSummary | ApiError:
+async def _summary(ctx: RequestContext, group_id: str, place: PartitionKey) -> ShareStateSummary | ApiError:
     topic = ctx.node.groups.topics.get(place[0])
     if topic is None or place[1] not in topic.every_partition:
         return _UNKNOWN
@@ -88,25 +89,27 @@ async def _summary(ctx: RequestContext, group_id: str, place: Place) -> ShareSum
         return error
 
 
-def _has_lag(summary: ShareSummary | ApiError) -> bool:
+def _has_lag(summary: ShareStateSummary | ApiError) -> bool:
     if isinstance(summary, ApiError):
         return False
     return summary.start_offset != UNSET and summary.delivery_complete_count != UNSET
 
 
-def _position(summary: ShareSummary | ApiError, end: int | ApiError | None) -> _Position | ApiError:
+def _partition_offsets(
+    summary: ShareStateSummary | ApiError, end: int | ApiError | None
+) -> _PartitionOffsets | ApiError:
     if isinstance(summary, ApiError):
         return summary
     if isinstance(end, ApiError):
         return end
     lag = -1
     if end is not None:
-        # The end may be of before the start was moved.
+        # The leader may return an end offset that is older than the start offset.
         lag = max(0, end - summary.start_offset - summary.delivery_complete_count)
-    return _Position(summary.start_offset, max(summary.leader_epoch, 0), lag)
+    return _PartitionOffsets(summary.start_offset, max(summary.leader_epoch, 0), lag)
 
 
-# -- answers -------------------------------------------------------------------------------------------
+# -- responses -----------------------------------------------------------------------------------------
 
 
 def _group(group_id: str, topics: tuple[Any, ...], error: ApiError | None) -> Any:
@@ -125,8 +128,8 @@ def _topic(ctx: RequestContext, name: str, partitions: list[Any]) -> Any:
     )
 
 
-def _partition(index: int, position: _Position | ApiError) -> Any:
-    found = _Position() if isinstance(position, ApiError) else position
+def _partition(index: int, position: _PartitionOffsets | ApiError) -> Any:
+    found = _PartitionOffsets() if isinstance(position, ApiError) else position
     return DescribeShareGroupOffsetsResponsePartition(
         partition_index=index,
         start_offset=found.start_offset,

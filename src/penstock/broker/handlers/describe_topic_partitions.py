@@ -1,7 +1,7 @@
 """DescribeTopicPartitions (key 75), v0. Topics in the order of their names, in pages of partitions.
 
-No topics asks for all of them. A page ends at the request's limit or the node's; the cursor of the answer is
-where the next one begins.
+An empty list selects all topics. A page ends at the limit of the request or of the node; the cursor in the response
+is where the next page begins.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from kio.schema.describe_topic_partitions.v0.response import (
     DescribeTopicPartitionsResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.topic_answers import TopicForm
-from penstock.broker.topology import TOPIC_OPERATIONS, PartitionViewer
-from penstock.cluster.names import is_internal, topic_name_flaw
-from penstock.cluster.state import PartitionState, TopicState
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.response_cache import TopicEncoding
+from penstock.broker.partition.client_view import TOPIC_AUTHORIZED_OPERATIONS, PartitionViewer
+from penstock.cluster.image import PartitionState, TopicState
+from penstock.cluster.topic_names import is_internal, topic_name_error
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.writing import EncodedElements
+from penstock.protocol.schemas import EncodedElements
 
 
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
     pages = _Pages(ctx)
-    if not request.topics and (under_way := pages.all_encoded()) is not None:
-        return _later(under_way, ctx, request)
+    if not request.topics and (under_way := pages.encode_all_topics()) is not None:
+        return _page_when_encoded(under_way, ctx, request)
     return pages.page(request)
 
 
-async def _later(under_way: Awaitable[None], ctx: RequestContext, request: Any) -> Any:
+async def _page_when_encoded(under_way: Awaitable[None], ctx: RequestContext, request: Any) -> Any:
     await under_way
     return _Pages(ctx).page(request)
 
 
 class _Pages:
-    """The present image as a client sees it."""
+    """Builds pages from the present image, as the client's listener sees it."""
 
     def __init__(self, ctx: RequestContext) -> None:
         self._image = ctx.node.image
         self._viewer = PartitionViewer(self._image, ctx.listener)
         self._answers = ctx.node.topic_answers
-        self._form = TopicForm(ctx.api_key, ctx.version, ctx.listener, TOPIC_OPERATIONS)
+        self._form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, TOPIC_AUTHORIZED_OPERATIONS)
         self._partitions_max = ctx.node.settings.integer("max.request.partition.size.limit")
 
-    def all_encoded(self) -> Awaitable[None] | None:
-        return self._answers.all_encoded(self._form, self._whole_topic)
+    def encode_all_topics(self) -> Awaitable[None] | None:
+        return self._answers.encode_all_topics(self._form, self._whole_topic)
 
     def page(self, request: Any) -> Any:
         cursor = request.cursor
         asked = {topic.name for topic in request.topics}
         if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-            return _invalid(asked)
+            return _invalid_cursor(asked)
         first_topic, first_partition = (cursor.topic_name, cursor.partition_index) if cursor else ("", 0)
         names = sorted(name for name in asked or self._image.topics if name >= first_topic)
         encoded = self._answers.topics(self._form)
@@ -64,7 +64,7 @@ class _Pages:
         for name in names:
             topic = self._image.topics.get(name)
             if topic is None:
-                topics.append(encoded.encode(_missing(name)))
+                topics.append(encoded.encode(_missing_topic(name)))
                 continue
             if left == 0:
                 return _page(topics, Cursor(topic_name=name, partition_index=0))
@@ -91,26 +91,28 @@ def _response(topics: Any, cursor: Any) -> Any:
     return DescribeTopicPartitionsResponse(throttle_time=timedelta(0), topics=topics, next_cursor=cursor)
 
 
-def _invalid(asked: set[str]) -> Any:
-    """A cursor that points at nothing that was asked for."""
-    return _response(tuple(_refused(name, ErrorCode.invalid_request) for name in sorted(asked)), None)
+def _invalid_cursor(asked: set[str]) -> Any:
+    """The reply to a cursor that points at none of the requested topics."""
+    return _response(
+        tuple(_topic_with_error(name, ErrorCode.invalid_request) for name in sorted(asked)), None
+    )
 
 
-def _missing(name: str) -> Any:
-    flawed = topic_name_flaw(name) is not None
-    return _refused(
+def _missing_topic(name: str) -> Any:
+    flawed = topic_name_error(name) is not None
+    return _topic_with_error(
         name, ErrorCode.invalid_topic_exception if flawed else ErrorCode.unknown_topic_or_partition
     )
 
 
-def _refused(name: str, error: ErrorCode) -> Any:
+def _topic_with_error(name: str, error: ErrorCode) -> Any:
     return DescribeTopicPartitionsResponseTopic(
         error_code=error,
         name=name,
         topic_id=None,
         is_internal=is_internal(name),
         partitions=(),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=TOPIC_AUTHORIZED_OPERATIONS,
     )
 
 
@@ -121,7 +123,7 @@ def _topic(viewer: PartitionViewer, topic: TopicState, indexes: range) -> Any:
         topic_id=topic.id,
         is_internal=is_internal(topic.name),
         partitions=tuple(_partition(viewer, index, topic.partitions[index]) for index in indexes),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=TOPIC_AUTHORIZED_OPERATIONS,
     )
 
 

@@ -1,4 +1,4 @@
-"""DescribeTransactions (key 65), v0. What is going on under each transactional id; asked of its coordinator."""
+"""DescribeTransactions (key 65), v0. The state of transactional ids, from their coordinator."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kio.schema.describe_transactions.v0.response import (
     TransactionState,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, by_topic
-from penstock.broker.transactions.requests import refuse_nameless
+from penstock.broker.coordinators.requests import NO_THROTTLE, group_by_topic
+from penstock.broker.coordinators.transactions.requests import check_transactional_id
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import DescribedTransaction
 
@@ -30,14 +30,14 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 async def _describe(ctx: RequestContext, transactional_id: str) -> DescribedTransaction:
     try:
-        refuse_nameless(transactional_id)
+        check_transactional_id(transactional_id)
         return await ctx.node.transactions.describe(transactional_id)
     except ApiError as error:
         return DescribedTransaction(transactional_id, error.code)
 
 
 def _start_time(found: DescribedTransaction) -> datetime:
-    """-1 ms when none was begun, and 0 beside an error, as in Apache Kafka."""
+    """-1 ms if there is no transaction, and 0 with an error, as in Apache Kafka."""
     start_ms = found.start_timestamp_ms if found.error is ErrorCode.none else 0
     return _EPOCH + timedelta(milliseconds=start_ms)
 
@@ -53,6 +53,6 @@ def _state(found: DescribedTransaction) -> Any:
         producer_epoch=found.epoch,
         topics=tuple(
             TopicData(topic=topic, partitions=tuple(indexes))
-            for topic, indexes in by_topic(sorted(found.partitions))
+            for topic, indexes in group_by_topic(sorted(found.partitions))
         ),
     )

@@ -1,7 +1,7 @@
-"""ElectLeaders (key 43), v0-2. Preferred leaders, or from v1 on somebody at any price; answered by the controller.
+"""ElectLeaders (key 43), v0-2. Elects preferred leaders, or from v1 on unclean ones; the controller serves it.
 
-An unclean election may lose what was acknowledged: it happens only where an operator asks for it here, or the topic
-allows it, and each one is logged and counted. No partitions named: all that need it.
+An unclean election may lose acknowledged records. It happens only if an operator requests it here or the topic allows
+it, and each one is logged and counted. Without partitions, the election covers all partitions that need it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from kio.schema.elect_leaders.v2.response import ElectLeadersResponse, PartitionResult, ReplicaElectionResult
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.elect_leaders import ElectionResult, ElectionType, elect_leaders
-from penstock.cluster.delta import TopicPartition
+from penstock.cluster.image import TopicPartition
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     controller = ctx.node.controller
     election = _election(request)
-    partitions = _asked(request)
+    partitions = _requested_partitions(request)
     results = await controller.propose(
         lambda image: elect_leaders(image, partitions, election=election, rules=controller.rules())
     )
@@ -42,7 +42,7 @@ def _election(request: Any) -> ElectionType:
         ) from None
 
 
-def _asked(request: Any) -> list[TopicPartition] | None:
+def _requested_partitions(request: Any) -> list[TopicPartition] | None:
     if request.topic_partitions is None:
         return None
     return [

@@ -1,4 +1,4 @@
-"""EndQuorumEpoch (key 54), v0-1. A leader steps down and names those who should stand first."""
+"""EndQuorumEpoch (key 54), v0-1. A leader resigns and names its preferred successors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 from kio.schema.end_quorum_epoch.v1.response import EndQuorumEpochResponse, PartitionData, TopicData
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster, leader_endpoints, metadata_partition
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster, leader_endpoints, metadata_partition
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import EndEpochRequest
-from penstock.raft.values import ReplicaKey
+from penstock.raft.types import EndEpochRequest, ReplicaKey
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:

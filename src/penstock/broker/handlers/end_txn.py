@@ -1,8 +1,8 @@
-"""EndTxn (key 26), v0-5. Commit or abort: answered once the decision is safe, while the markers are on their way.
+"""EndTxn (key 26), v0-5. Commits or aborts; the reply waits until the decision is durable, not for the markers.
 
-From v5 on every transaction has an epoch of its own, and the answer is the producer id and epoch of the next one, so
-that a request that comes late never ends a later transaction (KIP-890). Before v5 its connection shows that it is late:
-see `Callers`.
+From v5 on every transaction has its own epoch, and the response carries the producer id and epoch of the next one, so
+that a late request cannot end a later transaction (KIP-890). Before v5 the connection shows whether a request is late:
+see `ProducerConnections`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,27 @@ from typing import Any, Final
 
 from kio.schema.end_txn.v5.response import EndTxnResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.broker.transactions.requests import FENCED_FROM, protocol_version, refuse_nameless, told
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.coordinators.transactions.requests import (
+    PRODUCER_FENCED_FROM_VERSION,
+    check_transactional_id,
+    error_for_version,
+    protocol_version,
+)
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError
-from penstock.transactions.messages import EndReply, EndRequest
+from penstock.transactions.messages import EndTxnReply, EndTxnRequest
 
 _EPOCH_PER_TRANSACTION_FROM: Final = 5
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        refuse_nameless(request.transactional_id)
+        check_transactional_id(request.transactional_id)
         if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
-            ctx.node.transactions.callers.refuse_late(ctx, request.transactional_id)
+            ctx.node.transactions.callers.check_newest_connection(ctx, request.transactional_id)
         reply = await ctx.node.transactions.end(
-            EndRequest(
+            EndTxnRequest(
                 request.transactional_id,
                 request.producer_id,
                 request.producer_epoch,
@@ -35,10 +40,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             )
         )
     except ApiError as error:
-        reply = EndReply(error.code)
+        reply = EndTxnReply(error.code)
     return EndTxnResponse(
         throttle_time=NO_THROTTLE,
-        error_code=told(reply.error, knows_fenced=ctx.version >= FENCED_FROM),
+        error_code=error_for_version(reply.error, knows_fenced=ctx.version >= PRODUCER_FENCED_FROM_VERSION),
         producer_id=reply.producer_id,
         producer_epoch=reply.epoch,
     )

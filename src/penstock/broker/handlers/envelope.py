@@ -1,7 +1,8 @@
-"""Envelope (key 58), v0. A client's request that another node passes on; only the active controller opens it.
+"""Envelope (key 58), v0. Carries a client request that another node forwards; only the active controller serves it.
 
-The answer's data is the committed metadata offset in eight bytes and the frame of the reply, so that the other node
-can wait until it shows what was decided. Only requests that are relayed at all may be in an envelope.
+The response data is the committed metadata offset in eight bytes, followed by the frame of the reply, so that the
+forwarding node can wait until its image shows the decision. An envelope may only contain requests that brokers
+forward.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from typing import Any
 
 from kio.schema.envelope.v0.response import EnvelopeResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.relay import answer_enveloped
+from penstock.broker.controller.forwarding import handle_envelope
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 
 
@@ -19,7 +20,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     if not ctx.node.metadata.is_active:
         return EnvelopeResponse(error_code=ErrorCode.not_controller)
     try:
-        data = await answer_enveloped(ctx, request.request_data, _host(request.client_host_address))
+        data = await handle_envelope(ctx, request.request_data, _host(request.client_host_address))
     except MalformedFrame:
         return EnvelopeResponse(error_code=ErrorCode.invalid_request)
     except ApiError as error:

@@ -1,10 +1,10 @@
-"""Fetch (key 1), v4-18. Slices of the log as they are on disk, never decoded, below the high watermark only.
+"""Fetch (key 1), v4-18. Returns slices of the log as they are on disk, never decoded, below the high watermark.
 
-Long poll: a request that finds less than min_bytes waits up to max_wait for more. The first non-empty partition
-returns at least one batch, however small the limits, or a reader could never get past a large one. In a session
-only partitions with something new are looked at and answered, and those that were served move to the end of the
-queue. Followers read to the end of the log, wait for appends, and hear of the high watermark soon after it moved.
-Whoever asks the wrong broker is told the leader (v12, with its address from v16 on).
+Long poll: a request that finds less than min_bytes waits up to max_wait for more. The first partition with data
+returns at least one batch, however small the limits, so that a reader can always get past a large batch. In a session
+only partitions with changes are read and returned, and partitions that returned records move to the end of the queue.
+Followers read to the log end, wait for appends, and get a new high watermark soon after it moves. A client that
+fetches from the wrong broker gets the leader (v12), with its address from v16 on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.fetch_sessions import NO_REPLICA, Key, Opened, Wanted
-from penstock.broker.reading import NotCached, Read, Reads
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.fetch_reader import FetchReader, LogReadResult, NotCached
+from penstock.broker.partition.fetch_sessions import (
+    CONSUMER_REPLICA_ID,
+    FetchContext,
+    PartitionKey,
+    RequestedPartition,
+)
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.fetch import (
     SESSIONS_FROM,
@@ -26,28 +31,28 @@ from penstock.protocol.fetch import (
     FetchRequest,
     PartitionData,
     encode_fetch_response,
-    parse_fetch,
+    parse_fetch_request,
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.leading import Standing
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition.leader_replica import FollowerFetchState
+    from penstock.broker.partition.partition import Partition
 
 _OK: Final = ErrorCode.none.value
-#: However much slow readers hold back, a fetch may return this much, so that everyone gets on.
+#: A fetch may return this much even if slow readers use up the response memory, so that every client makes progress.
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
-#: How long a waiting follower is left without news of the high watermark: the next append usually brings it along.
+#: How long a waiting follower may miss a new high watermark; usually the next append carries it sooner.
 _HIGH_WATERMARK_DELAY_S: Final = 0.025
 _METADATA_TOPICS: Final = frozenset({UUID(int=1).bytes, CLUSTER_METADATA.encode()})
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
-    request = parse_fetch(frame, position, ctx.version)
-    if request.replica_id > NO_REPLICA and not connection.for_nodes:
-        return _refuse_follower(ctx, connection, correlation_id)
-    if connection.for_nodes and request.topics and request.topics[0][0] in _METADATA_TOPICS:
+) -> Reply | PendingReply:
+    request = parse_fetch_request(frame, position, ctx.version)
+    if request.replica_id > CONSUMER_REPLICA_ID and not connection.is_inter_broker:
+        return _reject_follower(ctx, connection, correlation_id)
+    if connection.is_inter_broker and request.topics and request.topics[0][0] in _METADATA_TOPICS:
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
     opened = ctx.node.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.node.now_ms())
@@ -55,9 +60,11 @@ def handle(
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
     try:
-        # A follower's fetch moves the high watermark, and many a producer may have waited for that.
+        # A follower's fetch can move the high watermark, which may complete the requests of many producers.
         collected = (
-            fetch.collect() if request.replica_id == NO_REPLICA else ctx.node.server.gathered(fetch.collect)
+            fetch.collect()
+            if request.replica_id == CONSUMER_REPLICA_ID
+            else ctx.node.server.gathered(fetch.collect)
         )
     except NotCached as cold:
         return fetch.read_cold(connection, cold)
@@ -66,19 +73,19 @@ def handle(
     return fetch.wait(connection, collected.records_bytes)
 
 
-def _refuse_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
-    """A follower's fetch decides what counts as replicated, so no client may send one."""
-    ctx.node.server.refuse_node_request(connection, "fetch by a replica")
+def _reject_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
+    """Rejects the fetch, because a follower's fetch decides what counts as replicated: no client may send one."""
+    ctx.node.server.reject_inter_broker_request(connection, "fetch by a replica")
     if ctx.version < SESSIONS_FROM:
-        return HANG_UP  # the response has no place for an error that is not a partition's
+        return CLOSE_CONNECTION  # the response has no field for a top-level error
     error = ErrorCode.cluster_authorization_failed.value
     return encode_fetch_response(ctx.version, correlation_id, error=error, session_id=0, topics=[])
 
 
 def _fetch_metadata(
     ctx: RequestContext, connection: Connection, frame: bytes, position: int, correlation_id: int
-) -> Slot:
-    """The metadata log is the quorum's affair; its followers ask in the same way."""
+) -> PendingReply:
+    """Passes the fetch to the quorum, which serves the metadata log; its followers use the same API."""
     slot = connection.defer(ctx.api_key)
 
     async def answer() -> None:
@@ -95,40 +102,40 @@ def _fetch_metadata(
     return slot
 
 
-class _Answer(NamedTuple):
-    key: Key
-    wanted: Wanted
-    read: Read
+class _PartitionRead(NamedTuple):
+    key: PartitionKey
+    wanted: RequestedPartition
+    read: LogReadResult
 
 
 class _Collected(NamedTuple):
-    answers: list[_Answer]
+    answers: list[_PartitionRead]
     records_bytes: int
-    is_final: bool  # waiting would not make it better
+    is_final: bool  # waiting would not return more
 
 
 class _Fetch:
     def __init__(
-        self, ctx: RequestContext, request: FetchRequest, correlation_id: int, opened: Opened
+        self, ctx: RequestContext, request: FetchRequest, correlation_id: int, opened: FetchContext
     ) -> None:
         self._ctx = ctx
         self._node = ctx.node
         self._request = request
         self._correlation_id = correlation_id
         self._opened = opened
-        self._reads = Reads(ctx, request, self._heard())
+        self._reads = FetchReader(ctx, request, self._heard())
         self._connection: Connection | None = None
-        self._slot: Slot | None = None
+        self._slot: PendingReply | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watched: list[Partition] = []
         self._bytes_missing = 0
-        self._is_waiting = self._is_hastened = False
+        self._is_waiting = self._is_deadline_shortened = False
 
     def _heard(self) -> int:
-        """When a follower was heard of; consumers are not measured."""
-        if self._request.replica_id == NO_REPLICA:
+        """The arrival time of a follower's fetch; 0 for consumers, whose fetches are not timed."""
+        if self._request.replica_id == CONSUMER_REPLICA_ID:
             return 0
-        from penstock.broker.leading import monotonic_ms
+        from penstock.broker.partition.leader_replica import monotonic_ms
 
         now_ms = monotonic_ms()
         if self._opened.session is not None:
@@ -138,29 +145,29 @@ class _Fetch:
     # -- collecting ----------------------------------------------------------------------------------
 
     def collect(self) -> _Collected:
-        """What can be answered now. Raises NotCached."""
+        """What can be returned now. Raises NotCached."""
         budget = self._bytes_allowed()
-        answers: list[_Answer] = []
+        answers: list[_PartitionRead] = []
         total = 0
         is_final = False
         self._reads.throttled_bytes = 0
         for key, wanted in self._to_look_at():
             read = self._reads.read(key, wanted, budget - total, is_first=total == 0)
             is_final = is_final or read.is_final
-            if not self._opened.is_incremental or _is_news(wanted, read.data):
-                answers.append(_Answer(key, wanted, read))
-            elif not _is_worth_another_look(wanted, read):
-                self._lay_aside(key)
+            if not self._opened.is_incremental or _has_changed(wanted, read.data):
+                answers.append(_PartitionRead(key, wanted, read))
+            elif not _needs_another_read(wanted, read):
+                self._remove_from_dirty(key)
             total += len(read.data.records)
         return _Collected(answers, total, is_final)
 
-    def _to_look_at(self) -> Iterable[tuple[Key, Wanted]]:
+    def _to_look_at(self) -> Iterable[tuple[PartitionKey, RequestedPartition]]:
         session = self._opened.session
         wanted = self._opened.wanted if session is None or not self._opened.is_incremental else session.dirty
-        # A copy, because a follower's fetch moves the high watermark, which is news.
+        # A copy, because a follower's fetch moves the high watermark, which changes `dirty`.
         return list(wanted.items())
 
-    def _lay_aside(self, key: Key) -> None:
+    def _remove_from_dirty(self, key: PartitionKey) -> None:
         if self._opened.session is not None:
             self._opened.session.dirty.pop(key, None)
 
@@ -177,14 +184,14 @@ class _Fetch:
             or not self._opened.wanted
         )
 
-    # -- answering -----------------------------------------------------------------------------------
+    # -- replying ------------------------------------------------------------------------------------
 
-    def reply(self, answers: list[_Answer]) -> Reply:
+    def reply(self, answers: list[_PartitionRead]) -> Reply:
         opened, session = self._opened, self._opened.session
         topics: list[tuple[bytes, list[PartitionData]]] = []
         error = opened.error
         if session is not None and session.epoch != opened.epoch:
-            # A later request has moved the session on, so what is said here would be taken for its answer.
+            # A later request has moved the session on; the client would take this reply's data for the later one.
             error, answers = ErrorCode.invalid_fetch_session_epoch, []
         for key, wanted, read in answers:
             if not topics or topics[-1][0] != key[0]:
@@ -193,7 +200,7 @@ class _Fetch:
             if read.next_offset >= 0:
                 self._count(wanted, len(read.data.records), read.next_offset - wanted.offset)
             if session is not None:
-                self._remember_told(key, wanted, read)
+                self._remember_reported(key, wanted, read)
         if self._reads.throttled_bytes:
             self._node.leader_throttle.take(self._reads.throttled_bytes)
         hints = self._reads.hints
@@ -206,7 +213,7 @@ class _Fetch:
             endpoints=() if hints is None else tuple(hints.endpoints.values()),
         )
 
-    def _count(self, wanted: Wanted, size: int, records: int) -> None:
+    def _count(self, wanted: RequestedPartition, size: int, records: int) -> None:
         assert wanted.partition is not None
         traffic = wanted.partition.traffic
         if self._reads.is_replica:
@@ -219,28 +226,28 @@ class _Fetch:
         traffic.fetches += 1
 
     def _note_served(self, partition: Partition, offset: int, size: int) -> None:
-        """A follower that is served the same again and again may have a reason to refuse it."""
+        """Checks the records on disk if the follower was sent them repeatedly: it may reject them as corrupt."""
         leading = partition.leading
         if leading is not None and leading.refetches.served(self._request.replica_id, offset):
             self._node.spawn(leading.refetches.look(self._node, partition, offset, size))
 
-    def _remember_told(self, key: Key, wanted: Wanted, read: Read) -> None:
+    def _remember_reported(self, key: PartitionKey, wanted: RequestedPartition, read: LogReadResult) -> None:
         data, session = read.data, self._opened.session
         assert session is not None
         wanted.high_watermark = data.high_watermark
         wanted.last_stable_offset = data.last_stable_offset
         wanted.log_start_offset = data.log_start_offset
-        wanted.told_error = data.error != _OK
-        if not _is_worth_another_look(wanted, read):
+        wanted.has_reported_error = data.error != _OK
+        if not _needs_another_read(wanted, read):
             session.dirty.pop(key, None)
         elif data.records and session.wanted.get(key) is wanted:
-            # Served partitions go to the back, so that a full reply never starves the others.
+            # Served partitions go to the end of the queue, so that a full reply never starves the others.
             session.dirty.pop(key, None)
             session.dirty[key] = wanted
 
     # -- waiting -------------------------------------------------------------------------------------
 
-    def wait(self, connection: Connection, bytes_at_hand: int) -> Slot:
+    def wait(self, connection: Connection, bytes_at_hand: int) -> PendingReply:
         self._open_slot(connection)
         assert self._slot is not None
         self._bytes_missing = self._request.min_bytes - bytes_at_hand
@@ -268,7 +275,7 @@ class _Fetch:
                 partition = self._reads.find(key)
             except ApiError:
                 continue
-            partition.watch_end(self) if self._reads.is_replica else partition.watch(self)
+            partition.add_follower(self) if self._reads.is_replica else partition.watch(self)
             self._watched.append(partition)
 
     def bytes_arrived(self, count: int) -> None:
@@ -279,7 +286,7 @@ class _Fetch:
             self._finish_soon()
 
     def _is_held_back(self) -> bool:
-        """All that arrived belongs to transactions that have not ended, so there is nothing to read yet."""
+        """Everything that arrived belongs to open transactions, so there is nothing to read yet."""
         return all(
             wanted.partition is not None
             and wanted.partition.is_leader
@@ -288,21 +295,21 @@ class _Fetch:
         )
 
     def high_watermark_moved(self) -> None:
-        """To a follower only. Told soon, but not at once, or each append would cost it another round."""
-        if self._is_waiting and not self._is_hastened:
-            self._is_hastened = True
+        """Called for followers only. Replies after a delay: the next append usually saves the extra round trip."""
+        if self._is_waiting and not self._is_deadline_shortened:
+            self._is_deadline_shortened = True
             self._wait_for(min(_HIGH_WATERMARK_DELAY_S, self._request.max_wait_ms / 1000))
 
-    def standing(self, leader_epoch: int) -> Standing | None:
-        """A fetch outside any session is counted once, when it comes."""
+    def fetch_state(self, leader_epoch: int) -> FollowerFetchState | None:
+        """None, because a fetch outside any session is counted once, when it arrives."""
         return None
 
-    def overtaken(self) -> None:
+    def superseded(self) -> None:
         if self._is_waiting:
             self._finish_soon()
 
     def _finish_soon(self) -> None:
-        # Not at once: the producer's own reply goes first, and what else arrives now is taken along.
+        # Not at once: the producer's own reply goes first, and this reply includes whatever else arrives meanwhile.
         self._stop_waiting()
         asyncio.get_running_loop().call_soon(self._finish)
 
@@ -311,17 +318,17 @@ class _Fetch:
         assert self._connection is not None
         assert self._slot is not None
         try:
-            reply = self.reply([] if self._is_overtaken else self.collect().answers)
+            reply = self.reply([] if self._is_superseded else self.collect().answers)
         except NotCached as cold:
             self._node.spawn(self._finish_cold(cold))
         except Exception:
-            # Whoever appended what this reader waited for must not suffer from it.
+            # An error here must not fail the append that woke up this reader.
             self._node.server.failed(self._connection)
         else:
             self._connection.fulfil(self._slot, reply)
 
     @property
-    def _is_overtaken(self) -> bool:
+    def _is_superseded(self) -> bool:
         session = self._opened.session
         return session is not None and session.epoch != self._opened.epoch
 
@@ -334,12 +341,12 @@ class _Fetch:
         if session is not None and session.waiting is self:
             session.waiting = None
         for partition in self._watched:
-            partition.unwatch_end(self) if self._reads.is_replica else partition.unwatch(self)
+            partition.remove_follower(self) if self._reads.is_replica else partition.unwatch(self)
         self._watched = []
 
     # -- reading from disk ---------------------------------------------------------------------------
 
-    def read_cold(self, connection: Connection, cold: NotCached) -> Slot:
+    def read_cold(self, connection: Connection, cold: NotCached) -> PendingReply:
         self._open_slot(connection)
         assert self._slot is not None
         self._node.spawn(self._finish_cold(cold))
@@ -355,7 +362,7 @@ class _Fetch:
             self._node.server.failed(self._connection)
 
     async def _collect_from_disk(self, cold: NotCached) -> _Collected:
-        """Each round waits for what the one before found missing; an error counts as found."""
+        """Each round reads what the previous round found missing; an error is kept as the result of that read."""
         while True:
             try:
                 self._reads.from_disk[cold.place] = await self._node.in_thread(cold.read)
@@ -367,12 +374,12 @@ class _Fetch:
                 cold = another
 
 
-def _is_news(wanted: Wanted, data: PartitionData) -> bool:
-    """What a session's reader has not been told yet."""
+def _has_changed(wanted: RequestedPartition, data: PartitionData) -> bool:
+    """Whether the partition has changes that the session has not reported yet."""
     return bool(
         data.records
         or data.error != _OK
-        or wanted.told_error
+        or wanted.has_reported_error
         or data.diverging_epoch is not None
         or data.preferred_read_replica >= 0
         or data.high_watermark != wanted.high_watermark
@@ -381,6 +388,6 @@ def _is_news(wanted: Wanted, data: PartitionData) -> bool:
     )
 
 
-def _is_worth_another_look(wanted: Wanted, read: Read) -> bool:
-    """There is more to read than was asked for or fitted in, or an error that may have gone by then."""
+def _needs_another_read(wanted: RequestedPartition, read: LogReadResult) -> bool:
+    """There is more to read than was requested or fitted in, or an error that may be gone at the next read."""
     return not read.is_settled or wanted.offset < read.upto

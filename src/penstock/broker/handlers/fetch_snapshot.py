@@ -1,4 +1,4 @@
-"""FetchSnapshot (key 59), v0-1. A piece of a metadata snapshot, for a replica that the log has left behind."""
+"""FetchSnapshot (key 59), v0-1. A chunk of a metadata snapshot, for a replica that is behind the start of the log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 from kio.schema.fetch_snapshot.v1 import response as wire
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster, leader_endpoints, metadata_partition
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster, leader_endpoints, metadata_partition
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import FetchSnapshotReply, FetchSnapshotRequest
-from penstock.raft.values import OffsetAndEpoch, ReplicaKey
+from penstock.raft.types import FetchSnapshotReply, FetchSnapshotRequest, OffsetAndEpoch, ReplicaKey
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:

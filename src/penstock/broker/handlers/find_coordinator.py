@@ -1,8 +1,8 @@
-"""FindCoordinator (key 10), v0-6. One key before v4, many from then on, each with its own answer.
+"""FindCoordinator (key 10), v0-6. One key before v4; from v4 on many, each with its own result.
 
 The coordinator of a group (key type 0), a transactional id (1) or a share group's partition (2, from v6 on, as
-"group:topic id:partition") is the leader of its partition of the topic that keeps its state, at the listener that was
-asked. The topic is made when the first of its kind is looked for.
+"group:topic id:partition") is the leader of its partition of the internal topic, at the listener of the request. The
+first lookup of a kind creates the topic.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kio.schema.find_coordinator.v3.response import FindCoordinatorResponse as SingleResponse
 from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinatorResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.sharded_coordinator import ShardedCoordinator
+    from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
 
-#: 16 bytes in base64 for URLs.
+#: 16 bytes in URL-safe base64.
 _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 _SHARE: Final = 2
 _MANY_KEYS_FROM: Final = 4
 _SHARE_FROM: Final = 6
-#: What was sent after this request waits for its answer, so it does not wait for a quorum to come back.
+#: Later requests of the connection wait for this reply, so it does not wait for the quorum to become available.
 _CREATION_WAIT_S: Final = 2.0
 
 
-class _Found(NamedTuple):
+class _CoordinatorLocation(NamedTuple):
     error: ErrorCode
     message: str | None = None
     node_id: int = -1
@@ -42,14 +42,16 @@ class _Found(NamedTuple):
 
 
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
-    # Version 0 knows of groups only.
+    # Version 0 supports groups only.
     key_type = getattr(request, "key_type", _GROUP)
     coordinator = _coordinator(ctx, key_type)
     if coordinator is None:
-        flaw = _Found(ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here")
+        flaw = _CoordinatorLocation(
+            ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here"
+        )
         return _response(ctx, [(key, flaw) for key in _keys(ctx, request)])
     if not coordinator.has_topic:
-        return _handle_first(ctx, request, coordinator, key_type)
+        return _create_topic_and_respond(ctx, request, coordinator, key_type)
     return _respond(ctx, request, coordinator, key_type)
 
 
@@ -63,14 +65,14 @@ def _coordinator(ctx: RequestContext, key_type: int) -> ShardedCoordinator[Any] 
     return None
 
 
-async def _handle_first(
+async def _create_topic_and_respond(
     ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int
 ) -> Any:
     try:
         await asyncio.wait_for(coordinator.ensure_topic(), _CREATION_WAIT_S)
     except (ApiError, TimeoutError) as error:
         why = error.message if isinstance(error, ApiError) else f"{coordinator.topic.name} is being made"
-        failed = _Found(ErrorCode.coordinator_not_available, why)
+        failed = _CoordinatorLocation(ErrorCode.coordinator_not_available, why)
         return _response(ctx, [(key, failed) for key in _keys(ctx, request)])
     return _respond(ctx, request, coordinator, key_type)
 
@@ -83,28 +85,30 @@ def _respond(ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[
     return _response(ctx, [(key, _find(ctx, coordinator, key_type, key)) for key in _keys(ctx, request)])
 
 
-def _find(ctx: RequestContext, coordinator: ShardedCoordinator[Any], key_type: int, key: str) -> _Found:
+def _find(
+    ctx: RequestContext, coordinator: ShardedCoordinator[Any], key_type: int, key: str
+) -> _CoordinatorLocation:
     if key_type == _SHARE and not _is_share_key(key):
-        return _Found(ErrorCode.invalid_request, f"not a group, topic id and partition: {key}")
+        return _CoordinatorLocation(ErrorCode.invalid_request, f"not a group, topic id and partition: {key}")
     try:
         leader = coordinator.leader_of(key)
     except ApiError as error:
-        return _Found(error.code, error.message)
+        return _CoordinatorLocation(error.code, error.message)
     broker = None if leader is None else ctx.node.image.brokers.get(leader)
     endpoint = None if broker is None else broker.endpoints.get(ctx.listener)
     if broker is None or endpoint is None:
-        return _Found(ErrorCode.coordinator_not_available)
-    return _Found(ErrorCode.none, None, broker.id, endpoint.host, endpoint.port)
+        return _CoordinatorLocation(ErrorCode.coordinator_not_available)
+    return _CoordinatorLocation(ErrorCode.none, None, broker.id, endpoint.host, endpoint.port)
 
 
 def _is_share_key(key: str) -> bool:
-    """The group's id may itself have colons."""
+    """The group id may itself contain colons."""
     group_id, _, rest = key.rpartition(":")
     group_id, _, topic_id = group_id.rpartition(":")
     return bool(group_id) and _TOPIC_ID.fullmatch(topic_id) is not None and rest.isdecimal()
 
 
-def _response(ctx: RequestContext, found: list[tuple[str, _Found]]) -> Any:
+def _response(ctx: RequestContext, found: list[tuple[str, _CoordinatorLocation]]) -> Any:
     if ctx.version < _MANY_KEYS_FROM:
         ((_, only),) = found
         return SingleResponse(

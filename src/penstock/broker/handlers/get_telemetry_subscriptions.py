@@ -1,6 +1,6 @@
-"""GetTelemetrySubscriptions (key 71), v0. What a client is to push, by the subscriptions that match it (KIP-714).
+"""GetTelemetrySubscriptions (key 71), v0. The metrics that a client must push, by matching subscriptions (KIP-714).
 
-Without a matching subscription no metrics are wanted, and the client asks again after the interval.
+Without a matching subscription the client pushes nothing, and requests its subscription again after the interval.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from kio.schema.get_telemetry_subscriptions.v0.response import GetTelemetrySubscriptionsResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.telemetry import ACCEPTED_COMPRESSION
+from penstock.broker.metrics.client_telemetry import ACCEPTED_COMPRESSION
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 
 

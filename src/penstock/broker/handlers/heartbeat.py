@@ -1,4 +1,4 @@
-"""Heartbeat (key 12), v0-4. While the group is loading every member is believed to be well."""
+"""Heartbeat (key 12), v0-4. While the coordinator loads the group, every heartbeat succeeds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from kio.schema.heartbeat.v4.response import HeartbeatResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.messages import HeartbeatRequest
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import HeartbeatRequest
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=await _beat(ctx, request))
+    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=await _heartbeat(ctx, request))
 
 
-async def _beat(ctx: RequestContext, request: Any) -> ErrorCode:
+async def _heartbeat(ctx: RequestContext, request: Any) -> ErrorCode:
     groups = ctx.node.groups
     if not request.group_id:
         return ErrorCode.invalid_group_id

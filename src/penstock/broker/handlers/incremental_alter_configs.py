@@ -1,8 +1,8 @@
 """IncrementalAlterConfigs (key 44), v0-1. Sets, deletes, appends to and subtracts from single settings.
 
-Topics, groups, client metrics, one broker, or all brokers (an empty name): decided by the controller. What a broker
-reads only at start is refused. The levels of loggers are this node's own affair, so a request that names them is
-not relayed as a whole.
+The controller decides for topics, groups, client metrics, one broker, or all brokers (empty name). Settings that a
+broker reads only at start are refused. Logger levels belong to this node, so a request that names them is not
+forwarded as a whole.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kio.schema.incremental_alter_configs.v1.response import (
     IncrementalAlterConfigsResponse,
 )
 
-from penstock.broker.broker_loggers import alter_loggers
-from penstock.broker.config_changes import alter_in_cluster
-from penstock.broker.context import RequestContext
+from penstock.broker.config.broker_loggers import alter_loggers
+from penstock.broker.handlers.alter_configs import alter_cluster_configs
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     incremental_alter_configs,
 )
-from penstock.cluster.names import parse_node_id
-from penstock.cluster.state import ConfigResource, ResourceType
+from penstock.cluster.image import ConfigResource, ResourceType
+from penstock.cluster.topic_names import parse_node_id
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -35,12 +35,12 @@ def is_local(request: Any) -> bool:
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     if not is_local(request):
-        return await _decided(ctx, request)
+        return await _alter(ctx, request)
     loggers = tuple(each for each in request.resources if each.resource_type == ResourceType.BROKER_LOGGER)
     others = tuple(each for each in request.resources if each.resource_type != ResourceType.BROKER_LOGGER)
     answers = tuple(_alter_loggers(ctx, resource, request.validate_only) for resource in loggers)
     if others:
-        answers += (await _decided_by_controller(ctx, replace(request, resources=others))).responses
+        answers += await _alter_at_controller(ctx, replace(request, resources=others))
     return IncrementalAlterConfigsResponse(throttle_time=timedelta(0), responses=answers)
 
 
@@ -56,29 +56,36 @@ def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> A
         alter_loggers(changes, validate_only=validate_only)
     except ApiError as refusal:
         error = refusal
+    return _response(resource, error)
+
+
+def _response(resource: Any, error: ApiError | None) -> AlterConfigsResourceResponse:
     return AlterConfigsResourceResponse(
         error_code=ErrorCode.none if error is None else error.code,
         error_message=None if error is None else error.message,
         resource_type=resource.resource_type,
-        resource_name=name,
+        resource_name=resource.resource_name,
     )
 
 
-async def _decided_by_controller(ctx: RequestContext, request: Any) -> Any:
-    if ctx.node.metadata.is_active:
-        return await _decided(ctx, request)
-    return await ctx.node.channel.call(ctx.api_key, request)
+async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, ...]:
+    try:
+        return tuple((await ctx.node.channel.call(ctx.api_key, request)).responses)
+    except ApiError as error:
+        return tuple(_response(resource, error) for resource in request.resources)
 
 
-async def _decided(ctx: RequestContext, request: Any) -> Any:
+async def _alter(ctx: RequestContext, request: Any) -> Any:
     resources = [
-        AlterResource(
+        AlterConfigsResource(
             resource=ConfigResource(resource.resource_type, resource.resource_name),
             changes=tuple(ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs),
         )
         for resource in request.resources
     ]
-    results = await alter_in_cluster(ctx.node, incremental_alter_configs, resources, request.validate_only)
+    results = await alter_cluster_configs(
+        ctx.node, incremental_alter_configs, resources, request.validate_only
+    )
     return IncrementalAlterConfigsResponse(
         throttle_time=timedelta(0),
         responses=tuple(

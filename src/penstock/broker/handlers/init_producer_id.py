@@ -1,9 +1,10 @@
 """InitProducerId (key 22), v0-6. A producer id and epoch, for an idempotent or a transactional producer.
 
-Without a transactional id it is a fresh id with epoch 0, also for a producer that names its old one, as in Apache
-Kafka. With one the coordinator fences whoever had it before; while it has to abort an open transaction for that, the
-answer is CONCURRENT_TRANSACTIONS and the producer asks again. A producer that goes on after an error names itself (v3).
-v6 is of two-phase transactions: with `keep_prepared_txn` the open one stays, and its producer id and epoch are told.
+Without a transactional id the response is a new id with epoch 0, even if the producer sends its old id, as in Apache
+Kafka. With a transactional id the coordinator fences the previous producer; while it must first abort an open
+transaction, the response is CONCURRENT_TRANSACTIONS and the producer retries. A producer that continues after an
+error sends its id and epoch (v3). v6 adds two-phase commit: with `keep_prepared_txn` the open transaction stays, and
+the response carries its producer id and epoch.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any, Final
 
 from kio.schema.init_producer_id.v6.response import InitProducerIdResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, milliseconds
+from penstock.broker.coordinators.requests import NO_THROTTLE, milliseconds
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NONE: Final = -1
@@ -22,7 +23,7 @@ _FENCED_FROM: Final = 4
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        _refuse_impossible(request)
+        _check_request(request)
         if not ctx.node.settings.is_broker:
             raise ApiError(ErrorCode.coordinator_not_available)
         if request.transactional_id is not None:
@@ -32,18 +33,18 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         return _response(error.code)
 
 
-def _refuse_impossible(request: Any) -> None:
+def _check_request(request: Any) -> None:
     half_named = (request.producer_id == _NONE) != (request.producer_epoch == _NONE)
     if half_named or request.transactional_id == "":
         raise ApiError(ErrorCode.invalid_request)
 
 
 async def _init_transactional(ctx: RequestContext, request: Any) -> Any:
-    from penstock.broker.transactions.requests import told
-    from penstock.transactions.messages import InitRequest
+    from penstock.broker.coordinators.transactions.requests import error_for_version
+    from penstock.transactions.messages import InitProducerIdRequest
 
     reply = await ctx.node.transactions.init_producer_id(
-        InitRequest(
+        InitProducerIdRequest(
             request.transactional_id,
             milliseconds(request.transaction_timeout),
             request.producer_id,
@@ -52,7 +53,7 @@ async def _init_transactional(ctx: RequestContext, request: Any) -> Any:
             request.keep_prepared_txn,
         )
     )
-    error = told(reply.error, knows_fenced=ctx.version >= _FENCED_FROM)
+    error = error_for_version(reply.error, knows_fenced=ctx.version >= _FENCED_FROM)
     return _response(error, reply.producer_id, reply.epoch, reply.ongoing_producer_id, reply.ongoing_epoch)
 
 

@@ -1,16 +1,17 @@
-"""InitializeShareGroupState (key 83), v0. Gives share partitions a state epoch and a start offset (-1: not yet known).
+"""InitializeShareGroupState (key 83), v0. Sets the state epoch and start offset of share partitions (-1: unknown).
 
-Asked by the group coordinator. The same again changes nothing; what is to be reset needs a larger state epoch:
-FENCED_STATE_EPOCH otherwise."""
+Sent by the group coordinator. A repeated request changes nothing; a reset needs a larger state epoch, or it gets
+FENCED_STATE_EPOCH.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.context import RequestContext
-from penstock.broker.share_state.coordinator import serve
-from penstock.broker.share_state.wire import INITIALIZE
+from penstock.broker.coordinators.share.coordinator import handle_state_request
+from penstock.broker.coordinators.share.state_messages import INITIALIZE
+from penstock.broker.network.requests import RequestContext
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    return await serve(ctx, INITIALIZE, request)
+    return await handle_state_request(ctx, INITIALIZE, request)

@@ -1,7 +1,7 @@
-"""JoinGroup (key 11), v0-9. Answered when the group has gathered, which may take its rebalance timeout.
+"""JoinGroup (key 11), v0-9. The reply waits until all members have joined, up to the rebalance timeout.
 
-v0 has no rebalance timeout: the session timeout stands in for it. From v4 on a new dynamic member is given an id
-first and must join again with it. From v9 on a static leader that returns is told to skip the assignment.
+v0 has no rebalance timeout and uses the session timeout. From v4 on a new dynamic member first gets an id and must
+join again with it. From v9 on the reply tells a returning static leader to skip the assignment.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
-from penstock.groups.messages import JoinReply, JoinRequest
+from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import JoinReply, JoinRequest
 from penstock.protocol.errors import ApiError
 
 _MEMBER_ID_REQUIRED_FROM: Final = 4
@@ -24,9 +24,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.node.groups
     wanted = _join_request(ctx, request)
     try:
-        check_ids(ctx, wanted.instance_id)
+        check_id_lengths(ctx, wanted.instance_id)
         await groups.ensure_topic()
-        groups.check_room(wanted.group_id)
+        groups.check_group_limit(wanted.group_id)
         reply = await groups.write(
             wanted.group_id,
             lambda shard, token: shard.join(

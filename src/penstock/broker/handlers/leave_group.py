@@ -1,6 +1,6 @@
-"""LeaveGroup (key 13), v0-5. One member before v3, whose error is the reply's; many from then on.
+"""LeaveGroup (key 13), v0-5. One member before v3, whose error is the top-level error; from v3 on many.
 
-A static member may be removed by its instance id alone, with an empty member id.
+A static member can be removed by its instance id alone, with an empty member id.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from kio.schema.leave_group.v5.response import LeaveGroupResponse, MemberResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.messages import LeaveReply, LeaveRequest, LeavingMember
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import LeaveReply, LeaveRequest, LeavingMember
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _MANY_MEMBERS_FROM: Final = 3

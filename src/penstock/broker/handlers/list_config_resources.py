@@ -1,7 +1,7 @@
-"""ListConfigResources (key 74), v0-1. What DescribeConfigs may be asked about: all topics and brokers, and the groups
-and client metrics subscriptions that have settings of their own.
+"""ListConfigResources (key 74), v0-1. The resources that DescribeConfigs can describe.
 
-v0 asks for client metrics only. An empty list of types asks for all of them.
+All topics and brokers, and the groups and client metrics subscriptions that have settings of their own. v0 lists
+client metrics only. An empty list of types selects all types.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from kio.schema.list_config_resources.v1.response import ConfigResource, ListConfigResourcesResponse
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.state import ResourceType
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.image import ResourceType
 from penstock.protocol.errors import ErrorCode
 
 _ONLY_CLIENT_METRICS_BELOW: Final = 1
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    asked = _asked(ctx, request)
+    asked = _requested_types(ctx, request)
     unknown = any(kind not in ResourceType.__members__.values() for kind in asked)
     return ListConfigResourcesResponse(
         throttle_time=timedelta(0),
@@ -35,7 +35,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _asked(ctx: RequestContext, request: Any) -> Iterable[int]:
+def _requested_types(ctx: RequestContext, request: Any) -> Iterable[int]:
     if ctx.version < _ONLY_CLIENT_METRICS_BELOW:
         return (ResourceType.CLIENT_METRICS,)
     return tuple(dict.fromkeys(request.resource_types)) or tuple(ResourceType)

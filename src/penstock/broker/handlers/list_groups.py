@@ -1,4 +1,4 @@
-"""ListGroups (key 16), v0-5. Filtered by state (v4) and by type (v5), whatever their case."""
+"""ListGroups (key 16), v0-5. Filters by state (v4) and by type (v5) ignore case."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any, Final
 from kio.schema.list_groups.v5.response import ListedGroup as ListedGroupResponse
 from kio.schema.list_groups.v5.response import ListGroupsResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.messages import ListedGroup
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import ListedGroup
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.schemas import response_element_encoder
-from penstock.protocol.writing import EncodedElements
+from penstock.protocol.schemas import EncodedElements, response_element_encoder
 
-#: Groups that are encoded before the loop gets to do something else.
-_PIECE_GROUPS: Final = 100
+#: After this many groups the handler yields to the event loop.
+_GROUPS_PER_CHUNK: Final = 100
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    async with ctx.node.describing:
+    async with ctx.node.group_scan_lock:
         try:
             groups = await _encoded_groups(ctx, request)
         except ApiError as error:
@@ -37,15 +36,15 @@ async def _encoded_groups(ctx: RequestContext, request: Any) -> list[bytes]:
     encoded: list[bytes] = []
     async for groups in ctx.node.groups.read_each(lambda shard: shard.list_groups()):
         for count, group in enumerate(groups, start=1):
-            if _passes(group, states, types):
+            if _matches_filters(group, states, types):
                 encoded.append(encode(_listed(group)))
-            if count % _PIECE_GROUPS == 0:
+            if count % _GROUPS_PER_CHUNK == 0:
                 await asyncio.sleep(0)
     return encoded
 
 
-def _passes(group: ListedGroup, states: set[str], types: set[str]) -> bool:
-    """No filter lets everything pass."""
+def _matches_filters(group: ListedGroup, states: set[str], types: set[str]) -> bool:
+    """An empty filter matches every group."""
     return (not states or group.state.lower() in states) and (not types or group.kind in types)
 
 

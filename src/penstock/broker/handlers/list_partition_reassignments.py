@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (key 46), v0. The replicas that are on the move, of all topics or of those named."""
+"""ListPartitionReassignments (key 46), v0. The reassignments in progress, of all topics or of the requested ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kio.schema.list_partition_reassignments.v0.response import (
     OngoingTopicReassignment,
 )
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.reassignment import list_reassignments
-from penstock.cluster.delta import TopicPartition
+from penstock.cluster.image import TopicPartition
 from penstock.protocol.errors import ErrorCode
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
-    for ongoing in list_reassignments(ctx.node.image, _asked(request)):
+    for ongoing in list_reassignments(ctx.node.image, _requested_partitions(request)):
         by_topic[ongoing.topic].append(
             OngoingPartitionReassignment(
                 partition_index=ongoing.partition,
@@ -39,7 +39,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _asked(request: Any) -> list[TopicPartition] | None:
+def _requested_partitions(request: Any) -> list[TopicPartition] | None:
     if request.topics is None:
         return None
     return [

@@ -1,6 +1,6 @@
 """ListTransactions (key 66), v0-2. The transactional ids that this broker coordinates.
 
-They are chosen by state and producer id, by age (v1) and by a regular expression in RE2's syntax (v2).
+Filters: state and producer id, age (v1), and a regular expression in RE2 syntax (v2).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 
 from kio.schema.list_transactions.v2.response import ListTransactionsResponse, TransactionState
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.transactions.messages import ListFilters, ListReply
+from penstock.transactions.messages import ListTransactionsFilters, ListTransactionsReply
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -23,20 +23,20 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     return _response(ErrorCode.none, replies)
 
 
-def _filters(request: Any) -> ListFilters:
+def _filters(request: Any) -> ListTransactionsFilters:
     """Raises ApiError."""
-    filters = ListFilters(
+    filters = ListTransactionsFilters(
         frozenset(request.state_filters), frozenset(request.producer_id_filters), request.duration_filter
     )
     if not request.transactional_id_pattern:
         return filters
-    from penstock.groups.consumer.regex import compiled
+    from penstock.groups.consumer.consumer_group_data import compile_topic_regex
 
-    match = compiled(request.transactional_id_pattern).fullmatch
+    match = compile_topic_regex(request.transactional_id_pattern).fullmatch
     return filters._replace(matches_id=lambda name: match(name) is not None)
 
 
-def _response(error: ErrorCode, replies: list[ListReply]) -> Any:
+def _response(error: ErrorCode, replies: list[ListTransactionsReply]) -> Any:
     unknown_states = dict.fromkeys(state for reply in replies for state in reply.unknown_states)
     return ListTransactionsResponse(
         throttle_time=NO_THROTTLE,

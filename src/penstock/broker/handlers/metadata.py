@@ -1,8 +1,8 @@
-"""Metadata (key 3), v0-13. Brokers, topics and leaders, seen from the listener the client came in by.
+"""Metadata (key 3), v0-13. Brokers, topics and leaders, as seen from the client's listener.
 
-No topics (null; in v0 an empty list) asks for all of them. A topic that does not exist is UNKNOWN_TOPIC_OR_PARTITION;
-where node and request allow it, its creation begins at the same time, and a later request finds it, as in Apache Kafka.
-Ids may be asked for instead of names from v12 on; before, a request that does is refused as a whole.
+Null topics (in v0 an empty list) select all. A topic that does not exist is UNKNOWN_TOPIC_OR_PARTITION; if node and
+request allow it, its creation starts at the same time, and a later request finds it, as in Apache Kafka. From v12 on a
+request may contain topic ids instead of names; in earlier versions a topic id fails the whole request.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from kio.schema.metadata.v13.response import (
     MetadataResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.topic_answers import TopicForm
-from penstock.broker.topology import (
-    CLUSTER_OPERATIONS,
-    OPERATIONS_NOT_ASKED,
-    TOPIC_OPERATIONS,
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.response_cache import TopicEncoding
+from penstock.broker.partition.client_view import (
+    CLUSTER_AUTHORIZED_OPERATIONS,
+    OPERATIONS_NOT_REQUESTED,
+    TOPIC_AUTHORIZED_OPERATIONS,
     PartitionViewer,
     reachable_brokers,
 )
-from penstock.cluster.names import is_internal, topic_name_flaw
-from penstock.cluster.state import PartitionState, TopicState
+from penstock.cluster.image import PartitionState, TopicState
+from penstock.cluster.topic_names import is_internal, topic_name_error
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.writing import EncodedElements
+from penstock.protocol.schemas import EncodedElements
 
-_NOBODY: Final = -1
+_NO_CONTROLLER: Final = -1
 _TOPIC_IDS_FROM: Final = 12
 _LISTENER_NOT_FOUND_FROM: Final = 6
 _CLUSTER_OPERATIONS_IN: Final = range(8, 11)
 
 
-class _Missing(NamedTuple):
-    """A topic that was asked for and cannot be shown."""
+class _MissingTopic(NamedTuple):
+    """A requested topic that cannot be returned."""
 
     error: ErrorCode
     name: str | None
@@ -54,51 +54,55 @@ class _Missing(NamedTuple):
 def handle(ctx: RequestContext, request: Any) -> Any:
     if request.topics is None or (ctx.version == 0 and not request.topics):
         view = _View(ctx, request)
-        return ctx.node.topic_answers.about_all(view.form, view.cluster_operations, view.topic, view.response)
+        return ctx.node.topic_answers.all_topics_response(
+            view.form, view.cluster_operations, view.topic, view.response
+        )
     if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
-        return _refused(ctx, request)
-    asked = _asked(ctx, request)
+        return _error_response(ctx, request)
+    asked = _requested_topics(ctx, request)
     if request.allow_auto_topic_creation and ctx.node.settings.boolean("auto.create.topics.enable"):
-        absent = [t.name for t in asked if isinstance(t, _Missing) and t.name is not None and t.is_unknown]
+        absent = [
+            t.name for t in asked if isinstance(t, _MissingTopic) and t.name is not None and t.is_unknown
+        ]
         if absent:
             ctx.node.auto_creation.begin_by_name(absent)
     return _response(ctx, request, asked)
 
 
-def _asked(ctx: RequestContext, request: Any) -> list[TopicState | _Missing]:
+def _requested_topics(ctx: RequestContext, request: Any) -> list[TopicState | _MissingTopic]:
     once = {(topic.name, topic.topic_id): topic for topic in request.topics}
     return [_find(ctx, topic.name, topic.topic_id) for topic in once.values()]
 
 
-def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> TopicState | _Missing:
+def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> TopicState | _MissingTopic:
     image = ctx.node.image
     if topic_id is not None:
-        return image.topics_by_id.get(topic_id) or _Missing(ErrorCode.unknown_topic_id, None, topic_id)
+        return image.topics_by_id.get(topic_id) or _MissingTopic(ErrorCode.unknown_topic_id, None, topic_id)
     if name is None:
-        return _Missing(ErrorCode.unknown_topic_id, None)
+        return _MissingTopic(ErrorCode.unknown_topic_id, None)
     if (topic := image.topics.get(name)) is not None:
         return topic
-    if topic_name_flaw(name) is not None:
-        return _Missing(ErrorCode.invalid_topic_exception, name)
-    return _Missing(ErrorCode.unknown_topic_or_partition, name)
+    if topic_name_error(name) is not None:
+        return _MissingTopic(ErrorCode.invalid_topic_exception, name)
+    return _MissingTopic(ErrorCode.unknown_topic_or_partition, name)
 
 
 class _View:
-    """The present image as one request is to see it."""
+    """The present image as seen by one request."""
 
     def __init__(self, ctx: RequestContext, request: Any) -> None:
         self._ctx = ctx
         self._image = ctx.node.image
         self._viewer = PartitionViewer(self._image, ctx.listener)
         asked = request.include_topic_authorized_operations
-        self._operations = TOPIC_OPERATIONS if asked else OPERATIONS_NOT_ASKED
-        self.form = TopicForm(ctx.api_key, ctx.version, ctx.listener, self._operations)
+        self._operations = TOPIC_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED
+        self.form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, self._operations)
         self.cluster_operations: int | None = None
         if ctx.version in _CLUSTER_OPERATIONS_IN:
             asked = request.include_cluster_authorized_operations
-            self.cluster_operations = CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+            self.cluster_operations = CLUSTER_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED
 
-    def topic(self, topic: TopicState | _Missing) -> Any:
+    def topic(self, topic: TopicState | _MissingTopic) -> Any:
         return _topic(self._ctx, self._viewer, topic, self._operations)
 
     def response(self, topics: Any) -> Any:
@@ -119,14 +123,14 @@ class _View:
         return MetadataResponse(**fields, error_code=ErrorCode.none)
 
 
-def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _Missing]) -> Any:
+def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _MissingTopic]) -> Any:
     view = _View(ctx, request)
     encoded = ctx.node.topic_answers.topics(view.form)
     return view.response(
         EncodedElements(
             [
                 encoded.encode(view.topic(topic))
-                if isinstance(topic, _Missing)
+                if isinstance(topic, _MissingTopic)
                 else encoded.encoded(topic, view.topic)
                 for topic in topics
             ]
@@ -135,24 +139,24 @@ def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _Miss
 
 
 def _controller(node_id: int, reachable: list[int]) -> int:
-    """Every broker passes on what is the controller's to decide, so this one will do, if clients may come here."""
-    return node_id if node_id in reachable else next(iter(reachable), _NOBODY)
+    """Every broker forwards to the controller, so this broker will do if it is reachable from the listener."""
+    return node_id if node_id in reachable else next(iter(reachable), _NO_CONTROLLER)
 
 
-def _refused(ctx: RequestContext, request: Any) -> Any:
+def _error_response(ctx: RequestContext, request: Any) -> Any:
     viewer = PartitionViewer(ctx.node.image, ctx.listener)
-    topics = [_Missing(ErrorCode.invalid_request, t.name or "", t.topic_id) for t in request.topics]
+    topics = [_MissingTopic(ErrorCode.invalid_request, t.name or "", t.topic_id) for t in request.topics]
     return MetadataResponseV10(
         throttle_time=timedelta(0),
         brokers=(),
-        topics=tuple(_topic(ctx, viewer, topic, OPERATIONS_NOT_ASKED) for topic in topics),
+        topics=tuple(_topic(ctx, viewer, topic, OPERATIONS_NOT_REQUESTED) for topic in topics),
     )
 
 
 def _topic(
-    ctx: RequestContext, viewer: PartitionViewer, topic: TopicState | _Missing, operations: int
+    ctx: RequestContext, viewer: PartitionViewer, topic: TopicState | _MissingTopic, operations: int
 ) -> Any:
-    if isinstance(topic, _Missing):
+    if isinstance(topic, _MissingTopic):
         return MetadataResponseTopic(
             error_code=topic.error,
             name=topic.name,
@@ -179,7 +183,7 @@ def _partition(ctx: RequestContext, viewer: PartitionViewer, index: int, partiti
     if error is ErrorCode.listener_not_found and ctx.version < _LISTENER_NOT_FOUND_FROM:
         error = ErrorCode.leader_not_available
     if ctx.version == 0 and offline:
-        # Version 0 lists only replicas that can be reached, and says so.
+        # Version 0 lists only replicas that are reachable, and reports the others with an error.
         replicas = tuple(broker for broker in replicas if broker not in offline)
         isr = tuple(broker for broker in isr if broker not in offline)
         error = error or ErrorCode.replica_not_available

@@ -1,7 +1,7 @@
-"""OffsetCommit (key 8), v2-10. Topics by name, from v10 on by id; v2-4 may ask for their own retention.
+"""OffsetCommit (key 8), v2-10. Topics by name, from v10 on by id; v2-4 may set their own retention.
 
-Topics and partitions that do not exist are refused one by one; what is wrong with the group or the member is
-said of every other partition. A commit to a group that does not exist is taken if it comes without a generation.
+Unknown topics and partitions get their own error; an error of the group or member applies to all other partitions. A
+commit to a group that does not exist is accepted if it has no generation.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from uuid import UUID
 from kio.schema.offset_commit.v9 import response as by_name
 from kio.schema.offset_commit.v10 import response as by_id
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, milliseconds, named_topic
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.broker.coordinators.requests import NO_THROTTLE, milliseconds, resolve_topic_name
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _MEMBER_EPOCHS_FROM: Final = 9
 _TOPIC_IDS_FROM: Final = 10
 
 
-class _Place(NamedTuple):
-    """Where in the request a partition stands, so that the reply has the same shape."""
+class _RequestIndex(NamedTuple):
+    """The position of a partition in the request, so that the reply has the same order."""
 
     topic: int
     partition: int
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    errors: dict[_Place, ErrorCode] = {}
-    offsets: dict[_Place, OffsetToCommit] = {}
+    errors: dict[_RequestIndex, ErrorCode] = {}
+    offsets: dict[_RequestIndex, OffsetToCommit] = {}
     for topic_place, topic in enumerate(request.topics):
-        name, error = named_topic(ctx, topic)
+        name, error = resolve_topic_name(ctx, topic)
         for place, partition in enumerate(topic.partitions):
             if name is None or ctx.node.image.partition(name, partition.partition_index) is None:
                 unknown = ErrorCode.unknown_topic_or_partition if error is ErrorCode.none else error
-                errors[_Place(topic_place, place)] = unknown
+                errors[_RequestIndex(topic_place, place)] = unknown
             else:
-                offsets[_Place(topic_place, place)] = _offset(name, partition)
+                offsets[_RequestIndex(topic_place, place)] = _offset(name, partition)
     if offsets:
         reply = await _commit(ctx, request, tuple(offsets.values()))
         for index, spot in enumerate(offsets):
@@ -73,7 +73,7 @@ async def _commit(ctx: RequestContext, request: Any, offsets: tuple[OffsetToComm
         knows_member_epochs=ctx.version >= _MEMBER_EPOCHS_FROM,
     )
     try:
-        groups.check_room(commit.group_id)
+        groups.check_group_limit(commit.group_id)
         reply: PartitionsReply = await groups.write(
             commit.group_id, lambda shard, token: shard.commit(commit, token, now_ms=groups.now_ms())
         )
@@ -89,13 +89,14 @@ def _retention_ms(request: Any) -> int | None:
     return milliseconds(retention)
 
 
-def _response(ctx: RequestContext, request: Any, errors: dict[_Place, ErrorCode]) -> Any:
+def _response(ctx: RequestContext, request: Any, errors: dict[_RequestIndex, ErrorCode]) -> Any:
     schema = by_id if ctx.version >= _TOPIC_IDS_FROM else by_name
     topics = []
     for topic_place, topic in enumerate(request.topics):
         partitions = tuple(
             schema.OffsetCommitResponsePartition(
-                partition_index=partition.partition_index, error_code=errors[_Place(topic_place, place)]
+                partition_index=partition.partition_index,
+                error_code=errors[_RequestIndex(topic_place, place)],
             )
             for place, partition in enumerate(topic.partitions)
         )

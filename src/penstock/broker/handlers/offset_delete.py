@@ -1,4 +1,7 @@
-"""OffsetDelete (key 47), v0. Offsets of topics that the group still consumes are kept: GROUP_SUBSCRIBED_TO_TOPIC."""
+"""OffsetDelete (key 47), v0. Deletes committed offsets.
+
+The offsets of topics that the group still consumes are kept: GROUP_SUBSCRIBED_TO_TOPIC.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from kio.schema.offset_delete.v0.response import (
     OffsetDeleteResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.messages import PartitionsReply
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import PartitionsReply
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

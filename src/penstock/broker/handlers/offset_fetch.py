@@ -1,8 +1,8 @@
-"""OffsetFetch (key 9), v1-10. One group before v8, many from then on; topics by name, from v10 on by id.
+"""OffsetFetch (key 9), v1-10. One group before v8, many from v8 on; topics by name, from v10 on by id.
 
-Null topics ask for all that the group has committed. Where nothing was committed the offset is -1. Every reply waits
-until all that it reveals is committed; with `require_stable` (v7 on) a partition whose offset an open transaction may
-change is answered UNSTABLE_OFFSET_COMMIT.
+Null topics select all committed offsets of the group. A partition without a committed offset has offset -1. The reply
+waits until everything it shows is committed; with `require_stable` (from v7 on) a partition whose offset an open
+transaction may change gets UNSTABLE_OFFSET_COMMIT.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from kio.schema.offset_fetch.v7 import response as single
 from kio.schema.offset_fetch.v9 import response as by_name
 from kio.schema.offset_fetch.v10 import response as by_id
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, by_topic, named_topic
-from penstock.groups.messages import FetchedOffset
-from penstock.groups.shard import GroupShard
+from penstock.broker.coordinators.requests import NO_THROTTLE, group_by_topic, resolve_topic_name
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import FetchedOffset
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _TOP_LEVEL_ERROR_FROM: Final = 2
@@ -62,7 +62,8 @@ async def _fetch(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Gro
             return _Group(wanted.group_id, list(_known_topics(ctx, offsets)))
         return await _fetch_some(ctx, wanted, require_stable)
     except ApiError as error:
-        # Consumers before 3.9 do not know what to do with "not available", but look again for "not here".
+        # Consumers before 3.9 cannot handle COORDINATOR_NOT_AVAILABLE here, but look up the coordinator on
+        # NOT_COORDINATOR.
         unavailable = error.code is ErrorCode.coordinator_not_available
         code = ErrorCode.not_coordinator if unavailable else error.code
         return _Group(wanted.group_id, _failed_topics(ctx, wanted, code), code)
@@ -71,10 +72,10 @@ async def _fetch(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Gro
 async def _offsets(
     ctx: RequestContext, wanted: Any, places: list[tuple[str, int]] | None, require_stable: bool
 ) -> tuple[FetchedOffset, ...]:
-    """Raises ApiError, also for who says (v9 and newer) that it is a member and is none, or not at that epoch."""
+    """Raises ApiError, also if the member id or epoch that the request carries (v9 and newer) does not match."""
     member_id, epoch = getattr(wanted, "member_id", None), getattr(wanted, "member_epoch", -1)
 
-    def read(shard: GroupShard) -> tuple[FetchedOffset, ...] | ErrorCode:
+    def read(shard: GroupCoordinatorShard) -> tuple[FetchedOffset, ...] | ErrorCode:
         error = shard.check_fetch(wanted.group_id, member_id, epoch)
         if error is not ErrorCode.none:
             return error
@@ -87,8 +88,8 @@ async def _offsets(
 
 
 def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> Iterator[_Topic]:
-    for name, fetched in by_topic((each.topic, each) for each in offsets):
-        partitions = [_Partition(each.partition, each, _stability(each)) for each in fetched]
+    for name, fetched in group_by_topic((each.topic, each) for each in offsets):
+        partitions = [_Partition(each.partition, each, _stability_error(each)) for each in fetched]
         topic = ctx.node.image.topics.get(name)
         if ctx.version < _TOPIC_IDS_FROM:
             yield _Topic(name, partitions)
@@ -97,7 +98,7 @@ def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> It
 
 
 async def _fetch_some(ctx: RequestContext, wanted: Any, require_stable: bool) -> _Group:
-    names = [named_topic(ctx, topic) for topic in wanted.topics]
+    names = [resolve_topic_name(ctx, topic) for topic in wanted.topics]
     places = [
         (name, index)
         for topic, (name, _) in zip(wanted.topics, names, strict=True)
@@ -111,19 +112,19 @@ async def _fetch_some(ctx: RequestContext, wanted: Any, require_stable: bool) ->
         partitions = [
             _Partition(index, error=error)
             if name is None
-            else _Partition(index, found[name, index], _stability(found[name, index]))
+            else _Partition(index, found[name, index], _stability_error(found[name, index]))
             for index in topic.partition_indexes
         ]
         topics.append(_Topic(_key(topic), partitions))
     return _Group(wanted.group_id, topics)
 
 
-def _stability(fetched: FetchedOffset) -> ErrorCode:
+def _stability_error(fetched: FetchedOffset) -> ErrorCode:
     return ErrorCode.unstable_offset_commit if fetched.is_unstable else ErrorCode.none
 
 
 def _failed_topics(ctx: RequestContext, wanted: Any, error: ErrorCode) -> list[_Topic]:
-    """Only the oldest version has no other place for the error than every partition."""
+    """Only the oldest version has no top-level error, so every partition carries it."""
     if ctx.version >= _TOP_LEVEL_ERROR_FROM or wanted.topics is None:
         return []
     return [

@@ -1,11 +1,11 @@
-"""OffsetForLeaderEpoch (key 23), v2-4. Where a leader epoch ended: how a reader tells lost from kept."""
+"""OffsetForLeaderEpoch (key 23), v2-4. The end offset of a leader epoch, for truncation detection."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
 
-from penstock.broker.context import RequestContext
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
 

@@ -1,16 +1,16 @@
-"""Produce (key 0), v3-13. Appends on the loop, in the order received; acks=0 sends no reply.
+"""Produce (key 0), v3-13. Appends on the event loop, in the order received; acks=0 sends no reply.
 
-acks=1 is answered from the page cache; acks=all when the high watermark has passed, which under flush policy
-`ack` means synced by every replica of the in-sync set. Below min.insync.replicas nothing is called committed: what
-was appended before the set shrank waits for it to grow again, and is answered REQUEST_TIMED_OUT if that takes too
-long (30 seconds for a client that gives no time: long enough for the node's own sync). So
-NOT_ENOUGH_REPLICAS_AFTER_APPEND, "committed, but by too few", is never said.
+acks=1 is acknowledged from the page cache; acks=all when the high watermark has passed the batch, which under flush
+policy `ack` means that every in-sync replica has synced it. Below min.insync.replicas nothing counts as committed: a
+batch that was appended before the ISR shrank waits until the ISR grows again, and gets REQUEST_TIMED_OUT if that takes
+too long (30 seconds if the client gives no timeout: long enough for the node's own sync).
+NOT_ENOUGH_REPLICAS_AFTER_APPEND ("committed, but by too few") is therefore never sent.
 
-A transactional batch whose transaction is open here is appended as any other; before the first one of a transaction the
-coordinator is asked, and whoever belongs to no transaction is refused. A repeat inside the idempotent window gets its
-original offset, whatever the topic's settings are by now. Topics that must be looked into (compacted, or with a
-codec of their own) are decoded in a thread and appended in order afterwards. Whoever asks a broker that does not lead
-is told the leader and where it is (v10).
+A transactional batch whose transaction is open in the partition is appended like any other. Before the first batch of
+a transaction the leader verifies the transaction with the coordinator, and refuses a producer that has none. A
+duplicate inside the idempotent window gets its original offset, whatever the topic's current settings. Batches of
+topics that must be decoded (compacted, or with their own codec) are decoded in a thread and then appended in order. A
+client that produces to a broker that is not the leader gets the leader and its address (v10).
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.broker.connection import HANG_UP, Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.repeats import find_repeat, repeated
-from penstock.broker.topology import LeaderHints, absence, topic_of
+from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.client_view import LeaderHints, find_topic, missing_partition_error
+from penstock.broker.partition.produced_batch import duplicate_or_raise, find_duplicate
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
     TOPIC_IDS_FROM,
-    Endpoint,
-    PartitionResult,
+    NodeEndpoint,
+    PartitionProduceResponse,
     ProduceRequest,
     encode_produce_response,
-    parse_produce,
+    parse_produce_request,
 )
-from penstock.protocol.records import HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
+from penstock.protocol.record_batch import BATCH_HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import OnCommit, Partition
-    from penstock.broker.transactions.admission import Word, Writer
-    from penstock.log.log import Appended
-    from penstock.log.transactions import VerificationGuard
+    from penstock.broker.coordinators.transactions.verification import TransactionalWriter, VerificationResult
+    from penstock.broker.partition.partition import OnCommit, Partition
+    from penstock.log.log import LogAppendInfo
+    from penstock.log.producer_state import VerificationGuard
 
 _ACKS_ALL, _ACKS_NONE = -1, 0
 _LEGAL_ACKS = frozenset({-1, 0, 1})
 _ATTRIBUTES_LOW_BYTE = 22
 _PRODUCER = struct.Struct(">qhi")  # id, epoch, sequence
-_PRODUCER_AT = 43
-#: For clients that give no time to wait.
+_PRODUCER_POSITION = 43
+#: For clients that send no timeout.
 _TIMEOUT_MS_DEFAULT = 30_000
-#: Refusals that producers answer with the same batch again.
-_PASSING = frozenset(
+#: Producers retry the same batch after these errors.
+_RETRIABLE_ERRORS = frozenset(
     {
         ErrorCode.not_enough_replicas,
         ErrorCode.not_leader_or_follower,
@@ -59,18 +59,18 @@ _PASSING = frozenset(
     }
 )
 
-Results = list[PartitionResult]
+Results = list[PartitionProduceResponse]
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
+) -> Reply | PendingReply:
     version, node = ctx.version, ctx.node
-    request = parse_produce(frame, position, version)
+    request = parse_produce_request(frame, position, version)
     partitions_of = node.partitions.by_raw_id if version >= TOPIC_IDS_FROM else node.partitions.by_raw_name
     acks, now_ms = request.acks, node.now_ms()
     topics: list[tuple[bytes, Results]] = []
-    waiting: _Waiting | None = None
+    waiting: _DelayedProduce | None = None
     for name, parts in request.topics:
         results: Results = []
         topics.append((name, results))
@@ -79,53 +79,53 @@ def handle(
             partition = None if found is None else found.get(index)
             try:
                 if partition is None:
-                    raise _absent(ctx, name, index)
+                    raise _missing_partition_error(ctx, name, index)
                 _check_writable(partition, records, acks)
                 assert records is not None
                 writer = None
                 if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
                     writer = _writer(ctx, request, records)
                     if node.transactions.admission.must_wait(partition, writer):
-                        waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
+                        waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
                         waiting.verify(partition, records, results, writer)
                         continue
                 if partition.takes_turns:
-                    waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
+                    waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
                     waiting.prepare(partition, records, results, writer)
                     continue
                 try:
                     appended = partition.append(records, now_ms)
                 except ApiError as error:
-                    appended = repeated(partition, records, error)
+                    appended = duplicate_or_raise(partition, records, error)
             except ApiError as error:
                 if partition is not None and records is not None:
-                    _note_passing(partition, records, error)
-                results.append(_refused(ctx, name, index, error))
+                    _note_retriable_error(partition, records, error)
+                results.append(_error_result(ctx, name, index, error))
                 continue
             results.append(
-                PartitionResult(
+                PartitionProduceResponse(
                     index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
                 )
             )
             if acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
-                waiting = waiting or _Waiting(ctx, connection, request, correlation_id, topics)
+                waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
                 waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
     if waiting is not None:
         return waiting.begin()
-    return _finished(ctx, correlation_id, acks, topics)
+    return _response(ctx, correlation_id, acks, topics)
 
 
-def _absent(ctx: RequestContext, name: bytes, index: int) -> ApiError:
+def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> ApiError:
     by_id = ctx.version >= TOPIC_IDS_FROM
-    topic = topic_of(ctx.node.image, name, by_id=by_id)
-    return absence(ctx.node, topic, index, by_id=by_id)
+    topic = find_topic(ctx.node.image, name, by_id=by_id)
+    return missing_partition_error(ctx.node, topic, index, by_id=by_id)
 
 
 def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:
-    """Raises ApiError when this may not be appended to the partition."""
+    """Raises ApiError if the records may not be appended to the partition."""
     if not partition.is_leader:
         raise ApiError(ErrorCode.not_leader_or_follower)
-    if records is None or len(records) < HEADER_BYTES:
+    if records is None or len(records) < BATCH_HEADER_BYTES:
         raise ApiError(ErrorCode.invalid_record, "a produce request carries exactly one record batch")
     if partition.is_internal:
         raise ApiError(ErrorCode.invalid_topic_exception, f"{partition.topic} is an internal topic")
@@ -140,43 +140,43 @@ def _check_writable(partition: Partition, records: memoryview | None, acks: int)
         raise ApiError(ErrorCode.invalid_required_acks, f"acks={acks} is none of -1, 0 and 1")
 
 
-def _writer(ctx: RequestContext, request: ProduceRequest, records: memoryview) -> Writer:
-    """Raises ApiError: a transactional batch belongs to a transactional id."""
-    from penstock.broker.transactions.admission import Writer
+def _writer(ctx: RequestContext, request: ProduceRequest, records: memoryview) -> TransactionalWriter:
+    """Raises ApiError if the batch has no transactional id or no producer id."""
+    from penstock.broker.coordinators.transactions.verification import TransactionalWriter
 
     if request.transactional_id is None:
         message = "a transactional batch in a request without transactional id"
         raise ApiError(ErrorCode.transactional_id_authorization_failed, message)
-    producer_id, epoch, _ = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+    producer_id, epoch, _ = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
     if producer_id == NO_PRODUCER_ID:
         raise ApiError(ErrorCode.invalid_record, "a transactional batch without producer id")
-    return Writer(request.transactional_id, producer_id, epoch, ctx.version)
+    return TransactionalWriter(request.transactional_id, producer_id, epoch, ctx.version)
 
 
-def _note_passing(partition: Partition, records: memoryview, error: ApiError) -> None:
-    """So that what the same producer has sent right behind it is not taken for a gap when the reason has passed."""
-    if error.code in _PASSING and len(records) >= HEADER_BYTES:
-        producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+def _note_retriable_error(partition: Partition, records: memoryview, error: ApiError) -> None:
+    """Remembers the refused batch, so that the producer's next batches are not taken for a sequence gap."""
+    if error.code in _RETRIABLE_ERRORS and len(records) >= BATCH_HEADER_BYTES:
+        producer_id, epoch, sequence = _PRODUCER.unpack_from(records, _PRODUCER_POSITION)
         if producer_id != NO_PRODUCER_ID:
             partition.log.producers.refused(producer_id, epoch, sequence, error.code)
 
 
-def _refused(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionResult:
+def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionProduceResponse:
     ctx.node.metrics.count_error("produce", error.code.name)
     places = error.places if isinstance(error, InvalidRecords) else ()
     leader = None
     if error.code is ErrorCode.not_leader_or_follower:
-        leader = _hints(ctx).leader(topic, index, error.code)
-    return PartitionResult(
+        leader = _leader_hints(ctx).leader(topic, index, error.code)
+    return PartitionProduceResponse(
         index, error.code.value, message=error.message, record_errors=places, current_leader=leader
     )
 
 
-def _hints(ctx: RequestContext) -> LeaderHints:
+def _leader_hints(ctx: RequestContext) -> LeaderHints:
     return LeaderHints(ctx.node, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
 
 
-def _finished(
+def _response(
     ctx: RequestContext, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]
 ) -> Reply:
     if acks != _ACKS_NONE:
@@ -187,13 +187,13 @@ def _finished(
                     return encode_produce_response(ctx.version, correlation_id, topics, endpoints)
         return encode_produce_response(ctx.version, correlation_id, topics)
     if any(result.error for _, results in topics for result in results):
-        # The only way to tell a client that waits for no answer, as Apache Kafka does.
-        return HANG_UP
+        # The only way to report an error to a client that waits for no reply, as in Apache Kafka.
+        return CLOSE_CONNECTION
     return None
 
 
-def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tuple[Endpoint, ...]:
-    hints = _hints(ctx)
+def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tuple[NodeEndpoint, ...]:
+    hints = _leader_hints(ctx)
     for name, results in topics:
         for result in results:
             if result.current_leader is not None:
@@ -201,8 +201,8 @@ def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tupl
     return tuple(hints.endpoints.values())
 
 
-class _Late(NamedTuple):
-    """A batch that cannot be appended at once, and the place of its result."""
+class _DeferredBatch(NamedTuple):
+    """A batch that cannot be appended at once, and the index of its result."""
 
     partition: Partition
     records: bytearray
@@ -211,8 +211,8 @@ class _Late(NamedTuple):
     key: tuple[int, int]
 
 
-class _Waiting:
-    """A produce request some of whose partitions are not done yet."""
+class _DelayedProduce:
+    """A produce request of which some partitions are not complete yet."""
 
     def __init__(
         self,
@@ -228,11 +228,11 @@ class _Waiting:
         self._timeout_ms = request.timeout_ms if request.timeout_ms > 0 else _TIMEOUT_MS_DEFAULT
         self._correlation_id = correlation_id
         self._topics = topics
-        self._open: set[tuple[int, int]] = set()  # (identity of the results list, place in it)
+        self._open: set[tuple[int, int]] = set()  # (identity of the results list, index in it)
         self._lists: dict[int, Results] = {}
         self._commits: list[tuple[Partition, OnCommit]] = []
-        self._unverified: dict[Writer, list[_Late]] = {}
-        self._slot: Slot | None = None
+        self._unverified: dict[TransactionalWriter, list[_DeferredBatch]] = {}
+        self._slot: PendingReply | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def for_commit(self, partition: Partition, last_offset: int, results: Results, place: int) -> None:
@@ -247,37 +247,39 @@ class _Waiting:
         partition.when_committed(last_offset, committed)
 
     def prepare(
-        self, partition: Partition, records: memoryview, results: Results, writer: Writer | None
+        self, partition: Partition, records: memoryview, results: Results, writer: TransactionalWriter | None
     ) -> None:
-        """Decode off the loop."""
+        """Decodes the batch off the event loop."""
         late = self._begin(partition, records, results)
-        turn = self._append_in_turn(late, partition.last_turn, writer, None)
+        turn = self._append_in_order(late, partition.last_turn, writer, None)
         task = self._ctx.node.spawn(self._finish(turn, late))
         partition.begin_turn(task)
         self._hold_memory(len(records), task)
 
-    def verify(self, partition: Partition, records: memoryview, results: Results, writer: Writer) -> None:
-        """Ask the coordinator first, about all of a writer's at once."""
+    def verify(
+        self, partition: Partition, records: memoryview, results: Results, writer: TransactionalWriter
+    ) -> None:
+        """Holds the batch until the coordinator verifies the transaction, for all batches of a writer at once."""
         self._unverified.setdefault(writer, []).append(self._begin(partition, records, results))
 
-    def _line_up(self, writer: Writer, batches: list[_Late]) -> None:
-        """What else the same producer sends meanwhile waits for them."""
-        task = self._ctx.node.transactions.admission.line_up(
+    def _enqueue_verification(self, writer: TransactionalWriter, batches: list[_DeferredBatch]) -> None:
+        """Later batches of the same producer wait for these."""
+        task = self._ctx.node.transactions.admission.queue_append(
             [late.partition for late in batches], writer, partial(self._append_verified, batches, writer)
         )
         self._hold_memory(sum(len(late.records) for late in batches), task)
 
-    def _begin(self, partition: Partition, records: memoryview, results: Results) -> _Late:
-        """The bytes are copied because the frame's buffer is reused meanwhile."""
+    def _begin(self, partition: Partition, records: memoryview, results: Results) -> _DeferredBatch:
+        """Copies the bytes, because the frame's buffer is reused meanwhile. Raises ApiError."""
         max_bytes = partition.log.config.max_message_bytes
-        if len(records) > max_bytes and find_repeat(partition, records) is None:
+        if len(records) > max_bytes and find_duplicate(partition, records) is None:
             raise ApiError(
                 ErrorCode.message_too_large,
                 f"record batch of {len(records)} bytes, the topic takes {max_bytes}",
             )
         place = len(results)
-        results.append(PartitionResult(partition.index, ErrorCode.request_timed_out.value))
-        return _Late(partition, bytearray(records), results, place, self._opened(results, place))
+        results.append(PartitionProduceResponse(partition.index, ErrorCode.request_timed_out.value))
+        return _DeferredBatch(partition, bytearray(records), results, place, self._opened(results, place))
 
     def _hold_memory(self, size: int, task: asyncio.Task[None]) -> None:
         server = self._ctx.node.server
@@ -286,7 +288,7 @@ class _Waiting:
         if server.buffers.is_full:
             server.wait_for_memory(self._connection)
 
-    async def _finish(self, appending: Coroutine[None, None, Appended], late: _Late) -> None:
+    async def _finish(self, appending: Coroutine[None, None, LogAppendInfo], late: _DeferredBatch) -> None:
         partition, _, results, place, key = late
         try:
             appended = await appending
@@ -295,7 +297,7 @@ class _Waiting:
         except Exception:
             self._ctx.node.server.failed(self._connection)
         else:
-            results[place] = PartitionResult(
+            results[place] = PartitionProduceResponse(
                 partition.index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
             )
             if (
@@ -307,17 +309,19 @@ class _Waiting:
                 return
         self._done(key)
 
-    async def _append_in_turn(
+    async def _append_in_order(
         self,
-        late: _Late,
+        late: _DeferredBatch,
         previous: asyncio.Task[Any] | None,
-        writer: Writer | None,
+        writer: TransactionalWriter | None,
         guard: VerificationGuard | None,
-    ) -> Appended:
-        """Batches are prepared side by side and appended in the order in which they came."""
+    ) -> LogAppendInfo:
+        """Prepares the batch in parallel with others, and appends it in the order of arrival."""
         node, partition = self._ctx.node, late.partition
         prepared = node.spawn(
-            node.prepared_batch(partition, late.records, self._connection, is_owed=self._acks != _ACKS_NONE)
+            node.prepare_batch_in_thread(
+                partition, late.records, self._connection, is_owed=self._acks != _ACKS_NONE
+            )
         )
         if previous is not None:
             await asyncio.wait([previous])
@@ -325,22 +329,23 @@ class _Waiting:
             ready = memoryview(await prepared)
         except ApiError as error:
             partition.check_leader()
-            return repeated(partition, memoryview(late.records), error)
-        return self._append_late(partition, ready, writer, guard)
+            return duplicate_or_raise(partition, memoryview(late.records), error)
+        return self._append_prepared(partition, ready, writer, guard)
 
     async def _append_verified(
-        self, batches: list[_Late], writer: Writer, previous: set[asyncio.Task[None]]
+        self, batches: list[_DeferredBatch], writer: TransactionalWriter, previous: set[asyncio.Task[None]]
     ) -> None:
         if previous:
             await asyncio.wait(previous)
         partitions = [late.partition for late in batches]
         try:
-            words = await self._ctx.node.transactions.admission.words(partitions, writer)
+            verifications = await self._ctx.node.transactions.admission.verifications(partitions, writer)
         except Exception:
             self._ctx.node.server.failed(self._connection)
             return
         appending = [
-            self._finish(self._append_at_word(late, writer, words[late.partition]), late) for late in batches
+            self._finish(self._append_if_verified(late, writer, verifications[late.partition]), late)
+            for late in batches
         ]
         if any(partition.takes_turns for partition in partitions):
             await asyncio.gather(*appending)
@@ -348,25 +353,27 @@ class _Waiting:
         for each in appending:
             await each  # none of them waits, so none needs a task
 
-    async def _append_at_word(self, late: _Late, writer: Writer, word: Word) -> Appended:
+    async def _append_if_verified(
+        self, late: _DeferredBatch, writer: TransactionalWriter, word: VerificationResult
+    ) -> LogAppendInfo:
         partition, records = late.partition, late.records
         if isinstance(word, ApiError):
-            _note_passing(partition, memoryview(records), word)
+            _note_retriable_error(partition, memoryview(records), word)
             raise word
         if not partition.takes_turns:
-            return self._append_late(partition, memoryview(records), writer, word)
-        turn = self._ctx.node.spawn(self._append_in_turn(late, partition.last_turn, writer, word))
+            return self._append_prepared(partition, memoryview(records), writer, word)
+        turn = self._ctx.node.spawn(self._append_in_order(late, partition.last_turn, writer, word))
         partition.begin_turn(turn)
         return await turn
 
-    def _append_late(
+    def _append_prepared(
         self,
         partition: Partition,
         batch: memoryview,
-        writer: Writer | None,
+        writer: TransactionalWriter | None,
         guard: VerificationGuard | None,
-    ) -> Appended:
-        """What has waited meets the partition as it is now."""
+    ) -> LogAppendInfo:
+        """Checks the partition again, because it may have changed while the batch waited. Raises ApiError."""
         node = self._ctx.node
         if partition.is_retired:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
@@ -377,14 +384,14 @@ class _Waiting:
             try:
                 return partition.append(batch, node.now_ms(), guard)
             except ApiError as error:
-                return repeated(partition, batch, error)
+                return duplicate_or_raise(partition, batch, error)
         except ApiError as error:
-            _note_passing(partition, batch, error)
+            _note_retriable_error(partition, batch, error)
             raise
 
-    def begin(self) -> Slot:
+    def begin(self) -> PendingReply:
         for writer, batches in self._unverified.items():
-            self._line_up(writer, batches)
+            self._enqueue_verification(writer, batches)
         self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()
@@ -393,10 +400,10 @@ class _Waiting:
             self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out)
         return self._slot
 
-    def _refused(self, partition: Partition, error: ApiError) -> PartitionResult:
+    def _refused(self, partition: Partition, error: ApiError) -> PartitionProduceResponse:
         by_id = self._ctx.version >= TOPIC_IDS_FROM
         topic = partition.topic_id.bytes if by_id else partition.topic.encode()
-        return _refused(self._ctx, topic, partition.index, error)
+        return _error_result(self._ctx, topic, partition.index, error)
 
     def _opened(self, results: Results, place: int) -> tuple[int, int]:
         key = (id(results), place)
@@ -413,7 +420,9 @@ class _Waiting:
     def _timed_out(self) -> None:
         for identity, place in self._open:
             results = self._lists[identity]
-            results[place] = PartitionResult(results[place].partition, ErrorCode.request_timed_out.value)
+            results[place] = PartitionProduceResponse(
+                results[place].partition, ErrorCode.request_timed_out.value
+            )
         self._open.clear()
         for partition, committed in self._commits:
             partition.give_up(committed)
@@ -422,7 +431,7 @@ class _Waiting:
     def _reply(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._commits.clear()  # they refer to this object, which would live until the collector comes
+        self._commits.clear()  # breaks the reference cycle, which would live until the next garbage collection
         assert self._slot is not None
-        reply = _finished(self._ctx, self._correlation_id, self._acks, self._topics)
+        reply = _response(self._ctx, self._correlation_id, self._acks, self._topics)
         self._connection.fulfil(self._slot, reply)

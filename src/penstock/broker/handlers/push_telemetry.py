@@ -1,6 +1,6 @@
-"""PushTelemetry (key 72), v0. Metrics that a client was asked for: checked, bounded and counted, never unpacked.
+"""PushTelemetry (key 72), v0. Metrics of a client: checked, bounded and counted, never decoded.
 
-UNKNOWN_SUBSCRIPTION_ID sends the client back to GetTelemetrySubscriptions; a push before its time is
+After UNKNOWN_SUBSCRIPTION_ID the client sends GetTelemetrySubscriptions again; a push before its interval gets
 THROTTLING_QUOTA_EXCEEDED.
 """
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from kio.schema.push_telemetry.v0.response import PushTelemetryResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.telemetry import Push
+from penstock.broker.metrics.client_telemetry import MetricsPush
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    push = Push(len(request.metrics), request.compression_type, request.terminating)
+    push = MetricsPush(len(request.metrics), request.compression_type, request.terminating)
     code = ErrorCode.none
     try:
-        ctx.node.telemetry.pushed(ctx, request.client_instance_id, request.subscription_id, push)
+        ctx.node.telemetry.record_push(ctx, request.client_instance_id, request.subscription_id, push)
     except ApiError as error:
         code = error.code
         ctx.node.metrics.count_error("push_telemetry", code.name)

@@ -1,16 +1,17 @@
-"""ReadShareGroupState (key 84), v0. The state of share partitions, for a leader that begins.
+"""ReadShareGroupState (key 84), v0. The state of share partitions, for a new share partition leader.
 
-Asked by the leader of the source partition: its leader epoch is stored, and earlier leaders are fenced from then on
-(FENCED_LEADER_EPOCH). INVALID_REQUEST for what was never initialised."""
+Sent by the leader of the topic partition. The coordinator stores its leader epoch and from then on fences earlier
+leaders (FENCED_LEADER_EPOCH). State that was never initialised is INVALID_REQUEST.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.context import RequestContext
-from penstock.broker.share_state.coordinator import serve
-from penstock.broker.share_state.wire import READ
+from penstock.broker.coordinators.share.coordinator import handle_state_request
+from penstock.broker.coordinators.share.state_messages import READ
+from penstock.broker.network.requests import RequestContext
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    return await serve(ctx, READ, request)
+    return await handle_state_request(ctx, READ, request)

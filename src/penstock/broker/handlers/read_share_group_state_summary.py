@@ -1,15 +1,17 @@
-"""ReadShareGroupStateSummary (key 87), v0-1. Where share partitions are, without their batches.
+"""ReadShareGroupStateSummary (key 87), v0-1. The start offsets of share partitions, without their batches.
 
-Asked by the group coordinator; changes nothing, and fences nobody. What was never initialised has start offset -1."""
+Sent by the group coordinator; it changes nothing and fences no leader. State that was never initialised has start
+offset -1.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.broker.context import RequestContext
-from penstock.broker.share_state.coordinator import serve
-from penstock.broker.share_state.wire import SUMMARY
+from penstock.broker.coordinators.share.coordinator import handle_state_request
+from penstock.broker.coordinators.share.state_messages import SUMMARY
+from penstock.broker.network.requests import RequestContext
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    return await serve(ctx, SUMMARY, request)
+    return await handle_state_request(ctx, SUMMARY, request)

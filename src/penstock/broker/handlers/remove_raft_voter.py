@@ -1,4 +1,4 @@
-"""RemoveRaftVoter (key 81), v0. A voter is one no longer; answered once that is committed."""
+"""RemoveRaftVoter (key 81), v0. Removes a voter; the reply waits until the change is committed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from kio.schema.remove_raft_voter.v0.response import RemoveRaftVoterResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.values import ReplicaKey
+from penstock.raft.types import ReplicaKey
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    """Raises NOT_CONTROLLER where another node leads."""
+    """Raises NOT_CONTROLLER if another node is the leader."""
     try:
         check_cluster(ctx, request.cluster_id)
         await ctx.node.quorum.remove_voter(ReplicaKey(int(request.voter_id), request.voter_directory_id))

@@ -1,13 +1,18 @@
-"""Schedule (key 30000), v0. Between nodes only: movers of held records ask the shard that keeps them."""
+"""Schedule (key 30000), v0. Between nodes only: hands held records over to the schedule shard that keeps them."""
 
 from __future__ import annotations
 
 import struct
 from typing import Final
 
-from penstock.broker.connection import Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.schedule.wire import Answer, Ask, pack_answer, read_ask
+from penstock.broker.coordinators.schedule.messages import (
+    ScheduleRequest,
+    ScheduleResponse,
+    decode_request,
+    encode_response,
+)
+from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _HEAD: Final = struct.Struct(">ii")  # size, correlation id
@@ -15,14 +20,14 @@ _HEAD: Final = struct.Struct(">ii")  # size, correlation id
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
+) -> Reply | PendingReply:
     """Raises MalformedFrame."""
-    ask = read_ask(frame, position)
+    ask = decode_request(frame, position)
     slot = connection.defer(ctx.api_key)
 
     async def answer() -> None:
         try:
-            packed = pack_answer(await _answer(ctx, ask))
+            packed = encode_response(await _respond(ctx, ask))
         except Exception:
             ctx.node.server.failed(connection)
         else:
@@ -32,8 +37,8 @@ def handle(
     return slot
 
 
-async def _answer(ctx: RequestContext, ask: Ask) -> Answer:
+async def _respond(ctx: RequestContext, ask: ScheduleRequest) -> ScheduleResponse:
     try:
-        return Answer(ErrorCode.none, await ctx.node.schedule.answer(ask))
+        return ScheduleResponse(ErrorCode.none, await ctx.node.schedule.answer(ask))
     except ApiError as error:
-        return Answer(error.code)
+        return ScheduleResponse(error.code)

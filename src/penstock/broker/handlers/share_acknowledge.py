@@ -1,40 +1,41 @@
-"""ShareAcknowledge (key 79), v1-2: what a member says of records it holds, without asking for more.
+"""ShareAcknowledge (key 79), v1-2. Acknowledgements of a share group member, without a fetch.
 
-Hand packed. Answered when it is stored. Never opens a session (epoch 0 is refused); -1 closes it.
+Encoded by hand. The reply waits until the acknowledgements are stored. The request never opens a session (epoch 0 is
+refused); epoch -1 closes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from penstock.broker.connection import Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.share.acknowledgements import Acknowledgements, all_stored
-from penstock.broker.share.sessions import FINAL_EPOCH, check_names
-from penstock.broker.topology import LeaderHints
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.share.partitions import Acknowledgements, wait_until_stored
+from penstock.broker.coordinators.share.sessions import FINAL_EPOCH, check_group_and_member
+from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.client_view import LeaderHints
 from penstock.protocol.errors import ApiError
 from penstock.protocol.share import (
     AcknowledgedPartition,
     ShareAcknowledgeRequest,
-    encode_share_acknowledge,
-    parse_share_acknowledge,
+    encode_share_acknowledge_response,
+    parse_share_acknowledge_request,
 )
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
-    request = parse_share_acknowledge(frame, position, ctx.version)
+) -> Reply | PendingReply:
+    request = parse_share_acknowledge_request(frame, position, ctx.version)
     shares = ctx.node.share
     try:
-        group, member = check_names(
+        group, member = check_group_and_member(
             request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
         )
         session = shares.sessions.acknowledge(group, member, request.session_epoch)
     except ApiError as error:
         ctx.node.metrics.count_error("share_acknowledge", error.code.name)
-        return encode_share_acknowledge(
+        return encode_share_acknowledge_response(
             ctx.version, correlation_id, error=error.code.value, message=error.message
         )
     said = Acknowledgements(shares, group, member, request.topics, may_renew=request.is_renewal)
@@ -49,7 +50,7 @@ def handle(
 async def _reply_later(
     ctx: RequestContext,
     connection: Connection,
-    slot: Slot,
+    slot: PendingReply,
     request: ShareAcknowledgeRequest,
     correlation_id: int,
     said: Acknowledgements,
@@ -57,7 +58,7 @@ async def _reply_later(
 ) -> None:
     try:
         await said.stored()
-        await all_stored(released)
+        await wait_until_stored(released)
         connection.fulfil(slot, _reply(ctx, request, correlation_id, said))
     except Exception:
         ctx.node.server.failed(connection)
@@ -73,10 +74,10 @@ def _reply(
         leader = hints.leader(topic_id, index, error)
         row = AcknowledgedPartition(index, error.value, message, leader)
         topics.setdefault(topic_id, []).append(row)
-    return encode_share_acknowledge(
+    return encode_share_acknowledge_response(
         ctx.version,
         correlation_id,
-        lock_ms=effective_group_settings(ctx.node, request.group).share_record_lock_duration_ms,
+        lock_ms=effective_group_config(ctx.node, request.group).share_record_lock_duration_ms,
         topics=topics.items(),
         endpoints=tuple(hints.endpoints.values()),
     )

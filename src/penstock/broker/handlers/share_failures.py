@@ -1,7 +1,7 @@
-"""ShareFailures (key 30001), v0: a worker's own delay for records it releases, and its errors for those it gives up.
+"""ShareFailures (key 30001), v0. A worker's retry delays for released records, and its errors for rejected ones.
 
-Our own, hand packed, and sent ahead of the acknowledgement by our client only. Asked of the partition's leader, which
-keeps delays, and passes errors on to the coordinator of the share partition; answered when these are stored.
+Our own API, encoded by hand; only our client sends it, before the acknowledgement. The partition's leader keeps the
+delays and passes the errors to the coordinator of the share partition; the reply waits until the errors are stored.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from penstock.broker.connection import Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.groups.share_state.values import Explain, Key
+from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.share.state.share_state import SharePartitionKey, StoreWorkerErrors
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
     ShareFailures,
-    pack_answer,
-    read_share_failures,
+    encode_share_failures_response,
+    parse_share_failures,
 )
 
 _HEAD: Final = struct.Struct(">ii")  # size, correlation id
-#: Below what a topic takes in one batch by default, since all of it is stored as one record.
+#: Less than the default max.message.bytes of a topic, because the whole request is stored as one record.
 _BYTES_MAX: Final = 768 << 10
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
+) -> Reply | PendingReply:
     """Raises MalformedFrame."""
     if len(frame) > _BYTES_MAX:
         raise MalformedFrame("more about failures than can be stored together")
-    asked = read_share_failures(frame, position)
-    if asked.for_coordinator and not connection.for_nodes:
+    asked = parse_share_failures(frame, position)
+    if asked.for_coordinator and not connection.is_inter_broker:
         raise MalformedFrame("what leaders tell coordinators is for nodes")
     slot = connection.defer(ctx.api_key)
 
     async def answer() -> None:
         try:
-            packed = pack_answer(await _error(ctx, asked))
+            packed = encode_share_failures_response(await _store_failures(ctx, asked))
         except Exception:
             ctx.node.server.failed(connection)
         else:
@@ -47,25 +47,27 @@ def handle(
     return slot
 
 
-async def _error(ctx: RequestContext, asked: ShareFailures) -> ErrorCode:
+async def _store_failures(ctx: RequestContext, asked: ShareFailures) -> ErrorCode:
     try:
         if asked.for_coordinator:
-            (told,) = await ctx.node.share_state.ask([_explanation(asked)])
+            (told,) = await ctx.node.share_state.ask([_explain_request(asked)])
             return told.error
-        await _take(ctx, asked)
+        await _apply_at_leader(ctx, asked)
     except ApiError as error:
         ctx.node.metrics.count_error("share_failures", error.code.name)
         return error.code
     return ErrorCode.none
 
 
-def _explanation(asked: ShareFailures) -> Explain:
-    return Explain(Key(asked.group, asked.topic_id, asked.partition), tuple(asked.failures))
+def _explain_request(asked: ShareFailures) -> StoreWorkerErrors:
+    return StoreWorkerErrors(
+        SharePartitionKey(asked.group, asked.topic_id, asked.partition), tuple(asked.failures)
+    )
 
 
-async def _take(ctx: RequestContext, asked: ShareFailures) -> None:
+async def _apply_at_leader(ctx: RequestContext, asked: ShareFailures) -> None:
     """Raises ApiError."""
     led = ctx.node.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
     if led is None:
         raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
-    await led.take_failures(asked.failures)
+    await led.apply_failures(asked.failures)

@@ -1,8 +1,8 @@
-"""ShareFetch (key 78), v1-2: acknowledgements first, then records for a member of a share group.
+"""ShareFetch (key 78), v1-2. Processes acknowledgements, then returns records to a share group member.
 
-Hand packed. The answer leaves when the acknowledgements are stored and there are records, or max_wait is over. Epoch 0
-opens a session and carries no acknowledgements; -1 closes it, and frees what the member holds. Renewals (v2) come
-without a fetch. Who is a member is the group coordinator's affair: as in Apache Kafka it is not asked here.
+Encoded by hand. The reply waits until the acknowledgements are stored and there are records, or max_wait is over.
+Epoch 0 opens a session and carries no acknowledgements; epoch -1 closes it and releases the member's records.
+Renewals (v2) come without a fetch. The group coordinator checks membership; as in Apache Kafka this handler does not.
 """
 
 from __future__ import annotations
@@ -10,19 +10,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.broker.connection import Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.share.acknowledgements import Acknowledgements, Outcome, all_stored
-from penstock.broker.share.fetching import Cold, Portion, ShareFetching
-from penstock.broker.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, Place, ShareSession, check_names
-from penstock.broker.topology import LeaderHints
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.share.fetch import AcquiredRecords, DelayedShareFetch, ReadWouldBlock
+from penstock.broker.coordinators.share.partitions import (
+    Acknowledgements,
+    AcknowledgeResult,
+    wait_until_stored,
+)
+from penstock.broker.coordinators.share.sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    RawTopicIdPartition,
+    ShareSession,
+    check_group_and_member,
+)
+from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.client_view import LeaderHints
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share import (
-    FetchedPartition,
     ShareFetchRequest,
-    encode_share_fetch,
-    parse_share_fetch,
+    SharePartitionData,
+    encode_share_fetch_response,
+    parse_share_fetch_request,
 )
 
 if TYPE_CHECKING:
@@ -32,26 +42,28 @@ if TYPE_CHECKING:
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
-) -> Reply | Slot:
-    request = parse_share_fetch(frame, position, ctx.version)
+) -> Reply | PendingReply:
+    request = parse_share_fetch_request(frame, position, ctx.version)
     try:
-        group, member = check_names(
+        group, member = check_group_and_member(
             request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
         )
         _check_renewal(request)
         session = ctx.node.share.sessions.fetch(request, group, member, ctx.connection)
     except ApiError as error:
         ctx.node.metrics.count_error("share_fetch", error.code.name)
-        refusal = encode_share_fetch(correlation_id, error=error.code.value, message=error.message)
+        refusal = encode_share_fetch_response(correlation_id, error=error.code.value, message=error.message)
         if error.code is ErrorCode.share_session_limit_reached:
-            # It would try again at once.
-            return _later(ctx, connection, asyncio.sleep(request.max_wait_ms / 1000, refusal))
+            # The reply is delayed, because the client would retry at once.
+            return _reply_later(ctx, connection, asyncio.sleep(request.max_wait_ms / 1000, refusal))
         return refusal
-    answer = _Answer(ctx, request, correlation_id, session)
-    return answer.reply() if answer.is_ready else _later(ctx, connection, answer.reply_later())
+    answer = _ShareFetchReply(ctx, request, correlation_id, session)
+    return answer.reply() if answer.is_ready else _reply_later(ctx, connection, answer.reply_later())
 
 
-def _later(ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]) -> Slot:
+def _reply_later(
+    ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]
+) -> PendingReply:
     slot = connection.defer(ctx.api_key)
     task = ctx.node.spawn(_fulfil(ctx, connection, slot, reply))
     slot.on_lost = task.cancel
@@ -59,7 +71,7 @@ def _later(ctx: RequestContext, connection: Connection, reply: Coroutine[Any, An
 
 
 async def _fulfil(
-    ctx: RequestContext, connection: Connection, slot: Slot, reply: Coroutine[Any, Any, Reply]
+    ctx: RequestContext, connection: Connection, slot: PendingReply, reply: Coroutine[Any, Any, Reply]
 ) -> None:
     try:
         connection.fulfil(slot, await reply)
@@ -75,8 +87,8 @@ def _check_renewal(request: ShareFetchRequest) -> None:
         raise ApiError(ErrorCode.invalid_request, "renewals come without a fetch")
 
 
-class _Answer:
-    """Whatever can be done at once is done when it is made."""
+class _ShareFetchReply:
+    """The constructor does everything that can be done at once."""
 
     def __init__(
         self, ctx: RequestContext, request: ShareFetchRequest, correlation_id: int, session: ShareSession
@@ -89,20 +101,20 @@ class _Answer:
         self._said = Acknowledgements(
             shares, session.group, session.member, request.topics, may_renew=request.is_renewal
         )
-        self._fetching: ShareFetching | None = None
+        self._fetching: DelayedShareFetch | None = None
         self._released: list[asyncio.Future[None]] = []
         self._is_fetched = True
         if request.session_epoch == FINAL_EPOCH:
             self._released = shares.close_session(session)
         elif not request.is_renewal and session.places:
-            self._fetching = ShareFetching(shares, session, request)
+            self._fetching = DelayedShareFetch(shares, session, request)
             self._is_fetched = self._try(self._fetching)
 
     @staticmethod
-    def _try(fetching: ShareFetching) -> bool:
+    def _try(fetching: DelayedShareFetch) -> bool:
         try:
             return fetching.collect()
-        except Cold:
+        except ReadWouldBlock:
             return False
 
     @property
@@ -113,36 +125,39 @@ class _Answer:
         if self._fetching is not None and not self._is_fetched:
             await self._fetching.run()
         await self._said.stored()
-        await all_stored(self._released)
+        await wait_until_stored(self._released)
         return self.reply()
 
     def reply(self) -> Reply:
         node, session = self._ctx.node, self._session
         portions = {} if self._fetching is None else self._fetching.checked()
-        places: dict[Place, None] = dict.fromkeys((*self._said.outcomes, *portions))
+        places: dict[RawTopicIdPartition, None] = dict.fromkeys((*self._said.outcomes, *portions))
         if self._request.session_epoch == INITIAL_EPOCH:
             places |= session.places
         hints = LeaderHints(node, self._ctx.listener, by_id=True)
-        topics: dict[bytes, list[FetchedPartition]] = {}
+        topics: dict[bytes, list[SharePartitionData]] = {}
         for place in places:
-            row = _row(place, self._said.outcomes.get(place), portions.get(place), hints)
+            row = _fetched_partition(place, self._said.outcomes.get(place), portions.get(place), hints)
             topics.setdefault(place[0], []).append(row)
-        return encode_share_fetch(
+        return encode_share_fetch_response(
             self._correlation_id,
-            lock_ms=effective_group_settings(node, session.group).share_record_lock_duration_ms,
+            lock_ms=effective_group_config(node, session.group).share_record_lock_duration_ms,
             topics=topics.items(),
             endpoints=tuple(hints.endpoints.values()),
         )
 
 
-def _row(
-    place: Place, outcome: Outcome | None, portion: Portion | None, hints: LeaderHints
-) -> FetchedPartition:
-    said = outcome or Outcome()
+def _fetched_partition(
+    place: RawTopicIdPartition,
+    outcome: AcknowledgeResult | None,
+    portion: AcquiredRecords | None,
+    hints: LeaderHints,
+) -> SharePartitionData:
+    said = outcome or AcknowledgeResult()
     error = None if portion is None else portion.error
     code = ErrorCode.none if error is None else error.code
     leader = hints.leader(*place, code) or hints.leader(*place, said.error)
-    return FetchedPartition(
+    return SharePartitionData(
         place[1],
         code.value,
         None if error is None else error.message,

@@ -1,4 +1,4 @@
-"""ShareGroupDescribe (key 77), v1. Topics that are gone are left out; a group of another kind is not found."""
+"""ShareGroupDescribe (key 77), v1. Deleted topics are omitted; a group of another type is GROUP_ID_NOT_FOUND."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from kio.schema.share_group_describe.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_descriptions import by_topic_name, describe_groups
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.share.group import described
-from penstock.groups.share.messages import DescribedShareMember
+from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_groups
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.share.share_group import DescribedShareMember, describe_share_group
 from penstock.groups.topics import Topics
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = await describe_groups(ctx, request, DescribedGroup, described, _member)
+    groups = await describe_groups(ctx, request, DescribedGroup, describe_share_group, _member)
     return ShareGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 
@@ -33,5 +31,5 @@ def _member(member: DescribedShareMember, topics: Topics) -> Any:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=member.topic_names,
-        assignment=Assignment(topic_partitions=by_topic_name(member.assigned, topics, TopicPartitions)),
+        assignment=Assignment(topic_partitions=assigned_topics(member.assigned, topics, TopicPartitions)),
     )

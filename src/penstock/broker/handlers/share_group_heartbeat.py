@@ -1,8 +1,8 @@
-"""ShareGroupHeartbeat (key 76), v1. Joins (epoch 0), beats, and leaves (-1).
+"""ShareGroupHeartbeat (key 76), v1. Join (epoch 0), heartbeat, and leave (-1).
 
-Share partitions that the group needs and that have no state are initialised on the way; who joins waits for that a
-moment, so that it is told its partitions at once. While the cluster is at level 0 of `share.version` there is no such
-protocol: UNSUPPORTED_VERSION.
+The heartbeat also initialises share partitions that the group needs and that have no state. A joining member waits a
+moment for that, so that its first reply has its partitions. While the cluster is at level 0 of `share.version` the
+protocol does not exist: UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from kio.schema.share_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host
-from penstock.broker.group_settings import effective_group_settings
-from penstock.groups.consumer.values import JOINING
-from penstock.groups.share.heartbeat import heartbeat
-from penstock.groups.share.messages import ShareHeartbeat, ShareHeartbeatReply
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.share.share_group import ShareHeartbeatReply, ShareHeartbeatRequest
+from penstock.groups.share.share_heartbeat import share_group_heartbeat
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.groups.consumer.values import Assignment as Partitions
+    from penstock.groups.consumer.consumer_group_records import Assignment as Partitions
 
-FEATURE: Final = "share.version"
+_FEATURE: Final = "share.version"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        if not ctx.node.image.features.get(FEATURE):
+        if not ctx.node.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The share protocol is not enabled.")
-        reply = await _answer(ctx, _beat(ctx, request))
+        reply = await _process(ctx, _heartbeat_request(ctx, request))
     except ApiError as error:
         reply = ShareHeartbeatReply(error=error.code, message=error.message)
     return _response(reply)
 
 
-async def _answer(ctx: RequestContext, beat: ShareHeartbeat) -> ShareHeartbeatReply:
-    check_ids(ctx, beat.member_id, beat.rack_id)
-    if beat.member_epoch == JOINING:
+async def _process(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHeartbeatReply:
+    check_id_lengths(ctx, beat.member_id, beat.rack_id)
+    if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         await ctx.node.groups.ensure_topic()
-        ctx.node.groups.check_room(beat.group_id)
-    reply = await _say(ctx, beat)
+        ctx.node.groups.check_group_limit(beat.group_id)
+    reply = await _write_heartbeat(ctx, beat)
     if reply.upkeep is None:
         return reply
-    upkeep = ctx.node.share_upkeep
-    if beat.member_epoch != JOINING:
+    upkeep = ctx.node.share_state_reconciler
+    if beat.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
         upkeep.begin(beat.group_id)
         return reply
     await upkeep.settle(beat.group_id)
-    # To join twice is to join once.
-    return await _say(ctx, beat)
+    # Joining is idempotent; this time the reply has the initialised partitions.
+    return await _write_heartbeat(ctx, beat)
 
 
-async def _say(ctx: RequestContext, beat: ShareHeartbeat) -> ShareHeartbeatReply:
+async def _write_heartbeat(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHeartbeatReply:
     groups = ctx.node.groups
     reply: ShareHeartbeatReply = await groups.write(
-        beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
+        beat.group_id, lambda shard, token: share_group_heartbeat(shard, beat, token, now_ms=groups.now_ms())
     )
     return reply
 
 
-def _beat(ctx: RequestContext, request: Any) -> ShareHeartbeat:
-    config = effective_group_settings(ctx.node, request.group_id)
-    return ShareHeartbeat(
+def _heartbeat_request(ctx: RequestContext, request: Any) -> ShareHeartbeatRequest:
+    config = effective_group_config(ctx.node, request.group_id)
+    return ShareHeartbeatRequest(
         group_id=request.group_id,
         member_id=request.member_id,
         member_epoch=request.member_epoch,

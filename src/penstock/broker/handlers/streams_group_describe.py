@@ -1,4 +1,4 @@
-"""StreamsGroupDescribe (key 89), v0. A group of another kind is not found."""
+"""StreamsGroupDescribe (key 89), v0. A group of another type is GROUP_ID_NOT_FOUND."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ from typing import Any
 
 from kio.schema.streams_group_describe.v0 import response as schema
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import GROUP_OPERATIONS, NO_THROTTLE, OPERATIONS_NOT_ASKED
-from penstock.groups.streams.group import described
-from penstock.groups.streams.messages import DescribedStreamsGroup
-from penstock.groups.streams.records import task_ids
-from penstock.groups.streams.values import NO_TASK_SETS, InternalTopic, Member, TaskSets
+from penstock.broker.coordinators.requests import (
+    GROUP_AUTHORIZED_OPERATIONS,
+    NO_THROTTLE,
+    OPERATIONS_NOT_REQUESTED,
+)
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.streams.streams_group import DescribedStreamsGroup, describe_streams_group
+from penstock.groups.streams.streams_group_records import task_ids
+from penstock.groups.streams.topology import NO_TASK_SETS, InternalTopic, StreamsGroupMember, TaskSets
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_ASKED
+    operations = (
+        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
+    )
     groups = await asyncio.gather(
         *(_describe(ctx, group_id, operations) for group_id in dict.fromkeys(request.group_ids))
     )
@@ -29,7 +34,7 @@ async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
     try:
         if not group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        found = await ctx.node.groups.read(group_id, lambda shard: described(shard, group_id))
+        found = await ctx.node.groups.read(group_id, lambda shard: describe_streams_group(shard, group_id))
     except ApiError as error:
         return schema.DescribedGroup(
             error_code=error.code,
@@ -83,7 +88,7 @@ def _topic_info(group: DescribedStreamsGroup, topic: InternalTopic) -> Any:
     )
 
 
-def _member(member: Member, group: DescribedStreamsGroup) -> Any:
+def _member(member: StreamsGroupMember, group: DescribedStreamsGroup) -> Any:
     metadata, at = member.metadata, member.metadata.endpoint
     return schema.Member(
         member_id=member.member_id,

@@ -1,8 +1,8 @@
-"""StreamsGroupHeartbeat (key 88), v0. Joins (epoch 0), beats, and leaves (-1).
+"""StreamsGroupHeartbeat (key 88), v0. Join (epoch 0), heartbeat, and leave (-1).
 
-Internal topics that the group's topology needs are created in the background; until they exist the reply says
-MISSING_INTERNAL_TOPICS, and why they could not be created. At level 0 of `streams.version` there is no such protocol:
-UNSUPPORTED_VERSION.
+The broker creates the internal topics of the topology in the background; until they exist the reply has the status
+MISSING_INTERNAL_TOPICS, with the reason if a creation failed. While the cluster is at level 0 of `streams.version`
+the protocol does not exist: UNSUPPORTED_VERSION.
 """
 
 from __future__ import annotations
@@ -14,51 +14,63 @@ from typing import Any, Final
 
 from kio.schema.streams_group_heartbeat.v0 import response as schema
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE, check_ids, client_host, milliseconds
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.topic_creation import AutoCreation
+from penstock.broker.controller.topic_creation import AutoTopicCreationManager
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
+from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.names import is_internal, topic_name_flaw
-from penstock.groups.consumer.values import JOINING
-from penstock.groups.streams.heartbeat import heartbeat
-from penstock.groups.streams.messages import EndpointPartitions, StreamsHeartbeat, StreamsHeartbeatReply
-from penstock.groups.streams.records import pairs_of, task_ids, tasks_of, topology_of
-from penstock.groups.streams.topology import Status, StatusCode
-from penstock.groups.streams.values import Endpoint, InternalTopic, Tasks, TaskSets, Topology
+from penstock.cluster.topic_names import is_internal, topic_name_error
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.streams.streams_group import (
+    EndpointPartitions,
+    StreamsHeartbeatReply,
+    StreamsHeartbeatRequest,
+)
+from penstock.groups.streams.streams_group_records import pairs_of, task_ids, tasks_of, topology_of
+from penstock.groups.streams.streams_heartbeat import streams_group_heartbeat
+from penstock.groups.streams.topology import (
+    Endpoint,
+    InternalTopic,
+    StreamsStatus,
+    StreamsStatusCode,
+    Tasks,
+    TaskSets,
+    Topology,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
-FEATURE: Final = "streams.version"
-#: As Kafka says while it assigns no warm-up tasks.
+_FEATURE: Final = "streams.version"
+#: The value that Apache Kafka sends while it assigns no warm-up tasks.
 _ACCEPTABLE_RECOVERY_LAG: Final = 0
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.node.groups
     try:
-        if not ctx.node.image.features.get(FEATURE):
+        if not ctx.node.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The streams protocol is not enabled.")
-        beat = _beat(ctx, request)
-        check_ids(ctx, beat.member_id, beat.instance_id, beat.rack_id)
-        if beat.member_epoch == JOINING:
+        beat = _heartbeat_request(ctx, request)
+        check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
+        if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
             if beat.topology is not None:
                 _check_names(beat.topology)
             await groups.ensure_topic()
-            groups.check_room(beat.group_id)
+            groups.check_group_limit(beat.group_id)
         reply: StreamsHeartbeatReply = await groups.write(
-            beat.group_id, lambda shard, token: heartbeat(shard, beat, token, now_ms=groups.now_ms())
+            beat.group_id,
+            lambda shard, token: streams_group_heartbeat(shard, beat, token, now_ms=groups.now_ms()),
         )
     except ApiError as error:
         reply = StreamsHeartbeatReply(error=error.code, message=error.message)
     if reply.topics_to_create:
         creation = ctx.node.auto_creation
         creation.begin(map(_new_topic, reply.topics_to_create))
-        reply = dataclasses.replace(reply, statuses=tuple(_explained(reply, creation)))
+        reply = dataclasses.replace(reply, statuses=tuple(_statuses_with_failures(reply, creation)))
     return _response(reply)
 
 
 def _check_names(topology: Topology) -> None:
-    """Raises ApiError, with Kafka's words."""
+    """Raises ApiError, with the messages of Apache Kafka."""
     names = set(topology.required_topics)
     names.update(sink for each in topology.subtopologies for sink in each.repartition_sink_topics)
     if internal := sorted(filter(is_internal, names)):
@@ -66,26 +78,28 @@ def _check_names(topology: Topology) -> None:
             f"Use of Kafka internal topics {', '.join(internal)} in a Kafka Streams topology is prohibited."
         )
         raise ApiError(ErrorCode.streams_invalid_topology, message)
-    if invalid := sorted(filter(topic_name_flaw, names)):
+    if invalid := sorted(filter(topic_name_error, names)):
         message = f"Topic names {', '.join(invalid)} are not valid topic names."
         raise ApiError(ErrorCode.streams_invalid_topology, message)
 
 
-def _explained(reply: StreamsHeartbeatReply, creation: AutoCreation) -> Iterable[Status]:
-    """A member cannot know otherwise why it waits for topics that are never there."""
+def _statuses_with_failures(
+    reply: StreamsHeartbeatReply, creation: AutoTopicCreationManager
+) -> Iterable[StreamsStatus]:
+    """Adds why the creation of topics failed, because a member that waits for them cannot learn it otherwise."""
     failures = creation.failures(topic.name for topic in reply.topics_to_create)
     listed = ", ".join(f"{name} ({reason})" for name, reason in failures.items())
     for status in reply.statuses:
-        if status.code is StatusCode.MISSING_INTERNAL_TOPICS and listed:
+        if status.code is StreamsStatusCode.MISSING_INTERNAL_TOPICS and listed:
             yield status._replace(detail=f"{status.detail}; Creation failed: {listed}.")
         else:
             yield status
 
 
-def _beat(ctx: RequestContext, request: Any) -> StreamsHeartbeat:
-    config = effective_group_settings(ctx.node, request.group_id)
+def _heartbeat_request(ctx: RequestContext, request: Any) -> StreamsHeartbeatRequest:
+    config = effective_group_config(ctx.node, request.group_id)
     at = request.user_endpoint
-    return StreamsHeartbeat(
+    return StreamsHeartbeatRequest(
         group_id=request.group_id,
         member_id=request.member_id,
         member_epoch=request.member_epoch,

@@ -1,6 +1,6 @@
-"""SyncGroup (key 14), v0-5. Followers are answered when the leader's assignment is stored.
+"""SyncGroup (key 14), v0-5. Followers get their reply when the leader's assignment is stored.
 
-From v5 on the protocol's type and name are mandatory, and must be the group's.
+From v5 on the protocol type and name are mandatory, and must match the group's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from kio.schema.sync_group.v5.response import SyncGroupResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.groups.messages import SyncReply, SyncRequest
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import SyncReply, SyncRequest
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _PROTOCOL_MANDATORY_FROM: Final = 5

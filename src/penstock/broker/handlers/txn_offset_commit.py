@@ -1,9 +1,9 @@
-"""TxnOffsetCommit (key 28), v0-5. Offsets that count once the producer's transaction is committed.
+"""TxnOffsetCommit (key 28), v0-5. Offsets that take effect when the producer's transaction commits.
 
-Topics and partitions that do not exist are refused one by one; what is wrong with the group, the member or the
-transaction is said of every other partition. From v3 on a producer names the member and generation whose work it
-commits, and is refused where they are fenced (KIP-447). The group's partition of `__consumer_offsets` has to be in the
-transaction: up to v4 the producer has seen to that, and it is verified; from v5 on it is added here (KIP-890).
+Unknown topics and partitions get their own error; an error of the group, the member or the transaction applies to all
+other partitions. From v3 on a producer sends the member and generation that it commits for, and is refused if they
+are fenced (KIP-447). The group's partition of `__consumer_offsets` must be in the transaction: up to v4 the producer
+has added it, and the leader verifies that; from v5 on this handler adds it (KIP-890).
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from kio.schema.txn_offset_commit.v5.response import (
     TxnOffsetCommitResponseTopic,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.coordinator import OFFSETS_TOPIC
-from penstock.broker.group_requests import NO_THROTTLE
-from penstock.broker.transactions.admission import Writer
-from penstock.broker.transactions.requests import refuse_nameless
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
-from penstock.groups.work import Producer
+from penstock.broker.coordinators.groups.coordinator import OFFSETS_TOPIC
+from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.coordinators.transactions.requests import check_transactional_id
+from penstock.broker.coordinators.transactions.verification import TransactionalWriter
+from penstock.broker.network.requests import RequestContext
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply, TransactionProducer
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
-    from penstock.log.transactions import VerificationGuard
+    from penstock.broker.partition.partition import Partition
+    from penstock.log.producer_state import VerificationGuard
 
-#: The version of Produce that came with the same knowledge of transactions; older ones have less than all of these.
+#: The Produce version that supports the same transaction protocol; for versions not listed, see the next line.
 _PRODUCE_VERSION: Final = {4: 11, 5: 12}
 _PRODUCE_VERSION_BEFORE: Final = 10
-#: Producers before this version give up when they are told that the coordinator is loading.
+#: Producers before this version fail on COORDINATOR_LOAD_IN_PROGRESS instead of retrying.
 _LOADING_KNOWN_FROM: Final = 2
 _EPOCH_PER_TRANSACTION_FROM: Final = 5
 
-_Place = tuple[str, int]
+_TopicPartition = tuple[str, int]
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    errors: dict[_Place, ErrorCode] = {}
-    offsets: dict[_Place, OffsetToCommit] = {}
+    errors: dict[_TopicPartition, ErrorCode] = {}
+    offsets: dict[_TopicPartition, OffsetToCommit] = {}
     for topic in request.topics:
         for partition in topic.partitions:
             place = (topic.name, partition.partition_index)
@@ -68,24 +67,26 @@ def _offset(topic: str, partition: Any) -> OffsetToCommit:
 
 async def _commit(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommit, ...]) -> PartitionsReply:
     try:
-        return await _stage(ctx, request, offsets)
+        return await _commit_in_transaction(ctx, request, offsets)
     except ApiError as error:
-        return PartitionsReply(error=_told(ctx, error.code))
+        return PartitionsReply(error=_error_for_client(ctx, error.code))
 
 
-async def _stage(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommit, ...]) -> PartitionsReply:
+async def _commit_in_transaction(
+    ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommit, ...]
+) -> PartitionsReply:
     """Raises ApiError."""
-    refuse_nameless(request.transactional_id)
+    check_transactional_id(request.transactional_id)
     if not request.group_id:
         raise ApiError(ErrorCode.invalid_group_id)
     if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
-        ctx.node.transactions.offset_callers.refuse_late(ctx, request.transactional_id)
+        ctx.node.transactions.offset_callers.check_newest_connection(ctx, request.transactional_id)
     groups = ctx.node.groups
-    groups.check_room(request.group_id)
+    groups.check_group_limit(request.group_id)
     partition = ctx.node.partitions.led(OFFSETS_TOPIC, groups.shard_of(request.group_id))
     if partition is None:
         raise ApiError(ErrorCode.not_coordinator)
-    producer = Producer(request.producer_id, request.producer_epoch)
+    producer = TransactionProducer(request.producer_id, request.producer_epoch)
     commit = CommitRequest(
         group_id=request.group_id,
         member_id=request.member_id,
@@ -94,7 +95,7 @@ async def _stage(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommi
         offsets=offsets,
     )
     version = _PRODUCE_VERSION.get(ctx.version, _PRODUCE_VERSION_BEFORE)
-    writer = Writer(request.transactional_id, producer.id, producer.epoch, version)
+    writer = TransactionalWriter(request.transactional_id, producer.id, producer.epoch, version)
     reply: PartitionsReply = await groups.write_verified(
         request.group_id,
         lambda shard, token: shard.commit_in_transaction(commit, producer, token, now_ms=groups.now_ms()),
@@ -103,16 +104,16 @@ async def _stage(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommi
     return reply
 
 
-async def _guard(ctx: RequestContext, partition: Partition, writer: Writer) -> VerificationGuard:
-    """The shard may have to be loaded first: so one is held also where the transaction is open here by now."""
+async def _guard(ctx: RequestContext, partition: Partition, writer: TransactionalWriter) -> VerificationGuard:
+    """Returns a guard even if the transaction is already open here, because loading the shard may take time."""
     guard = await ctx.node.transactions.admission.guard(partition, writer)
     if guard is not None:
         return guard
     return partition.log.producers.begin_verification(writer.producer_id, writer.epoch)
 
 
-def _told(ctx: RequestContext, error: ErrorCode) -> ErrorCode:
-    """Who commits offsets knows a coordinator, not the replicas of a partition."""
+def _error_for_client(ctx: RequestContext, error: ErrorCode) -> ErrorCode:
+    """Maps partition errors to coordinator errors, because the client knows only the coordinator."""
     match error:
         case ErrorCode.not_enough_replicas:
             return ErrorCode.coordinator_not_available
@@ -124,7 +125,7 @@ def _told(ctx: RequestContext, error: ErrorCode) -> ErrorCode:
             return error
 
 
-def _response(request: Any, errors: dict[_Place, ErrorCode]) -> Any:
+def _response(request: Any, errors: dict[_TopicPartition, ErrorCode]) -> Any:
     return TxnOffsetCommitResponse(
         throttle_time=NO_THROTTLE,
         topics=tuple(

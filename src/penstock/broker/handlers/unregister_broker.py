@@ -1,6 +1,6 @@
-"""UnregisterBroker (key 64), v0. A broker that will not come back is forgotten; its replicas stay assigned to it.
+"""UnregisterBroker (key 64), v0. Removes a broker that will not return; its replicas stay assigned to it.
 
-A broker that is alive would register again at once, so it is refused: stop it first.
+A live broker would register again at once, so the request is refused: stop the broker first.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
 
-from penstock.broker.context import RequestContext
-from penstock.cluster.controller.fencing import unregister_broker
-from penstock.cluster.decision import Decision
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.heartbeats import unregister_broker
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 

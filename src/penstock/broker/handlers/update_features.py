@@ -1,7 +1,7 @@
-"""UpdateFeatures (key 57), v0-2. Feature levels of the whole cluster, taken over together or not at all.
+"""UpdateFeatures (key 57), v0-2. Changes feature levels of the whole cluster, all of them or none.
 
-Level 0 removes a feature. Before v2 each feature is answered on its own, with the same error. A lower level than the
-present one must be asked for as a downgrade.
+Level 0 removes a feature. Before v2 each feature has its own result, with the same error. A level below the present
+one must be requested as a downgrade.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from penstock.broker.context import RequestContext
-from penstock.broker.registration import given_isr_min
-from penstock.cluster.controller.features import set_feature_levels
-from penstock.cluster.decision import Decision
+from penstock.broker.controller.broker_lifecycle import configured_isr_min
+from penstock.broker.network.requests import RequestContext
+from penstock.cluster.controller.brokers import set_feature_levels
+from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
@@ -23,15 +23,15 @@ _ONE_RESULT_FROM: Final = 2
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     def decide(image: ClusterImage) -> Decision[None]:
-        wanted = _wanted(ctx, image, request)
-        decision = set_feature_levels(image, wanted, isr_min=given_isr_min(ctx.node))
+        wanted = _requested_levels(ctx, image, request)
+        decision = set_feature_levels(image, wanted, isr_min=configured_isr_min(ctx.node))
         return Decision((), None) if request.validate_only else decision
 
     await ctx.node.metadata.propose(decide)
     return _response(ctx, request)
 
 
-def _wanted(ctx: RequestContext, image: ClusterImage, request: Any) -> dict[str, int]:
+def _requested_levels(ctx: RequestContext, image: ClusterImage, request: Any) -> dict[str, int]:
     """Raises INVALID_UPDATE_VERSION, INVALID_REQUEST."""
     supported = {feature.name: feature for feature in ctx.node.features()}
     levels: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""UpdateRaftVoter (key 82), v0. A voter listens elsewhere now; answered once that is committed."""
+"""UpdateRaftVoter (key 82), v0. Changes a voter's endpoints; the reply waits until the change is committed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from kio.schema.update_raft_voter.v0.response import CurrentLeader, UpdateRaftVoterResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.values import Address, ReplicaKey, Voter
+from penstock.raft.types import Address, ReplicaKey, Voter
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    """Raises NOT_CONTROLLER where another node leads."""
+    """Raises NOT_CONTROLLER if another node is the leader."""
     code = ErrorCode.none
     try:
         check_cluster(ctx, request.cluster_id)

@@ -1,4 +1,4 @@
-"""Vote (key 52), v0-2. A voter asks for a vote, or (v2) whether it would get one; the answer is saved first."""
+"""Vote (key 52), v0-2. A candidate requests a vote, or (v2) a pre-vote; the vote is saved before the reply."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from typing import Any
 
 from kio.schema.vote.v2.response import PartitionData, TopicData, VoteResponse
 
-from penstock.broker.context import RequestContext
-from penstock.broker.quorum.serving import check_cluster, leader_endpoints, metadata_partition
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.quorum.inbound_requests import check_cluster, leader_endpoints, metadata_partition
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import VoteRequest
-from penstock.raft.values import OffsetAndEpoch, ReplicaKey
+from penstock.raft.types import OffsetAndEpoch, ReplicaKey, VoteRequest
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -24,7 +23,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         VoteRequest(
             epoch=int(asked.replica_epoch),
             candidate=ReplicaKey(int(asked.replica_id), asked.replica_directory_id),
-            voter=ctx.node.quorum.addressed(request.voter_id, asked.voter_directory_id),
+            voter=ctx.node.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
             last=OffsetAndEpoch(int(asked.last_offset), int(asked.last_offset_epoch)),
             pre_vote=asked.pre_vote,
         )

@@ -1,9 +1,9 @@
-"""WriteTxnMarkers (key 27), v1-2. Ends transactions in partitions led here; a coordinator's request.
+"""WriteTxnMarkers (key 27), v1-2. A coordinator ends transactions in partitions that this broker leads.
 
-Each partition is answered once its marker is committed: REQUEST_TIMED_OUT when that takes too long, and the
-coordinator repeats it. Markers of an older producer epoch or coordinator epoch are refused; from v2 on a marker says
-by which protocol its transaction ran, so that a late one never ends the next transaction. Committed offsets are the
-group coordinator's, which ends the transaction in its log and in its state at once.
+Each partition gets its result once its marker is committed, or REQUEST_TIMED_OUT if that takes too long; the
+coordinator then retries. Markers of an older producer epoch or coordinator epoch are refused. From v2 on a marker
+names the transaction protocol, so that a late marker never ends the next transaction. For committed offsets the group
+coordinator ends the transaction, in its log and its state at the same time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kio.schema.write_txn_markers.v2.response import (
     WriteTxnMarkersResponse,
 )
 
-from penstock.broker.context import RequestContext
-from penstock.broker.transactions.ending import End, end_here
-from penstock.broker.transactions.outbox import Outcomes
-from penstock.protocol.records import EndMarker
+from penstock.broker.coordinators.transactions.markers import TxnMarkerEntry, append_markers
+from penstock.broker.coordinators.transactions.request_queue import PartitionErrors
+from penstock.broker.network.requests import RequestContext
+from penstock.protocol.record_batch import EndMarker
 from penstock.transactions.messages import TopicPartition
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    told = await end_here(ctx.node, [_end(marker) for marker in request.markers])
+    told = await append_markers(ctx.node, [_end(marker) for marker in request.markers])
     return WriteTxnMarkersResponse(
         markers=tuple(
             _result(marker, outcomes) for marker, outcomes in zip(request.markers, told, strict=True)
@@ -33,8 +33,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     )
 
 
-def _end(marker: Any) -> End:
-    return End(
+def _end(marker: Any) -> TxnMarkerEntry:
+    return TxnMarkerEntry(
         EndMarker(
             producer_id=marker.producer_id,
             producer_epoch=marker.producer_epoch,
@@ -46,7 +46,7 @@ def _end(marker: Any) -> End:
     )
 
 
-def _result(marker: Any, outcomes: Outcomes) -> Any:
+def _result(marker: Any, outcomes: PartitionErrors) -> Any:
     return WritableTxnMarkerResult(
         producer_id=marker.producer_id,
         topics=tuple(

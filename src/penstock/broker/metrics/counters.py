@@ -1,9 +1,9 @@
-"""Counters of one node as plain numbers: the hot path adds, a scrape turns them into Prometheus text."""
+"""Counters of one node as plain numbers: the hot path increments them, a scrape renders them as Prometheus text."""
 
 from bisect import bisect_left
 from typing import Final
 
-#: Seconds; the last bucket of a histogram is everything above.
+#: Upper bounds in seconds; a histogram has one more bucket for everything above.
 LATENCY_BUCKETS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
 )  # fmt: skip
@@ -21,7 +21,7 @@ class Histogram:
         self.total_seconds += seconds
 
 
-class TopicTraffic:
+class TopicMetrics:
     __slots__ = (
         "acks", "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "replica_bytes_out",
     )  # fmt: skip
@@ -35,9 +35,11 @@ class TopicTraffic:
 class Metrics:
     def __init__(self) -> None:
         self.requests: dict[int, Histogram] = {}
-        self.topics: dict[str, TopicTraffic] = {}
+        self.topics: dict[str, TopicMetrics] = {}
         self.errors: dict[tuple[str, str], int] = {}  # (api, error code) -> count
-        self.node_requests_refused: dict[str, int] = {}  # by API, on listeners for clients
+        self.node_requests_refused: dict[
+            str, int
+        ] = {}  # API -> requests between nodes refused on client listeners
         self.connections_refused = 0
         self.malformed_frames = 0
         self.internal_errors = 0
@@ -47,8 +49,8 @@ class Metrics:
         self.unclean_elections = 0
         self.flushes = Histogram()
         self.isr_shrinks = self.isr_expands = 0
-        self.unclean_leaderships = 0  # taken on here after an unclean election
-        self.replicas_lost = 0  # copies here that were gone or damaged
+        self.unclean_leaderships = 0  # partitions that this node came to lead by an unclean election
+        self.replicas_lost = 0  # replicas of this node that were missing or damaged
 
     def observe_request(self, api_key: int, seconds: float) -> None:
         histogram = self.requests.get(api_key)
@@ -63,8 +65,8 @@ class Metrics:
     def count_node_request_refused(self, api: str) -> None:
         self.node_requests_refused[api] = self.node_requests_refused.get(api, 0) + 1
 
-    def traffic(self, topic: str) -> TopicTraffic:
+    def traffic(self, topic: str) -> TopicMetrics:
         traffic = self.topics.get(topic)
         if traffic is None:
-            traffic = self.topics[topic] = TopicTraffic()
+            traffic = self.topics[topic] = TopicMetrics()
         return traffic

@@ -1,8 +1,8 @@
-"""A node's counters as Prometheus text.
+"""The Prometheus exposition of a node's metrics, replication and consumer groups included.
 
-A scrape first copies plain numbers on the event loop, a bounded piece at a time, and then turns them into text in
-a thread. The Prometheus library is loaded by the first scrape and never touched by what it measures. Labels are
-bounded by what operators made: topics, partitions, groups, listeners, and the APIs and errors of the protocol.
+A scrape first copies numbers on the event loop, in bounded chunks, and then renders them as text in a thread. The
+first scrape loads the Prometheus library; the measured code never uses it. Labels are limited to what operators create
+(topics, partitions, groups, listeners) and to the APIs and errors of the protocol.
 """
 
 from __future__ import annotations
@@ -16,120 +16,123 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock import __version__
-from penstock.broker.apis import APIS
-from penstock.broker.logs import suppressed_lines
-from penstock.broker.metrics import LATENCY_BUCKETS, Histogram
-from penstock.groups.shard import GroupShard
+from penstock.broker.config.logging import suppressed_lines
+from penstock.broker.metrics.counters import LATENCY_BUCKETS, Histogram
+from penstock.broker.network.apis import APIS
+from penstock.broker.partition.leader_replica import monotonic_ms
+from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition.partition import Partition
+
 
 logger = logging.getLogger("penstock.metrics")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: What is copied before the loop gets to do something else.
-_PIECE_PARTITIONS: Final = 200
-_PIECE_GROUPS: Final = 50
+#: Partitions and groups that are copied before the scrape yields to the event loop.
+_PARTITIONS_PER_CHUNK: Final = 200
+_GROUPS_PER_CHUNK: Final = 50
 _GROUPS_SECONDS_MAX: Final = 5.0
-#: What other nodes may take to tell where their partitions end, and for how long that is good.
-_ENDS_SECONDS_MAX: Final = 2.0
-_ENDS_FRESH_S: Final = 5.0
+#: How long other nodes may take to report the end offsets of their partitions, and how long these are cached.
+_END_OFFSETS_SECONDS_MAX: Final = 2.0
+_END_OFFSETS_FRESH_S: Final = 5.0
 
 Labels = tuple[str, ...]
 
 
-class Timings(NamedTuple):
+class HistogramSnapshot(NamedTuple):
     """A histogram as it was at one moment; counts are per bucket, not cumulative."""
 
     counts: tuple[int, ...]
     total_seconds: float
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """One metric: `kind` is counter, gauge or histogram, and samples have one value for each label."""
 
     kind: str
     name: str
     help: str
     labels: Labels
-    samples: Sequence[tuple[Labels, float | Timings]]
+    samples: Sequence[tuple[Labels, float | HistogramSnapshot]]
 
 
 class Exposition:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._ends = RemoteEnds(node)
+        self._ends = RemoteEndOffsets(node)
         self._scrape: asyncio.Future[bytes] | None = None
 
     async def scrape(self) -> bytes:
-        """Those who ask at the same time share one scrape, so that asking often costs little."""
+        """Return the metrics as text. Concurrent callers share one scrape, so that frequent scrapes cost little."""
         if self._scrape is None:
             self._scrape = asyncio.ensure_future(self._scrape_once())
             self._scrape.add_done_callback(self._finished)
         return await asyncio.shield(self._scrape)
 
     async def _scrape_once(self) -> bytes:
-        families = await snapshot(self._node, self._ends)
+        families = await collect_metrics(self._node, self._ends)
         return await self._node.in_thread(render, families)
 
     def _finished(self, scrape: asyncio.Future[bytes]) -> None:
         self._scrape = None
         if not scrape.cancelled():
-            scrape.exception()  # whoever still waits is told; nobody else has to be
+            scrape.exception()  # marks it as retrieved; callers that still wait get the exception
 
 
-# -- on the loop: numbers --------------------------------------------------------------------------------
+# -- on the event loop: copy numbers ---------------------------------------------------------------------
 
 
-async def snapshot(node: Node, ends: RemoteEnds | None = None) -> Iterator[Family]:
-    """All numbers are taken here; what is many is sorted into families by whoever goes through them."""
-    from penstock.broker.replication_metrics import Counted, FollowerRow, follower_rows, replication_families
+async def collect_metrics(node: Node, ends: RemoteEndOffsets | None = None) -> Iterator[MetricFamily]:
+    """Copy all numbers now. The families of partitions and groups are built when the caller iterates over them."""
 
     families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
     partitions: list[_PartitionRow] = []
-    followers: list[FollowerRow] = []
-    counted, damaged = Counted(), _Damaged()
-    for piece in _pieces(list(node.partitions), _PIECE_PARTITIONS):
+    followers: list[FollowerLag] = []
+    counted, damaged = PartitionCounts(), _DamageCounts()
+    for piece in _chunks(list(node.partitions), _PARTITIONS_PER_CHUNK):
         for partition in piece:
             partitions.append(_partition_row(partition))
-            followers += follower_rows(partition)
-            counted = counted.and_also(partition)
+            followers += follower_lags(partition)
+            counted = counted.plus_partition(partition)
             damaged.add(partition)
         await asyncio.sleep(0)
     families += replication_families(node, counted, followers)
     families += damaged.families(node)
     if "transactions" in node.__dict__:
-        from penstock.broker.transactions.metrics import transaction_families
+        from penstock.broker.metrics.coordinators import transaction_families
 
         families += transaction_families(node.transactions)
     if "share_state" in node.__dict__:
-        from penstock.broker.share_state.metrics import dead_letter_families, share_total_families
+        from penstock.broker.metrics.coordinators import dead_letter_families, share_total_families
 
         families += dead_letter_families(node.share_state.dead_letters)
         families += share_total_families(node)
     if "share" in node.__dict__:
-        from penstock.broker.share.metrics import share_families
+        from penstock.broker.metrics.coordinators import share_families
 
         families += share_families(node.share)
     if "schedule" in node.__dict__:
-        from penstock.broker.schedule.metrics import schedule_families
+        from penstock.broker.metrics.coordinators import schedule_families
 
         families += schedule_families(node.schedule)
     groups = await _read_groups(node, ends)
     return chain(families, _partition_families(partitions), _group_families(groups))
 
 
-def _node_families(node: Node) -> Iterator[Family]:
+def _node_families(node: Node) -> Iterator[MetricFamily]:
     metrics, server = node.metrics, node.server
     build = (__version__, "{}.{}.{}".format(*sys.version_info[:3]))
-    yield Family("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
+    yield MetricFamily("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
     identity = (str(node.node_id), node.cluster_id)
-    yield Family("gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)])
+    yield MetricFamily(
+        "gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)]
+    )
     yield gauge("penstock_ready", "1 while the node serves its listeners.", node.state == "serving")
     connections = Counter(connection.listener for connection in tuple(server.connections))
-    yield Family(
+    yield MetricFamily(
         "gauge",
         "penstock_connections",
         "Open connections of clients.",
@@ -144,7 +147,7 @@ def _node_families(node: Node) -> Iterator[Family]:
         )
         yield counter("penstock_telemetry_pushes", "Pushes of client metrics taken.", telemetry.pushes)
         yield counter("penstock_telemetry_bytes", "Bytes of client metrics taken.", telemetry.bytes_pushed)
-    yield Family(
+    yield MetricFamily(
         "counter",
         "penstock_node_requests_refused",
         "Requests that only nodes send, refused on a listener for clients.",
@@ -175,16 +178,20 @@ def _node_families(node: Node) -> Iterator[Family]:
         "Sessions that made room for others.",
         node.fetch_sessions.evictions,
     )
-    yield Family(
-        "histogram", "penstock_flush_seconds", "Time to sync a log.", (), [((), _timings(metrics.flushes))]
+    yield MetricFamily(
+        "histogram",
+        "penstock_flush_seconds",
+        "Time to sync a log.",
+        (),
+        [((), _histogram_snapshot(metrics.flushes))],
     )
     yield counter(
         "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
     )
 
 
-class _Damaged:
-    """What of the partitions cannot be served because its bytes are not what was written."""
+class _DamageCounts:
+    """Counts the partitions and offsets that cannot be served because their stored bytes are damaged."""
 
     def __init__(self) -> None:
         self._partitions = self._offsets = 0
@@ -195,7 +202,7 @@ class _Damaged:
             self._partitions += 1
             self._offsets += sum(item.end_offset - item.start_offset for item in damages)
 
-    def families(self, node: Node) -> Iterator[Family]:
+    def families(self, node: Node) -> Iterator[MetricFamily]:
         text = "Partitions that cannot be opened, or whose folder is gone."
         not_open = len(node.store.failed) + len(node.partitions.missing)
         yield gauge("penstock_partitions_failed", text, not_open)
@@ -209,16 +216,20 @@ def _storage_errors(node: Node) -> int:
     return sum(count for (_, error), count in errors if error == ErrorCode.kafka_storage_error.name)
 
 
-def _request_families(node: Node) -> Iterator[Family]:
+def _request_families(node: Node) -> Iterator[MetricFamily]:
     metrics = node.metrics
-    yield Family(
+    yield MetricFamily(
         "histogram",
         "penstock_request_seconds",
         "Time from a whole request to its answer; a fetch includes the wait it asked for.",
         ("api",),
-        [((APIS[key].name,), _timings(timings)) for key, timings in metrics.requests.items() if key in APIS],
+        [
+            ((APIS[key].name,), _histogram_snapshot(timings))
+            for key, timings in metrics.requests.items()
+            if key in APIS
+        ],
     )
-    yield Family(
+    yield MetricFamily(
         "counter",
         "penstock_request_errors",
         "Errors answered, by their name in the protocol.",
@@ -227,8 +238,8 @@ def _request_families(node: Node) -> Iterator[Family]:
     )
 
 
-#: Attribute of TopicTraffic, name, help.
-_TRAFFIC: Final = (
+#: Attribute of TopicMetrics, metric name, help text.
+_TOPIC_METRICS: Final = (
     ("bytes_in", "penstock_topic_in_bytes", "Bytes appended, as they are stored."),
     ("bytes_out", "penstock_topic_out_bytes", "Bytes read by clients, as they are stored."),
     ("messages_in", "penstock_topic_in_messages", "Messages appended."),
@@ -238,14 +249,14 @@ _TRAFFIC: Final = (
 )
 
 
-def _topic_families(node: Node) -> Iterator[Family]:
+def _topic_families(node: Node) -> Iterator[MetricFamily]:
     topics = list(node.metrics.topics.items())
-    for attribute, name, text in _TRAFFIC:
+    for attribute, name, text in _TOPIC_METRICS:
         samples = [((topic,), getattr(traffic, attribute)) for topic, traffic in topics]
-        yield Family("counter", name, text, ("topic",), samples)
+        yield MetricFamily("counter", name, text, ("topic",), samples)
     text = "Time from an acks=all append to its acknowledgement: the longest of those acknowledged together."
-    acks = [((topic,), _timings(traffic.acks)) for topic, traffic in topics]
-    yield Family("histogram", "penstock_topic_ack_seconds", text, ("topic",), acks)
+    acks = [((topic,), _histogram_snapshot(traffic.acks)) for topic, traffic in topics]
+    yield MetricFamily("histogram", "penstock_topic_ack_seconds", text, ("topic",), acks)
 
 
 class _PartitionRow(NamedTuple):
@@ -258,8 +269,8 @@ class _PartitionRow(NamedTuple):
     segments: int
 
 
-#: Attribute of _PartitionRow, name, help.
-_PARTITION: Final = (
+#: Attribute of _PartitionRow, metric name, help text.
+_PARTITION_METRICS: Final = (
     ("start_offset", "penstock_partition_start_offset", "First offset that can be read."),
     ("end_offset", "penstock_partition_end_offset", "Offset that the next message gets."),
     ("high_watermark", "penstock_partition_high_watermark_offset", "Offset up to which clients may read."),
@@ -286,10 +297,10 @@ def _partition_row(partition: Partition) -> _PartitionRow:
     )
 
 
-def _partition_families(rows: list[_PartitionRow]) -> Iterator[Family]:
-    for attribute, name, text in _PARTITION:
+def _partition_families(rows: list[_PartitionRow]) -> Iterator[MetricFamily]:
+    for attribute, name, text in _PARTITION_METRICS:
         samples = [(row.labels, getattr(row, attribute)) for row in rows]
-        yield Family("gauge", name, text, ("topic", "partition"), samples)
+        yield MetricFamily("gauge", name, text, ("topic", "partition"), samples)
 
 
 class _GroupRow(NamedTuple):
@@ -298,22 +309,23 @@ class _GroupRow(NamedTuple):
     members: int
 
 
-class _Groups(NamedTuple):
-    """`shown` are the groups that have metrics of their own, `positions` what those have committed."""
+class _GroupSnapshot(NamedTuple):
+    """`shown` are the groups that have metrics of their own; `positions` are their committed offsets."""
 
     states: Counter[str]
     shown: list[_GroupRow]
     omitted: int
-    positions: list[tuple[Labels, int, int | None]]  # committed offset, lag where the partition exists
+    positions: list[tuple[Labels, int, int | None]]  # labels, committed offset, lag (None: unknown)
     positions_omitted: int
-    #: Partitions of other nodes that did not tell where they end.
+    #: Partitions of other nodes whose end offset could not be obtained.
     lag_unknown: int = 0
 
 
-class RemoteEnds:
-    """High watermarks of partitions without a replica here, which their leaders tell; remembered for a while.
+class RemoteEndOffsets:
+    """High watermarks of partitions without a replica here, requested from their leaders and cached for a while.
 
-    Scrapes come often and groups share topics, so a leader is asked once for all that it leads, and not every time.
+    Scrapes are frequent and groups share topics, so a leader gets one request for all of its partitions, and not on
+    every scrape.
     """
 
     def __init__(self, node: Node) -> None:
@@ -321,22 +333,22 @@ class RemoteEnds:
         self._known: dict[tuple[str, int], tuple[float, int]] = {}
 
     async def of(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Those that are known within a bounded time."""
+        """Return the high watermarks that can be obtained within a bounded time."""
         now_s = asyncio.get_running_loop().time()
         self._known = {
             place: known
             for place, known in self._known.items()
-            if place in places and now_s - known[0] < _ENDS_FRESH_S
+            if place in places and now_s - known[0] < _END_OFFSETS_FRESH_S
         }
         if wanted := places - self._known.keys():
             await self._ask(wanted, now_s)
         return {place: end for place, (_, end) in self._known.items()}
 
     async def _ask(self, wanted: set[tuple[str, int]], now_s: float) -> None:
-        from penstock.broker.share.end_offsets import end_offsets
+        from penstock.broker.coordinators.groups.end_offsets import end_offsets
 
         try:
-            async with asyncio.timeout(_ENDS_SECONDS_MAX):
+            async with asyncio.timeout(_END_OFFSETS_SECONDS_MAX):
                 answers = await end_offsets(self._node, sorted(wanted))
         except (TimeoutError, ApiError) as error:
             logger.warning("lag of some groups is missing from the metrics", extra={"reason": repr(error)})
@@ -344,8 +356,8 @@ class RemoteEnds:
         self._known |= {place: (now_s, end) for place, end in answers.items() if isinstance(end, int)}
 
 
-async def _read_groups(node: Node, ends: RemoteEnds | None) -> _Groups | None:
-    """None when a coordinator does not answer: a missing number is better than a wrong one."""
+async def _read_groups(node: Node, ends: RemoteEndOffsets | None) -> _GroupSnapshot | None:
+    """Return None if a coordinator does not reply: a missing number is better than a wrong one."""
     try:
         async with asyncio.timeout(_GROUPS_SECONDS_MAX):
             rows = [row async for rows in node.groups.read_each(_group_rows) for row in rows]
@@ -355,20 +367,20 @@ async def _read_groups(node: Node, ends: RemoteEnds | None) -> _Groups | None:
             if omitted:
                 rows.sort(key=lambda row: (row.members == 0, row.group))
                 del rows[count_max:]
-            positions, positions_omitted = await _read_positions(node, rows)
+            positions, positions_omitted = await _read_committed_offsets(node, rows)
     except (TimeoutError, ApiError) as error:
         logger.warning("groups are missing from the metrics", extra={"reason": repr(error)})
         return None
     if ends is None:
-        return _Groups(states, rows, omitted, positions, positions_omitted)
+        return _GroupSnapshot(states, rows, omitted, positions, positions_omitted)
     positions, unknown = await _with_remote_lag(node, ends, positions)
-    return _Groups(states, rows, omitted, positions, positions_omitted, unknown)
+    return _GroupSnapshot(states, rows, omitted, positions, positions_omitted, unknown)
 
 
 async def _with_remote_lag(
-    node: Node, ends: RemoteEnds, positions: list[tuple[Labels, int, int | None]]
+    node: Node, ends: RemoteEndOffsets, positions: list[tuple[Labels, int, int | None]]
 ) -> tuple[list[tuple[Labels, int, int | None]], int]:
-    """Also of partitions that are nowhere on this node; and of how many the lag is not known."""
+    """Add the lag of partitions without a replica here; also return how many partitions still have an unknown lag."""
     places = {
         (names[1], int(names[2]))
         for names, _, lag in positions
@@ -386,43 +398,43 @@ async def _with_remote_lag(
     return told, len(places) - len(found)
 
 
-def _group_rows(shard: GroupShard) -> list[_GroupRow]:
+def _group_rows(shard: GroupCoordinatorShard) -> list[_GroupRow]:
     return [_GroupRow(name, group.state_name, group.member_count) for name, group in shard.groups.items()]
 
 
-async def _read_positions(
+async def _read_committed_offsets(
     node: Node, groups: list[_GroupRow]
 ) -> tuple[list[tuple[Labels, int, int | None]], int]:
-    """What these groups have committed, and how much of that is too much to show."""
+    """Return the committed offsets of these groups up to the configured limit, and how many were omitted."""
     positions: list[tuple[Labels, int, int | None]] = []
     left, omitted = node.settings.integer("penstock.metrics.group.offsets.max"), 0
     for count, row in enumerate(groups, start=1):
-        shown, total = await node.groups.read(row.group, _committed(node, row.group, left))
+        shown, total = await node.groups.read(row.group, _committed_offsets_of(node, row.group, left))
         positions += shown
         left -= len(shown)
         omitted += total - len(shown)
-        if count % _PIECE_GROUPS == 0:
+        if count % _GROUPS_PER_CHUNK == 0:
             await asyncio.sleep(0)
     return positions, omitted
 
 
-def _committed(
+def _committed_offsets_of(
     node: Node, group_id: str, count_max: int
-) -> Callable[[GroupShard], tuple[list[tuple[Labels, int, int | None]], int]]:
-    """The first of a group's committed offsets, and how many there are."""
+) -> Callable[[GroupCoordinatorShard], tuple[list[tuple[Labels, int, int | None]], int]]:
+    """Return a function that reads the first `count_max` committed offsets of a group and counts all of them."""
 
-    def read(shard: GroupShard) -> tuple[list[tuple[Labels, int, int | None]], int]:
+    def read(shard: GroupCoordinatorShard) -> tuple[list[tuple[Labels, int, int | None]], int]:
         shown, total = [], 0
         for topic, index, committed in shard.offsets.of_group(group_id):
             total += 1
             if total <= count_max:
-                shown.append(_position(node, group_id, topic, index, committed.offset))
+                shown.append(_committed_offset_row(node, group_id, topic, index, committed.offset))
         return shown, total
 
     return read
 
 
-def _position(
+def _committed_offset_row(
     node: Node, group_id: str, topic: str, index: int, committed: int
 ) -> tuple[Labels, int, int | None]:
     partition = node.partitions.get(topic, index)
@@ -430,85 +442,212 @@ def _position(
     return (group_id, topic, str(index)), committed, lag
 
 
-def _group_families(groups: _Groups | None) -> Iterator[Family]:
+def _group_families(groups: _GroupSnapshot | None) -> Iterator[MetricFamily]:
     yield gauge("penstock_coordinators_ready", "1 while every group coordinator answers.", groups is not None)
     if groups is None:
         return
     states = [((state,), count) for state, count in groups.states.items()]
-    yield Family("gauge", "penstock_groups", "Groups by state.", ("state",), states)
+    yield MetricFamily("gauge", "penstock_groups", "Groups by state.", ("state",), states)
     text = "Groups without metrics of their own: there are more than penstock.metrics.groups.max."
     yield gauge("penstock_groups_omitted", text, groups.omitted)
     members = [((row.group,), row.members) for row in groups.shown]
-    yield Family("gauge", "penstock_group_members", "Members of a group.", ("group",), members)
+    yield MetricFamily("gauge", "penstock_group_members", "Members of a group.", ("group",), members)
     labels = ("group", "topic", "partition")
     committed = [(names, offset) for names, offset, _ in groups.positions]
-    yield Family("gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed)
+    yield MetricFamily(
+        "gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed
+    )
     lags = [(names, lag) for names, _, lag in groups.positions if lag is not None]
     text = "Messages between what the group has committed and what it could read."
-    yield Family("gauge", "penstock_group_lag_messages", text, labels, lags)
+    yield MetricFamily("gauge", "penstock_group_lag_messages", text, labels, lags)
     text = "Partitions of other nodes whose end, and so the lag of their groups, is not known at present."
     yield gauge("penstock_group_lag_unknown", text, groups.lag_unknown)
     text = "Committed offsets that are not shown: there are more than penstock.metrics.group.offsets.max."
     yield gauge("penstock_group_offsets_omitted", text, groups.positions_omitted)
 
 
-def _timings(histogram: Histogram) -> Timings:
-    return Timings(tuple(histogram.counts), histogram.total_seconds)
+def _histogram_snapshot(histogram: Histogram) -> HistogramSnapshot:
+    return HistogramSnapshot(tuple(histogram.counts), histogram.total_seconds)
 
 
-def gauge(name: str, text: str, value: float) -> Family:
-    return Family("gauge", name, text, (), [((), value)])
+def gauge(name: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily("gauge", name, text, (), [((), value)])
 
 
-def counter(name: str, text: str, value: float) -> Family:
-    return Family("counter", name, text, (), [((), value)])
+def counter(name: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily("counter", name, text, (), [((), value)])
 
 
-def _pieces(items: list[Any], size: int) -> Iterator[list[Any]]:
+def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
-# -- in a thread: text -----------------------------------------------------------------------------------
+# -- in a thread: render text ----------------------------------------------------------------------------
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[MetricFamily]) -> bytes:
     """Blocking: loads the Prometheus library, and takes a while with many partitions."""
     from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
+    registry.register(_Collector(families))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-class _Families:
-    """A collector, as the Prometheus library calls what hands it metrics."""
+class _Collector:
+    """Passes our metric families to the Prometheus library, through its collector interface."""
 
-    def __init__(self, families: Iterable[Family]) -> None:
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Any]:
-        return map(_collected, self._families)
+        return map(_prometheus_family, self._families)
 
 
-def _collected(family: Family) -> Any:
+def _prometheus_family(family: MetricFamily) -> Any:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
     metric = kinds[family.kind](family.name, family.help, labels=family.labels)
     for labels, value in family.samples:
-        if isinstance(value, Timings):
+        if isinstance(value, HistogramSnapshot):
             metric.add_metric(labels, buckets=_cumulative(value), sum_value=value.total_seconds)
         else:
             metric.add_metric(labels, value)
     return metric
 
 
-def _cumulative(timings: Timings) -> list[tuple[str, float]]:
+def _cumulative(timings: HistogramSnapshot) -> list[tuple[str, float]]:
     bounds = [*map(str, LATENCY_BUCKETS), "+Inf"]
     total, buckets = 0, []
     for bound, count in zip(bounds, timings.counts, strict=True):
         total += count
         buckets.append((bound, float(total)))
     return buckets
+
+
+_ReplicaLabels = tuple[str, ...]
+
+_REPLICA_LABELS: Final = ("topic", "partition", "replica")
+
+
+class FollowerLag(NamedTuple):
+    """The lag of a follower as its leader sees it."""
+
+    labels: _ReplicaLabels
+    lag_messages: int
+    lag_seconds: float
+
+
+class PartitionCounts(NamedTuple):
+    """Counts of the partitions on this node, by role and by problem."""
+
+    replicas: int = 0
+    led: int = 0
+    under_replicated: int = 0
+    under_min_isr: int = 0
+    offline: int = 0
+
+    def plus_partition(self, partition: Partition) -> PartitionCounts:
+        leads = partition.is_leader
+        return PartitionCounts(
+            self.replicas + 1,
+            self.led + leads,
+            self.under_replicated + (leads and partition.isr_size < len(partition.replicas)),
+            self.under_min_isr + (leads and not partition.has_enough_replicas),
+            self.offline + (not partition.is_leader and partition.leader_id < 0),
+        )
+
+
+def follower_lags(partition: Partition) -> list[FollowerLag]:
+    if partition.leading is None:
+        return []
+    return [
+        FollowerLag(
+            (partition.topic, str(partition.index), str(lag.replica)),
+            lag.records,
+            lag.since_caught_up_ms / 1000,
+        )
+        for lag in partition.leading.rules.lags(monotonic_ms())
+    ]
+
+
+def replication_families(
+    node: Node, counted: PartitionCounts, rows: list[FollowerLag]
+) -> Iterator[MetricFamily]:
+
+    yield gauge("penstock_replicas", "Partitions of which this node has a replica.", counted.replicas)
+    yield gauge("penstock_partitions_led", "Partitions that this node leads.", counted.led)
+    text = "Partitions led here that not all replicas are in sync with."
+    yield gauge("penstock_partitions_under_replicated", text, counted.under_replicated)
+    text = "Partitions led here with fewer replicas in sync than min.insync.replicas."
+    yield gauge("penstock_partitions_under_min_isr", text, counted.under_min_isr)
+    text = "Partitions with a replica here that nobody leads."
+    offline = counted.offline + len(
+        node.partitions.refused | node.partitions.missing | node.partitions.lost.keys
+    )
+    yield gauge("penstock_partitions_offline", text, offline)
+    lags = [(row.labels, float(row.lag_messages)) for row in rows if row.lag_messages >= 0]
+    text = "Messages that a follower of a partition led here does not have yet."
+    yield MetricFamily("gauge", "penstock_replica_lag_messages", text, _REPLICA_LABELS, lags)
+    text = "Time since a follower of a partition led here last had everything."
+    seconds = [(row.labels, row.lag_seconds) for row in rows]
+    yield MetricFamily("gauge", "penstock_replica_lag_seconds", text, _REPLICA_LABELS, seconds)
+    metrics = node.metrics
+    yield counter(
+        "penstock_isr_shrinks", "Followers that fell out of in-sync sets here.", metrics.isr_shrinks
+    )
+    yield counter("penstock_isr_expands", "Followers that joined in-sync sets here.", metrics.isr_expands)
+    yield counter(
+        "penstock_unclean_leaderships",
+        "Partitions that this node came to lead by an unclean election.",
+        metrics.unclean_leaderships,
+    )
+    yield counter(
+        "penstock_replicas_lost", "Copies here that were found gone or damaged.", metrics.replicas_lost
+    )
+    yield from _fetcher_families(node)
+    yield from _controller_families(node)
+
+
+def _controller_families(node: Node) -> Iterator[MetricFamily]:
+
+    metrics, quorum = node.metrics, node.quorum
+    text = "1 on the node that decides for the cluster."
+    yield gauge("penstock_controller_active", text, node.metadata.is_active)
+    yield gauge("penstock_quorum_epoch", "The quorum's epoch as this node knows it.", quorum.epoch)
+    text = "The quorum's leader as this node knows it; -1 while there is none."
+    yield gauge("penstock_quorum_leader", text, quorum.leader_id)
+    text = "The last metadata record that this node follows."
+    yield gauge("penstock_metadata_applied_offset", text, node.metadata.applied_offset)
+    text = "Times that this node became the active controller."
+    yield counter("penstock_controller_elections", text, metrics.controller_elections)
+    text = "Brokers that this node, as controller, has given up because they were silent."
+    yield counter("penstock_brokers_fenced", text, metrics.brokers_fenced)
+    text = "Leaders that this node, as controller, has elected although they may lack records."
+    yield counter("penstock_unclean_elections", text, metrics.unclean_elections)
+
+
+def _fetcher_families(node: Node) -> Iterator[MetricFamily]:
+
+    fetchers = getattr(node, "fetchers", None)
+    if fetchers is None:
+        return  # the node is still starting
+    yield counter("penstock_replica_in_bytes", "Bytes fetched from leaders.", fetchers.bytes_fetched)
+    text = "Bytes fetched for replicas that are being moved here."
+    yield counter("penstock_replica_moved_bytes", text, fetchers.bytes_moved)
+    text = "Times that a log here was cut back to what its leader has."
+    yield counter("penstock_replica_truncations", text, fetchers.truncations)
+    text = "Committed messages given up here because of unclean elections."
+    yield counter("penstock_committed_messages_lost", text, fetchers.records_lost)
+    lags = [
+        ((lag.topic, str(lag.partition), str(lag.leader)), float(lag.records))
+        for lag in fetchers.lags()
+        if lag.records >= 0
+    ]
+    text = "Committed messages that a replica here does not have yet."
+    yield MetricFamily(
+        "gauge", "penstock_follower_lag_messages", text, ("topic", "partition", "leader"), lags
+    )

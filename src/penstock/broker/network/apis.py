@@ -1,12 +1,21 @@
-"""Which requests this node understands, and in which versions: only those whose meaning is built.
+"""The API table: which requests this node serves, in which versions, and how each version is decoded and encoded.
 
-Handlers are imported, and their schemas loaded, when the first request of their kind arrives.
+An API is listed only if it is implemented. Handlers are imported, and schemas loaded, when the first request of their
+kind arrives: one `ApiRoute` per API and version.
 """
 
+from __future__ import annotations
+
+import io
+import struct
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.produce import skip_tags
 from penstock.protocol.share_failures import SHARE_FAILURES
 
 PRODUCE: Final = 0
@@ -14,7 +23,7 @@ FETCH: Final = 1
 SHARE_FETCH: Final = 78
 SHARE_ACKNOWLEDGE: Final = 79
 API_VERSIONS: Final = 18
-#: Above every version there is.
+#: Higher than any version.
 _NO_VERSION: Final = 1 << 15
 
 
@@ -23,23 +32,23 @@ class Api(NamedTuple):
     name: str
     min_version: int
     max_version: int
-    #: Answered by the active controller, whichever node is asked.
+    #: The active controller handles the request; all other nodes forward it to the controller.
     relay: bool = False
-    #: Answered before this node has its place in the cluster; all else is cut off until then.
+    #: Served before this node has joined the cluster. Until then any other request closes its connection.
     while_starting: bool = False
-    #: Means nothing on a node that is controller only, and is not on offer there.
+    #: Has no meaning on a node that is only a controller, and is not advertised there.
     broker_only: bool = False
-    #: Waits for what other clients do: given up when the one who asked has gone.
+    #: Waits for other clients; cancelled if its connection ends.
     waits_for_others: bool = False
-    #: Reads much, and changes nothing: where the answer comes later, a connection has one such request under way, which
-    #: is given up when the one who asked has gone.
+    #: Reads much data and changes nothing. If the reply comes later, the connection handles no further requests until
+    #: then, and the request is cancelled if the connection ends.
     is_costly: bool = False
-    #: From this version on the request is one that only nodes send: refused on listeners for clients.
-    node_only_from: int = _NO_VERSION
+    #: From this version on only nodes send the request; it is refused on listeners for clients.
+    inter_broker_from: int = _NO_VERSION
 
-    def max_version_on(self, *, for_nodes: bool) -> int:
-        """The newest version served on a listener; below `min_version` where the API is not served at all."""
-        return self.max_version if for_nodes else min(self.max_version, self.node_only_from - 1)
+    def max_version_on(self, *, is_inter_broker: bool) -> int:
+        """Return the newest version served on a listener; below `min_version` if the API is not served there."""
+        return self.max_version if is_inter_broker else min(self.max_version, self.inter_broker_from - 1)
 
     @property
     def is_local(self) -> Callable[[Any], bool] | None:
@@ -73,10 +82,10 @@ APIS: Final = {
         Api(21, "delete_records", 0, 2, broker_only=True),
         Api(22, "init_producer_id", 0, 6, broker_only=True),
         Api(23, "offset_for_leader_epoch", 2, 4, broker_only=True),
-        Api(24, "add_partitions_to_txn", 0, 5, broker_only=True, node_only_from=4),
+        Api(24, "add_partitions_to_txn", 0, 5, broker_only=True, inter_broker_from=4),
         Api(25, "add_offsets_to_txn", 0, 4, broker_only=True),
         Api(26, "end_txn", 0, 5, broker_only=True),
-        Api(27, "write_txn_markers", 1, 2, broker_only=True, node_only_from=0),
+        Api(27, "write_txn_markers", 1, 2, broker_only=True, inter_broker_from=0),
         Api(28, "txn_offset_commit", 0, 5, broker_only=True),
         Api(29, "describe_acls", 1, 3),
         Api(30, "create_acls", 1, 3),
@@ -92,41 +101,41 @@ APIS: Final = {
         Api(45, "alter_partition_reassignments", 0, 1, relay=True),
         Api(46, "list_partition_reassignments", 0, 0, relay=True),
         Api(47, "offset_delete", 0, 0, broker_only=True),
-        Api(52, "vote", 0, 2, while_starting=True, node_only_from=0),
-        Api(53, "begin_quorum_epoch", 0, 1, while_starting=True, node_only_from=0),
-        Api(54, "end_quorum_epoch", 0, 1, while_starting=True, node_only_from=0),
+        Api(52, "vote", 0, 2, while_starting=True, inter_broker_from=0),
+        Api(53, "begin_quorum_epoch", 0, 1, while_starting=True, inter_broker_from=0),
+        Api(54, "end_quorum_epoch", 0, 1, while_starting=True, inter_broker_from=0),
         Api(55, "describe_quorum", 0, 2, relay=True, while_starting=True),
-        Api(56, "alter_partition", 3, 3, while_starting=True, node_only_from=0),
+        Api(56, "alter_partition", 3, 3, while_starting=True, inter_broker_from=0),
         Api(57, "update_features", 0, 2, relay=True),
-        Api(58, "envelope", 0, 0, while_starting=True, node_only_from=0),
-        Api(59, "fetch_snapshot", 0, 1, while_starting=True, node_only_from=0),
+        Api(58, "envelope", 0, 0, while_starting=True, inter_broker_from=0),
+        Api(59, "fetch_snapshot", 0, 1, while_starting=True, inter_broker_from=0),
         Api(60, "describe_cluster", 0, 2, while_starting=True),
         Api(61, "describe_producers", 0, 0, broker_only=True, is_costly=True),
-        Api(62, "broker_registration", 0, 4, while_starting=True, node_only_from=0),
-        Api(63, "broker_heartbeat", 0, 1, while_starting=True, node_only_from=0),
+        Api(62, "broker_registration", 0, 4, while_starting=True, inter_broker_from=0),
+        Api(63, "broker_heartbeat", 0, 1, while_starting=True, inter_broker_from=0),
         Api(64, "unregister_broker", 0, 0, relay=True),
         Api(65, "describe_transactions", 0, 0, broker_only=True, is_costly=True),
         Api(66, "list_transactions", 0, 2, broker_only=True, is_costly=True),
-        Api(67, "allocate_producer_ids", 0, 0, while_starting=True, node_only_from=0),
+        Api(67, "allocate_producer_ids", 0, 0, while_starting=True, inter_broker_from=0),
         Api(68, "consumer_group_heartbeat", 0, 1, broker_only=True),
         Api(69, "consumer_group_describe", 0, 1, broker_only=True, is_costly=True),
         Api(71, "get_telemetry_subscriptions", 0, 0, broker_only=True),
         Api(72, "push_telemetry", 0, 0, broker_only=True),
-        Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True, node_only_from=0),
+        Api(73, "assign_replicas_to_dirs", 0, 0, while_starting=True, inter_broker_from=0),
         Api(74, "list_config_resources", 0, 1, is_costly=True),
         Api(75, "describe_topic_partitions", 0, 0, is_costly=True),
         Api(76, "share_group_heartbeat", 1, 1, broker_only=True),
         Api(77, "share_group_describe", 1, 1, broker_only=True, is_costly=True),
         Api(SHARE_FETCH, "share_fetch", 1, 2, broker_only=True),
         Api(SHARE_ACKNOWLEDGE, "share_acknowledge", 1, 2, broker_only=True),
-        Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True, node_only_from=0),
+        Api(80, "add_raft_voter", 0, 1, relay=True, while_starting=True, inter_broker_from=0),
         Api(81, "remove_raft_voter", 0, 0, relay=True, while_starting=True),
-        Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True, node_only_from=0),
-        Api(83, "initialize_share_group_state", 0, 0, broker_only=True, node_only_from=0),
-        Api(84, "read_share_group_state", 0, 0, broker_only=True, node_only_from=0),
-        Api(85, "write_share_group_state", 0, 1, broker_only=True, node_only_from=0),
-        Api(86, "delete_share_group_state", 0, 0, broker_only=True, node_only_from=0),
-        Api(87, "read_share_group_state_summary", 0, 1, broker_only=True, node_only_from=0),
+        Api(82, "update_raft_voter", 0, 0, relay=True, while_starting=True, inter_broker_from=0),
+        Api(83, "initialize_share_group_state", 0, 0, broker_only=True, inter_broker_from=0),
+        Api(84, "read_share_group_state", 0, 0, broker_only=True, inter_broker_from=0),
+        Api(85, "write_share_group_state", 0, 1, broker_only=True, inter_broker_from=0),
+        Api(86, "delete_share_group_state", 0, 0, broker_only=True, inter_broker_from=0),
+        Api(87, "read_share_group_state_summary", 0, 1, broker_only=True, inter_broker_from=0),
         Api(88, "streams_group_heartbeat", 0, 0, broker_only=True),
         Api(89, "streams_group_describe", 0, 0, broker_only=True),
         Api(90, "describe_share_group_offsets", 0, 1, broker_only=True, is_costly=True),
@@ -135,14 +144,123 @@ APIS: Final = {
     )
 }
 
-#: Our own, hand packed, and not among those that ApiVersions lists: SCHEDULE is between nodes only, SHARE_FAILURES for
-#: our client, which knows by a share group's settings that the brokers are ours.
-SCHEDULE: Final = 30_000
+#: APIs of our own, which are hand packed and not listed by ApiVersions. Only nodes send SCHEDULE. Our client sends
+#: SHARE_FAILURES; it recognizes our brokers by the settings of a share group.
+SCHEDULE_API: Final = 30_000
 PRIVATE_APIS: Final = {
-    SCHEDULE: Api(SCHEDULE, "schedule", 0, 0, broker_only=True, node_only_from=0),
+    SCHEDULE_API: Api(SCHEDULE_API, "schedule", 0, 0, broker_only=True, inter_broker_from=0),
     SHARE_FAILURES: Api(SHARE_FAILURES, "share_failures", 0, 0, broker_only=True),
 }
 
-#: librdkafka before 2.0 drops compression unless Produce v0 is on offer; as in Apache Kafka it is advertised
-#: and then refused.
-ADVERTISED_MIN: Final = {PRODUCE: 0}
+#: librdkafka before 2.0 disables compression unless Produce v0 is advertised. As in Apache Kafka, v0 is advertised and
+#: then refused.
+ADVERTISED_MIN_VERSIONS: Final = {PRODUCE: 0}
+
+
+_HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+REQUEST_HEADER_BYTES: Final = _HEADER.size
+_INT32 = struct.Struct(">i")
+#: A body up to this size is copied behind its header, so that it can be sent together with other replies.
+_COPIED_BYTES_MAX: Final = 4096
+
+
+class RequestHeader(NamedTuple):
+    """`client_id` is not decoded; `position` is where it ends and the tagged fields of the header begin, if any."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: bytes | None
+    position: int
+
+
+class ApiRoute(NamedTuple):
+    """How to decode, handle and encode one API in one version; built when it is first used."""
+
+    is_flexible: bool
+    is_forwarded: bool
+    decode: Callable[[memoryview, int], Any]
+    encode: Callable[[io.BytesIO, Any], None]
+    handle: Callable[..., Any]
+    #: For an API that is forwarded: whether this node must handle the given request itself.
+    is_local: Callable[[Any], bool] | None = None
+
+
+class EncodedResponse(NamedTuple):
+    """A response that is already encoded, without its header; many requests may share it."""
+
+    body: bytes
+
+
+def parse_request_header(frame: memoryview) -> RequestHeader:
+    """Raises MalformedFrame."""
+    try:
+        api_key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
+    except struct.error:
+        raise MalformedFrame("request header is cut short") from None
+    position = REQUEST_HEADER_BYTES + max(client_id_size, 0)
+    if position > len(frame):
+        raise MalformedFrame("client id is cut short")
+    client_id = bytes(frame[REQUEST_HEADER_BYTES:position]) if client_id_size >= 0 else None
+    return RequestHeader(api_key, version, correlation_id, client_id, position)
+
+
+@cache
+def route(api_key: int, version: int) -> ApiRoute:
+    from penstock.protocol.schemas import request_decoder, request_is_flexible, response_encoder
+
+    api = APIS[api_key]
+    return ApiRoute(
+        request_is_flexible(api_key, version),
+        api.relay,
+        request_decoder(api_key, version),
+        response_encoder(api_key, version),
+        api.handler,
+        api.is_local,
+    )
+
+
+def decode_request(header: RequestHeader, frame: memoryview) -> Any:
+    """Return the request as an object of the newest version's class. Raises MalformedFrame."""
+    found = route(header.api_key, header.version)
+    position = skip_header_tags(frame, header.position) if found.is_flexible else header.position
+    return found.decode(frame, position)
+
+
+def encode_response(api_key: int, version: int, correlation_id: int, response: Any) -> bytes:
+    """Return the reply with its size field and header."""
+    out = io.BytesIO()
+    out.write(_response_header(api_key, version, correlation_id))
+    route(api_key, version).encode(out, response)
+    with out.getbuffer() as view:
+        _INT32.pack_into(view, 0, len(view) - 4)
+    return out.getvalue()
+
+
+def encode_response_body(api_key: int, version: int, response: Any) -> bytes:
+    """Return the reply without size field and header, for an `EncodedResponse`."""
+    out = io.BytesIO()
+    route(api_key, version).encode(out, response)
+    return out.getvalue()
+
+
+def frame_response(api_key: int, version: int, correlation_id: int, body: bytes) -> bytes | list[BytesLike]:
+    """Put size field and header in front of a body; a large body is not copied."""
+    header = bytearray(_response_header(api_key, version, correlation_id))
+    _INT32.pack_into(header, 0, len(header) - 4 + len(body))
+    return bytes(header) + body if len(body) <= _COPIED_BYTES_MAX else [bytes(header), body]
+
+
+def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
+    """Return the header, preceded by four bytes for the size field."""
+    header = b"\x00\x00\x00\x00" + _INT32.pack(correlation_id)
+    # Clients parse an ApiVersions reply before they know which versions we support, so its header never changes.
+    return header + b"\x00" if route(api_key, version).is_flexible and api_key != API_VERSIONS else header
+
+
+def skip_header_tags(frame: memoryview, position: int) -> int:
+    """Raises MalformedFrame."""
+    try:
+        return skip_tags(frame, position, len(frame))
+    except IndexError:
+        raise MalformedFrame("request header is cut short") from None

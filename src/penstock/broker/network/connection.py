@@ -1,4 +1,4 @@
-"""One client's connection: frames in, replies out in request order."""
+"""One connection of a client: receives request frames, and sends the replies in the order of the requests."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.broker.apis import PRODUCE
-from penstock.broker.buffers import PartialFrame
+from penstock.broker.network.apis import PRODUCE
+from penstock.broker.network.frame_buffers import PartialFrame
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 
 if TYPE_CHECKING:
-    from penstock.broker.server import Server
+    from penstock.broker.network.server import Server
 
 logger = logging.getLogger("penstock.server")
 
 Reply = bytes | bytearray | list[BytesLike] | None
-#: In the place of a reply: the connection ends here, after what is owed before it.
-HANG_UP: Final = bytearray()
+#: Stands in for a reply: closes the connection after all earlier replies were sent.
+CLOSE_CONNECTION: Final = bytearray()
 _SIZE = struct.Struct(">i")
-#: api key, version, correlation id: less than that is no request
+#: The size of api key, version and correlation id, which every request has.
 _FRAME_BYTES_MIN = 8
-#: Replies held back while frames are handled: what is more, or larger, leaves at once, so that a reader that
-#: is too slow is noticed before the next frame.
+#: Bounds of the replies that are held back while frames are handled. More or larger replies are sent at once, so that a
+#: slow reader is noticed before the next frame.
 _CORKED_REPLIES_MAX = 64
 _CORKED_REPLY_BYTES_MAX = 4096
-#: Linux reports with it that a peer has closed its side, even while unread bytes are queued before the end.
-_HUNG_UP = getattr(select, "POLLRDHUP", 0)
-#: Of large replies to pipelined requests, what the kernel holds unsent before this connection has to wait.
+#: The poll event by which Linux reports that a peer has closed its side, even if there are still unread bytes.
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
+#: How many unsent bytes of large replies to pipelined requests the kernel holds before this connection has to wait.
 _UNSENT_BYTES_MAX = 64 << 10
-_NOTHING = memoryview(bytearray())
-_PRODUCE = struct.pack(">h", PRODUCE)  # as a frame begins
+_EMPTY = memoryview(bytearray())
+_PRODUCE_KEY_BYTES = struct.pack(">h", PRODUCE)  # the first bytes of a Produce frame
 _numbers = itertools.count(1)
 
 
-class Slot:
-    """The place of a reply that comes later; replies behind it wait for it.
+class PendingReply:
+    """A reply that comes later; replies to later requests wait for it.
 
     `on_lost` is called if the connection ends first.
     """
@@ -55,7 +55,7 @@ class Slot:
         self.started = perf_counter()
         self.done = False
         self.reply: Reply = None
-        self.held_bytes = 0  # of a reply that waits for those before it
+        self.held_bytes = 0  # of a reply that is ready but waits for earlier replies
         self.on_lost: Callable[[], object] | None = None
 
 
@@ -63,39 +63,38 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_pipelining",
         "_is_queued", "_muted", "_muted_at", "_partial", "_slots", "_transport", "_write_paused",
-        "client_host", "for_nodes", "last_active", "listener", "number", "on_lost", "peer", "server",
+        "client_host", "is_inter_broker", "last_active", "listener", "number", "on_lost", "peer", "server",
         "software",
     )  # fmt: skip
 
-    def __init__(self, server: Server, listener: str, *, for_nodes: bool = False) -> None:
+    def __init__(self, server: Server, listener: str, *, is_inter_broker: bool = False) -> None:
         self.server = server
         self.listener = listener
-        self.for_nodes = for_nodes  # came in on the listener that nodes use among themselves
+        self.is_inter_broker = is_inter_broker  # accepted on the inter-broker listener
         self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
-        self.software = ("", "")  # name and version of the client library, once ApiVersions has told them
+        self.software = ("", "")  # name and version of the client library, from its ApiVersions request
         self.last_active = 0.0
         self._transport: asyncio.Transport | None = None
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[PendingReply] = deque()
         self._partial: PartialFrame | None = None
-        self._frame_began = (
-            0.0  # when its first byte came, moved on by the time it was not read; 0 without one
-        )
-        self._backlog = _NOTHING  # whole frames that wait, in a buffer of this connection's own
+        # When a partial frame's first byte arrived, plus the time that reading was paused; 0 without such a frame.
+        self._frame_began = 0.0
+        self._backlog = _EMPTY  # received frames that wait, in a buffer that this connection owns
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
         self._muted_at = 0.0
-        self._held_by: Slot | None = None  # a request whose answer the next ones wait for
-        self._is_pipelining = False  # the request being handled came right behind another
-        self._is_queued = False  # waits for its turn in the server's queue
-        self._is_expensive = False  # a request took longer than a turn: the next one waits for its turn
-        #: Called when the connection has ended, whoever ended it.
+        self._held_by: PendingReply | None = None  # no further requests are handled before this reply
+        self._is_pipelining = False  # the request being handled arrived together with an earlier one
+        self._is_queued = False  # waits in the server's queue
+        self._is_expensive = False  # a request took longer than a time slice: the next one is queued
+        #: Called when the connection has ended, no matter which side closed it.
         self.on_lost: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"<Connection {self.peer} on {self.listener}, {len(self._slots)} waiting>"
 
-    # -- life ----------------------------------------------------------------------------------------
+    # -- life cycle ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -117,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
             self.on_lost()
 
     def close(self) -> None:
-        """End once the client has what was written; what is still owed is not waited for."""
+        """Close once all written replies are sent. Replies that are still pending are dropped."""
         self._leave()
         if self._transport is not None:
             self._uncork()
@@ -141,12 +140,12 @@ class Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         return not self._closing
 
-    def owes(self, api_key: int) -> bool:
-        """A reply to such a request is still due."""
+    def has_pending_reply(self, api_key: int) -> bool:
+        """Whether the reply to a request of this API is still pending."""
         return any(slot.api_key == api_key and not slot.done for slot in self._slots)
 
     @property
-    def is_owed_replies(self) -> bool:
+    def has_pending_replies(self) -> bool:
         return bool(self._slots)
 
     @property
@@ -154,24 +153,24 @@ class Connection(asyncio.BufferedProtocol):
         return self._write_paused
 
     def frame_seconds(self, now: float) -> float:
-        """How long the client has been sending a frame that is not whole; 0 if it sends none.
+        """Return how long the client has been sending a frame that is incomplete; 0 if there is none.
 
-        Time in which this connection was not read does not count.
+        Time in which reading was paused does not count.
         """
         if self._partial is None or self._partial.is_whole:
             return 0.0
         return (self._muted_at if self._muted else now) - self._frame_began
 
     @property
-    def has_hung_up(self) -> bool:
-        """The peer has gone, which a connection that is not read from does not hear."""
+    def is_peer_closed(self) -> bool:
+        """Whether the peer has closed the connection while reading was paused, which asyncio does not report."""
         if not self._muted or self._transport is None:
             return False
         peer = self._transport.get_extra_info("socket")
         if peer is None or peer.fileno() < 0:
             return False
         poller = select.poll()
-        poller.register(peer.fileno(), _HUNG_UP)
+        poller.register(peer.fileno(), _PEER_CLOSED)
         return bool(poller.poll(0))
 
     @property
@@ -182,13 +181,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is None:
-            return self.server.buffers.landing
+            return self.server.buffers.receive_buffer
         return self._partial.view[self._partial.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self.server.clock()
         if self._partial is None:
-            self._consume(self.server.buffers.landing, nbytes)
+            self._consume(self.server.buffers.receive_buffer, nbytes)
             return
         partial = self._partial
         partial.filled += nbytes
@@ -215,9 +214,9 @@ class Connection(asyncio.BufferedProtocol):
             self.server.wait_for_memory(self, to_grow=True)
 
     def _consume(self, data: memoryview, end: int, *, is_own: bool = False) -> None:
-        """Handle every whole frame in data[:end]; replies to pipelined requests leave together."""
+        """Handle every whole frame in data[:end]; replies to pipelined requests are sent together."""
         if self._corked is not None:
-            # Replies that are let go together made room for these frames; what answers them leaves with those.
+            # `Server.gathered` completed replies, which made room for these frames. Their replies are sent with those.
             assert self.server.is_gathering, "replies would overtake those held back"
             self._consume_frames(data, end, is_own)
             return
@@ -225,10 +224,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._consume_frames(data, end, is_own)
         finally:
-            self.let_go()
+            self.stop_corking()
 
-    def let_go(self) -> None:
-        """What was held back leaves; from here on replies leave one by one."""
+    def stop_corking(self) -> None:
+        """Send the replies that were held back; from here on each reply is sent at once."""
         self._uncork()
         self._corked = None
         self._is_pipelining = False
@@ -252,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._keep(data[position:end], 4 + size)
                 return
             if position and not ends:
-                ends = self.server.slice_ends()
+                ends = self.server.slice_deadline()
                 self._is_pipelining = True
             if self._muted or self._is_expensive or (ends and perf_counter() >= ends):
                 self._keep_for_later(data[position:end], is_own)
@@ -267,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data[position:end], 4)
 
     def _keep(self, piece: memoryview, needed: int) -> None:
-        """The beginning of a frame, whose time runs from its first byte."""
+        """Store the beginning of a frame; its read timeout starts with its first byte."""
         partial = self.server.buffers.begin(piece, needed)
         if partial is None:
             self._keep_for_later(piece)
@@ -278,13 +277,13 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_began = self.server.clock()
 
     def _keep_for_later(self, rest: memoryview, is_own: bool = False) -> None:
-        """Frames that cannot be handled now. A copy that can be written to: produce stamps offsets into it."""
+        """Keep frames that cannot be handled now, in a writable buffer: Produce writes offsets into the frame."""
         assert not self._backlog, "frames would change their order"
         self._backlog = rest if is_own else memoryview(bytearray(rest))
         self.server.buffers.count_backlog(len(rest))
 
     def _drop_backlog(self) -> memoryview:
-        backlog, self._backlog = self._backlog, _NOTHING
+        backlog, self._backlog = self._backlog, _EMPTY
         self.server.buffers.count_backlog(-len(backlog))
         return backlog
 
@@ -299,7 +298,7 @@ class Connection(asyncio.BufferedProtocol):
         except MalformedFrame as error:
             self.server.refuse(self, str(error))
         except Exception:
-            # Our own mistake: this client is cut off and may retry, nobody else notices.
+            # A bug of ours: this connection is closed and its client may retry; other connections are not affected.
             self.server.failed(self)
 
     # -- flow control --------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def unmute(self) -> None:
-        """Go on reading, first with what was already received."""
+        """Resume reading, after the frames that were already received."""
         server = self.server
         if (
             not self._muted
@@ -336,43 +335,44 @@ class Connection(asyncio.BufferedProtocol):
         if not self._muted and self._transport is not None:
             self._transport.resume_reading()
 
-    def wait_for_turn(self) -> bool:
-        """Whether it was not waiting yet."""
+    def mark_queued(self) -> bool:
+        """Pause reading while the connection is queued; return whether it was not queued before."""
         self.mute()
         was_queued, self._is_queued = self._is_queued, True
         return not was_queued
 
-    def take_turn(self) -> None:
-        """Handle frames that have waited for their turn; those of a peer that has gone are dropped."""
+    def run_queued(self) -> None:
+        """Handle the frames that waited in the queue; frames of a peer that has closed the connection are dropped."""
         self._is_queued = False
-        if self._closing or self.leaves_with_its_peer():
+        if self._closing or self.abort_if_peer_closed():
             return
         self._is_expensive = False
         self.unmute()
 
-    def leaves_with_its_peer(self) -> bool:
-        """Whether the peer has gone, and has left nothing to do: of what waits only records are still taken.
+    def abort_if_peer_closed(self) -> bool:
+        """Abort if the peer has closed the connection and no Produce request waits; return whether that was done.
 
-        A producer that waits for no answer may close as soon as it has sent them.
+        Of the waiting requests only Produce is kept: a producer with acks=0 may close as soon as it has sent its
+        records.
         """
-        if not self.has_hung_up:
+        if not self.is_peer_closed:
             return False
         backlog, kept, position = self._drop_backlog(), bytearray(), 0
         while len(backlog) - position >= 4:
             after = position + 4 + _SIZE.unpack_from(backlog, position)[0]
-            if backlog[position + 4 : position + 6] == _PRODUCE:
+            if backlog[position + 4 : position + 6] == _PRODUCE_KEY_BYTES:
                 kept += backlog[position:after]
             position = after
         if kept:
             self._keep_for_later(memoryview(kept), is_own=True)
             return False
-        if self._partial is not None and self._partial.view[4:6] == _PRODUCE:
+        if self._partial is not None and self._partial.view[4:6] == _PRODUCE_KEY_BYTES:
             return False
         self.abort()
         return True
 
     def mark_expensive(self) -> None:
-        """A request has taken more than a turn: the next one waits until others have had theirs."""
+        """A request took longer than a time slice: the next one waits until other connections had theirs."""
         self._is_expensive = True
 
     def pause_writing(self) -> None:
@@ -388,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- replies out ---------------------------------------------------------------------------------
 
     def send(self, reply: Reply) -> None:
-        """The reply to the request being handled right now."""
+        """Send the reply to the request that is being handled right now, after all earlier replies."""
         if reply is None:
             return
         if not self._slots:
@@ -398,26 +398,26 @@ class Connection(asyncio.BufferedProtocol):
         slot.done, slot.reply = True, reply
         self._hold(slot)
 
-    def defer(self, api_key: int) -> Slot:
-        """Hold the place of a reply that will come through `fulfil`."""
-        slot = Slot(api_key)
+    def defer(self, api_key: int) -> PendingReply:
+        """Reserve the position of a reply that will come through `fulfil`."""
+        slot = PendingReply(api_key)
         self._slots.append(slot)
         if len(self._slots) >= self.server.inflight_max:
             self.mute()
         return slot
 
-    def wait_for_reply(self, slot: Slot) -> None:
-        """Handle no more requests before this one is answered."""
+    def wait_for_reply(self, slot: PendingReply) -> None:
+        """Handle no further requests before this reply is sent."""
         self._held_by = slot
         self.mute()
 
-    def _hold(self, slot: Slot) -> None:
-        """A reply that is ready and has to wait: its memory is counted."""
+    def _hold(self, slot: PendingReply) -> None:
+        """Count the memory of a reply that is ready but has to wait for earlier replies."""
         reply = slot.reply
         slot.held_bytes = sum(map(len, reply)) if isinstance(reply, list) else len(reply or b"")
         self.server.held_bytes += slot.held_bytes
 
-    def fulfil(self, slot: Slot, reply: Reply) -> None:
+    def fulfil(self, slot: PendingReply, reply: Reply) -> None:
         self.server.metrics.observe_request(slot.api_key, perf_counter() - slot.started)
         slot.done, slot.reply = True, reply
         slots = self._slots
@@ -447,7 +447,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._uncork()
             elif len(corked) > _CORKED_REPLIES_MAX:
                 self._uncork()
-        elif reply is HANG_UP:
+        elif reply is CLOSE_CONNECTION:
             self.close()
         elif self._transport is not None:
             if corked:
@@ -460,13 +460,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(reply)
 
     def _limit_unsent(self) -> None:
-        """The kernel would take megabytes of replies for a client that does not read them."""
+        """Otherwise the kernel would accept megabytes of replies for a client that does not read them."""
         peer = None if self._transport is None else self._transport.get_extra_info("socket")
         if peer is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
 
     def _write_all(self, buffers: list[BytesLike]) -> None:
-        """asyncio's own transport, from Python 3.12 on, forgets to pause us after `writelines`."""
+        """Use `writelines` only with uvloop: from Python 3.12 on asyncio's own does not call `pause_writing`."""
         assert self._transport is not None
         if self.server.gathers_writes:
             self._transport.writelines(buffers)

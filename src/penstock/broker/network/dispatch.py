@@ -1,4 +1,4 @@
-"""From a frame to the handler that answers it: header, version, decoding, and the reply's way back."""
+"""From a frame to its handler and back: parses the header, checks the version, decodes the request, sends the reply."""
 
 from __future__ import annotations
 
@@ -9,54 +9,52 @@ from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.apis import (
+from penstock.broker.network.apis import (
     API_VERSIONS,
     APIS,
     FETCH,
     PRIVATE_APIS,
     PRODUCE,
-    SCHEDULE,
+    REQUEST_HEADER_BYTES,
+    SCHEDULE_API,
     SHARE_ACKNOWLEDGE,
     SHARE_FETCH,
     Api,
-)
-from penstock.broker.connection import Connection, Reply, Slot
-from penstock.broker.context import RequestContext
-from penstock.broker.routes import (
-    HEADER_BYTES,
     EncodedResponse,
-    decode,
-    encode,
-    framed,
-    parse_header,
+    decode_request,
+    encode_response,
+    frame_response,
+    parse_request_header,
     route,
     skip_header_tags,
 )
+from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import SHARE_FAILURES
 
 if TYPE_CHECKING:
+    from penstock.broker.network.server import Server
     from penstock.broker.node import Node
-    from penstock.broker.server import Server
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 #: The first version of each hand-packed request whose header is flexible.
 _HOT_FLEXIBLE_FROM = {
     PRODUCE: 9,
     FETCH: 12,
-    SCHEDULE: 1,
+    SCHEDULE_API: 1,
     SHARE_FAILURES: 1,
     SHARE_FETCH: 0,
     SHARE_ACKNOWLEDGE: 0,
 }
-_WHILE_STARTING = {key: api for key, api in APIS.items() if api.while_starting}
+_STARTUP_APIS = {key: api for key, api in APIS.items() if api.while_starting}
 
-#: JoinGroup, SyncGroup, and the heartbeats of consumer, share and streams groups: what they carry is kept.
-_OF_MEMBERS: Final = frozenset({11, 14, 68, 76, 88})
-#: Client ids that are kept decoded.
+#: JoinGroup, SyncGroup, and the heartbeats of consumer, share and streams groups: a group keeps their content.
+_GROUP_MEMBER_APIS: Final = frozenset({11, 14, 68, 76, 88})
+#: Decoded client ids that are cached.
 _CLIENT_IDS_MAX: Final = 1000
 
-HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | Slot]
+HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | PendingReply]
 
 
 class Dispatcher:
@@ -64,7 +62,7 @@ class Dispatcher:
         self._node = node
         self._server = server
         self._metrics = node.metrics
-        self._apis = _WHILE_STARTING
+        self._apis = _STARTUP_APIS
         self._hot: dict[int, HotHandler] = {}
         self._client_ids: dict[bytes, str] = {}
         self._client_id_bytes_max = node.settings.integer("penstock.id.max.bytes")
@@ -72,7 +70,7 @@ class Dispatcher:
         self._group_request_bytes_max = node.settings.integer("penstock.group.request.max.bytes")
 
     def dispatch(self, connection: Connection, frame: memoryview) -> None:
-        """Raises MalformedFrame for what is no request we know."""
+        """Raises MalformedFrame for a request that is malformed or not supported."""
         started = perf_counter()
         try:
             api_key, version, correlation_id, client_id_size = _HEADER.unpack_from(frame)
@@ -80,27 +78,27 @@ class Dispatcher:
             raise MalformedFrame("request header is cut short") from None
         api = self._apis.get(api_key)
         if api is None:
-            api = self._api_once_started(api_key)
+            api = self._find_api(api_key)
             if api is None:
                 connection.close()
                 return
         if not api.min_version <= version <= api.max_version:
             connection.send(self._unsupported(connection, api, version, correlation_id))
             return
-        if len(frame) > self._request_bytes_max and api_key != PRODUCE and not connection.for_nodes:
+        if len(frame) > self._request_bytes_max and api_key != PRODUCE and not connection.is_inter_broker:
             raise MalformedFrame(
                 f"{api.name} of {len(frame)} bytes; penstock.request.max.bytes is {self._request_bytes_max}"
             )
-        if version >= api.node_only_from and not connection.for_nodes:
-            self._refuse_node_request(connection, frame, api, version, correlation_id)
+        if version >= api.inter_broker_from and not connection.is_inter_broker:
+            self._reject_inter_broker_request(connection, frame, api, version, correlation_id)
             return
-        position = HEADER_BYTES
+        position = REQUEST_HEADER_BYTES
         client_id = None
         if client_id_size >= 0:
             position += client_id_size
             if position > len(frame):
                 raise MalformedFrame("client id is cut short")
-            client_id = self._client_id(bytes(frame[HEADER_BYTES:position]))
+            client_id = self._client_id(bytes(frame[REQUEST_HEADER_BYTES:position]))
         context = RequestContext(
             self._node, api_key, version, client_id, connection.client_host, connection.listener, connection
         )
@@ -126,11 +124,11 @@ class Dispatcher:
         if version >= flexible_from:
             position = skip_header_tags(frame, position)
         reply = self._hot_handler(api_key)(context, connection, frame, position, correlation_id)
-        if isinstance(reply, Slot):
+        if isinstance(reply, PendingReply):
             return
         elapsed = perf_counter() - started
         self._metrics.observe_request(api_key, elapsed)
-        if elapsed > self._server.turn_seconds:
+        if elapsed > self._server.time_slice_seconds:
             connection.mark_expensive()
         connection.send(reply)
 
@@ -153,20 +151,20 @@ class Dispatcher:
         if found.is_flexible:
             position = skip_header_tags(frame, position)
         request = found.decode(frame, position)
-        if len(frame) > self._group_request_bytes_max and context.api_key in _OF_MEMBERS:
+        if len(frame) > self._group_request_bytes_max and context.api_key in _GROUP_MEMBER_APIS:
             connection.send(self._too_large(context, request, correlation_id))
             return
-        if found.is_relayed and not (found.is_local is not None and found.is_local(request)):
-            from penstock.broker.relay import answer_of_controller
+        if found.is_forwarded and not (found.is_local is not None and found.is_local(request)):
+            from penstock.broker.controller.forwarding import forward_to_controller
 
             slot = connection.defer(context.api_key)
-            relayed = answer_of_controller(context, request, bytes(frame), correlation_id)
+            relayed = forward_to_controller(context, request, bytes(frame), correlation_id)
             self._node.spawn(self._answer_later(connection, slot, relayed))
             return
         response = found.handle(context, request)
         if inspect.isawaitable(response):
             slot = connection.defer(context.api_key)
-            answer = self._encoded_later(context, correlation_id, response)
+            answer = self._encode_when_ready(context, correlation_id, response)
             task = self._node.spawn(self._answer_later(connection, slot, answer))
             api = APIS[context.api_key]
             if api.waits_for_others or api.is_costly:
@@ -177,27 +175,29 @@ class Dispatcher:
         connection.send(self.encode(context.api_key, context.version, correlation_id, response))
         elapsed = perf_counter() - started
         self._metrics.observe_request(context.api_key, elapsed)
-        if elapsed > self._server.turn_seconds:
+        if elapsed > self._server.time_slice_seconds:
             connection.mark_expensive()
 
     def _too_large(self, context: RequestContext, request: Any, correlation_id: int) -> Reply:
-        """What a member sends is kept by its group for as long as it stays."""
-        from penstock.broker.refusals import refusal
+        """Refuse a request, because a group keeps what a member sends for as long as the member stays."""
+        from penstock.broker.network.error_responses import error_response
 
         self._metrics.count_error(APIS[context.api_key].name, ErrorCode.invalid_request.name)
         message = (
             f"The request is larger than penstock.group.request.max.bytes ({self._group_request_bytes_max})."
         )
-        response = refusal(context.api_key, context.version, request, ErrorCode.invalid_request, message)
+        response = error_response(
+            context.api_key, context.version, request, ErrorCode.invalid_request, message
+        )
         return self.encode(context.api_key, context.version, correlation_id, response)
 
-    async def _encoded_later(
+    async def _encode_when_ready(
         self, context: RequestContext, correlation_id: int, response: Awaitable[Any]
     ) -> Reply:
         return self.encode(context.api_key, context.version, correlation_id, await response)
 
     async def _answer_later(
-        self, connection: Connection, slot: Slot, answer: Coroutine[Any, Any, Reply]
+        self, connection: Connection, slot: PendingReply, answer: Coroutine[Any, Any, Reply]
     ) -> None:
         try:
             reply = await answer
@@ -210,39 +210,44 @@ class Dispatcher:
 
     def encode(self, api_key: int, version: int, correlation_id: int, response: Any) -> Reply:
         if type(response) is EncodedResponse:
-            return framed(api_key, version, correlation_id, response.body)
-        return None if response is None else encode(api_key, version, correlation_id, response)
+            return frame_response(api_key, version, correlation_id, response.body)
+        return None if response is None else encode_response(api_key, version, correlation_id, response)
 
-    def _refuse_node_request(
+    def _reject_inter_broker_request(
         self, connection: Connection, frame: memoryview, api: Api, version: int, correlation_id: int
     ) -> None:
-        """Answer CLUSTER_AUTHORIZATION_FAILED, or close where the response has no place for an error."""
-        from penstock.broker.refusals import NoPlaceForError, refusal
+        """Reply with CLUSTER_AUTHORIZATION_FAILED, or close if the response has no field for the error."""
+        from penstock.broker.network.error_responses import NoErrorField, error_response
 
-        self._server.refuse_node_request(connection, api.name)
+        self._server.reject_inter_broker_request(connection, api.name)
         if api.key in PRIVATE_APIS:
             connection.close()
             return
-        request = decode(parse_header(frame), frame)
+        request = decode_request(parse_request_header(frame), frame)
         code = ErrorCode.cluster_authorization_failed
         try:
-            response = refusal(api.key, version, request, code, "only served on the listener for nodes")
-        except NoPlaceForError:
+            response = error_response(
+                api.key, version, request, code, "only served on the listener for nodes"
+            )
+        except NoErrorField:
             connection.close()
             return
         connection.send(self.encode(api.key, version, correlation_id, response))
 
     def _unsupported(self, connection: Connection, api: Api, version: int, correlation_id: int) -> Reply:
-        """As Apache Kafka: ApiVersions falls back to version 0, everything else is cut off."""
+        """As in Apache Kafka, ApiVersions falls back to version 0; any other API closes the connection."""
         if api.key != API_VERSIONS:
             raise MalformedFrame(f"{api.name} version {version} is not supported")
         from penstock.broker.handlers.api_versions import unsupported_version
 
-        response = unsupported_version(self._node, for_nodes=connection.for_nodes)
+        response = unsupported_version(self._node, is_inter_broker=connection.is_inter_broker)
         return self.encode(API_VERSIONS, 0, correlation_id, response)
 
-    def _api_once_started(self, api_key: int) -> Api | None:
-        """None while a node that still looks for its place talks to other nodes only; clients try elsewhere."""
+    def _find_api(self, api_key: int) -> Api | None:
+        """Return None if the API is not served because the node is still joining the cluster.
+
+        The connection is then closed, and the client tries another node. Raises MalformedFrame for an unknown API.
+        """
         if self._node.state != "starting":
             self._apis = APIS
         if api_key in PRIVATE_APIS:
@@ -252,7 +257,10 @@ class Dispatcher:
         return self._apis.get(api_key)
 
     def _client_id(self, raw: bytes) -> str:
-        """A long one is cut: it is kept with members, sessions and logs, and no answer could refuse it."""
+        """Decode a client id, truncated if it is too long: members, sessions and logs keep it.
+
+        It is not refused, because responses have no error code for that. Raises MalformedFrame.
+        """
         if len(raw) > self._client_id_bytes_max:
             raw = raw[: self._client_id_bytes_max].decode(errors="ignore").encode()
         client_id = self._client_ids.get(raw)

@@ -1,7 +1,7 @@
-"""The answer to any request that says one error wherever its schema has a place for it.
+"""Builds the error response to any request: one error in every error field that the schema has.
 
-The request's topics, partitions, groups and so on are mirrored in the answer, each with the error, as a broker
-that refuses all of them would do.
+The response repeats the topics, partitions, groups and other resources of the request, each with the error, as a
+broker does that rejects all of them.
 """
 
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
@@ -17,8 +17,8 @@ FETCH: Final = 1
 METADATA: Final = 3
 _ALTER_REPLICA_LOG_DIRS: Final = 34
 
-#: The array of a request that an array of the answer speaks of, first match first.
-_COUNTERPARTS: Final = {
+#: For an array of the response: the arrays that the request may list the same resources in; the first match is used.
+_REQUEST_ARRAYS: Final = {
     "coordinators": ("coordinator_keys",),
     "groups": ("groups", "group_ids"),
     "markers": ("markers",),
@@ -38,8 +38,8 @@ _COUNTERPARTS: Final = {
 }
 _TOPIC_NAMES: Final = ("name", "topic")
 _PARTITION_NAMES: Final = ("partition_index", "index", "partition", "partition_id")
-#: Fields of the answer that say what it speaks of, and what the request may call the same.
-_IDENTITIES: Final[dict[str, tuple[str, ...]]] = {
+#: Fields of the response that identify a resource, and the names that these fields may have in the request.
+_IDENTITY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_TOPIC_NAMES, _TOPIC_NAMES),
     **dict.fromkeys(_PARTITION_NAMES, _PARTITION_NAMES),
     "topic_name": _TOPIC_NAMES,
@@ -50,9 +50,9 @@ _IDENTITIES: Final[dict[str, tuple[str, ...]]] = {
     **{name: (name,) for name in ("transactional_id", "producer_id")},
     "resource_name": ("resource_name",),
 }
-#: Here the error at the top means something else (the fetch session; the whole cluster), and clients that see
-#: it look no further.
-_TOP_IS_APART: Final = frozenset({FETCH, METADATA})
+#: In these responses the top-level error means something else (the fetch session; the whole cluster), and a client that
+#: sees one ignores the rest of the response.
+_TOP_LEVEL_ERROR_DIFFERS: Final = frozenset({FETCH, METADATA})
 _EMPTY: Final[dict[str, Any]] = {
     "string": "",
     "bytes": b"",
@@ -65,59 +65,63 @@ _EMPTY: Final[dict[str, Any]] = {
 }
 
 
-class _Said(NamedTuple):
+class _Error(NamedTuple):
     code: ErrorCode
     message: str | None
 
 
-class NoPlaceForError(Exception):
-    """The request asks for nothing, and the answer has errors only for what was asked."""
+class NoErrorField(Exception):
+    """The response has errors only for the resources of the request, and the request names none."""
 
 
-def refusal(api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None) -> Any:
-    """The response of this version. Raises NoPlaceForError."""
-    error = _Said(code, message)
+def error_response(
+    api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
+) -> Any:
+    """Return the error response in this version's class. Raises NoErrorField."""
+    error = _Error(code, message)
     if api_key == _ALTER_REPLICA_LOG_DIRS:
-        # Asked by folder, answered by topic.
+        # The request groups topics by directory; the response does not.
         request = SimpleNamespace(topics=[topic for folder in request.dirs for topic in folder.topics])
     schema = load_response_schema(api_key, version)
-    response, has_mirrored = _refused(schema, request, error)
-    if has_mirrored and api_key in _TOP_IS_APART:
+    response, has_mirrored = _entity_with_error(schema, request, error)
+    if has_mirrored and api_key in _TOP_LEVEL_ERROR_DIFFERS:
         return _without_error(response)
-    if not _carries_error(schema, deep=False) and not has_mirrored:
+    if not _has_error_field(schema, deep=False) and not has_mirrored:
         return _with_one_element(response, schema, error)
     return response
 
 
-def _refused(schema: type[Any], asked: Any, error: _Said) -> tuple[Any, bool]:
-    """The entity, and whether anything below it was mirrored."""
+def _entity_with_error(schema: type[Any], asked: Any, error: _Error) -> tuple[Any, bool]:
+    """Return the entity, and whether it repeats any resource of the request."""
     values: dict[str, Any] = {}
     has_mirrored = False
     for field in fields(schema):
         element = _entity_of_array(field)
-        if element is not None and _carries_error(element):
-            values[field.name] = _mirrored(field.name, element, asked, error)
+        if element is not None and _has_error_field(element):
+            values[field.name] = _mirrored_elements(field.name, element, asked, error)
             has_mirrored = has_mirrored or bool(values[field.name])
         else:
             values[field.name] = _value(field, asked, error)
     return schema(**values), has_mirrored
 
 
-def _mirrored(name: str, element: Any, asked: Any, error: _Said) -> tuple[Any, ...]:
-    counterparts = (getattr(asked, other, None) for other in _COUNTERPARTS.get(name, ()))
+def _mirrored_elements(name: str, element: Any, asked: Any, error: _Error) -> tuple[Any, ...]:
+    counterparts = (getattr(asked, other, None) for other in _REQUEST_ARRAYS.get(name, ()))
     items = next((found for found in counterparts if found), ())
-    return tuple(_refused(element, item, error)[0] for item in items if _speaks_of(element, item))
-
-
-def _speaks_of(element: Any, item: Any) -> bool:
-    """Whether the answer's element can name what was asked for."""
-    known = (field.name for field in fields(element) if field.name in _IDENTITIES)
-    return any(
-        isinstance(item, str | int) or any(hasattr(item, n) for n in _IDENTITIES[own]) for own in known
+    return tuple(
+        _entity_with_error(element, item, error)[0] for item in items if _can_identify(element, item)
     )
 
 
-def _value(field: Field[Any], asked: Any, error: _Said) -> Any:
+def _can_identify(element: Any, item: Any) -> bool:
+    """Whether an element of the response has a field that identifies this item of the request."""
+    known = (field.name for field in fields(element) if field.name in _IDENTITY_FIELDS)
+    return any(
+        isinstance(item, str | int) or any(hasattr(item, n) for n in _IDENTITY_FIELDS[own]) for own in known
+    )
+
+
+def _value(field: Field[Any], asked: Any, error: _Error) -> Any:
     if _is_error(field):
         return error.code
     if field.name == "error_message":
@@ -127,13 +131,13 @@ def _value(field: Field[Any], asked: Any, error: _Said) -> Any:
 
 
 def _identity(field: Field[Any], asked: Any) -> Any:
-    """What the request says for this field; a bare name or number is all there is to know of an element."""
-    if field.name not in _IDENTITIES:
+    """Return the value that the request has for this field. An item of the request may be a bare name or number."""
+    if field.name not in _IDENTITY_FIELDS:
         return None
     if isinstance(asked, str | int):
         is_text = field.metadata.get("kafka_type") == "string"
         return asked if isinstance(asked, str) == is_text else None
-    for name in _IDENTITIES[field.name]:
+    for name in _IDENTITY_FIELDS[field.name]:
         value = getattr(asked, name, None)
         if value is not None:
             return value
@@ -141,7 +145,7 @@ def _identity(field: Field[Any], asked: Any) -> Any:
 
 
 def _empty(field: Field[Any]) -> Any:
-    """What stands where there is nothing to say: an offset, an id or an epoch that is unknown is -1, never 0."""
+    """Return the value for a field that is unknown: an offset, an id or an epoch is then -1, never 0."""
     if field.default is not MISSING:
         return field.default
     if _element_of_array(field) is not None:
@@ -161,24 +165,24 @@ def _without_error(response: Any) -> Any:
     return replace(response, **changed)
 
 
-def _with_one_element(response: Any, schema: type[Any], error: _Said) -> Any:
-    """The error goes into an element that speaks of nothing in particular, such as a data folder."""
+def _with_one_element(response: Any, schema: type[Any], error: _Error) -> Any:
+    """Put the error into an element that identifies no resource, such as a data directory. Raises NoErrorField."""
     for field in fields(schema):
         element = _entity_of_array(field)
-        if element is not None and _carries_error(element) and not _names_something(element):
-            return replace(response, **{field.name: (_refused(element, None, error)[0],)})
-    raise NoPlaceForError(schema.__name__)
+        if element is not None and _has_error_field(element) and not _has_identity_field(element):
+            return replace(response, **{field.name: (_entity_with_error(element, None, error)[0],)})
+    raise NoErrorField(schema.__name__)
 
 
-def _names_something(element: Any) -> bool:
-    return any(field.name in _IDENTITIES for field in fields(element))
+def _has_identity_field(element: Any) -> bool:
+    return any(field.name in _IDENTITY_FIELDS for field in fields(element))
 
 
-def _carries_error(schema: type[Any], deep: bool = True) -> bool:
+def _has_error_field(schema: type[Any], deep: bool = True) -> bool:
     if any(_is_error(field) for field in fields(schema)):
         return True
     below = filter(None, map(_entity_of_array, fields(schema)))
-    return deep and any(_carries_error(element) for element in below)
+    return deep and any(_has_error_field(element) for element in below)
 
 
 def _is_error(field: Field[Any]) -> bool:
@@ -186,7 +190,7 @@ def _is_error(field: Field[Any]) -> bool:
 
 
 def _element_of_array(field: Field[Any]) -> Any:
-    """The type of the elements, or None for what is no array."""
+    """Return the type of the elements, or None if the field is not an array."""
     annotation = field.type
     if get_origin(annotation) in (UnionType, Union):
         (annotation,) = (each for each in get_args(annotation) if each is not type(None))

@@ -1,9 +1,9 @@
-"""Where received bytes live: one shared landing buffer, and pooled buffers for frames that come in pieces.
+"""Memory for received bytes: one shared receive buffer, and pooled buffers for frames that arrive in parts.
 
-Frames are handled synchronously out of the landing buffer, so ten thousand idle connections cost no buffer at
-all. A frame that did not arrive whole gets a buffer of its own until it does; those, and requests that are
-worked on off the loop, are counted against one bound. A frame's memory follows what has arrived of it, not what its
-size field announces: its buffer has room for a few times as much as is there, and grows.
+The connection handles frames synchronously out of the shared buffer, so ten thousand idle connections need no
+buffers. A frame that has not arrived completely gets its own buffer until it has. These buffers, and requests that
+are processed off the event loop, count against one limit. The memory of a frame follows the bytes that have arrived,
+not the size that the frame announces: its buffer has room for a few times as much, and grows.
 """
 
 import mmap
@@ -11,20 +11,20 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-LANDING_BYTES: Final = 256 * 1024
-#: While the bound is reached each connection may still bring this much, which then waits outside of the bound.
-_LANDING_BYTES_MIN: Final = 4 * 1024
+RECEIVE_BUFFER_BYTES: Final = 256 * 1024
+#: While the limit is reached, a connection receives at most this much at once. It waits outside of the limit.
+_RECEIVE_BUFFER_BYTES_MIN: Final = 4 * 1024
 _POOLED_BYTES_MIN: Final = 4 * 1024
 _POOLED_BYTES_MAX: Final = 4 * 1024 * 1024
-_POOL_KEEPS_BYTES: Final = 32 * 1024 * 1024
-#: Room that a frame gets: at least this, and this many times what has arrived. The bytes copied when it grows are then
-#: less than a third of the frame.
+_POOL_BYTES_MAX: Final = 32 * 1024 * 1024
+#: The buffer of a frame has at least this size, and this many times the bytes that have arrived. So growing copies less
+#: than a third of the frame in all.
 _ROOM_BYTES_MIN: Final = 16 * 1024
 _ROOM_FACTOR: Final = 4
 
 
 class PartialFrame:
-    """A frame, its size field included, that has not arrived whole. `view[filled:]` is where it goes on."""
+    """A frame, including its size field, that has not arrived completely. `view[filled:]` receives the next bytes."""
 
     __slots__ = ("_buffer", "_held_bytes", "filled", "needed", "view")
 
@@ -45,19 +45,19 @@ class PartialFrame:
 
 
 class FrameBuffers:
-    """`on_freed` is called whenever one who was given no memory may ask again."""
+    """`on_freed` is called whenever memory was freed, so that a connection that got none can try again."""
 
     def __init__(self, bytes_max: int, on_freed: Callable[[], None] = lambda: None) -> None:
-        self._whole_landing = memoryview(bytearray(LANDING_BYTES))
-        self._small_landing = self._whole_landing[:_LANDING_BYTES_MIN]
-        self.landing = self._whole_landing
+        self._full_receive_buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self._small_receive_buffer = self._full_receive_buffer[:_RECEIVE_BUFFER_BYTES_MIN]
+        self.receive_buffer = self._full_receive_buffer
         self._bytes_max = bytes_max if bytes_max >= 0 else sys.maxsize
         self._on_freed = on_freed
         self.bytes_in_use = 0
         self.backlog_bytes = 0
         self._free: dict[int, list[bytearray]] = {}
         self._free_bytes = 0
-        #: The one frame that grows beyond the bound: without it, frames that all wait to grow would wait for ever.
+        #: The one frame that may grow beyond the limit: without it, frames that all wait to grow would wait forever.
         self._overdrawn: PartialFrame | None = None
 
     @property
@@ -69,9 +69,9 @@ class FrameBuffers:
         return self._overdrawn is None
 
     def begin(self, piece: memoryview, needed: int) -> PartialFrame | None:
-        """Keep the beginning of a frame of `needed` bytes; None while the bound is reached.
+        """Store the beginning of a frame of `needed` bytes; return None while the limit is reached.
 
-        One frame always fits, or none could ever be received.
+        While no memory is in use any frame is accepted, or a large frame could never be received.
         """
         capacity = _capacity(len(piece), needed)
         if self.bytes_in_use and self.bytes_in_use + capacity > self._bytes_max:
@@ -81,7 +81,7 @@ class FrameBuffers:
         return frame
 
     def grow(self, frame: PartialFrame) -> bool:
-        """Make room for more of a frame that has filled its own; False while the bound is reached."""
+        """Enlarge the buffer of a frame that has filled it; return False while the limit is reached."""
         capacity = _capacity(frame.filled, frame.needed)
         if (
             self.bytes_in_use + capacity - frame._held_bytes > self._bytes_max
@@ -103,7 +103,7 @@ class FrameBuffers:
         return True
 
     def end(self, frame: PartialFrame) -> None:
-        """The frame has been handled, or its connection has gone."""
+        """Free the buffer of a frame that has been handled, or whose connection has ended."""
         if frame is self._overdrawn:
             self._overdrawn = None
         if isinstance(frame._buffer, bytearray):
@@ -112,7 +112,7 @@ class FrameBuffers:
             self.release(frame._held_bytes)
 
     def _take(self, capacity: int, needed: int) -> bytearray | mmap.mmap:
-        """What is larger than the pool's buffers is memory that costs nothing before it is written to."""
+        """Return a buffer; one larger than the pool's buffers is mapped memory, which costs nothing until written."""
         self.hold(capacity)
         if capacity > _POOLED_BYTES_MAX:
             return mmap.mmap(-1, needed)
@@ -124,33 +124,36 @@ class FrameBuffers:
 
     def _give_back(self, buffer: bytearray) -> None:
         capacity = len(buffer)
-        if self._free_bytes + capacity <= _POOL_KEEPS_BYTES:
+        if self._free_bytes + capacity <= _POOL_BYTES_MAX:
             self._free.setdefault(capacity, []).append(buffer)
             self._free_bytes += capacity
         self.release(capacity)
 
     def hold(self, size: int) -> None:
-        """Count bytes that someone else keeps: of a request that is worked on off the loop."""
+        """Count the bytes of a request that is processed off the event loop, and held by its handler."""
         self.bytes_in_use += size
-        self._fit_landing()
+        self._fit_receive_buffer()
 
     def release(self, size: int) -> None:
         self.bytes_in_use -= size
-        self._fit_landing()
+        self._fit_receive_buffer()
         self._on_freed()
 
     def count_backlog(self, change: int) -> None:
-        """Frames that were received and not looked at yet; they wait for others, so they never block any."""
-        self.backlog_bytes += change
-        self._fit_landing()
+        """Count frames that were received but not handled yet.
 
-    def _fit_landing(self) -> None:
+        They wait for other requests, so they do not count against the limit and never block any request.
+        """
+        self.backlog_bytes += change
+        self._fit_receive_buffer()
+
+    def _fit_receive_buffer(self) -> None:
         is_short = self.bytes_in_use + self.backlog_bytes >= self._bytes_max
-        self.landing = self._small_landing if is_short else self._whole_landing
+        self.receive_buffer = self._small_receive_buffer if is_short else self._full_receive_buffer
 
 
 def _capacity(arrived: int, needed: int) -> int:
-    """Powers of two, so that buffers are reused."""
+    """Return the size of a frame's buffer: a power of two for pooled buffers, so that they can be reused."""
     size = min(needed, max(arrived * _ROOM_FACTOR, _ROOM_BYTES_MIN))
     if size > _POOLED_BYTES_MAX:
         return size

@@ -1,4 +1,4 @@
-"""What machines ask a node over HTTP: /metrics, /health and /ready; one request per connection."""
+"""The HTTP endpoint of a node: /metrics, /health and /ready, one request per connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from penstock.broker.listeners import format_address
+from penstock.broker.config.listeners import format_address
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.http")
 
 HEAD_BYTES_MAX: Final = 8 * 1024
-#: To send the request; a whole exchange, in which we may be busy and the client slow to read, gets longer.
+#: Timeouts for receiving the request and for the whole exchange, which takes longer if the node is busy or the client
+#: reads slowly.
 HEAD_SECONDS_MAX: Final = 5.0
 EXCHANGE_SECONDS_MAX: Final = 30.0
 CONNECTIONS_MAX: Final = 64
@@ -28,17 +29,17 @@ _END_OF_HEAD: Final = b"\r\n\r\n"
 _METHODS: Final = ("GET", "HEAD")
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
 
 
-Route = Callable[[], Awaitable[Answer]]
+HttpHandler = Callable[[], Awaitable[HttpResponse]]
 
 
-class BadRequest(Exception):
-    """What the client is told, and the status it is told with."""
+class HttpError(Exception):
+    """The status and the message with which a request is refused."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -46,16 +47,16 @@ class BadRequest(Exception):
 
 
 async def start_http(node: Node) -> HttpServer:
-    """Serve the address in `penstock.http.listen`. Raises OSError that says which address and why."""
+    """Serve the address in `penstock.http.listen`. Raises OSError with the address and the reason."""
     address = node.settings.http_address
     assert address is not None, "penstock.http.listen is empty"
     return await HttpServer.start(address, _routes(node))
 
 
-# -- what a node answers ---------------------------------------------------------------------------------
+# -- endpoints -------------------------------------------------------------------------------------------
 
 
-def _routes(node: Node) -> dict[str, Route]:
+def _routes(node: Node) -> dict[str, HttpHandler]:
     return {
         "/metrics": _metrics(node),
         "/health": lambda: _health(node),
@@ -63,33 +64,33 @@ def _routes(node: Node) -> dict[str, Route]:
     }
 
 
-def _metrics(node: Node) -> Route:
-    from penstock.broker.exposition import CONTENT_TYPE, Exposition
+def _metrics(node: Node) -> HttpHandler:
+    from penstock.broker.metrics.exposition import CONTENT_TYPE, Exposition
 
     exposition = Exposition(node)
 
-    async def answer() -> Answer:
+    async def answer() -> HttpResponse:
         if node.state != "serving":
-            return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {node.state}")
-        return Answer(HTTPStatus.OK, await exposition.scrape(), CONTENT_TYPE)
+            return _text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {node.state}")
+        return HttpResponse(HTTPStatus.OK, await exposition.scrape(), CONTENT_TYPE)
 
     return answer
 
 
-async def _health(node: Node) -> Answer:
-    """Whoever gets this answer knows that the event loop turns."""
-    return _json(HTTPStatus.OK, {"status": "ok", "node_id": node.node_id, "state": node.state})
+async def _health(node: Node) -> HttpResponse:
+    """Always reports ok: that there is a response shows that the event loop runs."""
+    return _json_response(HTTPStatus.OK, {"status": "ok", "node_id": node.node_id, "state": node.state})
 
 
-async def _ready(node: Node) -> Answer:
-    reason = await why_not_ready(node)
+async def _ready(node: Node) -> HttpResponse:
+    reason = await readiness_problem(node)
     if reason is None:
-        return _json(HTTPStatus.OK, {"ready": True})
-    return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"ready": False, "reason": reason})
+        return _json_response(HTTPStatus.OK, {"ready": True})
+    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, {"ready": False, "reason": reason})
 
 
-async def why_not_ready(node: Node) -> str | None:
-    """None when clients can be sent here: the listeners are served and every group's coordinator answers."""
+async def readiness_problem(node: Node) -> str | None:
+    """Return None if clients can be sent here: the listeners are served and every group coordinator replies."""
     if node.state != "serving":
         return f"the node is {node.state}"
     try:
@@ -102,10 +103,10 @@ async def why_not_ready(node: Node) -> str | None:
     return None
 
 
-def _json(status: HTTPStatus, fields: dict[str, Any]) -> Answer:
+def _json_response(status: HTTPStatus, fields: dict[str, Any]) -> HttpResponse:
     import json
 
-    return Answer(status, json.dumps(fields).encode() + b"\n", "application/json")
+    return HttpResponse(status, json.dumps(fields).encode() + b"\n", "application/json")
 
 
 # -- HTTP ------------------------------------------------------------------------------------------------
@@ -114,18 +115,18 @@ def _json(status: HTTPStatus, fields: dict[str, Any]) -> Answer:
 class HttpServer:
     """Use `HttpServer.start`."""
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
+    def __init__(self, routes: Mapping[str, HttpHandler]) -> None:
         self.routes = routes
-        self.connections: set[_Connection] = set()
+        self.connections: set[_HttpConnection] = set()
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def start(cls, address: tuple[str, int], routes: Mapping[str, Route]) -> HttpServer:
+    async def start(cls, address: tuple[str, int], routes: Mapping[str, HttpHandler]) -> HttpServer:
         self = cls(routes)
         host, port = address
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Connection(self), host or None, port)
+            self._server = await loop.create_server(lambda: _HttpConnection(self), host or None, port)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise OSError(error.errno, f"HTTP on {format_address(host, port)}: {why}") from None
@@ -146,7 +147,7 @@ class HttpServer:
         await asyncio.sleep(0)
 
 
-class _Connection(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._transport: asyncio.Transport
@@ -164,7 +165,7 @@ class _Connection(asyncio.Protocol):
         )
         self._server.connections.add(self)
         if len(self._server.connections) > CONNECTIONS_MAX:
-            self._refuse(BadRequest(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"))
+            self._refuse(HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -185,78 +186,78 @@ class _Connection(asyncio.Protocol):
             if head is not None:
                 self._is_answered = True
                 self._begin(parse_request(head))
-        except BadRequest as error:
+        except HttpError as error:
             self._refuse(error)
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: HttpRequest) -> None:
         route = self._server.routes.get(request.path)
         if route is None:
             known = ", ".join(sorted(self._server.routes))
-            raise BadRequest(HTTPStatus.NOT_FOUND, f"nothing here; there are {known}")
+            raise HttpError(HTTPStatus.NOT_FOUND, f"nothing here; there are {known}")
         if request.method not in _METHODS:
-            raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} takes GET and HEAD")
+            raise HttpError(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} takes GET and HEAD")
         self._task = asyncio.get_running_loop().create_task(self._answer(route, request.method))
 
-    async def _answer(self, route: Route, method: str) -> None:
+    async def _answer(self, route: HttpHandler, method: str) -> None:
         try:
             answer = await route()
         except asyncio.CancelledError:
             raise
         except Exception:
             logger.exception("HTTP request failed")
-            answer = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+            answer = _text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
         self._send(answer, with_body=method != "HEAD")
 
-    def _refuse(self, error: BadRequest) -> None:
+    def _refuse(self, error: HttpError) -> None:
         self._is_answered = True
-        self._send(_plain(error.status, str(error)))
+        self._send(_text_response(error.status, str(error)))
 
     def _head_is_late(self) -> None:
         if not self._is_answered:
-            self._refuse(BadRequest(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time"))
+            self._refuse(HttpError(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive in time"))
 
-    def _send(self, answer: Answer, *, with_body: bool = True) -> None:
+    def _send(self, answer: HttpResponse, *, with_body: bool = True) -> None:
         self._transport.write(encode_head(answer) + (answer.body if with_body else b""))
         self._transport.close()
 
 
-class Request(NamedTuple):
+class HttpRequest(NamedTuple):
     method: str
     path: str
 
 
 def _complete_head(received: bytearray) -> bytes | None:
-    """The head without the empty line that ends it, or None while it is not all there. Raises BadRequest."""
+    """Return the head without the empty line that ends it, or None while it is incomplete. Raises HttpError."""
     end = received.find(_END_OF_HEAD)
     if end > HEAD_BYTES_MAX or (end < 0 and len(received) > HEAD_BYTES_MAX):
-        raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {HEAD_BYTES_MAX} bytes")
+        raise HttpError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {HEAD_BYTES_MAX} bytes")
     return None if end < 0 else bytes(received[:end])
 
 
-def parse_request(head: bytes) -> Request:
-    """Raises BadRequest."""
+def parse_request(head: bytes) -> HttpRequest:
+    """Raises HttpError."""
     request_line, *headers = head.decode("latin-1").split("\r\n")
     parts = request_line.split(" ")
     if len(parts) != 3 or not parts[0].isalpha() or not parts[2].startswith("HTTP/"):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
     method, target, version = parts
     if version not in ("HTTP/1.1", "HTTP/1.0"):
-        raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here")
+        raise HttpError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.1 is spoken here")
     names = [line.partition(":")[0].lower() for line in headers if ":" in line]
     if len(names) != len(headers) or (version == "HTTP/1.1" and names.count("host") != 1):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "bad header fields")
-    return Request(method, _path(target))
+        raise HttpError(HTTPStatus.BAD_REQUEST, "bad header fields")
+    return HttpRequest(method, _path(target))
 
 
 def _path(target: str) -> str:
     if target.startswith("http://"):
         target = "/" + target.removeprefix("http://").partition("/")[2]
     if not target.startswith("/"):
-        raise BadRequest(HTTPStatus.BAD_REQUEST, "bad request target")
+        raise HttpError(HTTPStatus.BAD_REQUEST, "bad request target")
     return target.partition("?")[0]
 
 
-def encode_head(answer: Answer) -> bytes:
+def encode_head(answer: HttpResponse) -> bytes:
     status = answer.status
     lines = [
         f"HTTP/1.1 {status.value} {status.phrase}",
@@ -270,5 +271,5 @@ def encode_head(answer: Answer) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def _plain(status: HTTPStatus, message: str) -> Answer:
-    return Answer(status, f"{message}\n".encode())
+def _text_response(status: HTTPStatus, message: str) -> HttpResponse:
+    return HttpResponse(status, f"{message}\n".encode())

@@ -1,6 +1,6 @@
-"""The way to other nodes: one connection per peer and purpose, requests pipelined, closed on the first error.
+"""Connections to other nodes: one per peer and purpose, with pipelined requests, closed on the first error.
 
-A server answers in order, so what may wait long there (a parked fetch) has a connection of its own.
+A server replies in order, so requests that may wait there for long (long polls) have a connection of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from penstock.broker.apis import API_VERSIONS, APIS, FETCH
+from penstock.broker.network.apis import API_VERSIONS, APIS, FETCH
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import skip_tags
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Host and port.
 Address = tuple[str, int]
-#: A node by its id, or by where it listens.
-Where = int | Address
+#: The id of a node, or the address that it listens on.
+Destination = int | Address
 
 QUORUM: Final = "quorum"
 #: Long polls of the metadata log; votes must not wait behind them.
@@ -33,18 +33,18 @@ QUORUM_FETCH: Final = "quorum-fetch"
 DATA: Final = "data"
 CONTROL: Final = "control"
 
-#: The largest answer a peer may send; snapshots and fetches ask for far less.
-ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+#: The largest response that a peer may send; snapshots and fetches request far less.
+RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 1.0
-_LANDING_BYTES: Final = 64 * 1024
+_RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _INT32 = struct.Struct(">i")
-_CORRELATION_AT: Final = 4
+_CORRELATION_ID_POSITION: Final = 4
 _FLEXIBLE_FETCH_FROM: Final = 12
 
 
 class PeerUnreachable(Exception):
-    """No answer will come. `refused`: its host closed or refused the connection, so it is dead or starting."""
+    """No response will come. `refused`: the connection was closed or refused, so the peer is down or starting."""
 
     def __init__(self, message: str, *, refused: bool) -> None:
         super().__init__(message)
@@ -52,7 +52,10 @@ class PeerUnreachable(Exception):
 
 
 class Peers:
-    """Raises PeerUnreachable, or TimeoutError when a peer takes too long; its connection is then given up."""
+    """Sends requests to other nodes.
+
+    Raises PeerUnreachable, or TimeoutError if a peer takes too long; its connection is then closed.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -65,7 +68,7 @@ class Peers:
 
     async def call(
         self,
-        where: Where,
+        where: Destination,
         api_key: int,
         request: Any,
         *,
@@ -73,7 +76,7 @@ class Peers:
         timeout_s: float,
         purpose: str = CONTROL,
     ) -> Any:
-        """Send the newest version's request, or the named one's; returns the response in that version's class."""
+        """Send a request in the newest version, or in `version`; return the response in that version's class."""
         if version is None:
             version = APIS[api_key].max_version
         codec = _codec(api_key, version)
@@ -81,7 +84,7 @@ class Peers:
         out.write(self._header(api_key, version, codec.is_flexible))
         codec.write(out, request)
         answer = await self.raw(where, out.getvalue(), timeout_s=timeout_s, purpose=purpose)
-        position = _body_at(answer, codec.is_flexible and api_key != API_VERSIONS)
+        position = _body_position(answer, codec.is_flexible and api_key != API_VERSIONS)
         try:
             return codec.read(answer, position)
         except MalformedFrame as error:
@@ -89,23 +92,23 @@ class Peers:
 
     async def fetch(
         self,
-        where: Where,
+        where: Destination,
         body: BytesLike,
         *,
         version: int,
         timeout_s: float,
         purpose: str = DATA,
     ) -> memoryview:
-        """Send a Fetch that is packed already, without its header; returns the body of the answer."""
+        """Send a Fetch request whose body is already encoded; return the body of the response."""
         is_flexible = version >= _FLEXIBLE_FETCH_FROM
         frame = b"".join((self._header(FETCH, version, is_flexible), body))
         answer = await self.raw(where, frame, timeout_s=timeout_s, purpose=purpose)
-        return answer[_body_at(answer, is_flexible) :]
+        return answer[_body_position(answer, is_flexible) :]
 
     async def raw(
-        self, where: Where, frame: BytesLike, *, timeout_s: float, purpose: str = CONTROL
+        self, where: Destination, frame: BytesLike, *, timeout_s: float, purpose: str = CONTROL
     ) -> memoryview:
-        """Send a whole request without its size, under our own correlation id; returns the whole answer."""
+        """Send a whole request without its size field, with a correlation id of our own; return the whole response."""
         address = self._address(where)
         try:
             async with asyncio.timeout(timeout_s):
@@ -115,7 +118,10 @@ class Peers:
             raise TimeoutError(f"no answer from {address[0]}:{address[1]} in {timeout_s:.3g} s") from None
 
     def address_of(self, node_id: int) -> Address | None:
-        """Where a node listens for other nodes: as the quorum's leader says, as it registered, or as a voter."""
+        """Return where a node listens for other nodes: as it registered, or else as the quorum knows it.
+
+        For the quorum's leader, the address that the quorum knows takes precedence.
+        """
         node = self._node
         broker, listener = node.image.brokers.get(node_id), node.settings.inter_broker_listener
         endpoint = None if broker is None or listener is None else broker.endpoints.get(listener)
@@ -127,7 +133,7 @@ class Peers:
         self._is_closed = True
         connecting, self._connections = self._connections, {}
         for task in connecting.values():
-            task.add_done_callback(_abort_when_made)
+            task.add_done_callback(_abort_when_connected)
             task.cancel()
         await asyncio.gather(*connecting.values(), return_exceptions=True)
 
@@ -135,7 +141,7 @@ class Peers:
         head = _HEADER.pack(api_key, version, 0, len(self._client_id)) + self._client_id
         return head + b"\x00" if is_flexible else head
 
-    def _address(self, where: Where) -> Address:
+    def _address(self, where: Destination) -> Address:
         if not isinstance(where, int):
             return where
         found = self.address_of(where)
@@ -151,19 +157,19 @@ class Peers:
         if task is None or (task.done() and not _is_usable(task)):
             connecting = _connect(address, self._node.settings.string("penstock.peer.bind.host"))
             task = self._connections[key] = asyncio.get_running_loop().create_task(connecting)
-            task.add_done_callback(_seen)
-        # One who gives up waiting leaves the others their connection.
+            task.add_done_callback(_mark_retrieved)
+        # Callers share the task: if one is cancelled, the others must still get their connection.
         return await asyncio.shield(task)
 
 
-class _Codec(NamedTuple):
+class _RequestCodec(NamedTuple):
     is_flexible: bool
     write: Callable[[io.BytesIO, Any], None]
     read: Callable[[memoryview, int], Any]
 
 
 def load_codecs(api_keys: Iterable[int]) -> list[tuple[int, int]]:
-    """Load now what `call` would load with the first request; returns each API with the version that is asked."""
+    """Load what `call` would load with the first request; return each API with the version that `call` uses."""
     found = [(api_key, APIS[api_key].max_version) for api_key in (*api_keys, FETCH)]
     for api_key, version in found:
         _codec(api_key, version)
@@ -171,18 +177,18 @@ def load_codecs(api_keys: Iterable[int]) -> list[tuple[int, int]]:
 
 
 @cache
-def _codec(api_key: int, version: int) -> _Codec:
+def _codec(api_key: int, version: int) -> _RequestCodec:
     from penstock.protocol.schemas import request_encoder, request_is_flexible, response_reader
 
-    return _Codec(
+    return _RequestCodec(
         request_is_flexible(api_key, version),
         request_encoder(api_key, version),
         response_reader(api_key, version),
     )
 
 
-def _body_at(answer: memoryview, is_flexible: bool) -> int:
-    """Where the body starts, after the correlation id. Raises PeerUnreachable for what is no answer."""
+def _body_position(answer: memoryview, is_flexible: bool) -> int:
+    """Return where the body starts, after the header. Raises PeerUnreachable if the header is damaged."""
     try:
         return skip_tags(answer, 4, len(answer)) if is_flexible else 4
     except (IndexError, MalformedFrame):
@@ -190,7 +196,7 @@ def _body_at(answer: memoryview, is_flexible: bool) -> int:
 
 
 async def _connect(address: Address, bind_host: str) -> _PeerConnection:
-    """Given up after a while: the next attempt sends its first packet at once, an old one waits ever longer."""
+    """Connect with a short timeout: TCP retries an old attempt ever more slowly, while a new one sends at once."""
     host, port = address
     source = (bind_host, 0) if bind_host else None
     try:
@@ -212,27 +218,27 @@ def _is_usable(task: asyncio.Task[_PeerConnection]) -> bool:
     return not task.cancelled() and task.exception() is None and task.result().is_open
 
 
-def _seen(task: asyncio.Task[_PeerConnection]) -> None:
-    """Whoever waits gets the exception; when nobody does any more it is no news."""
+def _mark_retrieved(task: asyncio.Task[_PeerConnection]) -> None:
+    """Keep asyncio from logging the exception if no caller waits any more; callers that wait still get it."""
     if not task.cancelled():
         task.exception()
 
 
-def _abort_when_made(task: asyncio.Task[_PeerConnection]) -> None:
+def _abort_when_connected(task: asyncio.Task[_PeerConnection]) -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().abort("this node is stopping", refused=False)
 
 
 class _PeerConnection(asyncio.BufferedProtocol):
-    """Requests out, answers in, in the same order."""
+    """Sends requests, and receives the responses in the same order."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[memoryview]] = {}
         self._numbers = count(1)
-        self._landing = memoryview(bytearray(_LANDING_BYTES))
-        self._landed = 0
-        self._frame: memoryview | None = None  # one that did not fit the landing buffer
+        self._receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
+        self._received_bytes = 0
+        self._frame: memoryview | None = None  # a response that does not fit into the receive buffer
         self._filled = 0
 
     @property
@@ -248,12 +254,12 @@ class _PeerConnection(asyncio.BufferedProtocol):
         request = bytearray(_INT32.size + len(frame))
         _INT32.pack_into(request, 0, len(frame))
         request[_INT32.size :] = frame
-        _INT32.pack_into(request, _INT32.size + _CORRELATION_AT, number)
+        _INT32.pack_into(request, _INT32.size + _CORRELATION_ID_POSITION, number)
         self._transport.write(request)
         try:
             return await answer
         except asyncio.CancelledError:
-            # What is asked behind it would wait for its answer too.
+            # Later requests on this connection would wait for the response too.
             self.abort("an answer was given up", refused=False)
             raise
 
@@ -275,39 +281,39 @@ class _PeerConnection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
             return self._frame[self._filled :]
-        return self._landing[self._landed :]
+        return self._receive_buffer[self._received_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._frame is None:
-            self._landed += nbytes
-            self._take_landed()
+            self._received_bytes += nbytes
+            self._take_frames()
             return
         self._filled += nbytes
         if self._filled == len(self._frame):
             frame, self._frame = self._frame, None
-            self._answered(frame)
+            self._response_received(frame)
 
-    def _take_landed(self) -> None:
-        position, end = 0, self._landed
+    def _take_frames(self) -> None:
+        position, end = 0, self._received_bytes
         while end - position >= _INT32.size:
-            (size,) = _INT32.unpack_from(self._landing, position)
-            if not _INT32.size <= size <= ANSWER_BYTES_MAX:
+            (size,) = _INT32.unpack_from(self._receive_buffer, position)
+            if not _INT32.size <= size <= RESPONSE_BYTES_MAX:
                 self.abort(f"an answer of {size} bytes", refused=False)
                 return
             start, after = position + _INT32.size, position + _INT32.size + size
             if after > end:
-                if after - position <= _LANDING_BYTES // 2:
+                if after - position <= _RECEIVE_BUFFER_BYTES // 2:
                     break
                 self._frame, self._filled = memoryview(bytearray(size)), end - start
-                self._frame[: end - start] = self._landing[start:end]
-                self._landed = 0
+                self._frame[: end - start] = self._receive_buffer[start:end]
+                self._received_bytes = 0
                 return
-            self._answered(memoryview(bytes(self._landing[start:after])))
+            self._response_received(memoryview(bytes(self._receive_buffer[start:after])))
             position = after
-        self._landing[: end - position] = bytes(self._landing[position:end])
-        self._landed = end - position
+        self._receive_buffer[: end - position] = bytes(self._receive_buffer[position:end])
+        self._received_bytes = end - position
 
-    def _answered(self, frame: memoryview) -> None:
+    def _response_received(self, frame: memoryview) -> None:
         (number,) = _INT32.unpack_from(frame)
         answer = self._waiting.pop(number, None)
         if answer is None:

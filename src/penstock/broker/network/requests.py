@@ -1,21 +1,35 @@
-"""Asking a broker that may be this one: the same request and the same answer, without the wire where it is here."""
+"""The context of a request, and requests that a node sends to a broker that may be itself.
+
+A request to this node's own broker calls the handler directly: the same request and response, without the wire.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.broker.apis import APIS
-from penstock.broker.context import RequestContext
+from penstock.broker.network.apis import APIS
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.network.connection import Connection
     from penstock.broker.node import Node
 
 
-async def ask_here(node: Node, api_key: int, request: Any) -> Any:
-    """This node's own answer, as the newest version says it."""
+class RequestContext(NamedTuple):
+    node: Node
+    api_key: int
+    version: int
+    client_id: str | None
+    client_host: str
+    listener: str
+    #: None if the node calls its own handler, for itself or on behalf of a client.
+    connection: Connection | None = None
+
+
+async def call_local_broker(node: Node, api_key: int, request: Any) -> Any:
+    """Call this node's own handler with a request of the newest version; return its response."""
     api = APIS[api_key]
     context = RequestContext(
         node,
@@ -29,17 +43,20 @@ async def ask_here(node: Node, api_key: int, request: Any) -> Any:
     return await response if inspect.isawaitable(response) else response
 
 
-async def ask_broker(
+async def call_broker(
     node: Node, broker_id: int, api_key: int, request: Any, *, timeout_s: float, purpose: str
 ) -> Any:
-    """Raises ApiError: NETWORK_EXCEPTION when no answer came, so that it may or may not have been done."""
+    """Send a request to a broker, which may be this node; return the response.
+
+    Raises ApiError: NETWORK_EXCEPTION if no response came. The broker may or may not have carried out the request.
+    """
     if broker_id == node.node_id:
         try:
             async with asyncio.timeout(timeout_s):
-                return await ask_here(node, api_key, request)
+                return await call_local_broker(node, api_key, request)
         except TimeoutError:
             raise ApiError(ErrorCode.network_exception, f"no answer in {timeout_s:g} s") from None
-    from penstock.broker.peers import PeerUnreachable
+    from penstock.broker.network.peers import PeerUnreachable
 
     try:
         return await node.peers.call(broker_id, api_key, request, timeout_s=timeout_s, purpose=purpose)

@@ -1,9 +1,9 @@
-"""Answers about topics in the form in which they are sent, kept while what they say is unchanged.
+"""Caches topic descriptions in encoded form, for Metadata and DescribeTopicPartitions.
 
-Describing a topic and encoding that takes some 20 µs, so an answer about thousands of topics would hold the loop for
-tens of milliseconds, for each client that refreshes its metadata. Here a topic is encoded once for each version and
-listener, and again when it or the set of brokers changes; many topics are encoded in pieces, with the loop free in
-between. An answer about all topics is kept whole until the image changes.
+To describe and encode one topic takes about 20 µs, so a response with thousands of topics would block the event loop
+for tens of milliseconds, for each client that refreshes its metadata. The cache encodes a topic once for each version
+and listener, and again when the topic or the set of brokers changes. It encodes many topics in chunks and yields to the
+event loop in between. A response with all topics is kept whole until the image changes.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.broker.routes import EncodedResponse, encode_body
-from penstock.protocol.schemas import response_element_encoder
-from penstock.protocol.writing import EncodedElements
+from penstock.broker.network.apis import EncodedResponse, encode_response_body
+from penstock.protocol.schemas import EncodedElements, response_element_encoder
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.cluster.image import ClusterImage
-    from penstock.cluster.state import TopicState
+    from penstock.cluster.image import ClusterImage, TopicState
 
-#: Forms in which topics are kept, and answers about all of them: the newest few that clients have asked for.
-FORMS_MAX: Final = 8
-ANSWERS_MAX: Final = 8
-#: Partitions that are described before the loop gets to do something else.
+#: How many encodings of topics, and how many responses with all topics, are cached: the ones requested last.
+ENCODINGS_MAX: Final = 8
+RESPONSES_MAX: Final = 8
+#: Partitions that are described before the encoding yields to the event loop.
 _PIECE_PARTITIONS: Final = 50
-#: Topics that are gone are kept until there are this many of them.
-_GONE_MAX: Final = 100
+#: Deleted topics stay in the cache until there are this many of them.
+_DELETED_TOPICS_MAX: Final = 100
 
 
-class TopicForm(NamedTuple):
-    """What an encoded topic depends on, besides the topic and the brokers."""
+class TopicEncoding(NamedTuple):
+    """What the encoded form of a topic depends on, besides the topic and the brokers."""
 
     api_key: int
     version: int
@@ -41,23 +39,23 @@ class TopicForm(NamedTuple):
     operations: int
 
 
-Describe = Callable[["TopicState"], Any]
-Respond = Callable[[EncodedElements], Any]
-#: Their ids, and whether clients of a listener can reach them.
-Brokers = frozenset[tuple[int, bool]]
+DescribeTopic = Callable[["TopicState"], Any]
+BuildResponse = Callable[[EncodedElements], Any]
+#: The ids of the brokers, each with whether clients of a listener can reach it.
+BrokerReachability = frozenset[tuple[int, bool]]
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
 class EncodedTopics:
-    """Topics in one form, while the brokers are the same."""
+    """The cached topics of one encoding, valid while the brokers stay the same."""
 
-    def __init__(self, form: TopicForm, brokers: Brokers) -> None:
+    def __init__(self, form: TopicEncoding, brokers: BrokerReachability) -> None:
         self.brokers = brokers
         self._encode = response_element_encoder(form.api_key, form.version, "topics")
         self._kept: dict[UUID, tuple[TopicState, bytes]] = {}
 
-    def encoded(self, topic: TopicState, describe: Describe) -> bytes:
+    def encoded(self, topic: TopicState, describe: DescribeTopic) -> bytes:
         kept = self._kept.get(topic.id)
         if kept is not None and kept[0] is topic:
             return kept[1]
@@ -69,7 +67,7 @@ class EncodedTopics:
         return self._encode(described)
 
     def missing_partitions(self, topics: Iterable[TopicState]) -> int:
-        """Partitions that have to be described before these topics can be sent."""
+        """Return how many partitions have to be described before these topics can be sent."""
         kept = self._kept
         return sum(
             len(topic.partitions)
@@ -78,32 +76,35 @@ class EncodedTopics:
         )
 
     def forget_deleted(self, image: ClusterImage) -> None:
-        if len(self._kept) > len(image.topics) + _GONE_MAX:
+        if len(self._kept) > len(image.topics) + _DELETED_TOPICS_MAX:
             self._kept = {id: kept for id, kept in self._kept.items() if id in image.topics_by_id}
 
 
-class TopicAnswers:
+class TopicResponseCache:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._forms: OrderedDict[TopicForm, EncodedTopics] = OrderedDict()
+        self._forms: OrderedDict[TopicEncoding, EncodedTopics] = OrderedDict()
         self._answers: OrderedDict[Hashable, tuple[ClusterImage, EncodedResponse]] = OrderedDict()
-        self._under_way: dict[TopicForm, tuple[ClusterImage, asyncio.Task[None]]] = {}
+        self._under_way: dict[TopicEncoding, tuple[ClusterImage, asyncio.Task[None]]] = {}
 
-    def topics(self, form: TopicForm) -> EncodedTopics:
-        """For the present image; a topic that has not changed since an earlier one is the same object in both."""
+    def topics(self, form: TopicEncoding) -> EncodedTopics:
+        """Return the cached topics for the current image.
+
+        The cache outlives an image, because a topic that did not change is the same object in both images.
+        """
         image = self._node.image
         brokers = frozenset(
             (broker.id, not broker.fenced and form.listener in broker.endpoints)
             for broker in image.brokers.values()
         )
-        topics = _newest(self._forms, form)
+        topics = _lookup(self._forms, form)
         if topics is None or topics.brokers != brokers:
             topics = EncodedTopics(form, brokers)
-            _keep(self._forms, form, topics, FORMS_MAX)
+            _store(self._forms, form, topics, ENCODINGS_MAX)
         return topics
 
-    def all_encoded(self, form: TopicForm, describe: Describe) -> asyncio.Future[None] | None:
-        """Encode all topics of the present image, in pieces; None where so few are missing that it is not worth it."""
+    def encode_all_topics(self, form: TopicEncoding, describe: DescribeTopic) -> asyncio.Future[None] | None:
+        """Encode all topics of the current image in chunks; return None if too few are missing to need chunks."""
         image = self._node.image
         under_way = self._under_way.get(form)
         if under_way is not None and under_way[0] is image:
@@ -116,7 +117,7 @@ class TopicAnswers:
         return asyncio.shield(task)
 
     async def _encode_in_pieces(
-        self, form: TopicForm, topics: EncodedTopics, image: ClusterImage, describe: Describe
+        self, form: TopicEncoding, topics: EncodedTopics, image: ClusterImage, describe: DescribeTopic
     ) -> None:
         try:
             topics.forget_deleted(image)
@@ -132,15 +133,18 @@ class TopicAnswers:
             if under_way is not None and under_way[0] is image:
                 del self._under_way[form]
 
-    def about_all(
-        self, form: TopicForm, key: Hashable, describe: Describe, respond: Respond
+    def all_topics_response(
+        self, form: TopicEncoding, key: Hashable, describe: DescribeTopic, respond: BuildResponse
     ) -> EncodedResponse | Awaitable[EncodedResponse]:
-        """The answer about every topic of the present image; `key` is what it depends on besides that and the form."""
+        """Return the response with all topics of the current image.
+
+        `key` is what the response depends on besides the image and `form`.
+        """
         image = self._node.image
         kept = self._kept(form, key, image)
         if kept is not None:
             return kept
-        topics, under_way = self.topics(form), self.all_encoded(form, describe)
+        topics, under_way = self.topics(form), self.encode_all_topics(form, describe)
         if under_way is None:
             return self._encode_answer(form, key, image, topics, describe, respond)
 
@@ -152,34 +156,34 @@ class TopicAnswers:
 
         return later()
 
-    def _kept(self, form: TopicForm, key: Hashable, image: ClusterImage) -> EncodedResponse | None:
-        kept = _newest(self._answers, (form, key))
+    def _kept(self, form: TopicEncoding, key: Hashable, image: ClusterImage) -> EncodedResponse | None:
+        kept = _lookup(self._answers, (form, key))
         return kept[1] if kept is not None and kept[0] is image else None
 
     def _encode_answer(
         self,
-        form: TopicForm,
+        form: TopicEncoding,
         key: Hashable,
         image: ClusterImage,
         topics: EncodedTopics,
-        describe: Describe,
-        respond: Respond,
+        describe: DescribeTopic,
+        respond: BuildResponse,
     ) -> EncodedResponse:
         pieces = [topics.encoded(topic, describe) for topic in image.topics.values()]
-        body = encode_body(form.api_key, form.version, respond(EncodedElements(pieces)))
+        body = encode_response_body(form.api_key, form.version, respond(EncodedElements(pieces)))
         answer = EncodedResponse(body)
-        _keep(self._answers, (form, key), (image, answer), ANSWERS_MAX)
+        _store(self._answers, (form, key), (image, answer), RESPONSES_MAX)
         return answer
 
 
-def _newest(kept: OrderedDict[Key, Value], key: Key) -> Value | None:
+def _lookup(kept: OrderedDict[Key, Value], key: Key) -> Value | None:
     found = kept.get(key)
     if found is not None:
         kept.move_to_end(key)
     return found
 
 
-def _keep(kept: OrderedDict[Key, Value], key: Key, value: Value, count_max: int) -> None:
+def _store(kept: OrderedDict[Key, Value], key: Key, value: Value, count_max: int) -> None:
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > count_max:

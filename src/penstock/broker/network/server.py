@@ -1,4 +1,4 @@
-"""The listening sockets and what all connections share: bounds, buffers, counters."""
+"""The listening sockets, and what all connections share: connection limits, time slices, receive memory, counters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.broker.apis import PRODUCE
-from penstock.broker.buffers import FrameBuffers
-from penstock.broker.connection import Connection
-from penstock.broker.dispatch import Dispatcher
-from penstock.broker.listeners import Listener
-from penstock.broker.settings_table import parse_connection_overrides
-from penstock.log.files import open_files_limit
+from penstock.broker.config.definitions import parse_connection_overrides
+from penstock.broker.config.listeners import Listener
+from penstock.broker.network.apis import PRODUCE
+from penstock.broker.network.connection import Connection
+from penstock.broker.network.dispatch import Dispatcher
+from penstock.broker.network.frame_buffers import FrameBuffers
+from penstock.log.segment_files import open_files_limit
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.server")
 
 _SWEEP_SECONDS = 1.0
-#: Of a turn: what a connection may still use for pipelined frames once others have used the turn up.
-_LATE_SHARE = 1 / 8
+#: The part of a time slice that a connection still gets for pipelined frames if others have used up the slice.
+_LATE_SLICE_FRACTION = 1 / 8
 _CONNECTION_LIMITS = (
     "max.connections",
     "max.connections.per.ip",
@@ -46,7 +46,7 @@ class Server:
         self.frame_bytes_max = settings.integer("socket.request.max.bytes")
         self.inflight_max = settings.integer("penstock.max.inflight.requests.per.connection")
         self.buffers = FrameBuffers(settings.integer("queued.max.request.bytes"), self._memory_freed)
-        self.held_bytes = 0  # replies that wait for those before them
+        self.held_bytes = 0  # of replies that are ready but wait for earlier replies
         self.is_closing = False
         self.slow_readers: set[Connection] = set()
         self.connections: set[Connection] = set()
@@ -55,23 +55,23 @@ class Server:
         self.dispatch = Dispatcher(node, self).dispatch
         self._connections_max = self._connections_per_host_max = 0
         self._connections_by_host: dict[str, int] = {}
-        #: Host names with limits of their own, and whether a thread looks for their addresses.
+        #: Host names with limits of their own, and whether a thread is resolving them.
         self._limited_names: dict[str, int] = {}
         self._is_resolving = False
-        #: The shortest time between two connections of clients, and when the next one is due.
+        #: The shortest interval in seconds between two client connections, and when the next one may be served.
         self._connection_interval = self._next_connection = 0.0
         node.dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
         self._limit_connections()
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
-        #: How long pipelined frames are handled in a turn of the loop, and a request that takes longer is expensive.
-        self.turn_seconds = settings.integer("penstock.connection.turn.ms") / 1000
-        self._turn_ends = 0.0
-        self._is_turn_open = False
+        #: How long pipelined frames are handled in one event loop iteration. A request that takes longer is expensive.
+        self.time_slice_seconds = settings.integer("penstock.connection.turn.ms") / 1000
+        self._iteration_deadline = 0.0
+        self._is_iteration_open = False
         self._queue: deque[Connection] = deque()
-        self._is_turn_due = False
-        #: Connections of clients, in all and from each host.
+        self._is_queue_scheduled = False
+        #: The number of client connections, in total and by host.
         self._clients = 0
         self._per_host: Counter[str] = Counter()
         self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
@@ -82,7 +82,7 @@ class Server:
         self._gathered: list[Connection] | None = None
 
     def _limit_connections(self) -> None:
-        """For connections that come from now on; those that are open stay."""
+        """Apply the connection limits to new connections; open connections stay."""
         dynamic = self.node.dynamic
         # The other half of the descriptors is for files: connections must not keep logs from being opened.
         self._connections_max = min(dynamic.integer("max.connections"), open_files_limit() // 2)
@@ -96,11 +96,11 @@ class Server:
             self._resolve_names()
         interval = 1 / dynamic.integer("max.connection.creation.rate")
         if interval != self._connection_interval:
-            # Those that came under another rate must not hold up those that come now.
+            # Connections that were accepted under another rate must not delay new ones.
             self._connection_interval, self._next_connection = interval, 0.0
 
     def _resolve_names(self) -> None:
-        """Beside the event loop, and not waited for at the end: a name server may take minutes for each name."""
+        """Use a daemon thread, which a stop does not wait for: a name server may take minutes for each name."""
         self._is_resolving = True
         arguments = (self._limited_names, asyncio.get_running_loop())
         threading.Thread(
@@ -108,7 +108,7 @@ class Server:
         ).start()
 
     def _resolve(self, names: dict[str, int], loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the event loop is closed
             for host, count in names.items():
                 if names is not self._limited_names:
                     break
@@ -117,7 +117,7 @@ class Server:
 
     def _resolved(self, names: dict[str, int], addresses: set[str], count: int) -> None:
         if names is self._limited_names:
-            # A limit that was given for the address itself counts before that of its name.
+            # A limit for the address itself takes precedence over the limit for its name.
             self._connections_by_host = dict.fromkeys(addresses, count) | self._connections_by_host
 
     def _all_resolved(self, names: dict[str, int]) -> None:
@@ -126,20 +126,20 @@ class Server:
             self._resolve_names()
 
     async def bind(self, listener: Listener) -> int:
-        """Returns the bound port; nobody is let in before `serve` or `serve_nodes`. Raises OSError."""
+        """Return the bound port; no connection is accepted before `serve` or `serve_inter_broker`. Raises OSError."""
         server = await self._listen(listener, listener.port)
         ports = _ports(server)
         if len(set(ports)) > 1:
-            # A name with several addresses and no port of its own: one that is free on all of them.
+            # With port 0, each address of a host name got another port: use one port for all of them.
             server.close()
             server = await self._listen(listener, ports[0])
         self._servers.append((listener, server))
         return _ports(server)[0]
 
     async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
-        for_nodes = self._is_for_nodes(listener)
+        is_inter_broker = self._is_inter_broker_listener(listener)
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, listener.name, for_nodes=for_nodes),
+            lambda: Connection(self, listener.name, is_inter_broker=is_inter_broker),
             _hosts(listener.host),
             port,
             backlog=self.node.settings.integer("socket.listen.backlog.size"),
@@ -147,16 +147,18 @@ class Server:
             start_serving=False,
         )
 
-    def _is_for_nodes(self, listener: Listener) -> bool:
+    def _is_inter_broker_listener(self, listener: Listener) -> bool:
         return listener.name == self.node.settings.inter_broker_listener
 
-    async def serve_nodes(self) -> None:
-        """Let the other nodes in, which this one needs before it can be of use to clients.
+    async def serve_inter_broker(self) -> None:
+        """Accept connections of other nodes, which this node needs before it can serve clients.
 
-        Clients are refused until `serve`: one that is let in and then cut off may not ask for metadata again for as
-        long as it can connect (librdkafka).
+        Clients are refused until `serve`: librdkafka may not request metadata again from a node that accepts its
+        connections, even if the node closes them at once.
         """
-        await self._serve([server for listener, server in self._servers if self._is_for_nodes(listener)])
+        await self._serve(
+            [server for listener, server in self._servers if self._is_inter_broker_listener(listener)]
+        )
 
     async def serve(self) -> None:
         await self._serve([server for _, server in self._servers])
@@ -168,7 +170,7 @@ class Server:
             self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
 
     async def close(self, drain_seconds: float = 0) -> None:
-        """Take no new requests, give writes under way time to be answered, and hang up."""
+        """Accept no new requests, wait up to `drain_seconds` for replies to pending writes, and close connections."""
         self.is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -178,7 +180,7 @@ class Server:
             connection.mute()
         with suppress(TimeoutError):
             async with asyncio.timeout(drain_seconds):
-                await self._until(lambda: not any(c.owes(PRODUCE) for c in self.connections))
+                await self._until(lambda: not any(c.has_pending_reply(PRODUCE) for c in self.connections))
                 for connection in list(self.connections):
                     connection.close()
                 await self._until(lambda: not self.connections)
@@ -192,7 +194,7 @@ class Server:
             await self._progress.wait()
 
     def progress(self) -> None:
-        """A reply has left or a connection has gone: what a stopping server waits for."""
+        """Wake a stopping server, because a reply was sent or a connection has ended."""
         self._progress.set()
 
     # -- replies that become ready together ----------------------------------------------------------
@@ -202,7 +204,7 @@ class Server:
         return self._gathered is not None
 
     def gathered(self, work: Callable[[], T]) -> T:
-        """Work that may let many replies go: those of one connection leave in one write."""
+        """Run `work`, which may complete many replies; the replies of one connection are sent in one write."""
         if self._gathered is not None:
             return work()
         gathered = self._gathered = []
@@ -211,10 +213,10 @@ class Server:
         finally:
             self._gathered = None
             for connection in gathered:
-                connection.let_go()
+                connection.stop_corking()
 
     def gather(self, connection: Connection) -> bool:
-        """Whether its replies are to be held back until `gathered` is over."""
+        """Return whether the connection must hold back its replies until `gathered` ends."""
         if self._gathered is None:
             return False
         self._gathered.append(connection)
@@ -224,26 +226,26 @@ class Server:
 
     def admit(self, connection: Connection) -> None:
         self.connections.add(connection)
-        if self._is_of_a_node(connection):
+        if self._is_from_node(connection):
             if len(self.connections) - self._clients > open_files_limit() // 2:
-                self._turn_away(connection, "open files")
+                self._reject_connection(connection, "open files")
             return
         host = connection.client_host
         if self._clients >= self._connections_max:
-            self._turn_away(connection, "max.connections")
+            self._reject_connection(connection, "max.connections")
         elif self._per_host[host] >= self._connections_by_host.get(host, self._connections_per_host_max):
-            self._turn_away(connection, "max.connections.per.ip")
-        elif not connection.for_nodes:
-            self._wait_for_turn(connection)
+            self._reject_connection(connection, "max.connections.per.ip")
+        elif not connection.is_inter_broker:
+            self._delay_connection(connection)
         self._clients += 1
         self._per_host[host] += 1
 
-    def _is_of_a_node(self, connection: Connection) -> bool:
-        """Limits are for clients: nodes that cannot reach each other could not even undo them."""
-        return connection.for_nodes and len(self._servers) > 1
+    def _is_from_node(self, connection: Connection) -> bool:
+        """Limits apply only to clients: if nodes could not reach each other, the limits could not be changed either."""
+        return connection.is_inter_broker and len(self._servers) > 1
 
-    def _wait_for_turn(self, connection: Connection) -> None:
-        """Connections beyond max.connection.creation.rate are read from later; a second's worth may come at once."""
+    def _delay_connection(self, connection: Connection) -> None:
+        """Delay reads from connections above max.connection.creation.rate; a burst of one second's worth is allowed."""
         now = self.clock()
         due = max(self._next_connection, now - 1.0)
         self._next_connection = due + self._connection_interval
@@ -251,7 +253,7 @@ class Server:
             connection.mute()
             asyncio.get_running_loop().call_later(due - now, connection.unmute)
 
-    def _turn_away(self, connection: Connection, setting: str) -> None:
+    def _reject_connection(self, connection: Connection, setting: str) -> None:
         logger.warning("connection refused", extra={"peer": connection.peer, "reason": setting})
         self.metrics.connections_refused += 1
         connection.abort()
@@ -259,7 +261,7 @@ class Server:
     def forget(self, connection: Connection) -> None:
         self.connections.discard(connection)
         self.slow_readers.discard(connection)
-        if not self._is_of_a_node(connection):
+        if not self._is_from_node(connection):
             host = connection.client_host
             self._clients -= 1
             self._per_host[host] -= 1
@@ -270,13 +272,13 @@ class Server:
         self.progress()
 
     def refuse(self, connection: Connection, reason: str) -> None:
-        """A client that does not speak the protocol: said once, cut off, and nobody else notices."""
+        """Log and abort a connection that violates the protocol; other connections are not affected."""
         logger.warning("bad request", extra={"peer": connection.peer, "reason": reason})
         self.metrics.malformed_frames += 1
         connection.abort()
 
-    def refuse_node_request(self, connection: Connection, api: str) -> None:
-        """Count and log a request that only nodes send, on a listener for clients; the caller answers it."""
+    def reject_inter_broker_request(self, connection: Connection, api: str) -> None:
+        """Count and log a request that only nodes send, on a listener for clients; the caller sends the reply."""
         logger.warning(
             "request between nodes refused on a listener for clients",
             extra={"peer": connection.peer, "listener": connection.listener, "api": api},
@@ -288,52 +290,52 @@ class Server:
         self.metrics.internal_errors += 1
         connection.abort()
 
-    # -- turns ---------------------------------------------------------------------------------------
+    # -- time slices ---------------------------------------------------------------------------------
 
-    def slice_ends(self) -> float:
-        """Until when a connection may handle what it has pipelined, from now on: others share the loop's turn."""
+    def slice_deadline(self) -> float:
+        """Return until when a connection may handle pipelined frames; all share one slice per event loop iteration."""
         now = perf_counter()
-        if not self._is_turn_open:
-            self._begin_turn(now)
-        return max(self._turn_ends, now + self.turn_seconds * _LATE_SHARE)
+        if not self._is_iteration_open:
+            self._begin_iteration(now)
+        return max(self._iteration_deadline, now + self.time_slice_seconds * _LATE_SLICE_FRACTION)
 
-    def _begin_turn(self, now: float) -> None:
-        self._is_turn_open = True
-        self._turn_ends = now + self.turn_seconds
-        asyncio.get_running_loop().call_soon(self._end_turn)
+    def _begin_iteration(self, now: float) -> None:
+        self._is_iteration_open = True
+        self._iteration_deadline = now + self.time_slice_seconds
+        asyncio.get_running_loop().call_soon(self._end_iteration)
 
-    def _end_turn(self) -> None:
-        self._is_turn_open = False
+    def _end_iteration(self) -> None:
+        self._is_iteration_open = False
 
     def queue(self, connection: Connection) -> None:
-        """Its frames have to wait: one connection after the other, one slice in each turn of the loop."""
-        if connection.wait_for_turn():
+        """Make the frames of a connection wait; queued connections share one slice per event loop iteration."""
+        if connection.mark_queued():
             self._queue.append(connection)
-            self._plan_turn()
+            self._schedule_queue()
 
-    def _plan_turn(self) -> None:
-        if not self._is_turn_due:
-            self._is_turn_due = True
+    def _schedule_queue(self) -> None:
+        if not self._is_queue_scheduled:
+            self._is_queue_scheduled = True
             asyncio.get_running_loop().call_soon(self._run_queue)
 
     def _run_queue(self) -> None:
-        self._is_turn_due = False
+        self._is_queue_scheduled = False
         queue = self._queue
-        if not self._is_turn_open:
-            self._begin_turn(perf_counter())
+        if not self._is_iteration_open:
+            self._begin_iteration(perf_counter())
         for _ in range(len(queue)):
-            queue.popleft().take_turn()
-            if perf_counter() >= self._turn_ends:
+            queue.popleft().run_queued()
+            if perf_counter() >= self._iteration_deadline:
                 break
         if queue:
-            self._plan_turn()
+            self._schedule_queue()
 
     # -- memory --------------------------------------------------------------------------------------
 
     def wait_for_memory(self, connection: Connection, *, to_grow: bool = False) -> None:
-        """Read on from this connection when requests have let go of some memory; first come, first served.
+        """Pause reading from this connection until requests have freed memory; first come, first served.
 
-        Frames that are arriving go before those that have not begun, so that memory comes free.
+        Frames that have partly arrived go before frames that have not begun, because completing them frees memory.
         """
         connection.mute()
         (self._waiting_to_grow if to_grow else self._waiting_for_memory)[connection] = None
@@ -354,7 +356,7 @@ class Server:
                 return
 
     def response_bytes_left(self) -> int:
-        """What fetches may still add to the replies that nobody has taken yet."""
+        """Return how many bytes fetches may still add to the replies that clients have not read yet."""
         left = self._unsent_bytes_max - self.held_bytes
         if self.slow_readers:
             left -= sum(connection.unsent_bytes for connection in self.slow_readers)
@@ -372,26 +374,26 @@ class Server:
             self.refuse(
                 connection, "the rest of a request did not arrive in penstock.request.read.timeout.ms"
             )
-        elif connection.is_owed_replies and connection.leaves_with_its_peer():
-            pass  # it was not read from, so it did not hear
+        elif connection.has_pending_replies and connection.abort_if_peer_closed():
+            pass  # reading was paused, so the close went unnoticed
         elif not connection.is_open:
             if idle > self._frame_seconds_max:
-                connection.abort()  # it does not take what it is still to be sent
-        elif connection.is_owed_replies and not connection.is_write_paused:
-            connection.last_active = now  # it is we who keep it waiting
+                connection.abort()  # the client does not read its last replies
+        elif connection.has_pending_replies and not connection.is_write_paused:
+            connection.last_active = now  # the client waits for this node
         elif 0 < self._idle_seconds_max < idle:
             connection.close()
 
 
 def _hosts(host: str) -> Any:
-    """As bytes where possible: given text, the loop first loads tables of international names."""
+    """Return the host as bytes if possible: for text, the event loop first loads tables of international names."""
     if not host:
         return None
     return [host.encode()] if host.isascii() else host
 
 
 def _as_address(host: str) -> str | None:
-    """As connections name it, or None for a host name."""
+    """Return the IP address in the form that connections report, or None for a host name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:
@@ -399,10 +401,10 @@ def _as_address(host: str) -> str | None:
 
 
 def _addresses(host: str) -> set[str]:
-    """Of a host name. Blocks."""
+    """Resolve a host name. Blocks."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except (OSError, ValueError) as error:  # ValueError: no resolver could be asked for such a name
+    except (OSError, ValueError) as error:  # ValueError: the name is not valid
         logger.warning(
             "no address for a host in max.connections.per.ip.overrides",
             extra={"host": host, "reason": str(error)},

@@ -1,4 +1,6 @@
-"""What clients are told of brokers and partitions, seen from one listener."""
+"""Brokers and partitions as the clients of one listener see them: which brokers they can reach, which error
+explains that a partition is not on this broker, and which leader they should send the request to instead.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import NO_LEADER
-from penstock.cluster.state import BrokerState, Endpoint, PartitionState, TopicState
+from penstock.cluster.image import BrokerState, ClusterImage, Endpoint, PartitionState, TopicState
+from penstock.cluster.metadata_records import NO_LEADER
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.produce import Endpoint as LeaderEndpoint
+from penstock.protocol.produce import NodeEndpoint as LeaderEndpoint
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -23,15 +24,15 @@ def _bits(*operations: int) -> int:
 _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = 3, 4, 5, 6, 7, 8
 _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = 9, 10, 11, 12
 
-#: Without access rules everyone may do everything that the kind of resource knows.
-TOPIC_OPERATIONS: Final = _bits(
+#: Without ACLs every client may perform every operation that the resource type supports.
+TOPIC_AUTHORIZED_OPERATIONS: Final = _bits(
     _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE, _DESCRIBE_CONFIGS, _ALTER_CONFIGS
 )
-CLUSTER_OPERATIONS: Final = _bits(
+CLUSTER_AUTHORIZED_OPERATIONS: Final = _bits(
     _CREATE, _ALTER, _DESCRIBE, _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE
 )
-#: What stands in these fields when nobody asked.
-OPERATIONS_NOT_ASKED: Final = -(1 << 31)
+#: The value of these fields when the client did not request them.
+OPERATIONS_NOT_REQUESTED: Final = -(1 << 31)
 
 
 class ReachableBroker(NamedTuple):
@@ -42,7 +43,7 @@ class ReachableBroker(NamedTuple):
 def reachable_brokers(
     image: ClusterImage, listener: str, *, with_fenced: bool = False
 ) -> list[ReachableBroker]:
-    """Brokers alive, and their addresses on the listener that the client itself uses."""
+    """Return the brokers that are alive, with their endpoints on the listener that the client itself uses."""
     return [
         ReachableBroker(broker, broker.endpoints[listener])
         for _, broker in sorted(image.brokers.items())
@@ -57,7 +58,7 @@ class PartitionView(NamedTuple):
 
 
 class PartitionViewer:
-    """Looks at many partitions of one image; which brokers are reachable is worked out once."""
+    """Views many partitions of one image; computes only once which brokers are reachable."""
 
     def __init__(self, image: ClusterImage, listener: str) -> None:
         self._brokers = image.brokers
@@ -75,33 +76,33 @@ class PartitionViewer:
         return [broker for broker in brokers if broker not in self._reachable]
 
 
-def topic_of(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | None:
-    """The topic that a hot request names by the bytes of its name or id."""
+def find_topic(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | None:
+    """Return the topic that a request names by the raw bytes of its name or id."""
     if by_id:
         return image.topics_by_id.get(UUID(bytes=raw))
     return image.topics.get(raw.decode(errors="replace"))
 
 
-def absence(node: Node, topic: TopicState | None, index: int, *, by_id: bool) -> ApiError:
-    """Why a partition is not on this node: unknown to all, to be found elsewhere, or kept from serving by its disk."""
+def missing_partition_error(node: Node, topic: TopicState | None, index: int, *, by_id: bool) -> ApiError:
+    """Return why a partition is not on this node: unknown, led by another broker, or kept offline by its disk."""
     if topic is None:
         return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
     state = topic.partitions.get(index)
     if state is None:
         return ApiError(ErrorCode.unknown_topic_or_partition)
     if state.leader == node.node_id:
-        if node.partitions.is_kept_out((topic.name, index)):
+        if node.partitions.is_kept_offline((topic.name, index)):
             return ApiError(ErrorCode.kafka_storage_error, "the disk keeps the partition from being served")
         return ApiError(ErrorCode.unknown_topic_or_partition)
     return ApiError(ErrorCode.not_leader_or_follower)
 
 
-#: What tells a client that another broker leads.
-_WRONG_LEADER: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch})
+#: Error codes that tell a client that another broker leads.
+_WRONG_LEADER_CODES: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch})
 
 
 class LeaderHints:
-    """Collects where the leaders are that an answer sends its client to."""
+    """Collects the endpoints of the leaders that a response redirects its client to."""
 
     __slots__ = ("_by_id", "_listener", "_node", "endpoints")
 
@@ -112,8 +113,8 @@ class LeaderHints:
         self.endpoints: dict[int, LeaderEndpoint] = {}
 
     def leader(self, raw_topic: bytes, index: int, error: ErrorCode) -> tuple[int, int] | None:
-        """Id and epoch, for an error that says that the client should ask another broker."""
-        leader = self._leader_of(raw_topic, index) if error in _WRONG_LEADER else None
+        """Return leader id and epoch if the error means that the client should send its request to another broker."""
+        leader = self._leader_of(raw_topic, index) if error in _WRONG_LEADER_CODES else None
         if leader is None or leader[0] == NO_LEADER:
             return None
         broker = self._node.image.brokers.get(leader[0])
@@ -126,8 +127,8 @@ class LeaderHints:
         partitions = self._node.partitions
         here = (partitions.by_raw_id if self._by_id else partitions.by_raw_name).get(raw_topic, {})
         if (partition := here.get(index)) is not None:
-            # It has followed an image that is about to be published.
+            # The partition may already have applied an image that the node has yet to publish.
             return partition.leader_id, partition.leader_epoch
-        topic = topic_of(self._node.image, raw_topic, by_id=self._by_id)
+        topic = find_topic(self._node.image, raw_topic, by_id=self._by_id)
         state = None if topic is None else topic.partitions.get(index)
         return None if state is None else (state.leader, state.leader_epoch)

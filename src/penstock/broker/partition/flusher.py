@@ -1,4 +1,4 @@
-"""Grouped fsync: one sync in flight per partition, and everything appended meanwhile shares the next."""
+"""Grouped fsync: one sync in flight per partition; everything appended meanwhile shares the next one."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.metrics import Metrics
-from penstock.log.writeback import begin_writeback
+from penstock.broker.metrics.counters import Metrics
+from penstock.log.flush import begin_writeback
 
 if TYPE_CHECKING:
-    from penstock.log.flush import FlushTicket
+    from penstock.log.flush import FlushJob
     from penstock.log.log import Log
-    from penstock.log.tail import SharedFile
+    from penstock.log.segment_files import SharedFile
 
 logger = logging.getLogger("penstock.flush")
 
-#: When a sync that found no descriptors is tried again.
+#: Delay before the retry of a sync that found no free file descriptor.
 _POSTPONED_S: Final = 0.1
 
 
 def end_process(error: Exception, what: str = "fsync failed") -> None:
-    """After a failed fsync the page cache may lie about what is on disk, so nothing we say could be trusted."""
+    """End the process: after a failed fsync the page cache may differ from the disk, so no reply can be trusted."""
     logger.critical(f"{what}; ending the process so that nothing unsafe is acknowledged", exc_info=error)
     logging.shutdown()
     os._exit(1)
 
 
 class Flusher:
-    """Syncs one log on request; `on_synced` is called on the loop when `log.synced` has moved."""
+    """Syncs one log on request; calls `on_synced` on the event loop when `log.synced` has moved."""
 
     __slots__ = (
         "_behind_bytes",
@@ -78,11 +78,11 @@ class Flusher:
             self._wanted = True
             return
         try:
-            ticket = self._log.flush_begin()
+            flush_job = self._log.flush_begin()
         except OSError:
             self._postponed()
             return
-        if ticket is None:
+        if flush_job is None:
             return
         self._in_flight = True
         started = perf_counter()
@@ -90,16 +90,16 @@ class Flusher:
         def run() -> None:
             error: Exception | None = None
             try:
-                ticket.run()
+                flush_job.run()
             except Exception as failure:
                 error = failure
-            with suppress(RuntimeError):  # the loop has closed: nobody waits for this sync any more
-                self._loop.call_soon_threadsafe(self._done, ticket, error, started)
+            with suppress(RuntimeError):  # the event loop is closed, so nothing waits for this sync
+                self._loop.call_soon_threadsafe(self._done, flush_job, error, started)
 
         self._executor.submit(run)
 
     def appended(self, size: int) -> None:
-        """Nobody waits for a sync: only see to it that the disk does not fall far behind."""
+        """Count appended bytes that no request waits for, and write them back before the disk falls far behind."""
         self._behind_bytes += size
         if self._behind_bytes >= self._behind_bytes_max > 0 and not self._writing_back and not self._closed:
             self._behind_bytes = 0
@@ -111,7 +111,9 @@ class Flusher:
 
         def run() -> None:
             begin_writeback(file.fd)
-            with suppress(RuntimeError):  # the loop has closed, and the process lets go of the file
+            with suppress(
+                RuntimeError
+            ):  # the event loop is closed, and the end of the process closes the file
                 self._loop.call_soon_threadsafe(self._written_back, file)
 
         self._executor.submit(run)
@@ -121,30 +123,30 @@ class Flusher:
         file.drop()
 
     def _postponed(self) -> None:
-        """Out of descriptors: some are freed, and whoever waits for this sync goes on waiting."""
+        """Free some file descriptors and retry later; requests that wait for this sync keep waiting."""
         logger.warning("sync postponed: too many open files", extra={"log": str(self._log.directory)})
         self._log.files.close_idle()
         self._loop.call_later(_POSTPONED_S, self.request)
 
     async def close(self) -> None:
-        """Begin no more, and wait for the one under way: its files are about to be closed or moved."""
+        """Start no more syncs, and wait for the one in flight: its files are about to be closed or moved."""
         self._closed = True
         if self._in_flight:
             self._idle = self._loop.create_future()
             await self._idle
 
-    def _done(self, ticket: FlushTicket, error: Exception | None, started: float) -> None:
+    def _done(self, flush_job: FlushJob, error: Exception | None, started: float) -> None:
         if error is not None:
             end_process(error)
             return
         self._metrics.flushes.observe(perf_counter() - started)
         self._in_flight = False
         try:
-            self._log.flush_done(ticket)
-            if ticket.postponed:
+            self._log.flush_done(flush_job)
+            if flush_job.postponed:
                 self._postponed()
         finally:
-            # Who closes the partition holds up all other changes of this node's partitions.
+            # Even after an error: the task that waits in `close` holds up all other changes of this node's partitions.
             if self._idle is not None and not self._idle.done():
                 self._idle.set_result(None)
         if self._wanted:

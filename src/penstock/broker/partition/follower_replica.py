@@ -1,7 +1,7 @@
-"""One partition that follows a leader for one leader epoch: carries out on its log what the follower's rules decide.
+"""A follower replica in one leader epoch: carries out on the log what the follower rules decide.
 
-Appends happen on the loop, batch by batch as the leader stamped them; truncations in a thread, while nothing else
-touches the log. Nothing is asked again before what was appended is durable.
+Appends run on the event loop, batch by batch as the leader stamped them. Truncations run in a thread, while nothing
+else touches the log. The follower does not fetch again before what it appended is durable.
 """
 
 from __future__ import annotations
@@ -12,44 +12,44 @@ from collections.abc import Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.flusher import end_process
+from penstock.broker.partition.flusher import end_process
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import iter_batches
+from penstock.protocol.record_batch import iter_batches
 from penstock.replication.follower import (
     Append,
-    EpochEnd,
-    FetchAnswer,
+    AwaitImage,
+    EpochEndOffset,
     FetchPosition,
     FollowerAction,
     FollowerRules,
     RaiseHighWatermark,
-    RaiseStart,
-    Refresh,
-    RestartAt,
+    RaiseLogStart,
+    ReplicaFetchReply,
     Retry,
     Truncate,
+    TruncateFully,
 )
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.broker.partition import Partition
-    from penstock.protocol.replica_fetch import FetchedPartition
+    from penstock.broker.partition.partition import Partition
+    from penstock.protocol.fetch import ReplicaPartitionData
 
 logger = logging.getLogger("penstock.replication")
 
 
-class Outcome(Enum):
-    """What is to become of the partition after an answer."""
+class FetchOutcome(Enum):
+    """What the fetcher does with the partition after a response."""
 
-    SAME = "nothing moved"
+    UNCHANGED = "nothing moved"
     MOVED = "ask from another position"
-    REST = "ask again after a rest"
+    BACKOFF = "ask again after a rest"
     REFRESH = "the image is behind, here or there: ask again soon"
-    OVER = "no longer followed"
+    STOPPED = "no longer followed"
 
 
-class _LogOf:
-    """The log of a partition, as the rules want to see it."""
+class _FollowerLog:
+    """Adapts the log of a partition to the `FollowerLog` protocol of the rules."""
 
     __slots__ = ("_partition",)
 
@@ -79,20 +79,20 @@ class _LogOf:
         return self._partition.log.end_offset_for(epoch)
 
 
-class Following:
+class FollowerReplica:
     def __init__(self, node: Node, partition: Partition, leader_id: int, leader_epoch: int) -> None:
         self._node = node
         self.partition = partition
         self.rules = FollowerRules(leader_id=leader_id, leader_epoch=leader_epoch)
         self.key = (partition.topic_id.bytes, partition.index)
-        #: The leader's high watermark when it last answered; -1 before.
+        #: The leader's high watermark in its last response; -1 before the first one.
         self.leader_high_watermark = -1
         self.bytes_fetched = 0
-        #: Records given up although they had been called committed, which only unclean elections bring about.
+        #: Committed records that truncations removed, which happens only after unclean elections.
         self.records_lost = 0
-        self._log = _LogOf(partition)
+        self._log = _FollowerLog(partition)
         self._is_over = False
-        self._rearranging: asyncio.Future[None] | None = None
+        self._truncating: asyncio.Future[None] | None = None
         self._syncing: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
@@ -103,30 +103,33 @@ class Following:
         return self._is_over or self.partition.is_retired
 
     @property
-    def is_rearranging(self) -> bool:
-        """The log is being truncated in a thread, and nobody else may touch it."""
-        return self._rearranging is not None
+    def is_truncating(self) -> bool:
+        """Whether a thread is truncating the log, so that nothing else may touch it."""
+        return self._truncating is not None
 
     @property
     def lag_records(self) -> int:
-        """What the leader has called committed and this replica does not have yet; -1 before the first answer."""
+        """Number of committed records that this replica does not have yet; -1 before the leader's first response."""
         if self.leader_high_watermark < 0:
             return -1
         return max(0, self.leader_high_watermark - self.partition.log.end_offset)
 
     @property
     def is_catching_up(self) -> bool:
-        """Being moved here, and not there yet: only then may it be slowed, or it would slow its leader down."""
+        """Whether the replica is being moved here and has not caught up.
+
+        Only then may a quota slow it; in sync, it would slow down its leader.
+        """
         return self.partition.is_being_moved_here and self.lag_records != 0
 
     @property
     def is_behind_in_commits(self) -> bool:
-        """There are records here of which it is not known that they are committed."""
+        """Whether the log has records above the high watermark that is known here."""
         return self.partition.high.offset < self.partition.log.end_offset
 
     @property
     def is_throttled(self) -> bool:
-        """Named by the topic's follower.replication.throttled.replicas, and neither in sync nor caught up."""
+        """Whether follower.replication.throttled.replicas names it, and it is neither in sync nor caught up."""
         partition = self.partition
         return partition.is_follower_throttled and not partition.is_in_sync and self.lag_records != 0
 
@@ -135,11 +138,11 @@ class Following:
 
     @property
     def is_durable(self) -> bool:
-        """A leader of old has to sync what it wrote before it may ask for more."""
+        """Whether the whole log is durable: a former leader must sync what it wrote before it fetches."""
         return self.partition.durable_offset >= self.partition.log.end_offset
 
     async def made_durable(self) -> bool:
-        """False: it was stopped or closed first."""
+        """Wait until the log is durable. Returns False if the replica was stopped or closed first."""
         if self.is_durable:
             return not self.is_over
         self._syncing = asyncio.current_task()
@@ -155,73 +158,75 @@ class Following:
         return not self.is_over
 
     def stop(self) -> asyncio.Future[None]:
-        """Nothing more is done to the log; done when a truncation under way has ended."""
+        """Stop changing the log. The future is done when a truncation in progress has ended."""
         self._is_over = True
         if self._syncing is not None:
             self._syncing.cancel()
-        if self._rearranging is not None:
-            return self._rearranging
+        if self._truncating is not None:
+            return self._truncating
         idle = asyncio.get_running_loop().create_future()
         idle.set_result(None)
         return idle
 
-    async def apply(self, asked: FetchPosition, answer: FetchedPartition) -> Outcome:
+    async def apply(self, asked: FetchPosition, answer: ReplicaPartitionData) -> FetchOutcome:
         outcome = self.take(asked, answer)
-        return outcome if isinstance(outcome, Outcome) else await outcome
+        return outcome if isinstance(outcome, FetchOutcome) else await outcome
 
-    def take(self, asked: FetchPosition, answer: FetchedPartition) -> Outcome | Coroutine[Any, Any, Outcome]:
-        """As far as it goes at once; the rest, where the disk has to be waited for, as a coroutine."""
-        if self.is_over or self.is_rearranging:
-            return Outcome.OVER if self.is_over else Outcome.SAME
-        actions = self.rules.answered(asked, _as_answer(answer), self._log)
+    def take(
+        self, asked: FetchPosition, answer: ReplicaPartitionData
+    ) -> FetchOutcome | Coroutine[Any, Any, FetchOutcome]:
+        """Apply a response. Returns a coroutine for the remaining work if that has to wait for the disk."""
+        if self.is_over or self.is_truncating:
+            return FetchOutcome.STOPPED if self.is_over else FetchOutcome.UNCHANGED
+        actions = self.rules.answered(asked, _fetch_answer(answer), self._log)
         if not actions:
-            # Another question is to be asked by now, but not before the log is durable.
-            return Outcome.MOVED if self.is_durable else self._finish([], Outcome.MOVED)
-        outcome = Outcome.SAME
+            # The fetch position has changed since this request. Send the new one once the log is durable.
+            return FetchOutcome.MOVED if self.is_durable else self._finish([], FetchOutcome.MOVED)
+        outcome = FetchOutcome.UNCHANGED
         for place, action in enumerate(actions):
-            if isinstance(action, Truncate | RestartAt):
-                self._rearranging = asyncio.get_running_loop().create_future()
-                return self._rearrange(action, self._rearranging)
+            if isinstance(action, Truncate | TruncateFully):
+                self._truncating = asyncio.get_running_loop().create_future()
+                return self._truncate_log(action, self._truncating)
             if isinstance(action, Append):
                 outcome = self._append(answer.records, answer.log_start_offset)
                 if not self.is_durable:
                     return self._finish(actions[place + 1 :], outcome)
             else:
                 outcome = self._carry_out(action, outcome)
-        return self._or_told_start(asked, outcome)
+        return self._moved_if_start_changed(asked, outcome)
 
-    def _or_told_start(self, asked: FetchPosition, outcome: Outcome) -> Outcome:
-        """Where the log starts is news to the leader, which may keep somebody waiting for it."""
-        is_news = outcome is Outcome.SAME and asked.log_start != self.partition.log.start_offset
-        return Outcome.MOVED if is_news else outcome
+    def _moved_if_start_changed(self, asked: FetchPosition, outcome: FetchOutcome) -> FetchOutcome:
+        """Return MOVED if the log start has changed: the leader may have a DeleteRecords that waits for it."""
+        is_news = outcome is FetchOutcome.UNCHANGED and asked.log_start != self.partition.log.start_offset
+        return FetchOutcome.MOVED if is_news else outcome
 
-    async def _finish(self, actions: list[FollowerAction], outcome: Outcome) -> Outcome:
+    async def _finish(self, actions: list[FollowerAction], outcome: FetchOutcome) -> FetchOutcome:
         if not await self.made_durable():
-            return Outcome.OVER
+            return FetchOutcome.STOPPED
         for action in actions:
             outcome = self._carry_out(action, outcome)
         return outcome
 
-    def _carry_out(self, action: FollowerAction, outcome: Outcome) -> Outcome:
-        """What takes no time. Returns the outcome of this and what came before."""
+    def _carry_out(self, action: FollowerAction, outcome: FetchOutcome) -> FetchOutcome:
+        """Carry out an action that takes no time. Returns the outcome of this action and those before it."""
         match action:
             case RaiseHighWatermark(offset):
                 self.leader_high_watermark = self.partition.leaders_high_watermark = offset
                 high = self.rules.bounded_high_watermark(offset, self._log)
                 if high > self.partition.high.offset:
                     self.partition.follower_high_watermark(high)
-            case RaiseStart(offset):
+            case RaiseLogStart(offset):
                 self.partition.log.delete_records_before(self.rules.bounded_start(offset, self._log))
             case Retry(reason):
                 self._warn("leader's answer cannot be used", reason)
-                return Outcome.REST
-            case Refresh(_):
-                return Outcome.REFRESH
+                return FetchOutcome.BACKOFF
+            case AwaitImage(_):
+                return FetchOutcome.REFRESH
         return outcome
 
     # -- appending -----------------------------------------------------------------------------------
 
-    def _append(self, records: memoryview, leaders_start: int) -> Outcome:
+    def _append(self, records: memoryview, leaders_start: int) -> FetchOutcome:
         log, now_ms = self.partition.log, self._node.now_ms()
         before, bytes_before = log.end_offset, self.bytes_fetched
         try:
@@ -231,19 +236,22 @@ class Following:
                 log.append_replicated(batch, now_ms=now_ms)
                 self.bytes_fetched += len(batch)
         except ApiError as error:
-            # A damaged batch is never kept: the leader, or the one after it, is asked again.
+            # A damaged batch is never kept: the follower fetches it again, from this leader or the next one.
             is_full = error.code is ErrorCode.kafka_storage_error and self._node.store.space.is_full
-            if not is_full:  # which the disk itself has said, once
+            if not is_full:  # a full disk has already been reported, once
                 self._warn("replicated batch refused", str(error))
-            return Outcome.REST
+            return FetchOutcome.BACKOFF
         if log.end_offset == before:
             self._warn("replicated batch refused", f"{len(records)} bytes are no whole batch")
-            return Outcome.REST
+            return FetchOutcome.BACKOFF
         self.partition.replicated(self.bytes_fetched - bytes_before)
-        return Outcome.MOVED
+        return FetchOutcome.MOVED
 
     def _is_cut_by_its_start(self, base_offset: int, last_offset: int, leaders_start: int) -> bool:
-        """Deleting records may leave a log's start in the middle of a batch, which still comes as a whole."""
+        """Whether the empty log starts inside this batch.
+
+        DeleteRecords may move a log start into the middle of a batch, and the leader still sends the whole batch.
+        """
         log = self.partition.log
         return (
             base_offset < log.end_offset <= last_offset
@@ -253,34 +261,36 @@ class Following:
 
     # -- truncating ----------------------------------------------------------------------------------
 
-    async def _rearrange(self, action: Truncate | RestartAt, done: asyncio.Future[None]) -> Outcome:
+    async def _truncate_log(
+        self, action: Truncate | TruncateFully, done: asyncio.Future[None]
+    ) -> FetchOutcome:
         try:
-            await self._cut(action)
+            await self._run_truncation(action)
         finally:
-            self._rearranging = None
+            self._truncating = None
             done.set_result(None)
-        return Outcome.OVER if self.is_over else Outcome.MOVED
+        return FetchOutcome.STOPPED if self.is_over else FetchOutcome.MOVED
 
-    async def _cut(self, action: Truncate | RestartAt) -> None:
+    async def _run_truncation(self, action: Truncate | TruncateFully) -> None:
         node, partition = self._node, self.partition
         end_offset = partition.log.end_offset
-        self._report_cut(action, end_offset)
-        cut = node.store.truncate if isinstance(action, Truncate) else node.store.restart_at
+        self._report_truncation(action, end_offset)
+        cut = node.store.truncate if isinstance(action, Truncate) else node.store.truncate_fully_and_start_at
         try:
             await node.in_thread(cut, partition.topic, partition.index, action.offset, now_ms=node.now_ms())
         except ApiError as error:
             if partition.log.end_offset != end_offset:
                 end_process(error, "truncation failed")
-            # Where to cut could not be read, and nothing has been cut.
-            node.partitions.unreadable(partition, error)
+            # The truncation point could not be read, and nothing has been truncated.
+            node.partitions.handle_read_error(partition, error)
             raise
         except Exception as error:
-            # Half a truncation is put right only by the recovery of a start.
+            # Only recovery at the next start can repair an incomplete truncation.
             end_process(error, "truncation failed")
             raise
         node.housekeeping.truncated(partition)
 
-    def _report_cut(self, action: Truncate | RestartAt, end_offset: int) -> None:
+    def _report_truncation(self, action: Truncate | TruncateFully, end_offset: int) -> None:
         self.records_lost += action.lost
         report = logger.error if action.lost else logger.info
         report(
@@ -301,18 +311,18 @@ class Following:
         logger.warning(message, extra={**self._named, "reason": reason})
 
 
-def _as_answer(answer: FetchedPartition) -> FetchAnswer:
+def _fetch_answer(answer: ReplicaPartitionData) -> ReplicaFetchReply:
     diverging = answer.diverging_epoch
-    return FetchAnswer(
-        error_of(answer.error),
+    return ReplicaFetchReply(
+        error_code_of(answer.error),
         answer.high_watermark,
         answer.log_start_offset,
-        None if diverging is None else EpochEnd(*diverging),
+        None if diverging is None else EpochEndOffset(*diverging),
         len(answer.records) > 0,
     )
 
 
-def error_of(code: int) -> ErrorCode:
+def error_code_of(code: int) -> ErrorCode:
     try:
         return ErrorCode(code)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a node does in its own time: retention, compaction, periodic syncs, checkpoints."""
+"""Periodic work on the logs of a node: retention, compaction, flushes by interval, checkpoints, producer id expiry."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.broker.partition import Role
-from penstock.cluster.delta import ImageDelta, TopicPartition
-from penstock.log.space import NO_SPACE
+from penstock.broker.partition.partition import ReplicaRole
+from penstock.cluster.image import ImageDelta, TopicPartition
+from penstock.log.disk_space import NO_SPACE_ERRNOS
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.broker.partition import Partition
-    from penstock.log.cleaner import Cleaner
+    from penstock.broker.partition.partition import Partition
+    from penstock.log.compaction.cleaner import LogCleaner
 
 logger = logging.getLogger("penstock.housekeeping")
 
 _FLUSH_CHECK_MS = 100
 _REFUSED_CHECK_MS = 5_000
-#: How far the note of the last sync may fall behind it in a power cut.
-_SYNC_NOTES_MS = 1_000
-#: However often a setting asks for a chore, requests come first.
-_REST_MS_MIN = 10
-_BACKOFF = "log.cleaner.backoff.ms"
+#: After a power loss the stored synced offsets are at most this much older than the last sync.
+_SYNCED_OFFSETS_MS = 1_000
+#: Lower bound of all intervals, so that no setting lets housekeeping starve requests.
+_INTERVAL_MS_MIN = 10
+_CLEANER_BACKOFF = "log.cleaner.backoff.ms"
 _CLEANER_THREADS = "log.cleaner.threads"
 _CLEANER_BUFFER = "log.cleaner.dedupe.buffer.size"
 
 
-class IdleClock:
-    """The wall clock, but never faster than time passes.
+class ProducerExpiryClock:
+    """The wall clock, but never faster than the monotonic clock.
 
-    Producers are remembered by the wall clock. When somebody sets it forward, all of them would seem to have been
-    idle for long, and what they repeat would be taken for new; this way they are forgotten too late, at worst.
+    Producer ids expire by the wall clock. If it were set forward, all producers would seem to have been idle for long,
+    and the log would accept their retries as new batches. With this clock they expire too late, at worst.
     """
 
     def __init__(self, wall_ms: Callable[[], int], monotonic_ms: Callable[[], int]) -> None:
@@ -55,12 +55,12 @@ class IdleClock:
 class Housekeeping:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._cleaner: Cleaner | None = None
+        self._cleaner: LogCleaner | None = None
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
         self._saved_high_watermarks: dict[tuple[str, int], int] = {}
         self._settings_changed = asyncio.Event()
-        self._idle_clock = IdleClock(node.now_ms, lambda: time.monotonic_ns() // 1_000_000)
+        self._idle_clock = ProducerExpiryClock(node.now_ms, lambda: time.monotonic_ns() // 1_000_000)
 
     def start(self) -> None:
         settings = self._node.settings
@@ -75,11 +75,13 @@ class Housekeeping:
         )
         self._repeat("producers", settings.integer("producer.id.expiration.check.interval.ms"), self._expire)
         self._repeat("flush", _FLUSH_CHECK_MS, self._flush_by_interval)
-        self._repeat("sync notes", _SYNC_NOTES_MS, self._sync_notes)
+        self._repeat("sync notes", _SYNCED_OFFSETS_MS, self._sync_notes)
         self._repeat("refused", _REFUSED_CHECK_MS, self._try_refused)
         if settings.boolean("log.cleaner.enable"):
-            self._node.dynamic.watch((_BACKOFF, _CLEANER_THREADS, _CLEANER_BUFFER), self._configure_cleaner)
-            self._repeat("cleaner", lambda: self._node.dynamic.integer(_BACKOFF), self._clean)
+            self._node.dynamic.watch(
+                (_CLEANER_BACKOFF, _CLEANER_THREADS, _CLEANER_BUFFER), self._configure_cleaner
+            )
+            self._repeat("cleaner", lambda: self._node.dynamic.integer(_CLEANER_BACKOFF), self._clean)
 
     def stop(self) -> None:
         self._stopping = True
@@ -92,22 +94,22 @@ class Housekeeping:
                 if callable(interval_ms):
                     await self._rest(interval_ms)
                 else:
-                    await asyncio.sleep(max(interval_ms, _REST_MS_MIN) / 1000)
+                    await asyncio.sleep(max(interval_ms, _INTERVAL_MS_MIN) / 1000)
                 recoveries = self._node.store.space.recoveries
                 try:
                     await chore()
                 except OSError as error:
                     self._failed(name, error, recoveries)
                 except Exception:
-                    # One failed round is reported and the next one tried: a full disk passes.
+                    # Report the failure and try again in the next round.
                     logger.exception("housekeeping failed", extra={"chore": name})
 
         self._node.spawn(forever())
 
     async def _rest(self, interval_ms: Callable[[], int]) -> None:
-        """As long as it takes by the setting's value at its end: a change counts at once."""
+        """Sleep for the interval. A change of its setting takes effect at once."""
         began = time.monotonic()
-        while (left_s := began + max(interval_ms(), _REST_MS_MIN) / 1000 - time.monotonic()) > 0:
+        while (left_s := began + max(interval_ms(), _INTERVAL_MS_MIN) / 1000 - time.monotonic()) > 0:
             self._settings_changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -119,25 +121,25 @@ class Housekeeping:
         self._settings_changed.set()
 
     def _failed(self, chore: str, error: OSError, recoveries: int) -> None:
-        """That the disk is full is said once, by whoever finds it so first."""
-        if error.errno in NO_SPACE:
+        """Report a failed chore. A full disk is reported only once, by the first operation that fails."""
+        if error.errno in NO_SPACE_ERRNOS:
             self._node.store.space.ran_out(error, recoveries)
         else:
             logger.error("housekeeping failed", extra={"chore": chore, "reason": str(error)})
 
     def truncated(self, partition: Partition) -> None:
-        """A follower's log was cut back to what its leader has: what compaction knows of it does not hold."""
+        """Reset the state of a follower's partition after a truncation, including what the cleaner knows of its log."""
         partition.truncated()
         if partition.is_compacted:
             key, offset = partition.key, partition.log.end_offset
-            self._node.in_thread(self._the_cleaner().truncated, key, offset)
+            self._node.in_thread(self._get_cleaner().truncated, key, offset)
 
     async def _retain(self) -> None:
         for partition in self._node.partitions:
             try:
                 await self.apply_retention(partition)
             except (ApiError, OSError) as error:
-                # One log that cannot be worked on must not keep the others from being cut.
+                # A log that fails must not keep retention from the others.
                 level = logging.DEBUG if self._node.store.space.is_full else logging.WARNING
                 logger.log(
                     level, "retention failed", extra={"partition": str(partition), "reason": str(error)}
@@ -146,8 +148,8 @@ class Housekeeping:
     async def apply_retention(self, partition: Partition) -> None:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
         below = partition.high_watermark
-        if self._node.may_hold_records(partition):
-            below = min(below, await self._node.schedule.retained_from(partition))
+        if self._node.may_hold_scheduled_records(partition):
+            below = min(below, await self._node.schedule.retention_limit(partition))
         expired = await self._node.in_thread(log.expired_segments, now_ms, below)
         if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
@@ -160,29 +162,34 @@ class Housekeeping:
                 "start_offset": log.start_offset,
             },
         )
-        save_start = partial(self._node.store.save_start, *partition.key, log.start_offset)
-        # Readers that come too late for a file look again; on a full disk that is the lesser evil.
+        checkpoint_start_offset = partial(
+            self._node.store.checkpoint_start_offset, *partition.key, log.start_offset
+        )
+        # On a full disk delete at once: a reader whose file is gone must look it up again, but space is more urgent.
         delay_ms = 0 if self._node.store.space.is_full else log.config.file_delete_delay_ms
-        self.unlink_later(files, delay_ms, save_start)
+        self.unlink_later(files, delay_ms, checkpoint_start_offset)
         partition.flush()
         partition.start_moved()
 
     async def _taken_over(self, partition: Partition) -> int:
-        """Below this offset nothing is held back that the schedule has not taken over."""
-        if not self._node.may_hold_records(partition):
+        """Return the offset below which the schedule has taken over all held records."""
+        if not self._node.may_hold_scheduled_records(partition):
             return 0
-        return await self._node.schedule.taken_over(partition)
+        return await self._node.schedule.known_moved_offset(partition)
 
     def _is_being_worked_on(self, partition: Partition) -> bool:
-        """Compacted, or cut back in a thread."""
+        """Whether a thread is compacting or truncating the log."""
         is_cleaned = self._cleaner is not None and partition.key in self._cleaner.busy
         return is_cleaned or self._is_being_cut(partition)
 
     def _is_being_cut(self, partition: Partition) -> bool:
-        return partition.role is Role.FOLLOWER and self._node.fetchers.is_rearranging(partition)
+        return partition.role is ReplicaRole.FOLLOWER and self._node.fetchers.is_truncating(partition)
 
     def unlink_later(self, files: list[Path], delay_ms: int, first: Callable[[], None] | None = None) -> None:
-        """Reads under way may still use them; what a stop leaves behind goes at the next start."""
+        """Delete files after a delay, because reads in progress may still use them.
+
+        Files that remain when the node stops are deleted at its next start.
+        """
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
@@ -204,18 +211,18 @@ class Housekeeping:
         await self._node.in_thread(self._node.store.checkpoint)
 
     async def _sync_notes(self) -> None:
-        if self._node.store.has_unsynced_notes:
-            await self._node.in_thread(self._node.store.sync_notes)
+        if self._node.store.synced_offsets_changed:
+            await self._node.in_thread(self._node.store.sync_synced_offsets)
 
     async def _save_high_watermarks(self) -> None:
-        """So that a replica that starts again knows what was committed without asking anyone."""
+        """Save the high watermarks, so that a replica knows after a restart what was committed."""
         now = self._node.partitions.high_watermarks()
         if now != self._saved_high_watermarks:
             await self._node.in_thread(self._node.store.save_high_watermarks, now)
             self._saved_high_watermarks = now
 
     async def _try_refused(self) -> None:
-        """Partitions that the disk had no room for when they were created, and losses nobody has heard of yet."""
+        """Retry partitions that the disk had no room for when they were created, and report losses not yet reported."""
         node = self._node
         if len(node.partitions.lost):
             await node.partitions.lost.report()
@@ -225,7 +232,7 @@ class Housekeeping:
         if not node.partitions.refused:
             return
         async with node.metadata.turn:
-            made = await node.partitions.try_again(node.image)
+            made = await node.partitions.retry_refused(node.image)
             node.image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
 
     async def _expire(self) -> None:
@@ -249,7 +256,7 @@ class Housekeeping:
 
     @property
     def _cleaners(self) -> int:
-        """One thread is left for reads, which must not wait until a log is cleaned."""
+        """Number of logs to clean at once: one I/O thread stays free for reads, which must not wait for the cleaner."""
         threads = self._node.settings.integer("penstock.io.threads")
         return max(1, min(self._node.dynamic.integer(_CLEANER_THREADS), threads - 1))
 
@@ -261,19 +268,19 @@ class Housekeeping:
         await asyncio.gather(*(self._clean_while_dirty() for _ in range(self._cleaners)))
 
     async def _clean_while_dirty(self) -> None:
-        """Clean one log after the other while any is worth it: leaders' and followers', below what is committed."""
-        from penstock.log.cleaner import Cleanable
+        """Clean one log after the other while any is dirty enough, of leaders and followers; only committed records."""
+        from penstock.log.compaction.cleaner import CleanableLog
 
-        cleaner = self._the_cleaner()
+        cleaner = self._get_cleaner()
         while not self._stopping:
             taken = {p: await self._taken_over(p) for p in self._node.partitions if p.is_compacted}
             logs = {
-                (p.topic, p.index): Cleanable(p.log, p.last_stable.offset, p.high_watermark, taken[p])
+                (p.topic, p.index): CleanableLog(p.log, p.last_stable.offset, p.high_watermark, taken[p])
                 for p in self._node.partitions
                 if p in taken and not self._is_being_cut(p)
             }
             report = await self._node.in_thread(
-                cleaner.clean_filthiest,
+                cleaner.clean_filthiest_log,
                 logs,
                 now_ms=self._node.now_ms(),
                 is_cancelled=lambda: self._stopping,
@@ -283,13 +290,15 @@ class Housekeeping:
             cleaned = logs[report.partition].log
             self.unlink_later(list(report.unlink), cleaned.config.file_delete_delay_ms)
             if report.error is not None:
-                return  # a full disk, for one, is no better at once
+                return  # an immediate retry would not help, for instance on a full disk
 
-    def _the_cleaner(self) -> Cleaner:
-        from penstock.log.cleaner import Cleaner
+    def _get_cleaner(self) -> LogCleaner:
+        from penstock.log.compaction.cleaner import LogCleaner
 
         if self._cleaner is None:
-            self._cleaner = Cleaner(self._node.store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes)
+            self._cleaner = LogCleaner(
+                self._node.store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes
+            )
         return self._cleaner
 
 

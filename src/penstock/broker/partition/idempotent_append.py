@@ -1,9 +1,9 @@
-"""Appending a batch exactly once by plan.
+"""Appends a batch exactly once, according to a stored plan.
 
-Whoever uses this has stored, before, which records go where under which producer id, epoch and sequence. After a crash
-the next one repeats the same plan: the partition recognises the producer's sequence, so the records are there once, for
-every isolation level. A producer has one open plan per partition: the next one starts when the last is known to be
-done.
+Before the append, the caller has stored which records go to which partition under which producer id, epoch and
+sequence. After a crash its successor repeats the same plan. The partition recognises the sequence, so that the log
+holds the records once, for every isolation level. A producer has one open plan per partition: the next one starts
+only when the last one is known to be committed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from penstock.broker.apis import PRODUCE
-from penstock.broker.repeats import repeated
-from penstock.log.producers import PLANNED_IDS_FROM
+from penstock.broker.network.apis import PRODUCE
+from penstock.broker.partition.produced_batch import duplicate_or_raise
+from penstock.log.producer_state import PLANNED_PRODUCER_IDS_FROM
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.broker.partition import Partition
-    from penstock.log.log import Appended
+    from penstock.broker.partition.partition import Partition
+    from penstock.log.log import LogAppendInfo
 
 _TIMEOUT_S: Final = 10.0
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 1.0
 _ACKS_ALL: Final = -1
-#: The wire names topics by id, so that a plan never reaches another topic of the same name.
+#: This version names topics by id, so that a plan never reaches another topic of the same name.
 _PRODUCE_VERSION: Final = 13
-#: Nothing was appended, and trying again will not help: whoever made the plan has to make another one.
-_FINAL: Final = frozenset(
+#: Nothing was appended, and a retry does not help: the caller has to make another plan.
+_NON_RETRIABLE: Final = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
         ErrorCode.unknown_topic_id,
@@ -48,11 +48,11 @@ _FINAL: Final = frozenset(
 
 
 async def planned_producer_id(node: Node) -> int:
-    """For who appends by plan: partitions remember it for longer than others, as a plan may have to wait.
+    """Allocate a producer id for planned appends. Partitions remember it longer, because a plan may have to wait.
 
     Raises ApiError.
     """
-    return PLANNED_IDS_FROM | await node.producer_ids.fresh()
+    return PLANNED_PRODUCER_IDS_FROM | await node.producer_ids.fresh()
 
 
 async def append_batch_once(
@@ -64,17 +64,18 @@ async def append_batch_once(
     topic_id: UUID,
     purpose: str = "planned-append",
 ) -> int:
-    """The base offset, once it is committed; tried until it is. Those of one `purpose` wait for each other's answers.
+    """Append the batch, retry until it is committed, and return its base offset.
 
-    Raises ApiError when it is not there and will not be: no such topic or partition, refused for good, or a
-    sequence that does not fit because an unclean election has taken earlier plans away.
+    Calls with the same `purpose` share a connection, so their replies wait for each other. Raises ApiError if the batch
+    is not in the log and a retry cannot put it there: the topic or partition does not exist, the partition refuses the
+    batch, or its sequence does not fit because an unclean election has lost earlier plans.
     """
     backoff_s = _BACKOFF_S
     while True:
         try:
             return await _append(node, topic, topic_id, partition, batch, purpose)
         except ApiError as error:
-            if error.code in _FINAL and _is_certain(node, topic_id, partition, error):
+            if error.code in _NON_RETRIABLE and _is_definite(node, topic_id, partition, error):
                 raise
         except (ConnectionError, TimeoutError):
             pass
@@ -82,8 +83,8 @@ async def append_batch_once(
         backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
 
-def _is_certain(node: Node, topic_id: UUID, partition: int, error: ApiError) -> bool:
-    """A broker that has not heard of a topic yet is no proof that there is none."""
+def _is_definite(node: Node, topic_id: UUID, partition: int, error: ApiError) -> bool:
+    """Whether the error is final: a broker may report an unknown topic only because its image is behind."""
     if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
         topic = node.image.topics_by_id.get(topic_id)
         return topic is None or partition not in topic.partitions
@@ -109,25 +110,25 @@ async def _append_here(node: Node, partition: Partition, batch: bytearray) -> in
     if not partition.has_enough_replicas:
         raise ApiError(ErrorCode.not_enough_replicas)
     if partition.takes_turns:
-        appended = await _append_in_turn(node, partition, batch)
+        appended = await _append_in_order(node, partition, batch)
     else:
-        # A copy: an append stamps what it is given, and this may be tried again.
+        # Append a copy: the append changes the batch, and a retry needs the original.
         copied = memoryview(bytearray(batch))
         try:
             appended = partition.append(copied, node.now_ms())
         except ApiError as error:
-            appended = repeated(partition, copied, error)
+            appended = duplicate_or_raise(partition, copied, error)
     await partition.committed(appended.last_offset)
     return appended.base_offset
 
 
-async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) -> Appended:
-    """Topics that must be looked into: in a thread, and after all that came before."""
-    appended: list[Appended] = []
+async def _append_in_order(node: Node, partition: Partition, batch: bytearray) -> LogAppendInfo:
+    """Append to a topic that inspects its batches: prepare in a thread, then append after all earlier batches."""
+    appended: list[LogAppendInfo] = []
     previous = partition.last_turn
 
     async def turn() -> None:
-        prepared = node.spawn(node.prepared_batch(partition, bytearray(batch), None))
+        prepared = node.spawn(node.prepare_batch_in_thread(partition, bytearray(batch), None))
         if previous is not None:
             await asyncio.wait([previous])
         try:
@@ -135,7 +136,7 @@ async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) ->
             partition.check_leader()
             appended.append(partition.append(ready, node.now_ms()))
         except ApiError as error:
-            appended.append(repeated(partition, memoryview(batch), error))
+            appended.append(duplicate_or_raise(partition, memoryview(batch), error))
 
     task = node.spawn(turn())
     partition.begin_turn(task)
@@ -146,7 +147,7 @@ async def _append_in_turn(node: Node, partition: Partition, batch: bytearray) ->
 async def _append_there(
     node: Node, leader_id: int, topic_id: UUID, index: int, batch: bytearray, purpose: str
 ) -> int:
-    from penstock.broker.peers import PeerUnreachable
+    from penstock.broker.network.peers import PeerUnreachable
 
     request = _produce_request(topic_id, index, batch)
     try:

@@ -1,4 +1,7 @@
-"""Asks the controller for other in-sync sets, many partitions in one AlterPartition, one at a time for each of them."""
+"""Shrinks and expands the ISR of partitions: requests the changes from the controller with AlterPartition.
+
+One request carries the changes of many partitions; each partition has at most one change in flight.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,24 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.broker.leading import Leading, monotonic_ms
+from penstock.broker.partition.leader_replica import LeaderReplica, monotonic_ms
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import IsrProposal
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
-    from penstock.broker.partition import Partition
+    from penstock.broker.partition.partition import Partition
 
 logger = logging.getLogger("penstock.replication")
 
 ALTER_PARTITION: Final = 56
-_LOOK_S_MAX: Final = 0.5
+_CHECK_INTERVAL_S_MAX: Final = 0.5
 #: Followers that catch up at the same time share a request.
 _GATHER_S: Final = 0.01
 _CALL_TIMEOUT_S: Final = 5.0
-#: The controller knows the state we know and says no.
+#: The controller has the same state as this leader, and rejects the change.
 _DECLINED: Final = frozenset({ErrorCode.ineligible_replica, ErrorCode.invalid_request})
-#: The controller knows another state: it comes with the image.
+#: The controller has a different state, which arrives with the image.
 _OUTDATED: Final = frozenset(
     {
         ErrorCode.fenced_leader_epoch,
@@ -38,21 +41,21 @@ _OUTDATED: Final = frozenset(
 )
 
 
-class Change(NamedTuple):
+class IsrChange(NamedTuple):
     partition: Partition
-    leading: Leading
+    leading: LeaderReplica
     proposal: IsrProposal
 
     @property
     def is_current(self) -> bool:
-        """Whatever is answered to an earlier leadership says nothing to this one."""
+        """Whether the replica still leads in the same epoch; a reply to an earlier leadership does not apply."""
         return self.partition.leading is self.leading
 
 
-class IsrChanges:
+class AlterPartitionManager:
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._look_s = min(node.settings.integer("replica.lag.time.max.ms") / 4000, _LOOK_S_MAX)
+        self._look_s = min(node.settings.integer("replica.lag.time.max.ms") / 4000, _CHECK_INTERVAL_S_MAX)
         self._catching_up: set[Partition] = set()
         self._woken = asyncio.Event()
 
@@ -60,7 +63,7 @@ class IsrChanges:
         self._node.spawn(self._run())
 
     def wake(self, partition: Partition) -> None:
-        """A follower has caught up, and may join the in-sync set."""
+        """Check the partition soon: a follower has caught up and may join the ISR."""
         self._catching_up.add(partition)
         self._woken.set()
 
@@ -80,33 +83,33 @@ class IsrChanges:
             self.look_at(looked_at)
 
     def look_at(self, partitions: Iterable[Partition]) -> None:
-        """Ask for what their leaders' rules want."""
+        """Request the ISR changes that the leader rules of these partitions propose."""
         now_ms = monotonic_ms()
-        changes: list[Change] = []
+        changes: list[IsrChange] = []
         for partition in partitions:
             try:
                 change = self._wanted_by(partition, now_ms)
             except Exception:
-                # The others still need their in-sync sets looked after, and what they have proposed is asked for.
+                # One failure must not keep the other partitions from requesting their changes.
                 logger.exception("cannot look after an in-sync set", extra={"partition": str(partition)})
             else:
                 changes += () if change is None else (change,)
         if changes:
             self._node.spawn(self._ask_for(changes))
 
-    def _wanted_by(self, partition: Partition, now_ms: int) -> Change | None:
+    def _wanted_by(self, partition: Partition, now_ms: int) -> IsrChange | None:
         leading = partition.leading
         proposal = None if leading is None else leading.wanted_isr(now_ms, self._is_eligible)
         if leading is None or proposal is None:
             return None
         leading.rules.proposed_isr(proposal)
-        return Change(partition, leading, proposal)
+        return IsrChange(partition, leading, proposal)
 
     def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
         broker = self._node.image.brokers.get(broker_id)
         return broker is not None and broker.is_active and broker.epoch == broker_epoch
 
-    async def _ask_for(self, changes: list[Change]) -> None:
+    async def _ask_for(self, changes: list[IsrChange]) -> None:
         answers: dict[tuple[UUID, int], Any] = {}
         try:
             response = await self._node.channel.call(ALTER_PARTITION, self._request(changes), _CALL_TIMEOUT_S)
@@ -131,14 +134,15 @@ class IsrChanges:
         broker = self._node.image.brokers.get(broker_id)
         return None if broker is None else broker.epoch
 
-    def _take_answer(self, change: Change, answer: Any) -> None:
-        """None: nobody knows what has become of it.
+    def _take_answer(self, change: IsrChange, answer: Any) -> None:
+        """Handle the controller's reply for one change; None if it is unknown whether the change was made.
 
-        What was done is taken from the image, which also has the min.insync.replicas that it was decided under.
+        The leader takes the new ISR from the image, not from the reply: the image also has the min.insync.replicas
+        under which it was decided.
         """
         rules, proposal = change.leading.rules, change.proposal
         if rules.partition_epoch != proposal.partition_epoch:
-            return  # the image has told already
+            return  # the image has already delivered the outcome
         error = ErrorCode.request_timed_out if answer is None else answer.error_code
         is_same = error is ErrorCode.none and answer.partition_epoch == proposal.partition_epoch
         if error in _DECLINED or is_same:
@@ -146,7 +150,7 @@ class IsrChanges:
         else:
             rules.isr_refused(final=error is ErrorCode.none or error in _OUTDATED)
 
-    def _request(self, changes: list[Change]) -> Any:
+    def _request(self, changes: list[IsrChange]) -> Any:
         from kio.schema.alter_partition.v3 import request as schema
 
         topics: dict[UUID, list[Any]] = {}

@@ -1,35 +1,112 @@
-"""The leader's side of a partition with followers: the rules, where in the files the high watermark is, who waits.
+"""The leader's side of a replicated partition: the leader rules, the high watermark, and damage that followers notice.
 
-A partition whose only replica is this node has no such object, and does none of this work.
+A partition whose only replica is on this node has no such object and does none of this work.
+
+A leader serves its files without checking them, so only a follower notices a damaged batch, and all that it can do
+is to fetch again. When a leader has served one follower the same offset three times in a row, it reads and checks
+that part of the log itself. If the copy is damaged and another replica is in sync, the leader treats its copy as lost,
+like an unreadable one. The last in-sync copy stays as it is.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.broker.refetches import Refetches
-from penstock.protocol.errors import ApiError
+from penstock.log.validation import validate_fetched_batches
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import IsrProposal, LeaderRules
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
-    from penstock.cluster.state import PartitionState
-    from penstock.log.positions import LogPosition
+    from penstock.broker.node import Node
+    from penstock.broker.partition.partition import Partition
+    from penstock.cluster.image import PartitionState
+    from penstock.log.log import Log
+    from penstock.log.segment import LogOffsetMetadata
 
-#: Ends of recent appends that are remembered, so that the high watermark is found without reading.
+
+logger = logging.getLogger("penstock.replication")
+
+#: One or two lost responses are no reason to check the files.
+_REPEATS_BEFORE_CHECK: Final = 3
+
+
+class RepeatedFetches:
+    """Detects followers that fetch the same offset again and again, in one partition and one leader epoch."""
+
+    __slots__ = ("_is_looking", "_offsets", "_repeats", "_told_offset")
+
+    def __init__(self) -> None:
+        self._offsets: dict[int, int] = {}  # by follower: the offset from which it was last served
+        self._repeats: dict[int, int] = {}  # by follower: how often it was served from there
+        self._is_looking = False
+        self._told_offset = -1
+
+    def served(self, replica: int, offset: int) -> bool:
+        """Count records sent to a follower. Returns True if it repeats the offset as if it refused them."""
+        if self._offsets.get(replica) != offset:
+            self._offsets[replica] = offset
+            self._repeats.pop(replica, None)
+            return False
+        repeats = self._repeats.get(replica, 1) + 1
+        self._repeats[replica] = repeats % _REPEATS_BEFORE_CHECK
+        return repeats == _REPEATS_BEFORE_CHECK
+
+    async def look(self, node: Node, partition: Partition, offset: int, size: int) -> None:
+        """Read the served records again, in a thread, and check them for damage."""
+        if self._is_looking:
+            return
+        self._is_looking = True
+        try:
+            await node.in_thread(_check_records, partition.log, offset, size)
+        except ApiError as error:
+            # The error does not matter if the log was closed or the leader epoch ended in the meantime.
+            is_current = partition.leading is not None and partition.leading.refetches is self
+            if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
+                self._found_damage(node, partition, offset, error)
+        finally:
+            self._is_looking = False
+
+    def _found_damage(self, node: Node, partition: Partition, offset: int, error: ApiError) -> None:
+        if partition.isr_size > 1:
+            node.partitions.handle_read_error(partition, error)
+        elif offset != self._told_offset:
+            self._told_offset = offset
+            node.partitions.scan_for_damage(partition, offset)
+            logger.error(
+                "the only replica in sync is damaged",
+                extra={
+                    "partition": f"{partition.topic}-{partition.index}",
+                    "offset": offset,
+                    "reason": error.message,
+                },
+            )
+
+
+def _check_records(log: Log, offset: int, size: int) -> None:
+    """Blocking. Raises CORRUPT_MESSAGE for damage, and any other error of a read."""
+    records = log.read(offset, size, log.end).data
+    try:
+        validate_fetched_batches(records)
+    except ApiError as error:
+        message = f"damaged at or after offset {offset}: {error.message}"
+        raise ApiError(ErrorCode.corrupt_message, message) from None
+
+
+#: How many ends of recent appends to remember, to find the position of the high watermark without reading the log.
 _ENDS_MAX: Final = 4096
 
 
 def monotonic_ms() -> int:
-    """Lag is measured by a clock that nobody sets."""
+    """The clock for measuring lag, which is never set forward or back."""
     return time.monotonic_ns() // 1_000_000
 
 
-class Standing(NamedTuple):
-    """What a follower last asked for, and when it was last heard of."""
+class FollowerFetchState(NamedTuple):
+    """What a follower last requested, and when its last fetch arrived."""
 
     replica: int
     offset: int
@@ -39,15 +116,15 @@ class Standing(NamedTuple):
 
 
 class FollowerWaiter(Protocol):
-    """A follower's fetch session at one partition; it stays with it between its fetches."""
+    """A follower's fetch session at one partition, where it stays registered between fetches."""
 
     def bytes_arrived(self, count: int) -> None: ...
     def high_watermark_moved(self) -> None: ...
-    def standing(self, leader_epoch: int) -> Standing | None:
-        """None unless its last fetch was a good one, under this leader epoch."""
+    def fetch_state(self, leader_epoch: int) -> FollowerFetchState | None:
+        """Return None unless the follower's last fetch was valid and under this leader epoch."""
 
 
-class Leading:
+class LeaderReplica:
     """One leader epoch of one partition."""
 
     __slots__ = ("_ends", "_partition", "is_recovering", "refetches", "rules")
@@ -56,9 +133,9 @@ class Leading:
         self, partition: Partition, state: PartitionState, *, local_id: int, lag_ms_max: int
     ) -> None:
         self._partition = partition
-        self._ends: deque[LogPosition] = deque(maxlen=_ENDS_MAX)
-        self.refetches = Refetches()
-        #: Elected uncleanly, and the controller has not yet been told that this is over.
+        self._ends: deque[LogOffsetMetadata] = deque(maxlen=_ENDS_MAX)
+        self.refetches = RepeatedFetches()
+        #: True after an unclean election, until the controller knows that the leader has recovered.
         self.is_recovering = state.leader_recovering
         self.rules = LeaderRules(
             local_id=local_id,
@@ -77,10 +154,10 @@ class Leading:
     def __repr__(self) -> str:
         return f"<Leading {self.rules!r}>"
 
-    # -- news ----------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------
 
-    def appended(self, end: LogPosition, size: int) -> None:
-        """Followers get it at once, before it is durable here."""
+    def appended(self, end: LogOffsetMetadata, size: int) -> None:
+        """Wake the followers: they get the records at once, before they are durable here."""
         self._ends.append(end)
         for waiter in tuple(self._partition.followers):
             waiter.bytes_arrived(size)
@@ -89,7 +166,7 @@ class Leading:
         self._follow_rules(self.rules.local_moved(self._partition.durable_offset))
 
     def fetched(self, replica: int, offset: int, broker_epoch: int, now_ms: int) -> bool:
-        """A good fetch of a follower. True: it may be time to ask for another in-sync set."""
+        """Count a valid fetch of a follower. Returns True if the follower may join the ISR."""
         moved = self.rules.fetched(
             replica,
             offset=offset,
@@ -101,7 +178,7 @@ class Leading:
         return self.rules.can_join(replica)
 
     def changed(self, state: PartitionState) -> None:
-        """The image tells of another in-sync set or other replicas under the same leader epoch."""
+        """Apply a new ISR or new replicas from the image, under the same leader epoch."""
         self.is_recovering = state.leader_recovering
         rules, before = self.rules, self.rules.isr
         moved = rules.changed(
@@ -117,24 +194,27 @@ class Leading:
     def configured(self, isr_min: int) -> None:
         self._follow_rules(self.rules.reconfigured(isr_min=isr_min))
 
-    # -- the in-sync set -----------------------------------------------------------------------------
+    # -- the ISR -------------------------------------------------------------------------------------
 
     def wanted_isr(self, now_ms: int, is_eligible: Callable[[int, int], bool]) -> IsrProposal | None:
-        """The change to ask the controller for. First everyone who polls without news is heard."""
+        """Return the ISR change to request from the controller, if any.
+
+        Count the last fetches of the followers first: a fetch that does not name this partition has not counted yet.
+        """
         for waiter in tuple(self._partition.followers):
-            heard = waiter.standing(self.rules.leader_epoch)
+            heard = waiter.fetch_state(self.rules.leader_epoch)
             if heard is not None:
                 self.fetched(heard.replica, heard.offset, heard.broker_epoch, heard.heard_ms)
         self._follow_rules(self.rules.expired(now_ms))
         wanted = self.rules.wanted_isr(now_ms, is_eligible)
-        # Any change says that this leader has recovered; where none is wanted, the same set says it.
-        return self.rules.present_isr() if wanted is None and self.is_recovering else wanted
+        # Any ISR change tells the controller that this leader has recovered; without one, propose the current ISR.
+        return self.rules.current_isr() if wanted is None and self.is_recovering else wanted
 
     def low_watermark(self, is_alive: Callable[[int], bool]) -> int:
-        """Where the logs of all live replicas start, at the latest; -1 while one has not been heard of."""
+        """Return the lowest log start offset of all live replicas; -1 while one of them has not fetched yet."""
         starts = {self.rules.local_id: self._partition.log.start_offset}
         for waiter in tuple(self._partition.followers):
-            heard = waiter.standing(self.rules.leader_epoch)
+            heard = waiter.fetch_state(self.rules.leader_epoch)
             if heard is not None:
                 starts[heard.replica] = heard.start_offset
         others = (starts.get(replica, -1) for replica in self.rules.replicas if is_alive(replica))
@@ -149,12 +229,12 @@ class Leading:
         if moved:
             self._partition.advance(self._position_of(self.rules.high_watermark))
 
-    def _position_of(self, offset: int) -> LogPosition:
+    def _position_of(self, offset: int) -> LogOffsetMetadata:
         ends, end = self._ends, self._partition.log.end
         if offset == end.offset:
             ends.clear()
             return end
-        found: LogPosition | None = None
+        found: LogOffsetMetadata | None = None
         while ends and ends[0].offset <= offset:
             found = ends.popleft()
         if found is not None and found.offset == offset:
@@ -162,5 +242,5 @@ class Leading:
         try:
             return self._partition.log.position_of(offset)
         except ApiError:
-            # The file cannot be read there; whoever reads it finds out and reports it.
+            # The file cannot be read there. The next read that needs it reports the error.
             return self._partition.high

@@ -1,8 +1,8 @@
-"""One partition of which this node has a replica: its role, appends, the high watermark, and who waits for it.
+"""One partition of which this node has a replica: its role, appends, high watermark, and the requests that wait for it.
 
-Under flush policy `ack` a replica counts for what it has synced, so that neither a producer's acks=all nor a
-consumer ever sees a record that a power loss could take back. A leader without followers has nobody to ask: its
-high watermark is what it has itself. With followers, `leading` decides.
+Under flush policy `ack` a replica counts only up to its synced offset. So neither a producer with acks=all nor a
+consumer ever sees a record that a power loss could remove. A leader without followers advances the high watermark
+to its own durable offset; a leader with followers leaves that to `leader_replica`.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import UUID
 
-from penstock.broker.flusher import Flusher
-from penstock.broker.metrics import Metrics
-from penstock.broker.preparation import WithHeld
-from penstock.cluster.guarantees import capped_isr_min, effective_isr_min, isr_floor
-from penstock.cluster.names import is_internal
-from penstock.cluster.records import NO_LEADER
-from penstock.log.positions import LogPosition
+from penstock.broker.metrics.counters import Metrics
+from penstock.broker.partition.flusher import Flusher
+from penstock.broker.partition.produced_batch import BatchWithHeldRecords
+from penstock.cluster.metadata_records import NO_LEADER
+from penstock.cluster.topic_names import is_internal
+from penstock.cluster.topic_settings import capped_isr_min, effective_isr_min, isr_floor
+from penstock.log.segment import LogOffsetMetadata
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import encode_end_marker
+from penstock.protocol.record_batch import encode_end_marker
 
 if TYPE_CHECKING:
-    from penstock.broker.leading import FollowerWaiter, Leading
-    from penstock.cluster.state import PartitionState
-    from penstock.log.log import Appended, Log
-    from penstock.log.transactions import VerificationGuard
-    from penstock.protocol.records import EndMarker
+    from penstock.broker.partition.leader_replica import FollowerWaiter, LeaderReplica
+    from penstock.cluster.image import PartitionState
+    from penstock.log.log import Log, LogAppendInfo
+    from penstock.log.producer_state import VerificationGuard
+    from penstock.protocol.record_batch import EndMarker
 
 logger = logging.getLogger("penstock.replication")
 
-#: More than any reader waits for.
+#: More bytes than any reader waits for, so that all of them wake.
 _WAKE_ALL: Final = 1 << 62
-#: The place of a follower's high watermark, until a consumer reads up to it.
-_SOMEWHERE: Final = -1
-_NOWHERE: Final = LogPosition(-1, _SOMEWHERE, _SOMEWHERE)
+#: Segment and position of a follower's high watermark, until a consumer reads up to it.
+_OFFSET_ONLY: Final = -1
+_NO_POSITION: Final = LogOffsetMetadata(-1, _OFFSET_ONLY, _OFFSET_ONLY)
 
 
-#: Called without an error once it is committed, or with the reason why it never will be.
+#: Called with None once the offset is committed, or with the error why it never will be.
 OnCommit = Callable[[ApiError | None], None]
 
 
-class Role(Enum):
+class ReplicaRole(Enum):
     LEADER = "leader"
     FOLLOWER = "follower"
-    OFFLINE = "offline"  # nobody leads, or this node has not been told yet
+    OFFLINE = "offline"  # there is no leader, or this node does not know it yet
 
 
 class FetchWaiter(Protocol):
@@ -116,15 +116,15 @@ class Partition:
         high_watermark: int | None = None,
         min_insync_replicas: int = 1,
     ) -> None:
-        """`high_watermark` is what was saved of it; None where the only copy is here, so that all of it counts."""
+        """`high_watermark` is the saved one; None for the only replica, whose whole log counts as committed."""
         self.log = log
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.is_internal = is_internal(topic)
-        self.role = Role.OFFLINE
+        self.role = ReplicaRole.OFFLINE
         self.is_leader = self.is_being_moved_here = self.is_in_sync = False
-        #: Whether replication of this partition counts towards the rates of a throttle, as leader and as follower.
+        #: Whether replication of this partition counts towards the throttled rates, as leader and as follower.
         self.is_leader_throttled = self.is_follower_throttled = False
         self.leader_id, self.leader_epoch = NO_LEADER, -1
         self.epoch_start_offset = log.end_offset
@@ -133,23 +133,23 @@ class Partition:
         self.min_insync_replicas = self.isr_needed = min_insync_replicas
         self.adding_count = 0
         self._isr_floor = 1
-        self.leading: Leading | None = None
+        self.leading: LeaderReplica | None = None
         self.traffic = metrics.traffic(topic)
-        # After recovery everything that is left is on disk: the log was read back from it.
+        # After recovery the whole log is on disk, because recovery has read it from there.
         self.high = log.end if high_watermark is None else self._bounded(high_watermark)
-        #: The furthest that a leader has called committed, whether it is here or not.
+        #: The highest high watermark that a leader has reported, even if this replica has fewer records.
         self.leaders_high_watermark = self.high.offset
         self.last_turn: asyncio.Task[Any] | None = None
-        #: Told the offset of held records when they are appended; None while nobody is there to take them over.
+        #: Called with the offset of held records when they are appended; None until the schedule can take them over.
         self.on_held: Callable[[int], None] | None = None
         #: The fetch sessions of followers at this partition.
         self.followers: set[FollowerWaiter] = set()
         self._metrics = metrics
         self._retired = False
-        self._unstable = _NOWHERE  # where the last stable offset was found last
+        self._unstable = _NO_POSITION  # cached position of the last stable offset
         self._commit_waiters: deque[tuple[int, OnCommit]] = deque()
-        self._given_up: set[OnCommit] = set()  # those of them that nobody waits for any more
-        self._waiting_since = 0.0  # when the oldest of them came, about
+        self._given_up: set[OnCommit] = set()  # abandoned commit waiters, still in the queue
+        self._waiting_since = 0.0  # since when the oldest commit waiter waits, approximately
         self._fetch_waiters: set[FetchWaiter] = set()
         self._sync_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher = Flusher(
@@ -182,11 +182,11 @@ class Partition:
 
     @property
     def durable_offset(self) -> int:
-        """Up to here this replica keeps its word: through a power loss under flush policy `ack`."""
+        """The end of what counts as durable: under flush policy `ack` the synced offset, else the log end offset."""
         return self._durable.offset
 
     @property
-    def _durable(self) -> LogPosition:
+    def _durable(self) -> LogOffsetMetadata:
         return self.log.synced if self._flushes_on_ack else self.log.end
 
     @property
@@ -194,8 +194,8 @@ class Partition:
         return self.high.offset
 
     @property
-    def last_stable(self) -> LogPosition:
-        """Where read_committed ends: before the oldest transaction that is open, or whose end is not committed."""
+    def last_stable(self) -> LogOffsetMetadata:
+        """Where read_committed ends: before the oldest transaction that is open or whose marker is not committed."""
         offset = self.last_stable_offset
         if offset == self.high.offset:
             return self.high
@@ -209,22 +209,22 @@ class Partition:
         if not transactions.is_unstable:
             return high_watermark
         unstable = transactions.first_unstable_offset(high_watermark)
-        # Retention may have taken the beginning of a transaction that never ends.
+        # Retention may have deleted the beginning of a transaction that never ends.
         return (
             high_watermark if unstable is None else min(high_watermark, max(unstable, self.log.start_offset))
         )
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch of what stands, or will stand, at an offset; -1 when unknown.
+        """Return the leader epoch of the present or future record at an offset; -1 when unknown.
 
-        This leader's own epoch begins at the end of the log it found, before anything is written in it.
+        The current leader's epoch begins at the log end offset that it started from, even before its first append.
         """
         epochs = self.log.epochs
         is_unwritten = epochs.latest < self.leader_epoch and offset >= self.log.end_offset
         return self.leader_epoch if is_unwritten else epochs.epoch_at(offset)
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch up to the asked one, and where it ended; (-1, -1) when that is unknown."""
+        """Return the largest epoch up to the requested one, and its end offset; (-1, -1) when unknown."""
         end_offset, latest = self.log.end_offset, self.log.epochs.latest
         if epoch == self.leader_epoch:
             return epoch, end_offset
@@ -233,7 +233,7 @@ class Partition:
         return self.log.epochs.end_offset_for(epoch, end_offset)
 
     def configured(self) -> None:
-        """Take over what the log's settings decide here."""
+        """Apply the log's settings to this partition."""
         config = self.log.config
         self._flushes_on_ack = config.flush == "ack"
         self.is_compacted = config.cleanup_compact
@@ -242,7 +242,7 @@ class Partition:
         self._choose_path()
         self._durable_moved()
         if self._flushes_on_ack and self.log.synced.offset < self.log.end.offset:
-            self._flusher.request()  # what an easier policy has let through is made good
+            self._flusher.request()  # sync what a weaker policy has left unsynced
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
@@ -257,23 +257,26 @@ class Partition:
     # -- roles ---------------------------------------------------------------------------------------
 
     def lead(self, state: PartitionState, *, local_id: int, lag_ms_max: int) -> None:
-        """This node leads. Raises ApiError when the log cannot be read where its high watermark is."""
+        """Become the leader, or apply a change as the leader.
+
+        Raises ApiError when the log cannot be read at its high watermark.
+        """
         is_new = not self.is_leader or state.leader_epoch != self.leader_epoch
         if is_new:
-            self.high = self._placed()
+            self.high = self._resolved_high_watermark()
             if not (self.is_leader and state.leader_epoch == self.leader_epoch + 1):
-                # Another may have led in between, so what was waited for may be gone.
-                self._let_waiters_go()
+                # Another broker may have led in between, so the records that requests wait for may be gone.
+                self._fail_commit_waiters()
             self.epoch_start_offset = self.log.end_offset
             self.leading = None
-        self._take_role(Role.LEADER, state, local_id)
+        self._take_role(ReplicaRole.LEADER, state, local_id)
         if state.replicas == state.isr == (local_id,) and not state.leader_recovering:
             self.leading = None
             self._durable_moved()
         elif self.leading is None:
-            from penstock.broker.leading import Leading
+            from penstock.broker.partition.leader_replica import LeaderReplica
 
-            self.leading = Leading(self, state, local_id=local_id, lag_ms_max=lag_ms_max)
+            self.leading = LeaderReplica(self, state, local_id=local_id, lag_ms_max=lag_ms_max)
             self.leading.follow_rules()
         else:
             self.leading.changed(state)
@@ -281,17 +284,17 @@ class Partition:
             self._wake_readers()
 
     def follow(self, state: PartitionState, *, local_id: int) -> None:
-        """Another broker leads, or nobody does."""
+        """Become a follower of another broker, or go offline when there is no leader."""
         is_new = self.is_leader or state.leader_epoch != self.leader_epoch
         self.leading = None
-        self._take_role(Role.FOLLOWER if state.has_leader else Role.OFFLINE, state, local_id)
+        self._take_role(ReplicaRole.FOLLOWER if state.has_leader else ReplicaRole.OFFLINE, state, local_id)
         if is_new:
-            self._let_waiters_go()
+            self._fail_commit_waiters()
             self._wake_readers()
 
-    def _take_role(self, role: Role, state: PartitionState, local_id: int) -> None:
+    def _take_role(self, role: ReplicaRole, state: PartitionState, local_id: int) -> None:
         self.role = role
-        self.is_leader = role is Role.LEADER
+        self.is_leader = role is ReplicaRole.LEADER
         self.leader_id, self.leader_epoch = state.leader, state.leader_epoch
         self.replicas, self.isr_size = state.replicas, len(state.isr)
         self.adding_count = len(state.adding_replicas)
@@ -301,7 +304,7 @@ class Partition:
         self.is_in_sync = local_id in state.isr
 
     def in_sync_changed(self, before: frozenset[int], after: frozenset[int]) -> None:
-        """The controller has made it so, and the rules know."""
+        """Count and log an ISR change that the controller has made and the leader rules have applied."""
         self.isr_size = len(after)
         self._metrics.isr_shrinks += not before <= after
         self._metrics.isr_expands += not after <= before
@@ -309,18 +312,18 @@ class Partition:
         logger.info("in-sync set changed", extra=extra)
 
     def check_leader(self, leader_epoch: int = -1) -> None:
-        """Raises ApiError: this node does not lead, or not in the epoch that was asked for."""
+        """Raises ApiError if this node does not lead, or not in the requested epoch."""
         if not self.is_leader:
             raise ApiError(ErrorCode.not_leader_or_follower)
         self._check_epoch(leader_epoch)
 
     def check_readable(self, leader_epoch: int) -> None:
-        """For a consumer, which a follower may serve too. Raises ApiError as `check_leader` does."""
-        if self.role is Role.OFFLINE:
+        """Check for a consumer, which a follower may serve too. Raises ApiError as `check_leader` does."""
+        if self.role is ReplicaRole.OFFLINE:
             raise ApiError(ErrorCode.not_leader_or_follower)
         self._check_epoch(leader_epoch)
         if not self.is_leader:
-            self.place_high()
+            self.resolve_high_watermark()
 
     def _check_epoch(self, leader_epoch: int) -> None:
         if leader_epoch >= 0 and leader_epoch != self.leader_epoch:
@@ -330,49 +333,49 @@ class Partition:
     # -- following -----------------------------------------------------------------------------------
 
     def follower_high_watermark(self, offset: int) -> None:
-        """What the leader says is committed, as far as it is durable here. For a follower only."""
-        if self.role is Role.FOLLOWER and offset > self.high.offset:
+        """Raise the high watermark to what the leader has committed and is durable here. For a follower only."""
+        if self.role is ReplicaRole.FOLLOWER and offset > self.high.offset:
             before, self.high = self.high, self._bounded(offset)
             self.log.producers.transactions.settle(self.high.offset)
             if self._fetch_waiters:
-                self._tell_followers_readers(before)
+                self._wake_follower_readers(before)
 
-    def _tell_followers_readers(self, before: LogPosition) -> None:
-        """Consumers that wait here, at a follower, for the high watermark to move."""
+    def _wake_follower_readers(self, before: LogOffsetMetadata) -> None:
+        """Wake consumers that wait at this follower for the high watermark to move."""
         try:
-            self.place_high()
+            self.resolve_high_watermark()
         except ApiError:
-            self._wake_readers()  # the read finds out what is wrong
+            self._wake_readers()  # their reads report the error
             return
-        is_known = _SOMEWHERE != before.segment_base == self.high.segment_base
+        is_known = _OFFSET_ONLY != before.segment_base == self.high.segment_base
         size = self.high.position - before.position if is_known else _WAKE_ALL
         for waiter in tuple(self._fetch_waiters):
             waiter.bytes_arrived(size)
 
-    def place_high(self) -> None:
-        """Find where in the files a follower's high watermark is, for who reads up to it. Raises ApiError."""
-        if self.high.segment_base == _SOMEWHERE:
-            self.high = self._placed()
+    def resolve_high_watermark(self) -> None:
+        """Find the file position of a follower's high watermark, for consumers that read up to it. Raises ApiError."""
+        if self.high.segment_base == _OFFSET_ONLY:
+            self.high = self._resolved_high_watermark()
 
     def truncated(self) -> None:
-        """The log was cut back, or begun anew further on."""
+        """Adjust to a log that was truncated, or emptied and restarted at a higher offset."""
         self.high = self._bounded(self.high.offset)
-        self._unstable = _NOWHERE
+        self._unstable = _NO_POSITION
 
-    def _bounded(self, offset: int) -> LogPosition:
+    def _bounded(self, offset: int) -> LogOffsetMetadata:
         end = self.log.end
         if offset >= end.offset:
             return end
-        return LogPosition(max(offset, self.log.start_offset), _SOMEWHERE, _SOMEWHERE)
+        return LogOffsetMetadata(max(offset, self.log.start_offset), _OFFSET_ONLY, _OFFSET_ONLY)
 
-    def _placed(self) -> LogPosition:
-        high = self._bounded(self.high.offset) if self.high.segment_base == _SOMEWHERE else self.high
-        return self.log.position_of(high.offset) if high.segment_base == _SOMEWHERE else high
+    def _resolved_high_watermark(self) -> LogOffsetMetadata:
+        high = self._bounded(self.high.offset) if self.high.segment_base == _OFFSET_ONLY else self.high
+        return self.log.position_of(high.offset) if high.segment_base == _OFFSET_ONLY else high
 
     # -- writing -------------------------------------------------------------------------------------
 
     def begin_turn(self, task: asyncio.Task[Any]) -> None:
-        """This task appends after all that came before it; what comes later waits for it."""
+        """Register a task that appends after all earlier batches; later batches wait for it."""
         self.last_turn = task
         task.add_done_callback(self._turn_over)
 
@@ -382,29 +385,31 @@ class Partition:
             self._choose_path()
 
     def _choose_path(self) -> None:
-        """Clients' batches that must be looked into go through threads, and none may overtake them."""
+        """Decide whether batches queue up: inspected ones go through threads, and no other batch may overtake them."""
         looks_inside = (self.is_compacted or self.codec is not None) and not self.is_internal
         self.takes_turns = looks_inside or self.is_scheduled or self.last_turn is not None
 
-    def append(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None = None) -> Appended:
-        """Append what a client sent; with the guard of its verification, where it needed one. Raises ApiError."""
-        if batch.obj.__class__ is WithHeld:
+    def append(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None = None) -> LogAppendInfo:
+        """Append a client's batch; `guard` comes from its verification if it needed one. Raises ApiError."""
+        if batch.obj.__class__ is BatchWithHeldRecords:
             return self._append_with_held(batch, now_ms, guard)
         appended = self.log.append(batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard)
         if not appended.duplicate:
             self._appended(appended, len(batch))
         return appended
 
-    def _append_with_held(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None) -> Appended:
-        """The records that were taken out go right before the rest, so that a repeat of the rest repeats nothing."""
+    def _append_with_held(
+        self, batch: memoryview, now_ms: int, guard: VerificationGuard | None
+    ) -> LogAppendInfo:
+        """Append the held records right before the rest of the batch, so that a retry of the rest repeats neither."""
         if self.on_held is None:
             raise ApiError(ErrorCode.not_enough_replicas, "the schedule cannot take records over yet")
-        assert isinstance(batch.obj, WithHeld)
+        assert isinstance(batch.obj, BatchWithHeldRecords)
         control, epoch = batch.obj.stamped(now_ms), self.leader_epoch
         try:
             appended = self.log.append(batch, leader_epoch=epoch, now_ms=now_ms, guard=guard, control=control)
         except ApiError:
-            self.flush()  # the first of the two may be in the log, and the disk is full since
+            self.flush()  # the held records may be in the log, if the disk became full after them
             self._durable_moved()
             raise
         if not appended.duplicate:
@@ -413,7 +418,7 @@ class Partition:
         return appended
 
     def append_internal(self, batch: bytearray, now_ms: int, *, leader_epoch: int) -> int:
-        """Append a batch of our own making, decided on in this leader epoch; returns its last offset.
+        """Append a batch that this broker has created, decided in this leader epoch. Returns its last offset.
 
         Raises ApiError.
         """
@@ -433,10 +438,11 @@ class Partition:
         leader_epoch: int | None = None,
         transaction_version: int = 0,
     ) -> int:
-        """End a producer's transaction here. Returns the offset whose commit makes it final. Raises ApiError.
+        """End a producer's transaction in this partition. Returns the offset whose commit makes that final.
 
-        `leader_epoch` is the one in which it was decided on, None for now. `transaction_version` is of the protocol
-        by which the transaction ran: from 2 on, a marker that comes late or twice is told from the next one.
+        `leader_epoch` is the epoch in which the marker was decided; None means the current one. `transaction_version`
+        is the version of the transaction protocol: from 2 on, a late or repeated marker can be distinguished from the
+        marker of the next transaction. Raises ApiError.
         """
         self.check_leader()
         if not self.log.producers.check_marker(marker, transaction_version):
@@ -444,7 +450,7 @@ class Partition:
         decided_in = self.leader_epoch if leader_epoch is None else leader_epoch
         return self.append_internal(encode_end_marker(marker, now_ms), now_ms, leader_epoch=decided_in)
 
-    def _appended(self, appended: Appended, size: int) -> None:
+    def _appended(self, appended: LogAppendInfo, size: int) -> None:
         traffic = self.traffic
         traffic.bytes_in += size
         traffic.messages_in += appended.last_offset - appended.base_offset + 1
@@ -461,12 +467,12 @@ class Partition:
                 leading.local_moved()
 
     def replicated(self, size: int) -> None:
-        """A follower has appended: where nobody waits for a sync, its disk is kept from falling behind too."""
+        """Count what a follower has appended: if nothing requests syncs, its disk must not fall far behind either."""
         if not self._flushes_on_ack:
             self._flusher.appended(size)
 
     def flush(self) -> None:
-        """Sync in the background, whatever the policy."""
+        """Sync in the background, whatever the flush policy."""
         self._flusher.request()
 
     async def synced(self, offset: int) -> None:
@@ -482,11 +488,11 @@ class Partition:
 
     def _on_synced(self) -> None:
         if self._sync_waiters:
-            self._let_sync_waiters_go()
+            self._complete_sync_waiters()
         if self._flushes_on_ack:
             self._durable_moved()
 
-    def _let_sync_waiters_go(self) -> None:
+    def _complete_sync_waiters(self) -> None:
         reached = self.log.synced.offset
         waiting, self._sync_waiters = self._sync_waiters, []
         for offset, future in waiting:
@@ -507,8 +513,8 @@ class Partition:
 
     # -- the high watermark --------------------------------------------------------------------------
 
-    def advance(self, to: LogPosition, size: int | None = None) -> None:
-        """Everything before `to` is committed. By the leader only."""
+    def advance(self, to: LogOffsetMetadata, size: int | None = None) -> None:
+        """Raise the high watermark to `to`. For the leader only."""
         before = self.high
         if to.offset <= before.offset:
             return
@@ -521,7 +527,7 @@ class Partition:
                 follower.high_watermark_moved()
         if self._fetch_waiters:
             if to.segment_base != before.segment_base:
-                size = _WAKE_ALL  # a read ends with its segment, so waiting for more would not bring more
+                size = _WAKE_ALL  # a read ends with its segment, so waiting longer would not return more
             elif size is None:
                 size = to.position - before.position
             for waiter in tuple(self._fetch_waiters):
@@ -529,7 +535,7 @@ class Partition:
 
     def _release(self, high_watermark: int) -> None:
         waiters, now = self._commit_waiters, perf_counter()
-        # One measurement for all that are released together: the longest wait of them.
+        # One measurement for all waiters that are released together: the longest wait.
         self.traffic.acks.observe(now - self._waiting_since)
         self._waiting_since = now
         while waiters and waiters[0][0] < high_watermark:
@@ -538,9 +544,9 @@ class Partition:
             self._drop_given_up()
 
     def when_committed(self, offset: int, call: OnCommit) -> None:
-        """Call once the high watermark has passed `offset`, or with an error once it never will.
+        """Run `call` once the high watermark has passed `offset`, or with an error once it never will.
 
-        Whoever leads no more has nothing to say, whatever its own high watermark is.
+        A replica that no longer leads always reports an error, whatever its own high watermark is.
         """
         if self._retired or not self.is_leader:
             call(_closed())
@@ -552,20 +558,20 @@ class Partition:
             self._commit_waiters.append((offset, call))
 
     def give_up(self, call: OnCommit) -> None:
-        """Nobody waits for this one any more. They go when they are half of the queue, so each costs little."""
+        """Abandon a commit waiter. The queue drops them once they are half of it, so that each costs little."""
         self._given_up.add(call)
         if 2 * len(self._given_up) > len(self._commit_waiters):
             self._drop_given_up()
 
     def _drop_given_up(self) -> None:
-        # In place, as somebody may be taking from the queue.
+        # Change the queue in place, because `_release` may be taking waiters from it.
         kept = [waiter for waiter in self._commit_waiters if waiter[1] not in self._given_up]
         self._commit_waiters.clear()
         self._commit_waiters.extend(kept)
         self._given_up.clear()
 
     async def committed(self, offset: int) -> None:
-        """Raises ApiError when the partition goes away first."""
+        """Wait until the offset is committed. Raises ApiError if this node stops leading the partition first."""
         if offset < self.high.offset and self.is_leader:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -583,17 +589,17 @@ class Partition:
 
     @property
     def is_settled(self) -> bool:
-        """`settled` would return at once."""
+        """Whether `settled` would return at once."""
         if self.leading is None:
             return self.is_leader and self.high.offset >= self.log.end.offset
         return self.leading.rules.has_reached_epoch_start
 
     async def settled(self) -> None:
-        """What is read of the high watermark after this is no older than what was committed before.
+        """Wait until the high watermark includes everything that was committed before this call.
 
-        The only replica waits for its own disk, so that an acks=1 publisher finds its records counted. One with
-        followers does not wait for them, but a new leader does not know yet what the one before had committed:
-        then raises OFFSET_NOT_AVAILABLE.
+        The only replica waits for its own disk, so that an acks=1 producer finds its records counted. A leader with
+        followers does not wait for them. A new leader may not know yet what its predecessor had committed; then this
+        raises OFFSET_NOT_AVAILABLE.
         """
         if self.leading is None:
             await self.committed(self.log.end.offset - 1)
@@ -606,29 +612,29 @@ class Partition:
     def unwatch(self, waiter: FetchWaiter) -> None:
         self._fetch_waiters.discard(waiter)
 
-    def watch_end(self, follower: FollowerWaiter) -> None:
+    def add_follower(self, follower: FollowerWaiter) -> None:
         self.followers.add(follower)
 
-    def unwatch_end(self, follower: FollowerWaiter) -> None:
+    def remove_follower(self, follower: FollowerWaiter) -> None:
         self.followers.discard(follower)
 
     def start_moved(self) -> None:
-        """Retention or DeleteRecords took the oldest records: readers hear it next time, followers soon."""
+        """Report a log start moved by retention or DeleteRecords: to followers soon, to consumers at the next fetch."""
         for waiter in tuple(self._fetch_waiters):
             waiter.bytes_arrived(0)
         for follower in tuple(self.followers):
             follower.high_watermark_moved()
 
     async def close(self) -> None:
-        """The replica is gone or the node stops: nobody may wait for ever, and the files are let go of."""
+        """End all waits and release the files, because the replica is removed or the node stops."""
         self._retired = True
-        self.role, self.is_leader, self.leading = Role.OFFLINE, False, None
-        self._let_waiters_go()
-        self._let_sync_waiters_go()
+        self.role, self.is_leader, self.leading = ReplicaRole.OFFLINE, False, None
+        self._fail_commit_waiters()
+        self._complete_sync_waiters()
         self._wake_readers()
         await self._flusher.close()
 
-    def _let_waiters_go(self) -> None:
+    def _fail_commit_waiters(self) -> None:
         waiting, self._commit_waiters = self._commit_waiters, deque()
         self._given_up.clear()
         for _, call in waiting:

@@ -1,52 +1,163 @@
-"""The partitions on this node, made and unmade, and given their roles, only by what the image says."""
+"""The replicas on this node. Only the metadata image creates and deletes them and gives them their roles.
+
+A replica is lost when its log is missing, damaged, or on a disk that refuses it. The broker reports lost replicas to
+the controller, which removes them from the ISR. Only after that, and only if another replica can lead, does the broker
+set a damaged copy aside and fetch the records again. The last copy of a partition stays where it is for an operator,
+however bad it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 from uuid import UUID
 
-from penstock.broker.flusher import end_process
-from penstock.broker.losses import Key, Losses, has_peers, is_damage, is_owed, others_have
-from penstock.broker.partition import Partition, Role
-from penstock.broker.topic_settings import log_config, node_layers
-from penstock.broker.topology import absence
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.effective import Effective, effective_topic_settings
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CLUSTER_METADATA
-from penstock.cluster.records import NO_LEADER
-from penstock.cluster.state import PartitionState, ResourceType, TopicState
-from penstock.cluster.topic_settings import FOLLOWER_THROTTLED, LEADER_THROTTLED
+from penstock.broker.config.effective_settings import log_config, node_layers
+from penstock.broker.partition.client_view import missing_partition_error
+from penstock.broker.partition.flusher import end_process
+from penstock.broker.partition.partition import Partition, ReplicaRole
+from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState, ResourceType, TopicState
+from penstock.cluster.metadata_records import NO_LEADER
+from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.cluster.topic_settings import (
+    FOLLOWER_THROTTLED,
+    LEADER_THROTTLED,
+    EffectiveSetting,
+    effective_topic_settings,
+)
+from penstock.log.log_manager import LogToOpen
 from penstock.log.reader import DamagedRead
 from penstock.log.recovery import CorruptLog
-from penstock.log.store import Wanted
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.log.config import LogConfig
     from penstock.log.log import Log
-    from penstock.log.store import OpenReport
+    from penstock.log.log_manager import OpenReport
+
 
 logger = logging.getLogger("penstock.partitions")
 
+_REPORT_RETRY_S: Final = 0.5
 
-class PartitionTable:
+#: Topic and partition.
+TopicPartition = tuple[str, int]
+
+
+class LostReplicas:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._reasons: dict[TopicPartition, str] = {}
+        self._short: set[TopicPartition] = set()  # served without their tail, and not reported yet
+        self._reported: set[TopicPartition] = set()
+        self._is_reporting = False
+
+    def __contains__(self, key: TopicPartition) -> bool:
+        return key in self._reasons
+
+    def __len__(self) -> int:
+        return len(self._reasons.keys() | self._short)
+
+    @property
+    def keys(self) -> frozenset[TopicPartition]:
+        return frozenset(self._reasons)
+
+    def add(self, key: TopicPartition, reason: str) -> bool:
+        """Return False if the replica is already known to be lost."""
+        if key in self._reasons:
+            return False
+        self._reasons[key] = reason
+        self._note(key, reason)
+        return True
+
+    def add_truncated(self, key: TopicPartition, reason: str) -> None:
+        """Add a replica that lacks its tail. The rest is intact, so it stays in service and is only reported."""
+        self._short.add(key)
+        self._note(key, reason)
+
+    def _note(self, key: TopicPartition, reason: str) -> None:
+        self._node.metrics.replicas_lost += 1
+        logger.error("replica lost", extra={"partition": f"{key[0]}-{key[1]}", "reason": reason})
+
+    def forget(self, key: TopicPartition) -> None:
+        self._reasons.pop(key, None)
+        self._short.discard(key)
+        self._reported.discard(key)
+
+    async def told(self) -> None:
+        """Wait until the controller knows of all replicas that lack their tail: until then it could elect them."""
+        await self.report()
+        while self._short:
+            await asyncio.sleep(_REPORT_RETRY_S)
+            await self.report()
+
+    async def report(self) -> None:
+        """Report the losses that the controller does not know yet. What it does not accept is reported again later."""
+        keys = (self._reasons.keys() | self._short) - self._reported
+        if not keys or self._is_reporting:
+            return
+        self._is_reporting = True
+        try:
+            accepted = await self._node.lifecycle.report_lost(keys)
+            self._reported |= accepted & self._reasons.keys()
+            self._short -= accepted
+        except ApiError as error:
+            logger.warning("losses not reported yet", extra={"replicas": len(keys), "reason": str(error)})
+        finally:
+            self._is_reporting = False
+
+    def is_replaceable(self, key: TopicPartition, state: PartitionState) -> bool:
+        """Whether other replicas have all records, or an operator has chosen to go on without this copy."""
+        node_id = self._node.node_id
+        able = {*state.isr, *state.elr}
+        if node_id not in able:
+            return bool(able)
+        return key in self._reported and state.leader == node_id and state.leader_recovering
+
+
+def is_damage(error: ApiError) -> bool:
+    """Whether a file is missing or damaged, rather than the disk busy or full, or the process out of descriptors."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno in (errno.ENOENT, errno.EIO)
+    return cause is None
+
+
+def should_exist(state: PartitionState, node_id: int) -> bool:
+    """Whether a folder that is missing when the node starts existed before, with records that count.
+
+    A partition that has never changed may have been created just before a crash, so its folder may never have existed.
+    """
+    has_lived = (state.leader_epoch, state.partition_epoch) != (0, 0)
+    return has_lived and has_other_replicas(state) and node_id in (*state.isr, *state.elr)
+
+
+def has_other_replicas(state: PartitionState) -> bool:
+    return len(state.replicas) > 1
+
+
+def is_held_elsewhere(state: PartitionState, node_id: int) -> bool:
+    """Whether another replica has all committed records."""
+    return bool({*state.isr, *state.elr} - {node_id})
+
+
+class ReplicaManager:
     def __init__(self, node: Node) -> None:
         self._node = node
         # Keyed by the bytes that requests carry, so that the hot path decodes no names.
         self.by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
-        #: In the image but not here yet, because the disk refused them; housekeeping tries again.
-        self.refused: set[Key] = set()
-        #: The only copy, whose folder has gone: not served until an operator brings it back or accepts the loss.
-        self.missing: set[Key] = set()
-        self.lost = Losses(node)
-        self._surveyed: set[Key] = set()  # just now
+        #: Partitions of the image that are not open, because the disk refused them; housekeeping retries.
+        self.refused: set[TopicPartition] = set()
+        #: Partitions whose only copy is gone: not served until an operator restores the folder or accepts the loss.
+        self.missing: set[TopicPartition] = set()
+        self.lost = LostReplicas(node)
+        self._surveyed: set[TopicPartition] = set()  # scans in progress
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([p for partitions in self.by_raw_name.values() for p in partitions.values()])
@@ -63,51 +174,54 @@ class PartitionTable:
         return partition if partition is not None and partition.is_leader else None
 
     def find(self, topic: str, index: int, leader_epoch: int = -1) -> Partition:
-        """One that this node leads. Raises ApiError: unknown, led elsewhere, or under another leader epoch."""
+        """Return a partition that this node leads.
+
+        Raises ApiError if it is unknown, led by another broker, or led under another leader epoch.
+        """
         partition = self.get(topic, index)
         if partition is None:
             found = self._node.image.topics.get(topic)
-            raise absence(self._node, found, index, by_id=False)
+            raise missing_partition_error(self._node, found, index, by_id=False)
         partition.check_leader(leader_epoch)
         return partition
 
-    def is_kept_out(self, key: Key) -> bool:
-        """A replica that should be here, and the disk does not let it: full, unreadable, damaged or gone."""
+    def is_kept_offline(self, key: TopicPartition) -> bool:
+        """Whether the disk keeps a replica of this node from being served: full, unreadable, damaged or gone."""
         kept_out = key in self.refused or key in self.missing or key in self.lost
         return kept_out or key in self._node.store.failed
 
-    def high_watermarks(self) -> dict[Key, int]:
-        """What is saved of them: a leader without followers does not need it."""
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        """Return the high watermarks to save; a partition with a single replica does not need it."""
         return {p.key: p.high.offset for p in self if p.is_replicated}
 
-    # -- following the image -------------------------------------------------------------------------
+    # -- applying the image --------------------------------------------------------------------------
 
     async def apply(self, delta: ImageDelta, image: ClusterImage) -> None:
-        """Follow the image: deletions first, since a name may have been taken again.
+        """Apply the changes of the image, deletions first: a new topic may have the name of a deleted one.
 
-        What the disk refuses is reported and kept in mind, for the image cannot be taken back.
+        If the disk refuses a partition, this is logged and retried later, because the image cannot be undone.
         """
         for topic in delta.topics_deleted:
             try:
                 await self._drop(topic)
             except Exception:
-                # The other topics have to be followed all the same.
+                # A failure of one topic must not affect the others.
                 logger.exception("topic not dropped", extra={"topic": topic.name})
-        # Before the in-sync sets: a set that was decided under a higher minimum must not be counted under a lower one.
+        # Settings come first: an ISR decided under a higher min.insync.replicas must not count under a lower one.
         for resource in delta.configs_changed:
             self._reconfigure(image, resource.type, resource.name)
-        wanted: dict[Key, TopicState] = {}
+        wanted: dict[TopicPartition, TopicState] = {}
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
             try:
                 if await self._is_to_be_opened((name, index), topic.partitions[index]):
                     wanted[name, index] = topic
             except Exception:
-                self._take_no_role((name, index), topic.partitions[index])
+                self._drop_role((name, index), topic.partitions[index])
         await self._open(wanted, image)
 
-    async def _is_to_be_opened(self, key: Key, state: PartitionState) -> bool:
-        """What is open already takes its role at once, or goes."""
+    async def _is_to_be_opened(self, key: TopicPartition, state: PartitionState) -> bool:
+        """Return True if the partition has to be opened. An open one takes its role, or is removed, at once."""
         partition = self.get(*key)
         if self._node.node_id not in state.replicas:
             await self._remove(key)
@@ -117,15 +231,15 @@ class PartitionTable:
             await self._take_role(partition, state)
         return False
 
-    def _take_no_role(self, key: Key, state: PartitionState) -> None:
-        """After a failure: its old role is over in any case, and the other partitions go on."""
-        logger.exception("partition cannot follow the metadata", extra={"partition": _name(key)})
+    def _drop_role(self, key: TopicPartition, state: PartitionState) -> None:
+        """Take a partition offline after a failure: its old role has ended in any case. The other partitions go on."""
+        logger.exception("partition cannot follow the metadata", extra={"partition": _partition_name(key)})
         partition = self.get(*key)
         if partition is not None:
             partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
-        node, was_following = self._node, partition.role is Role.FOLLOWER
+        node, was_following = self._node, partition.role is ReplicaRole.FOLLOWER
         if was_following and state.leader in (node.node_id, NO_LEADER):
             await node.fetchers.unfollow(partition)
         if state.leader == node.node_id:
@@ -142,21 +256,21 @@ class PartitionTable:
         try:
             partition.lead(state, local_id=self._node.node_id, lag_ms_max=lag_ms_max)
             if partition.leading is not None:
-                self._node.isr.wake(partition)  # from now on somebody looks after who is in sync
+                self._node.isr.wake(partition)  # starts the checks of its ISR
         except ApiError as error:
             partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
-            self.unreadable(partition, error)
+            self.handle_read_error(partition, error)
         if is_new and state.leader_recovering:
             self._report_unclean(partition, state, high_watermark)
 
     def _report_unclean(self, partition: Partition, state: PartitionState, high_watermark: int) -> None:
-        """Followers that had more report what they give up when they truncate."""
+        """Log an unclean election. Followers that had more records log their own losses when they truncate."""
         self._node.metrics.unclean_leaderships += 1
         end_offset = partition.log.end_offset
         logger.warning(
             "leading after an unclean election: what was committed from here on is lost",
             extra={
-                "partition": _name(partition.key),
+                "partition": _partition_name(partition.key),
                 "leader_epoch": state.leader_epoch,
                 "epoch_start_offset": end_offset,
                 "known_high_watermark": high_watermark,
@@ -164,36 +278,41 @@ class PartitionTable:
             },
         )
 
-    async def try_again(self, image: ClusterImage) -> list[Key]:
-        """Make what the disk refused before; returns what is there now. With the metadata log's turn held."""
+    async def retry_refused(self, image: ClusterImage) -> list[TopicPartition]:
+        """Open the partitions that the disk refused before, and return those that are open now.
+
+        The caller must hold `metadata.turn`.
+        """
         wanted = {key: image.topics[key[0]] for key in self.refused if self._is_mine(image, key)}
         self.refused.clear()
         await self._open(wanted, image)
         return [key for key in wanted if self.get(*key) is not None]
 
-    def _is_mine(self, image: ClusterImage, key: Key) -> bool:
+    def _is_mine(self, image: ClusterImage, key: TopicPartition) -> bool:
         state = image.partition(*key)
         return state is not None and self._node.node_id in state.replicas
 
     # -- opening -------------------------------------------------------------------------------------
 
-    async def _open(self, wanted: dict[Key, TopicState], image: ClusterImage) -> None:
+    async def _open(self, wanted: dict[TopicPartition, TopicState], image: ClusterImage) -> None:
         wanted = await self._without_lost(wanted)
         if not wanted:
             return
         settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
         report = await self._open_logs(wanted, settings)
         self.refused |= {key for key, error in report.failed.items() if isinstance(error, OSError)}
-        again: dict[Key, TopicState] = {}
+        again: dict[TopicPartition, TopicState] = {}
         for key, error in report.failed.items():
-            if has_peers(wanted[key].partitions[key[1]]):
-                self._lose(key, str(error))
+            if has_other_replicas(wanted[key].partitions[key[1]]):
+                self._mark_lost(key, str(error))
                 if isinstance(error, CorruptLog):
                     again[key] = wanted[key]
         await self._open(again, image)
 
-    async def _without_lost(self, wanted: dict[Key, TopicState]) -> dict[Key, TopicState]:
-        """What was lost is begun anew where others have it, and not touched where they do not."""
+    async def _without_lost(
+        self, wanted: dict[TopicPartition, TopicState]
+    ) -> dict[TopicPartition, TopicState]:
+        """Return the partitions to open: a lost one starts again if other replicas exist, and is left alone if not."""
         states = {key: topic.partitions[key[1]] for key, topic in wanted.items()}
         replaced = {key for key, state in states.items() if self._is_to_be_replaced(key, state)}
         for key in replaced:
@@ -203,10 +322,10 @@ class PartitionTable:
             for key, state in states.items():
                 if key in here:
                     continue
-                if is_owed(state, self._node.node_id):
-                    self._lose(key, "the folder is missing")
-                elif not has_peers(state) and self._node.store.has_held(*key, wanted[key].id):
-                    self._miss(key)
+                if should_exist(state, self._node.node_id):
+                    self._mark_lost(key, "the folder is missing")
+                elif not has_other_replicas(state) and self._node.store.has_held(*key, wanted[key].id):
+                    self._mark_missing(key)
         return {
             key: topic
             for key, topic in wanted.items()
@@ -214,48 +333,52 @@ class PartitionTable:
         }
 
     async def _open_logs(
-        self, wanted: dict[Key, TopicState], settings: dict[str, dict[str, Effective]]
+        self, wanted: dict[TopicPartition, TopicState], settings: dict[str, dict[str, EffectiveSetting]]
     ) -> OpenReport:
         configs = {name: self._log_config(settings[name]) for name in {name for name, _ in wanted}}
         report = await self._node.in_thread(self._open_in_store, wanted, configs)
         for (name, index), log in report.opened.items():
             topic = wanted[name, index]
             state = topic.partitions[index]
-            if log.was_beheaded and has_peers(state):
-                # Not served, as if it could not be opened: a copy without its beginning must not lead.
+            if log.lost_first_segments and has_other_replicas(state):
+                # Treat it as a log that could not be opened: a copy without its beginning must not lead.
                 report.failed[name, index] = CorruptLog(f"what was before offset {log.start_offset} has gone")
                 continue
-            if log.damages and others_have(state, self._node.node_id):
+            if log.damages and is_held_elsewhere(state, self._node.node_id):
                 report.failed[name, index] = CorruptLog(f"damaged: {log.damages[0]}")
                 continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self._throttle(partition, settings[name])
             self.lost.forget((name, index))
-            if (name, index) in report.short and has_peers(state):
-                self._lose_end((name, index), f"the log ends at {log.end_offset}, and more was synced once")
-            elif self._is_trusted_too_far(log, state):
-                self._lose_end((name, index), "it was not stopped cleanly, and syncs when it likes")
+            if (name, index) in report.short and has_other_replicas(state):
+                self._mark_tail_lost(
+                    (name, index), f"the log ends at {log.end_offset}, and more was synced once"
+                )
+            elif self._may_lack_tail(log, state):
+                self._mark_tail_lost((name, index), "it was not stopped cleanly, and syncs when it likes")
             await self._take_role(partition, state)
         return report
 
-    def _open_in_store(self, wanted: dict[Key, TopicState], configs: dict[str, LogConfig]) -> OpenReport:
+    def _open_in_store(
+        self, wanted: dict[TopicPartition, TopicState], configs: dict[str, LogConfig]
+    ) -> OpenReport:
         store, now_ms = self._node.store, self._node.now_ms()
-        logs = {key: Wanted(topic.id, configs[key[0]]) for key, topic in wanted.items()}
+        logs = {key: LogToOpen(topic.id, configs[key[0]]) for key, topic in wanted.items()}
         try:
             report = store.open_or_create_these(logs, now_ms=now_ms)
             for key in report.short:
-                if not has_peers(wanted[key].partitions[key[1]]):
-                    # Nobody else has what was at its end, and its offsets must not be given out again.
+                if not has_other_replicas(wanted[key].partitions[key[1]]):
+                    # No other replica has the lost tail, and its offsets must not be assigned again.
                     synced_offset = store.synced_offset(*key, wanted[key].id)
-                    report.opened[key].continue_at(synced_offset, now_ms)
+                    report.opened[key].mark_lost_until(synced_offset, now_ms)
         except OSError as error:
             end_process(error)
             raise
         return report
 
     def _adopt(self, topic: TopicState, index: int, log: Log, min_insync_replicas: int) -> Partition:
-        """Serve a log that is open already."""
-        has_followers = has_peers(topic.partitions[index])
+        """Create the partition for an open log, and register it so that requests find it."""
+        has_followers = has_other_replicas(topic.partitions[index])
         saved = self._node.store.high_watermarks.get((topic.name, index), 0)
         partition = Partition(
             log,
@@ -275,76 +398,80 @@ class PartitionTable:
 
     # -- losses --------------------------------------------------------------------------------------
 
-    def unreadable(self, partition: Partition, error: ApiError) -> None:
-        """A file below the high watermark is missing or damaged: others have it, if there are others."""
+    def handle_read_error(self, partition: Partition, error: ApiError) -> None:
+        """Handle a missing or damaged file below the high watermark: the copy is lost if there are other replicas."""
         if isinstance(error, DamagedRead) and partition.isr_size <= 1:
-            self.survey(partition, error.segment_base)
+            self.scan_for_damage(partition, error.segment_base)
             return
         if error.code is ErrorCode.corrupt_message and partition.isr_size <= 1:
-            return  # known, and served as far as it is whole
+            return  # the damage is known, and the intact part is served
         if is_damage(error) and partition.is_replicated:
-            self._lose(partition.key, error.message or error.code.name)
+            self._mark_lost(partition.key, error.message or error.code.name)
 
-    def survey(self, partition: Partition, offset: int) -> None:
-        """Somebody met damage in the only copy: find out what of the segment is whole, to serve that."""
+    def scan_for_damage(self, partition: Partition, offset: int) -> None:
+        """Find out which part of a damaged segment is intact, to serve that part. For the only copy in sync."""
         if partition.key not in self._surveyed:
             self._surveyed.add(partition.key)
             self._node.spawn(self._survey(partition, offset))
 
     async def _survey(self, partition: Partition, offset: int) -> None:
         try:
-            await self._node.in_thread(partition.log.survey, offset)
+            await self._node.in_thread(partition.log.scan_for_damage, offset)
         except OSError as error:
             logger.error(
-                "damage not surveyed", extra={"partition": _name(partition.key), "reason": str(error)}
+                "damage not surveyed",
+                extra={"partition": _partition_name(partition.key), "reason": str(error)},
             )
         finally:
             self._surveyed.discard(partition.key)
 
-    def _lose(self, key: Key, reason: str) -> None:
+    def _mark_lost(self, key: TopicPartition, reason: str) -> None:
         if self.lost.add(key, reason) and self._node.state != "starting":
             self._node.spawn(self.lost.report())
 
-    def _miss(self, key: Key) -> None:
-        """An empty log in its place would say that nothing was ever written."""
+    def _mark_missing(self, key: TopicPartition) -> None:
+        """Do not serve the partition: an empty log in its place would claim that nothing was ever written."""
         self.missing.add(key)
         logger.critical(
             "partition folder is missing: bring it back and restart, or accept the loss with `penstock disk`",
-            extra={"partition": _name(key), "data_dir": str(self._node.store.directory)},
+            extra={"partition": _partition_name(key), "data_dir": str(self._node.store.directory)},
         )
 
-    def _is_trusted_too_far(self, log: Log, state: PartitionState) -> bool:
-        """The controller counts on a copy that may lack its end: it takes this node's flush policy for another."""
+    def _may_lack_tail(self, log: Log, state: PartitionState) -> bool:
+        """Whether the log may lack its tail although the controller keeps this node in the ELR.
+
+        That happens if the controller assumes another flush policy than the one this node has.
+        """
         may_lack_end = log.config.flush != "ack" and not self._node.lifecycle.was_clean
         return may_lack_end and self._node.state == "starting" and self._node.node_id in state.elr
 
-    def _lose_end(self, key: Key, reason: str) -> None:
-        """Served, as what is there is sound, but it must not lead before the rest has been fetched."""
-        self.lost.add_short(key, reason)
+    def _mark_tail_lost(self, key: TopicPartition, reason: str) -> None:
+        """Report a replica that lacks its tail. It stays in service, but must not lead before it has fetched that."""
+        self.lost.add_truncated(key, reason)
         if self._node.state != "starting":
             self._node.spawn(self.lost.report())
 
-    def _is_to_be_replaced(self, key: Key, state: PartitionState) -> bool:
+    def _is_to_be_replaced(self, key: TopicPartition, state: PartitionState) -> bool:
         return key in self.lost and key not in self.refused and self.lost.is_replaceable(key, state)
 
-    async def _give_up(self, key: Key) -> None:
-        """The copy here is not needed any more; it stays in the folder under another name."""
+    async def _give_up(self, key: TopicPartition) -> None:
+        """Abandon a copy that is no longer needed; it stays in the data directory under another name."""
         await self._close(key)
         try:
             await self._node.in_thread(self._keep_aside, key)
         except OSError as error:
-            logger.error("log not set aside", extra={"partition": _name(key), "reason": str(error)})
+            logger.error("log not set aside", extra={"partition": _partition_name(key), "reason": str(error)})
         else:
             self.lost.forget(key)
 
-    def _keep_aside(self, key: Key) -> None:
+    def _keep_aside(self, key: TopicPartition) -> None:
         if key in self._node.store.stored():
-            self._node.store.keep_aside(*key)
+            self._node.store.rename_to_stray(*key)
 
     # -- removing ------------------------------------------------------------------------------------
 
-    async def _remove(self, key: Key) -> None:
-        """This node is no replica any more."""
+    async def _remove(self, key: TopicPartition) -> None:
+        """Close and delete a partition of which this node is no longer a replica."""
         is_here = self.get(*key) is not None or key in self.lost or key in self._node.store.failed
         self.refused.discard(key)
         self.missing.discard(key)
@@ -355,7 +482,7 @@ class PartitionTable:
         folders = await self._node.in_thread(self._set_aside_stored, {key})
         self._node.spawn(self._purge(folders))
 
-    async def _close(self, key: Key) -> None:
+    async def _close(self, key: TopicPartition) -> None:
         partitions = self.by_raw_name.get(key[0].encode(), {})
         partition = partitions.pop(key[1], None)
         if partition is None:
@@ -367,19 +494,19 @@ class PartitionTable:
         await self._close_partition(partition)
 
     async def _close_partition(self, partition: Partition) -> None:
-        if partition.role is Role.FOLLOWER:
+        if partition.role is ReplicaRole.FOLLOWER:
             await self._node.fetchers.unfollow(partition)
         await partition.close()
 
-    def _set_aside_stored(self, keys: set[Key]) -> list[Path]:
+    def _set_aside_stored(self, keys: set[TopicPartition]) -> list[Path]:
         return self._set_aside(key for key in self._node.store.stored() if key in keys)
 
-    def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, Effective]:
+    def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, EffectiveSetting]:
         overrides = image.config(ResourceType.TOPIC, topic)
         return effective_topic_settings(overrides, node_layers(self._node.settings, image))
 
-    def _log_config(self, settings: dict[str, Effective]) -> LogConfig:
-        """What produce may unfold is what look-ups and compaction can unfold again."""
+    def _log_config(self, settings: dict[str, EffectiveSetting]) -> LogConfig:
+        """Build the log's config. Look-ups and compaction must be able to decompress whatever produce accepts."""
         decoded_bytes_max = self._node.settings.integer("penstock.decompress.max.bytes")
         return log_config(settings, decoded_bytes_max=decoded_bytes_max)
 
@@ -393,27 +520,29 @@ class PartitionTable:
             self.lost.forget((topic.name, index))
         for partition in partitions.values():
             await self._close_partition(partition)
-        # Those that could not be opened too.
+        # Also delete partitions that could not be opened.
         keys = {(topic.name, index) for index in topic.partitions}
         folders = await self._node.in_thread(self._set_aside_stored, keys)
         self._node.spawn(self._purge(folders))
 
-    def _set_aside(self, keys: Iterable[Key]) -> list[Path]:
-        """What cannot be moved is reported, as the topic is gone anyway."""
+    def _set_aside(self, keys: Iterable[TopicPartition]) -> list[Path]:
+        """Rename folders for deletion. A failure is only logged, as the topic is gone anyway."""
         folders = []
         for key in keys:
             try:
                 folders.append(self._node.store.delete(*key))
             except OSError as error:
-                logger.error("log not deleted", extra={"partition": _name(key), "reason": str(error)})
+                logger.error(
+                    "log not deleted", extra={"partition": _partition_name(key), "reason": str(error)}
+                )
         return folders
 
     async def _purge(self, folders: list[Path]) -> None:
-        """Erasing may take long, and nobody has to wait for it; a stop leaves it to the next start."""
+        """Erase folders, which may take long. If the node stops first, the next start erases them."""
         await self._node.in_thread(self._node.store.purge, folders)
 
     def remove_leftovers(self, image: ClusterImage, deleted: set[UUID]) -> None:
-        """Blocking, before anything is opened: deletions and moves to other brokers that a crash has interrupted."""
+        """Finish deletions and moves to other brokers that a crash interrupted. Blocking; call before opening logs."""
         store, node_id = self._node.store, self._node.node_id
         states = {(name, i): state for name, t in image.topics.items() for i, state in t.partitions.items()}
         stored = set(store.stored()) - {(CLUSTER_METADATA, 0)}
@@ -421,7 +550,9 @@ class PartitionTable:
         leftovers = {key for key in unknown if store.topic_id(*key) in deleted}
         leftovers |= {key for key in stored & states.keys() if node_id not in states[key].replicas}
         for key in sorted(unknown - leftovers):
-            logger.warning("no topic has this partition; it is left alone", extra={"partition": _name(key)})
+            logger.warning(
+                "no topic has this partition; it is left alone", extra={"partition": _partition_name(key)}
+            )
         store.purge(self._set_aside(leftovers))
 
     def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
@@ -438,7 +569,7 @@ class PartitionTable:
                 self._throttle(partition, settings)
                 partition.configured()
 
-    def _throttle(self, partition: Partition, settings: dict[str, Effective]) -> None:
+    def _throttle(self, partition: Partition, settings: dict[str, EffectiveSetting]) -> None:
         names = ("*", f"{partition.index}:{self._node.node_id}")
         partition.is_leader_throttled, partition.is_follower_throttled = (
             any(name in cast(tuple[str, ...], settings[setting].value) for name in names)
@@ -446,11 +577,11 @@ class PartitionTable:
         )
 
 
-def _name(key: Key) -> str:
+def _partition_name(key: TopicPartition) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def _min_insync_replicas(settings: dict[str, Effective]) -> int:
+def _min_insync_replicas(settings: dict[str, EffectiveSetting]) -> int:
     value = settings["min.insync.replicas"].value
     assert isinstance(value, int)
     return value

@@ -1,5 +1,5 @@
-"""The quorum loop: the pure raft core, carried out with real files, sockets and timers."""
+"""The metadata quorum on this node: runs the raft core with real files, sockets and timers."""
 
-from penstock.broker.quorum.member import Quorum
+from penstock.broker.quorum.quorum import Quorum
 
 __all__ = ("Quorum",)

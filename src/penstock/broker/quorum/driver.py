@@ -1,4 +1,9 @@
-"""The quorum loop: events go into the raft core one at a time, and its actions are carried out in order."""
+"""The driver of raft: one task passes events to the raft core, one at a time, and carries out its actions in order.
+
+Only one process may take part under a node id. A node that starts and hears again and again that its own id leads
+the quorum fails its start. It waits before that, because a leader that has lost its disk and starts again also hears
+its own id until the other voters have elected another leader.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +15,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.broker.quorum import election_file, snapshots
-from penstock.broker.quorum.controls import encode_control_batch, voters_in
-from penstock.broker.quorum.log_view import MetadataLogView
-from penstock.broker.quorum.namesake import Namesake
-from penstock.broker.quorum.state import QuorumState
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.quorum import snapshots, storage
+from penstock.broker.quorum.control_records import encode_control_batch, voters_in
+from penstock.broker.quorum.storage import MetadataLogView, QuorumStorage
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import iter_batches
+from penstock.protocol.record_batch import iter_batches
 from penstock.raft import actions as work
-from penstock.raft.actions import Action, Send
-from penstock.raft.messages import EndEpochRequest, FetchReply, PeerReply, Request
+from penstock.raft.actions import Action, SendRequest
 from penstock.raft.node import RaftNode
-from penstock.raft.values import (
+from penstock.raft.types import (
     Address,
-    Election,
+    ElectionState,
+    EndEpochRequest,
+    FetchReply,
     OffsetAndEpoch,
+    PeerReply,
     ReplicaKey,
+    Request,
     Role,
     Timings,
     VoterHistory,
@@ -37,6 +43,24 @@ if TYPE_CHECKING:
     from penstock.broker.node import Node
     from penstock.broker.quorum.snapshots import Snapshot
 
+
+class DuplicateNodeIdCheck:
+    """A leader that lost its disk and came back is told of itself too, until the others have elected another."""
+
+    def __init__(self, own_id: int, *, timeout_ms: int) -> None:
+        self._own_id = own_id
+        self._timeout_ms = timeout_ms
+        self._since_ms: int | None = None
+
+    def is_alive(self, leader_id: int, now_ms: int) -> bool:
+        """`leader_id` is who leads by a peer's word, told to a node that does not lead."""
+        if leader_id >= 0 and leader_id != self._own_id:
+            self._since_ms = None
+        elif leader_id == self._own_id and self._since_ms is None:
+            self._since_ms = now_ms
+        return self._since_ms is not None and now_ms - self._since_ms > self._timeout_ms
+
+
 logger = logging.getLogger("penstock.quorum")
 
 #: One event: told the time, it returns what is to be done.
@@ -46,19 +70,19 @@ Event = Callable[[int], list[Action]]
 SERVED_BYTES_MAX: Final = 4 << 20
 SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
 #: Rest after a disk has refused what a leader sent.
-_REFUSED_REST_S: Final = 0.2
+_REFUSED_BACKOFF_S: Final = 0.2
 #: How long a leader that stops waits to be heard saying so.
-_FAREWELL_S: Final = 0.5
+_RESIGN_WAIT_S: Final = 0.5
 #: How long a leader keeps a fetch that it has nothing to say to.
 _FETCH_WAIT_MS_MAX: Final = 500
 #: A timer that is called this much too late: the process stood still, or gets too little of the processor.
 _LATE_S: Final = 0.1
 #: How often the time for an answer is doubled. A late answer is lost with its connection, so where each one takes
 #: longer than a request may, none would ever count.
-_PATIENCE_DOUBLINGS_MAX: Final = 2
+_TIMEOUT_DOUBLINGS_MAX: Final = 2
 
 
-class Owner(Protocol):
+class RaftListener(Protocol):
     """Whom the loop tells what has come of it, in the order in which it did."""
 
     def leader_changed(self, leader_id: int, epoch: int) -> None: ...
@@ -72,20 +96,20 @@ class Owner(Protocol):
     def failed(self, error: Exception) -> None: ...
 
 
-class Driver:
+class QuorumDriver:
     """`post` events; they are worked off by one task, and each is done before the next begins."""
 
     def __init__(
         self,
         node: Node,
-        state: QuorumState,
+        state: QuorumStorage,
         *,
         voters: VoterHistory,
         addresses: tuple[Address, ...],
-        owner: Owner,
+        listener: RaftListener,
     ) -> None:
         self._node = node
-        self._owner = owner
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.log = state.log
         self.view = MetadataLogView(state.log, state.snapshot_id)
@@ -94,13 +118,13 @@ class Driver:
             is_controller=node.settings.is_controller,
             addresses=addresses,
             log=self.view,
-            election=state.election or Election(),
+            election=state.election or ElectionState(),
             voters=voters,
             timings=_timings(node),
             draw=random.randrange,
         )
         #: The newest high watermark that a leader has told, which may be ahead of this log.
-        self.told_high_watermark = -1
+        self.leader_high_watermark = -1
         self._inbox: deque[Event] = deque()
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -112,12 +136,12 @@ class Driver:
         self._is_syncing = self._wants_sync = False
         self._bootstrap = 0
         self._refusal: ErrorCode | None = None
-        self._namesake = Namesake(
-            node.node_id, patience_ms=node.settings.integer("initial.broker.registration.timeout.ms")
+        self._duplicate_node_id = DuplicateNodeIdCheck(
+            node.node_id, timeout_ms=node.settings.integer("initial.broker.registration.timeout.ms")
         )
         self.is_stopped = False
         self._task: asyncio.Task[None] | None = None
-        self._sending: dict[asyncio.Task[None], Send] = {}
+        self._sending: dict[asyncio.Task[None], SendRequest] = {}
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -139,7 +163,7 @@ class Driver:
         done: asyncio.Future[None] = self._loop.create_future()
 
         def end(now_ms: int) -> list[Action]:
-            _answer(done, None)
+            _complete(done, None)
             return []
 
         self.post(self.core.resign)
@@ -151,7 +175,7 @@ class Driver:
             task for task, send in self._sending.items() if isinstance(send.request, EndEpochRequest)
         }
         if farewells:
-            await asyncio.wait(farewells, timeout=_FAREWELL_S)
+            await asyncio.wait(farewells, timeout=_RESIGN_WAIT_S)
 
     async def _run(self) -> None:
         try:
@@ -167,7 +191,7 @@ class Driver:
         except Exception as error:
             unforeseen = None if isinstance(error, QuorumFailed) else error
             logger.critical("the quorum loop has failed", exc_info=unforeseen, extra={"reason": str(error)})
-            self._owner.failed(error)
+            self._listener.failed(error)
 
     async def _work(self, event: Event) -> None:
         self._after.append(event)
@@ -204,22 +228,22 @@ class Driver:
 
     async def _carry_out(self, action: Action) -> None:
         match action:
-            case work.Send():
+            case work.SendRequest():
                 self._begin_sending(action)
-            case work.Answer(token, reply):
-                _answer(token, reply)
-            case work.Serve(token, reply, offset):
-                _answer(token, await self._with_records(reply, offset))
-            case work.HighWatermark(offset):
-                self._owner.committed(offset)
+            case work.SendReply(token, reply):
+                _complete(token, reply)
+            case work.SendRecords(token, reply, offset):
+                _complete(token, await self._with_records(reply, offset))
+            case work.HighWatermarkAdvanced(offset):
+                self._listener.committed(offset)
             case work.AppendRecords(records):
                 await self._append_records(records)
-            case work.AppendControl():
+            case work.AppendControlRecords():
                 self._append_control(action)
             case work.SaveElection(election):
                 await self._save(election)
             case work.LeaderChanged(leader_id, epoch):
-                self._owner.leader_changed(leader_id, epoch)
+                self._listener.leader_changed(leader_id, epoch)
             case work.Truncate(offset):
                 await self._truncate(offset)
             case _:
@@ -228,7 +252,7 @@ class Driver:
     async def _carry_out_snapshot(self, action: Action) -> None:
         folder = self.log.directory
         match action:
-            case work.ServeSnapshot():
+            case work.SendSnapshot():
                 self._node.spawn(self._serve_snapshot(action))
             case work.WriteSnapshot(id, position, data):
                 await self._node.in_thread(snapshots.receive, folder, id, position, data)
@@ -237,9 +261,9 @@ class Driver:
             case _:
                 raise AssertionError(f"no such work: {action}")
 
-    async def _save(self, election: Election) -> None:
+    async def _save(self, election: ElectionState) -> None:
         try:
-            save = partial(election_file.save, self.log.directory, election)
+            save = partial(storage.save_election, self.log.directory, election)
             await self._node.in_thread(self._node.store.space.with_reserve, save)
         except OSError as error:
             # A vote that may or may not be on disk must not be given, nor given again.
@@ -264,7 +288,7 @@ class Driver:
                     self._after.append(partial(self._voters_appended, offset, voters))
         except ApiError as error:
             logger.error("metadata not appended", extra={"reason": str(error)})
-            await asyncio.sleep(_REFUSED_REST_S)
+            await asyncio.sleep(_REFUSED_BACKOFF_S)
         self._after.append(self.core.appended)
         self.want_sync()
 
@@ -272,7 +296,7 @@ class Driver:
         self.core.voters_appended(offset, voters)
         return []
 
-    def _append_control(self, action: work.AppendControl) -> None:
+    def _append_control(self, action: work.AppendControlRecords) -> None:
         assert self.log.end_offset == action.offset, (self.log.end_offset, action.offset)
         now_ms = self._node.now_ms()
         batch = encode_control_batch(action.records, epoch=self.core.epoch, now_ms=now_ms)
@@ -310,45 +334,45 @@ class Driver:
 
     # -- peers -----------------------------------------------------------------------------------------
 
-    def _begin_sending(self, send: Send) -> None:
+    def _begin_sending(self, send: SendRequest) -> None:
         task = self._node.spawn(self._send(send))
         self._sending[task] = send
         task.add_done_callback(self._sending.pop)
 
-    async def _send(self, send: Send) -> None:
+    async def _send(self, send: SendRequest) -> None:
         reply, refused = await self._ask(send)
         if reply is not None and self._node.state == "starting":
-            self.post(partial(self._look_for_namesake, reply.leader_id))
+            self.post(partial(self._check_duplicate_node_id, reply.leader_id))
         self.post(lambda now_ms: self.core.answered(send, reply, now_ms, refused=refused))
         if isinstance(reply, FetchReply) and reply.error is ErrorCode.none:
-            self._note_told(reply.high_watermark)
+            self._note_high_watermark(reply.high_watermark)
 
-    def _look_for_namesake(self, leader_id: int, now_ms: int) -> list[Action]:
-        if self.core.role is not Role.LEADER and self._namesake.is_alive(leader_id, now_ms):
+    def _check_duplicate_node_id(self, leader_id: int, now_ms: int) -> list[Action]:
+        if self.core.role is not Role.LEADER and self._duplicate_node_id.is_alive(leader_id, now_ms):
             raise QuorumFailed("another node with this id leads the quorum; each node needs an id of its own")
         return []
 
-    def _note_told(self, high_watermark: int) -> None:
-        if high_watermark > self.told_high_watermark:
-            self.told_high_watermark = high_watermark
-            self.post(self._tell_heard)
+    def _note_high_watermark(self, high_watermark: int) -> None:
+        if high_watermark > self.leader_high_watermark:
+            self.leader_high_watermark = high_watermark
+            self.post(self._notify_progress)
 
-    def _tell_heard(self, now_ms: int) -> list[Action]:
-        self._owner.heard()
+    def _notify_progress(self, now_ms: int) -> list[Action]:
+        self._listener.heard()
         return []
 
-    async def _ask(self, send: Send) -> tuple[PeerReply | None, bool]:
+    async def _ask(self, send: SendRequest) -> tuple[PeerReply | None, bool]:
         """The reply; or None, and whether the peer's host refused the connection."""
-        from penstock.broker.peers import PeerUnreachable
-        from penstock.broker.quorum.asking import ask
+        from penstock.broker.network.peers import PeerUnreachable
+        from penstock.broker.quorum.outbound_requests import send_request
 
         where = send.to if send.to is not None else self._next_bootstrap_server()
         if where is None:
             return None, False
         missed = self._missed.pop(where, 0)
         try:
-            reply = await ask(
-                self._node, where, send.request, patience=1 << min(missed, _PATIENCE_DOUBLINGS_MAX)
+            reply = await send_request(
+                self._node, where, send.request, timeout_factor=1 << min(missed, _TIMEOUT_DOUBLINGS_MAX)
             )
         except PeerUnreachable as error:
             return None, error.refused
@@ -397,7 +421,7 @@ class Driver:
             return reply._replace(error=error.code)
         return reply._replace(records=bytes(piece.data))
 
-    async def _serve_snapshot(self, action: work.ServeSnapshot) -> None:
+    async def _serve_snapshot(self, action: work.SendSnapshot) -> None:
         id, position = action.request.id, action.request.position
         try:
             size, data = await self._node.in_thread(
@@ -406,19 +430,21 @@ class Driver:
             reply = action.reply._replace(size=size, position=position, data=data)
         except OSError:
             reply = action.reply._replace(error=ErrorCode.snapshot_not_found)
-        _answer(action.token, reply)
+        _complete(action.token, reply)
 
     async def _install(self, id: OffsetAndEpoch) -> None:
         node = self._node
-        snapshot = await node.in_thread(snapshots.finish, self.log.directory, id)
+        snapshot = await node.in_thread(snapshots.finish_receiving, self.log.directory, id)
         try:
-            await node.in_thread(node.store.restart_at, CLUSTER_METADATA, 0, id.offset, now_ms=node.now_ms())
+            await node.in_thread(
+                node.store.truncate_fully_and_start_at, CLUSTER_METADATA, 0, id.offset, now_ms=node.now_ms()
+            )
         except OSError as error:
             raise QuorumFailed(f"the metadata log cannot take up a snapshot: {error}") from error
         self.view.snapshot = id
         self._after.append(partial(self._voters_appended, id.offset - 1, snapshot.voters))
         self._after.append(self.core.snapshot_installed)
-        self._owner.installed(snapshot, id)
+        self._listener.installed(snapshot, id)
         self.want_sync()  # the log begins beyond what was synced of it
 
 
@@ -428,11 +454,11 @@ class QuorumFailed(Exception):
 
 def bootstrap_servers(node: Node) -> list[tuple[str, int]]:
     """Where a cluster may be found, without this node itself."""
-    founders = [at for id, at in node.settings.founders.items() if id != node.node_id]
-    return [*node.settings.bootstrap_servers, *founders]
+    initial_voters = [at for id, at in node.settings.initial_voters.items() if id != node.node_id]
+    return [*node.settings.bootstrap_servers, *initial_voters]
 
 
-def _answer(token: object, reply: object) -> None:
+def _complete(token: object, reply: object) -> None:
     assert isinstance(token, asyncio.Future)
     if not token.done():
         token.set_result(reply)

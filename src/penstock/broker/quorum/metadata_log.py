@@ -1,8 +1,8 @@
-"""The metadata log: what the cluster has decided, committed by the quorum before anyone sees it.
+"""The metadata log: the decisions of the controller, which the quorum commits before any node sees them.
 
-Decisions are taken on the active controller, one after the other against a copy of the image, and committed
-together. Every node replays what is committed into a copy, follows it, and then shows it to readers: a topic that is
-seen can be written to.
+The active controller takes decisions one after the other against a copy of the image and commits them in groups. Every
+node replays committed records into a copy of the image, applies the changes to its partitions, and then publishes the
+image to readers. So a topic that a client sees can be written to.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from penstock.broker.quorum.snapshots import metadata_records
-from penstock.cluster.decision import Decision
-from penstock.cluster.delta import ImageDelta
-from penstock.cluster.difference import image_difference
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import RemoveTopicRecord
-from penstock.cluster.serde import encode_records
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage, ImageDelta, diff_images
+from penstock.cluster.metadata_records import MetadataRecord, RemoveTopicRecord, encode_records
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, encode_batch, iter_batches
-from penstock.raft.values import OffsetAndEpoch
+from penstock.protocol.record_batch import Record, encode_batch, iter_batches
+from penstock.raft.types import OffsetAndEpoch
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -33,11 +29,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.metadata")
 
 Reply = TypeVar("Reply")
-Follow = Callable[[ImageDelta, ClusterImage], Awaitable[None]]
-Begin = Callable[[ClusterImage, set[UUID]], None]
+OnImage = Callable[[ImageDelta, ClusterImage], Awaitable[None]]
+BeforeFirstImage = Callable[[ClusterImage, set[UUID]], None]
 
 _READ_BYTES: Final = 1 << 20
-#: Decisions that share one commit, so that the first of them does not wait for all the world.
+#: Limit of decisions that share one commit, so that the first of them does not wait for too many others.
 _GROUP_MAX: Final = 500
 
 
@@ -46,14 +42,14 @@ class _Proposal(NamedTuple):
     answer: asyncio.Future[Any]
 
 
-class _Outcome(NamedTuple):
+class _ProposalResult(NamedTuple):
     proposal: _Proposal
     reply: Any
     failure: Exception | None
 
 
-class _Appended(NamedTuple):
-    """A batch of this node's own, so that it need not be read back."""
+class _OwnBatch(NamedTuple):
+    """A batch that this node has appended, kept so that it need not be read back from the log."""
 
     base_offset: int
     records: tuple[MetadataRecord, ...]
@@ -62,24 +58,24 @@ class _Appended(NamedTuple):
 
 
 class MetadataLog:
-    """`open` after the quorum's log is open; `caught_up` once the quorum runs."""
+    """Call `open` after the quorum's log is open, and `caught_up` once the quorum runs."""
 
-    def __init__(self, node: Node, follow: Follow, begin: Begin | None = None) -> None:
-        """`begin` is called in a thread before the first image is followed, with the topics deleted before."""
+    def __init__(self, node: Node, follow: OnImage, begin: BeforeFirstImage | None = None) -> None:
+        """`begin` runs in a thread before this node applies its first image; it gets the topics deleted before that."""
         self.image = ClusterImage()
         #: The last offset whose record is in the published image.
         self.applied_offset = -1
-        #: This node is the active controller: decisions are made here.
+        #: Whether this node is the active controller, which makes the decisions.
         self.is_active = False
-        #: Held by whoever changes the image or makes this node follow it.
+        #: Lock for changing the image and for applying it to this node.
         self.turn = asyncio.Lock()
         self._node = node
         self._follow = follow
         self._begin = begin
-        self._deleted: set[UUID] = set()  # during the start, when nobody followed yet
+        self._deleted: set[UUID] = set()  # during the start, before images are applied
         self._committed_offset = 0  # everything below is committed
         self._epoch = -1  # of this node as leader, -1 otherwise
-        self._own: _Appended | None = None  # appended here and not applied yet
+        self._own: _OwnBatch | None = None  # appended here and not applied yet
         self._replacement: tuple[ClusterImage, OffsetAndEpoch] | None = None
         self._caught_up: asyncio.Future[None] | None = None
         self._has_caught_up = self._is_following = False
@@ -108,7 +104,7 @@ class MetadataLog:
         """Within a decision: the offset that its first record gets."""
         return self._node.quorum.state.log.end_offset if self._next_offset is None else self._next_offset
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin from the newest snapshot, if there is one."""
@@ -119,9 +115,9 @@ class MetadataLog:
             self._committed_offset = state.snapshot_id.offset
 
     async def caught_up(self) -> None:
-        """Returns once the image is what the leader had committed when it was first heard of.
+        """Wait until the image contains everything that the leader has reported as committed.
 
-        Raises what has kept the quorum from starting.
+        Raises the error that kept the quorum from starting.
         """
         if self._failure is not None:
             raise self._failure
@@ -132,20 +128,23 @@ class MetadataLog:
             await asyncio.shield(self._caught_up)
 
     async def follow(self, offset: int) -> None:
-        """From the image that holds the record at `offset` on, this node follows: what was before is past."""
+        """Start applying images to this node, first the one that contains the record at `offset`.
+
+        Earlier images are not applied one by one.
+        """
         await self.reached(offset)
         async with self.turn:
             await self._follow_first_image()
 
     async def reached(self, offset: int) -> None:
-        """Returns once the published image holds the record at this offset."""
+        """Wait until the published image contains the record at this offset."""
         if offset <= self.applied_offset:
             return
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (offset, next(self._order), reached))
         await reached
 
-    # -- what the quorum tells -------------------------------------------------------------------------
+    # -- events of the quorum --------------------------------------------------------------------------
 
     def committed(self, offset: int) -> None:
         self._committed_offset = max(offset, self._committed_offset)
@@ -154,13 +153,13 @@ class MetadataLog:
     def leader_changed(self, leader_id: int, epoch: int) -> None:
         is_leader = leader_id == self._node.node_id
         if self._epoch >= 0 and not (is_leader and epoch == self._epoch):
-            self._lose_office()
+            self._lose_leadership()
         if is_leader:
             self._epoch = epoch
             self._become_active_if_due()
 
     def heard(self) -> None:
-        """The leader has told how far it is: a node that starts may have caught up."""
+        """The leader has reported its high watermark: a starting node may have caught up."""
         if not self._has_caught_up:
             self._wake()
 
@@ -173,8 +172,8 @@ class MetadataLog:
         if self._caught_up is not None:
             _fail(self._caught_up, error)
 
-    def _lose_office(self) -> None:
-        """What was appended may still be committed by the next leader: those who wait cannot be told."""
+    def _lose_leadership(self) -> None:
+        """Fail all pending proposals. Their outcome is unknown: the next leader may still commit what was appended."""
         self._epoch = -1
         self._own = None
         if self._in_flight is not None:
@@ -188,7 +187,7 @@ class MetadataLog:
             self._node.controller.became_inactive()
 
     def _become_active_if_due(self) -> None:
-        """Decisions rest on all that was committed before, so they wait for the image to have it."""
+        """Become active once the image has everything that was committed before, because decisions are based on it."""
         if self._epoch < 0 or self.is_active or not self._has_caught_up:
             return
         quorum = self._node.quorum
@@ -212,7 +211,7 @@ class MetadataLog:
             if self._is_caught_up_due():
                 self._now_caught_up()
         except Exception as error:
-            # Going on without a record, or with half of it, would be guessing.
+            # Without the record, or with half of it, the image would be wrong.
             logger.critical("metadata cannot be replayed", exc_info=error)
             self._node.quorum.failed(error)
         finally:
@@ -239,7 +238,7 @@ class MetadataLog:
         if id.offset <= self.applied_offset:
             return
         if self._has_caught_up:
-            await self._publish(image, image_difference(self.image, image), id.offset - 1)
+            await self._publish(image, diff_images(self.image, image), id.offset - 1)
         else:
             self.image, self.applied_offset = image, id.offset - 1
 
@@ -248,7 +247,7 @@ class MetadataLog:
             try:
                 await self._follow(delta, image)
             except Exception:
-                # What is committed holds, whether or not this node can follow it at once.
+                # The records are committed, so the image counts even if this node could not apply it.
                 logger.exception("metadata not followed", extra={"offset": offset})
         self.image, self.applied_offset = image, offset
         if delta and self._is_following:
@@ -264,7 +263,7 @@ class MetadataLog:
     def _is_caught_up_due(self) -> bool:
         if self._has_caught_up or self._caught_up is None or self._caught_up.done():
             return False
-        told = self._node.quorum.told_high_watermark
+        told = self._node.quorum.leader_high_watermark
         return 0 <= told <= self.applied_offset + 1
 
     def _now_caught_up(self) -> None:
@@ -274,16 +273,16 @@ class MetadataLog:
         self._answer_waiting()
 
     async def _follow_first_image(self) -> None:
-        """All at once: what came and went in the past is nothing to follow."""
+        """Apply the first image as a single change, without the intermediate states of the replay."""
         assert not self._is_following
         if self._begin is not None:
             await self._node.in_thread(self._begin, self.image, self._deleted)
         self._is_following = True
-        everything = image_difference(ClusterImage(), self.image)
+        everything = diff_images(ClusterImage(), self.image)
         await self._publish(self.image, everything, self.applied_offset)
 
     async def _committed_records(self) -> tuple[list[MetadataRecord], int]:
-        """The next run of what is committed and not applied, and its last offset."""
+        """Return the next committed records that are not applied yet, and their last offset."""
         offset = self.applied_offset + 1
         own = self._own
         if own is not None and own.base_offset == offset:
@@ -307,9 +306,9 @@ class MetadataLog:
     # -- deciding --------------------------------------------------------------------------------------
 
     async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """Returns once the decision is committed and shown. Raises what `decide` raises, and ApiError.
+        """Commit a decision, and wait until its image is published. Raises what `decide` raises, and ApiError.
 
-        NOT_CONTROLLER after the append means that nobody knows: the next leader may commit it or not.
+        NOT_CONTROLLER after the append means that the outcome is unknown: the next leader may commit it or not.
         """
         if not self.is_active:
             raise _not_controller()
@@ -317,11 +316,11 @@ class MetadataLog:
         self._queue.append(_Proposal(decide, answer))
         if not self._is_proposing:
             self._is_proposing = True
-            self._node.spawn(self._work_off())
+            self._node.spawn(self._commit_queued())
         return await answer
 
-    async def _work_off(self) -> None:
-        """One group after the other: what is proposed while one is committed shares the next."""
+    async def _commit_queued(self) -> None:
+        """Commit one group after the other; all proposals that arrive during a commit share the next one."""
         try:
             while self._queue:
                 group, self._queue = self._queue[:_GROUP_MAX], self._queue[_GROUP_MAX:]
@@ -330,12 +329,12 @@ class MetadataLog:
             self._is_proposing = False
 
     async def _commit(self, group: list[_Proposal]) -> None:
-        outcomes: list[_Outcome] = []
+        outcomes: list[_ProposalResult] = []
         epoch = self._epoch
         try:
             last_offset = await self._node.quorum.append(lambda: self._decide(group, epoch, outcomes))
             if last_offset is not None:
-                await self._committed_and_shown(last_offset, epoch)
+                await self._committed_and_published(last_offset, epoch)
         except Exception as error:
             self._own = None
             for proposal in group:
@@ -347,8 +346,13 @@ class MetadataLog:
             else:
                 _succeed(proposal.answer, reply)
 
-    def _decide(self, group: list[_Proposal], epoch: int, outcomes: list[_Outcome]) -> bytearray | None:
-        """In the quorum's turn: nothing else is appended meanwhile. Raises NOT_CONTROLLER."""
+    def _decide(
+        self, group: list[_Proposal], epoch: int, outcomes: list[_ProposalResult]
+    ) -> bytearray | None:
+        """Make the decisions and encode their records; None if there are none. Raises NOT_CONTROLLER.
+
+        This runs as an event of the quorum driver, so that nothing else is appended meanwhile.
+        """
         if not self.is_active or self._epoch != epoch:
             raise _not_controller()
         image, records = self.image.fork(), list[MetadataRecord]()
@@ -359,19 +363,19 @@ class MetadataLog:
                 try:
                     decision = proposal.decide(image)
                 except Exception as error:
-                    outcomes.append(_Outcome(proposal, None, error))
+                    outcomes.append(_ProposalResult(proposal, None, error))
                     continue
                 try:
                     image.apply(decision.records)
                 except Exception as error:
-                    # Half of it may be in the copy, and what is decided on that would halt every node.
+                    # Half of it may be in the copy. Records decided on such a copy would stop every node.
                     logger.exception("a decision contradicts the image")
-                    outcomes.append(_Outcome(proposal, None, error))
+                    outcomes.append(_ProposalResult(proposal, None, error))
                     image = self.image.fork()
                     image.apply(records)
                 else:
                     records += decision.records
-                    outcomes.append(_Outcome(proposal, decision.reply, None))
+                    outcomes.append(_ProposalResult(proposal, decision.reply, None))
         finally:
             self._next_offset = None
         if not records:
@@ -379,10 +383,10 @@ class MetadataLog:
         now_ms = self._node.now_ms()
         values = encode_records(records)
         batch = encode_batch([Record(place, now_ms, None, value) for place, value in enumerate(values)])
-        self._own = _Appended(base_offset, tuple(records), len(batch), now_ms)
+        self._own = _OwnBatch(base_offset, tuple(records), len(batch), now_ms)
         return batch
 
-    async def _committed_and_shown(self, offset: int, epoch: int) -> None:
+    async def _committed_and_published(self, offset: int, epoch: int) -> None:
         """Raises NOT_CONTROLLER when leadership is lost first."""
         if self._epoch != epoch:
             raise _not_controller()
@@ -398,15 +402,15 @@ class MetadataLog:
         self._last_timestamp_ms = timestamp_ms
 
     def _consider_snapshot(self) -> None:
-        """Once enough was written since the last one."""
+        """Take a snapshot once enough has been written since the last one."""
         if self._unsaved_bytes < self._snapshot_every_bytes or self._is_taking_snapshot:
             return
         self._unsaved_bytes, self._is_taking_snapshot = 0, True
         self._node.spawn(self._take_snapshot(self.image, self.applied_offset))
 
     async def _take_snapshot(self, image: ClusterImage, offset: int) -> None:
-        """An image that was published never changes, so a thread may read it."""
-        from penstock.broker.quorum.snapshotting import take_snapshot
+        """Write a snapshot in a thread, which is safe because a published image never changes."""
+        from penstock.broker.quorum.snapshots import take_snapshot
 
         try:
             await take_snapshot(self._node, image, offset, last_timestamp_ms=self._last_timestamp_ms)

@@ -1,4 +1,4 @@
-"""The core's requests on their way to other nodes: Kafka's quorum messages, and their answers back."""
+"""Requests of the raft core to other nodes: encodes them as Kafka's quorum messages and decodes the responses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kio.schema.fetch.v18 import request as fetch_wire
 from kio.schema.fetch_snapshot.v1 import request as snapshot_wire
 from kio.schema.vote.v2 import request as vote_wire
 
-from penstock.broker.peers import QUORUM, QUORUM_FETCH, Where
-from penstock.broker.quorum.state import METADATA_TOPIC_ID
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.network.peers import QUORUM, QUORUM_FETCH, Destination
+from penstock.broker.quorum.storage import METADATA_TOPIC_ID
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.raft.messages import (
+from penstock.raft.types import (
+    Address,
     BeginEpochReply,
     BeginEpochRequest,
     EndEpochReply,
@@ -25,12 +26,12 @@ from penstock.raft.messages import (
     FetchRequest,
     FetchSnapshotReply,
     FetchSnapshotRequest,
+    OffsetAndEpoch,
     PeerReply,
     Request,
     VoteReply,
     VoteRequest,
 )
-from penstock.raft.values import Address, OffsetAndEpoch
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
@@ -39,21 +40,23 @@ FETCH_BYTES_MAX: Final = 8 << 20
 _VOTE, _BEGIN, _END, _FETCH, _FETCH_SNAPSHOT = 52, 53, 54, 1, 59
 
 
-async def ask(node: Node, where: Where, request: Request, *, patience: int = 1) -> PeerReply:
-    """`patience` times the time that a request may take.
+async def send_request(
+    node: Node, where: Destination, request: Request, *, timeout_factor: int = 1
+) -> PeerReply:
+    """Send a request with `timeout_factor` times the usual timeout, and return the reply.
 
     Raises PeerUnreachable, TimeoutError, and ApiError when the request is refused as a whole.
     """
     cluster_id = node.cluster_id or None
-    timeout_s = patience * node.settings.integer("controller.quorum.request.timeout.ms") / 1000
+    timeout_s = timeout_factor * node.settings.integer("controller.quorum.request.timeout.ms") / 1000
     call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
     match request:
         case VoteRequest():
             return _vote_reply(await call(_VOTE, _vote(request, cluster_id)))
         case BeginEpochRequest():
-            return BeginEpochReply(**_about_leader(await call(_BEGIN, _begin(request, cluster_id))))
+            return BeginEpochReply(**_leader_fields(await call(_BEGIN, _begin(request, cluster_id))))
         case EndEpochRequest():
-            return EndEpochReply(**_about_leader(await call(_END, _end(request, cluster_id))))
+            return EndEpochReply(**_leader_fields(await call(_END, _end(request, cluster_id))))
         case FetchRequest():
             timeout_s += request.max_wait_ms / 1000
             call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
@@ -149,7 +152,7 @@ def _fetch_snapshot(request: FetchSnapshotRequest, cluster_id: str | None) -> An
 
 
 def _partition(response: Any, topics: Any) -> Any:
-    """The one partition that was asked about. Raises ApiError when the request was refused as a whole."""
+    """Return the only partition of the response. Raises ApiError when the request was refused as a whole."""
     if response.error_code is not ErrorCode.none:
         raise ApiError(response.error_code)
     if not topics or not topics[0].partitions:
@@ -165,10 +168,10 @@ def _endpoint(response: Any, leader_id: int) -> tuple[Address, ...]:
 
 def _vote_reply(response: Any) -> VoteReply:
     granted = _partition(response, response.topics).vote_granted
-    return VoteReply(**_about_leader(response), granted=granted)
+    return VoteReply(**_leader_fields(response), granted=granted)
 
 
-def _about_leader(response: Any) -> dict[str, Any]:
+def _leader_fields(response: Any) -> dict[str, Any]:
     found = _partition(response, response.topics)
     return {
         "error": found.error_code,

@@ -1,4 +1,4 @@
-"""This node as a member of the quorum: what the rest of the broker asks it, and how it takes and leaves its place."""
+"""This node's part in the metadata quorum: opens, starts and stops it, and answers the rest of the broker about it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock.broker.flusher import end_process
-from penstock.broker.quorum.driver import Driver
-from penstock.broker.quorum.election_file import DamagedElection
+from penstock.broker.partition.flusher import end_process
+from penstock.broker.quorum.driver import QuorumDriver
 from penstock.broker.quorum.snapshots import DamagedSnapshot
-from penstock.broker.quorum.state import QuorumState, open_state, whole_voters
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.quorum.storage import DamagedElection, QuorumStorage, open_storage, readable_voters
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.log.recovery import CorruptLog
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.actions import Action
-from penstock.raft.messages import Request, VoterReply
-from penstock.raft.values import (
-    NOBODY,
+from penstock.raft.types import (
+    NO_LEADER,
     Address,
     OffsetAndEpoch,
-    QuorumView,
+    QuorumDescription,
     ReplicaKey,
+    Request,
     Role,
     Voter,
+    VoterChangeReply,
     VoterHistory,
     VoterSet,
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.context import RequestContext
+    from penstock.broker.network.requests import RequestContext
     from penstock.broker.node import Node
     from penstock.broker.quorum.snapshots import Snapshot
-    from penstock.log.store import LogStore
+    from penstock.log.log_manager import LogManager
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -47,16 +47,16 @@ class Quorum:
         self._node = node
         #: This node belongs to a cluster; before that it is still founding or looking for one.
         self.has_cluster = False
-        self.leader_id = NOBODY
+        self.leader_id = NO_LEADER
         self.epoch = 0
         #: Everything below this offset is committed; 0 while that is unknown.
         self.high_watermark = 0
         #: Whenever the leader, the voters or the high watermark may have changed.
         self.changed = asyncio.Event()
-        self._state: QuorumState | None = None
-        self._driver: Driver | None = None
+        self._state: QuorumStorage | None = None
+        self._driver: QuorumDriver | None = None
         self._founded: asyncio.Future[None] | None = None
-        self._told_leader = (NOBODY, 0)
+        self._logged_leader = (NO_LEADER, 0)
 
     def __repr__(self) -> str:
         return f"<Quorum {self._driver.core if self._driver else 'not started'}>"
@@ -68,40 +68,40 @@ class Quorum:
         store = self._node.store
         self._state = state = self._open_state()
         self.epoch = state.election.epoch if state.election else 0
-        self.has_cluster = not state.is_empty or (not self.is_lone and bool(store.cluster_id))
+        self.has_cluster = not state.is_empty or (not self.is_standalone and bool(store.cluster_id))
 
-    def _open_state(self) -> QuorumState:
+    def _open_state(self) -> QuorumStorage:
         """Where others vote, what is damaged here is set aside and fetched from them, as if the disk had been lost."""
         store, now_ms = self._node.store, self._node.now_ms()
         try:
-            return open_state(store, now_ms=now_ms)
+            return open_storage(store, now_ms=now_ms)
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
-            if not self._others_vote():
+            if not self._has_other_voters():
                 raise
             store.renew_voter_id()  # first, or a crash in between would leave a voter that has forgotten its vote
-            folder = store.keep_aside(CLUSTER_METADATA, 0) if _is_stored(store) else None
+            folder = store.rename_to_stray(CLUSTER_METADATA, 0) if _is_stored(store) else None
             logger.critical(
                 "the metadata log is damaged; it is fetched again from the other voters",
                 extra={"reason": str(error), "kept_as": str(folder)},
             )
-        return open_state(store, now_ms=now_ms)
+        return open_storage(store, now_ms=now_ms)
 
-    def _others_vote(self) -> bool:
+    def _has_other_voters(self) -> bool:
         """By what can still be read of the metadata, or else by the settings."""
         node = self._node
-        known = set(whole_voters(node.store).ids) or set(node.settings.founders)
-        return not self.is_lone and bool(known - {node.node_id})
+        known = set(readable_voters(node.store).ids) or set(node.settings.initial_voters)
+        return not self.is_standalone and bool(known - {node.node_id})
 
     @property
-    def state(self) -> QuorumState:
+    def state(self) -> QuorumStorage:
         assert self._state is not None, "the metadata log is not open yet"
         return self._state
 
     @property
-    def is_lone(self) -> bool:
+    def is_standalone(self) -> bool:
         """The settings name no other node: there is nobody to ask."""
         settings = self._node.settings
-        others = settings.founders.keys() - {self._node.node_id}
+        others = settings.initial_voters.keys() - {self._node.node_id}
         return not others and not settings.bootstrap_servers
 
     @property
@@ -122,41 +122,43 @@ class Quorum:
 
     async def start(self) -> None:
         """Found, find or resume the cluster; returns once this node takes part in it. Raises WrongOwner."""
-        is_founding = await self._finds_nobody()
+        is_founding = await self._founds_cluster()
         voters = self.state.voters
         if is_founding:
             voters = VoterHistory(VoterSet((Voter(self.local, self.addresses),)))
             self._founded = asyncio.get_running_loop().create_future()
-        self._driver = Driver(self._node, self.state, voters=voters, addresses=self.addresses, owner=self)
+        self._driver = QuorumDriver(
+            self._node, self.state, voters=voters, addresses=self.addresses, listener=self
+        )
         self._driver.start()
         if self._founded is not None:
             await self._founded
             await self._node.in_thread(self._node.store.join_cluster)
             logger.info("cluster founded", extra={"cluster": self._node.store.cluster_id})
         self.has_cluster = True
-        if self._node.settings.is_controller and not self.is_alone:
-            from penstock.broker.quorum.joining import keep_place
+        if self._node.settings.is_controller and not self.is_only_voter:
+            from penstock.broker.quorum.membership import maintain_membership
 
-            self._node.spawn(keep_place(self._node))
+            self._node.spawn(maintain_membership(self._node))
 
-    async def all_founders_vote(self) -> None:
+    async def all_initial_voters_vote(self) -> None:
         """Before that, the death of a few founders could leave a quorum that the others cannot replace."""
-        while not self._node.settings.founders.keys() <= set(self.voters.ids):
+        while not self._node.settings.initial_voters.keys() <= set(self.voters.ids):
             self.changed.clear()
             await self.changed.wait()
 
-    async def _finds_nobody(self) -> bool:
+    async def _founds_cluster(self) -> bool:
         """Whether this node founds its cluster."""
         state, store = self.state, self._node.store
         if len(state.voters.latest):
             if not store.cluster_id:  # the end came between founding and naming the cluster
                 await self._node.in_thread(store.join_cluster)
             return False
-        if self.is_lone or _is_from_before_quorums(state, self.local):
+        if self.is_standalone or _predates_quorums(state, self.local):
             return True
         if store.cluster_id:
             return False
-        from penstock.broker.quorum.formation import find_cluster
+        from penstock.broker.quorum.membership import find_cluster
 
         cluster_id = await find_cluster(self._node)
         if cluster_id is not None:
@@ -168,19 +170,19 @@ class Quorum:
         if self._driver is not None and not self._driver.is_stopped:
             await self._driver.finish()
             if self.leader_id == self._node.node_id:
-                self.leader_changed(NOBODY, self.epoch)
+                self.leader_changed(NO_LEADER, self.epoch)
 
     # -- what there is to know -------------------------------------------------------------------------
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> QuorumDriver:
         """Raises NOT_CONTROLLER while there is none."""
         if self._driver is None:
             raise ApiError(ErrorCode.not_controller, "this node takes no part in a quorum yet")
         return self._driver
 
     @property
-    def is_taking_part(self) -> bool:
+    def is_started(self) -> bool:
         return self._driver is not None
 
     @property
@@ -192,7 +194,7 @@ class Quorum:
         return self._driver.core.voters.latest if self._driver else self.state.voters.latest
 
     @property
-    def is_alone(self) -> bool:
+    def is_only_voter(self) -> bool:
         """This node is the only voter."""
         return self.voters.keys == (self.local,)
 
@@ -201,11 +203,11 @@ class Quorum:
         return self.voters.is_voter(self.local)
 
     @property
-    def told_high_watermark(self) -> int:
+    def leader_high_watermark(self) -> int:
         """The leader's own, which a follower may still have to catch up with; -1 while unknown."""
         if self.is_leader or self._driver is None:
             return self.high_watermark or -1
-        return self._driver.told_high_watermark
+        return self._driver.leader_high_watermark
 
     def address_of(self, node_id: int) -> tuple[str, int] | None:
         """Where the leader, a voter or a founder listens for other nodes."""
@@ -220,15 +222,15 @@ class Quorum:
             if at.name in ("", settings.inter_broker_listener):  # without a name: as a node told it
                 return at.host, at.port
         # Known by another listener only: a voter of an earlier release, or a controller that names its own.
-        if node_id in settings.founders:
-            return settings.founders[node_id]
+        if node_id in settings.initial_voters:
+            return settings.initial_voters[node_id]
         return next(((at.host, at.port) for at in addresses), None)
 
-    def addressed(self, voter_id: int, directory: UUID | None) -> ReplicaKey:
+    def addressed_replica(self, voter_id: int, directory: UUID | None) -> ReplicaKey:
         """The replica that a request is meant for; one that does not say means the node that reads it."""
         return ReplicaKey(self.local.id if voter_id < 0 else int(voter_id), directory)
 
-    def describe(self) -> QuorumView:
+    def describe(self) -> QuorumDescription:
         """Raises NOT_CONTROLLER where another node leads."""
         if not self.is_leader:
             raise ApiError(ErrorCode.not_controller)
@@ -248,9 +250,9 @@ class Quorum:
         self, ctx: RequestContext, frame: BytesLike, position: int, correlation_id: int
     ) -> Awaitable[bytes]:
         """Fetch of the metadata log: the body is at `position`. The whole encoded reply."""
-        from penstock.broker.quorum.fetching import answer
+        from penstock.broker.quorum.inbound_requests import answer_metadata_fetch
 
-        return answer(ctx, frame, position, correlation_id)
+        return answer_metadata_fetch(ctx, frame, position, correlation_id)
 
     async def add_voter(self, voter: Voter) -> None:
         """Returns once committed. Raises ApiError."""
@@ -269,7 +271,7 @@ class Quorum:
     async def _change_voters(self, change: Callable[[Any, object, int], list[Action]], what: object) -> None:
         if not self.is_leader:
             raise ApiError(ErrorCode.not_controller)
-        token: asyncio.Future[VoterReply] = asyncio.get_running_loop().create_future()
+        token: asyncio.Future[VoterChangeReply] = asyncio.get_running_loop().create_future()
         self.driver.post(lambda now_ms: change(what, token, now_ms))
         reply = await token
         self.changed.set()
@@ -303,14 +305,14 @@ class Quorum:
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
         self.leader_id, self.epoch = leader_id, epoch
-        self._tell_leader(leader_id, epoch)
+        self._log_leader(leader_id, epoch)
         self._node.metadata.leader_changed(leader_id, epoch)
         self.changed.set()
 
-    def _tell_leader(self, leader_id: int, epoch: int) -> None:
+    def _log_leader(self, leader_id: int, epoch: int) -> None:
         """Who looks for a leader may think of the last one again and again: only news is told."""
-        if leader_id != NOBODY and (leader_id, epoch) != self._told_leader:
-            self._told_leader = (leader_id, epoch)
+        if leader_id != NO_LEADER and (leader_id, epoch) != self._logged_leader:
+            self._logged_leader = (leader_id, epoch)
             logger.info("quorum leader", extra={"leader": leader_id, "epoch": epoch})
         else:
             logger.debug("quorum leader", extra={"leader": leader_id, "epoch": epoch})
@@ -360,11 +362,11 @@ def _fail(done: asyncio.Future[int | None], error: Exception) -> None:
         done.set_exception(error)
 
 
-def _is_stored(store: LogStore) -> bool:
+def _is_stored(store: LogManager) -> bool:
     return (CLUSTER_METADATA, 0) in store.stored()
 
 
-def _is_from_before_quorums(state: QuorumState, local: ReplicaKey) -> bool:
+def _predates_quorums(state: QuorumStorage, local: ReplicaKey) -> bool:
     """Records, and nobody who votes: written by a release that knew one node only.
 
     A node that has just begun to copy a cluster's log has voted for nobody, but has heard of a leader.

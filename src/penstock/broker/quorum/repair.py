@@ -1,23 +1,25 @@
-"""Going on with a damaged metadata log where no other voter has it: an operator's decision. Blocking."""
+"""Repairs a damaged metadata log that no other voter has: an operator accepts the loss, and the log is truncated.
+
+All functions block.
+"""
 
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from penstock.broker.quorum import election_file, snapshots
-from penstock.broker.quorum.state import METADATA_CONFIG, METADATA_TOPIC_ID, first_damaged_offset
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.quorum import snapshots, storage
+from penstock.broker.quorum.storage import METADATA_CONFIG, METADATA_TOPIC_ID, first_damaged_offset
+from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.log.checkpoints import sync_directory
-from penstock.log.identity import owner_of
+from penstock.log.data_directory import log_dir_name, log_stray_dir_name, read_meta_properties
 from penstock.log.log import Log
-from penstock.log.names import partition_folder, stray_folder
-from penstock.log.store import LogStore
-from penstock.raft.values import OffsetAndEpoch
+from penstock.log.log_manager import LogManager
+from penstock.raft.types import OffsetAndEpoch
 
 
 class Unrepairable(Exception):
-    """There is nothing to accept, or nothing left to go on with."""
+    """The metadata log is missing, or too little of it is left to continue with."""
 
 
 class Repaired(NamedTuple):
@@ -27,13 +29,13 @@ class Repaired(NamedTuple):
 
 
 def cut_damage(data_dir: Path, *, now_ms: int) -> Repaired:
-    """End the log where it is damaged, after a copy was made. Raises Unrepairable, StoreLocked, WrongOwner, OSError."""
-    folder = data_dir / partition_folder(CLUSTER_METADATA, 0)
+    """Copy the log, then truncate it at the first damage. Raises Unrepairable, StoreLocked, WrongOwner, OSError."""
+    folder = data_dir / log_dir_name(CLUSTER_METADATA, 0)
     if not folder.exists():
         raise Unrepairable(f"{folder} is gone; put a copy of it back, or begin with another data folder")
-    store = LogStore.open(data_dir, node_id=owner_of(data_dir).node_id, founding=False)
+    store = LogManager.open(data_dir, node_id=read_meta_properties(data_dir).node_id, founding=False)
     try:
-        copy = data_dir / stray_folder(CLUSTER_METADATA, 0, uuid4().hex)
+        copy = data_dir / log_stray_dir_name(CLUSTER_METADATA, 0, uuid4().hex)
         shutil.copytree(folder, copy)
         sync_directory(data_dir)
         synced_offset = store.synced_offset(CLUSTER_METADATA, 0, METADATA_TOPIC_ID)
@@ -51,7 +53,7 @@ def cut_damage(data_dir: Path, *, now_ms: int) -> Repaired:
 
 
 def _newest_whole_snapshot(log: Log) -> OffsetAndEpoch | None:
-    """Damaged ones go; the copy has them."""
+    """Return the newest intact snapshot. Damaged ones are deleted, because the copy of the log has them."""
     for id in reversed(snapshots.stored(log.directory)):
         try:
             snapshots.load(log.directory, id)
@@ -64,6 +66,6 @@ def _newest_whole_snapshot(log: Log) -> OffsetAndEpoch | None:
 
 def _forget_damaged_vote(log: Log) -> None:
     try:
-        election_file.load(log.directory)
-    except election_file.DamagedElection:
-        (log.directory / election_file.NAME).unlink()
+        storage.load_election(log.directory)
+    except storage.DamagedElection:
+        (log.directory / storage.ELECTION_FILE).unlink()

@@ -1,29 +1,37 @@
-"""Snapshots of the metadata: `<end offset>-<epoch>.checkpoint` files in Kafka's format. Blocking throughout."""
+"""Metadata snapshots: `<end offset>-<epoch>.checkpoint` files in Kafka's format.
+
+A new snapshot allows the log before the previous one to be deleted. The functions that take a folder block;
+`take_snapshot` runs them in threads.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.quorum.control_values import decode_voters
-from penstock.broker.quorum.controls import (
+from penstock.broker.quorum.control_records import (
     CONTROL_BYTES_MAX,
-    AnyControl,
+    AnyControlRecord,
     ControlType,
     SnapshotFooter,
     SnapshotHeader,
     control_type,
+    decode_voters,
     encode_control_batch,
 )
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.serde import decode_record, encode_records
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.metadata_records import MetadataRecord, decode_record, encode_records
 from penstock.log.checkpoints import sync_directory
-from penstock.protocol.records import Record, checksum, decode_records, encode_batch, iter_batches
-from penstock.raft.values import KRaftVersion, OffsetAndEpoch, Voters, VoterSet
+from penstock.protocol.record_batch import Record, checksum, decode_records, encode_batch, iter_batches
+from penstock.raft.types import KRaftVersion, OffsetAndEpoch, Voters, VoterSet
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
+
 
 _SUFFIX: Final = ".checkpoint"
 _PART: Final = ".part"
@@ -34,7 +42,7 @@ _DECODED_BYTES_MAX: Final = 1 << 30
 
 
 class DamagedSnapshot(Exception):
-    """Not what a leader has written: going on with it would be guessing."""
+    """The file is not what was written, so it must not be used."""
 
 
 class Snapshot(NamedTuple):
@@ -47,7 +55,7 @@ def path_of(folder: Path, id: OffsetAndEpoch) -> Path:
 
 
 def stored(folder: Path) -> list[OffsetAndEpoch]:
-    """The whole ones, oldest first."""
+    """Return the ids of the complete snapshots, oldest first."""
     matches = filter(None, map(_NAME.fullmatch, os.listdir(folder)))
     return sorted(OffsetAndEpoch(int(match[1]), int(match[2])) for match in matches)
 
@@ -65,7 +73,7 @@ def remove(folder: Path, ids: Iterable[OffsetAndEpoch]) -> None:
 # Writing
 
 
-def take(
+def write(
     folder: Path,
     id: OffsetAndEpoch,
     image: ClusterImage,
@@ -74,7 +82,7 @@ def take(
     last_timestamp_ms: int,
     now_ms: int,
 ) -> None:
-    """Write the image as a whole; durable when it returns. Raises OSError, and leaves no half of it behind."""
+    """Write the whole image; durable when it returns. Raises OSError, and then leaves no partial file behind."""
     part = _part(folder, id)
     try:
         with open(part, "wb") as file:
@@ -92,9 +100,9 @@ def take(
 def _batches(
     id: OffsetAndEpoch, image: ClusterImage, voters: VoterSet, last_timestamp_ms: int, now_ms: int
 ) -> Iterator[bytearray]:
-    from penstock.cluster.snapshot import snapshot_records
+    from penstock.cluster.image_snapshot import snapshot_records
 
-    head: list[AnyControl] = [SnapshotHeader(last_timestamp_ms)]
+    head: list[AnyControlRecord] = [SnapshotHeader(last_timestamp_ms)]
     if len(voters):
         head += (KRaftVersion(), Voters(voters=voters))
     yield encode_control_batch(head, epoch=id.epoch, now_ms=now_ms)
@@ -112,15 +120,15 @@ def _batches(
 
 
 def receive(folder: Path, id: OffsetAndEpoch, position: int, data: bytes) -> None:
-    """Write one piece; position 0 begins anew."""
+    """Write one piece; position 0 starts the file again."""
     with open(_part(folder, id), "wb" if position == 0 else "r+b") as file:
         file.seek(position)
         file.write(data)
         file.truncate()
 
 
-def finish(folder: Path, id: OffsetAndEpoch) -> Snapshot:
-    """All pieces are there: checked, and durable under its name. Raises DamagedSnapshot, OSError."""
+def finish_receiving(folder: Path, id: OffsetAndEpoch) -> Snapshot:
+    """Check a completely received snapshot, and store it durably under its name. Raises DamagedSnapshot, OSError."""
     part = _part(folder, id)
     snapshot = _read(part)
     with open(part, "rb+") as file:
@@ -131,7 +139,7 @@ def finish(folder: Path, id: OffsetAndEpoch) -> Snapshot:
 
 
 def read_piece(folder: Path, id: OffsetAndEpoch, position: int, bytes_max: int) -> tuple[int, bytes]:
-    """The size of the whole, and a piece of it. Raises FileNotFoundError."""
+    """Return the size of the whole snapshot, and a piece of it. Raises FileNotFoundError."""
     with open(path_of(folder, id), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(position)
@@ -169,10 +177,57 @@ def _read(path: Path) -> Snapshot:
 
 
 def metadata_records(batch: memoryview) -> list[MetadataRecord]:
-    """What a batch of the metadata log, or of a snapshot, says. Raises ApiError, UnreadableRecord."""
+    """Decode a batch of the metadata log or of a snapshot. Raises ApiError, UnreadableRecord."""
     return [decode_record(record.value or b"") for record in decode_records(batch, _DECODED_BYTES_MAX)]
 
 
 def _part(folder: Path, id: OffsetAndEpoch) -> Path:
     path = path_of(folder, id)
     return path.with_name(path.name + _PART)
+
+
+logger = logging.getLogger("penstock.quorum")
+
+
+async def take_snapshot(node: Node, image: ClusterImage, offset: int, *, last_timestamp_ms: int) -> None:
+    """Write a snapshot of everything up to and including `offset`. Raises OSError."""
+    driver = node.quorum.driver
+    log, previous = driver.log, driver.view.snapshot
+    id = OffsetAndEpoch(offset + 1, log.epochs.epoch_at(offset))
+    if previous is not None and previous >= id:
+        return
+    await node.in_thread(
+        write,
+        log.directory,
+        id,
+        image,
+        driver.core.voters.as_of(id.offset),
+        last_timestamp_ms=last_timestamp_ms,
+        now_ms=node.now_ms(),
+    )
+    logger.info("metadata snapshot taken", extra={"offset": id.offset, "epoch": id.epoch})
+    node.quorum.snapshot_taken(id)
+    if previous is not None:
+        await _delete_before(node, previous)
+
+
+async def _delete_before(node: Node, kept: OffsetAndEpoch) -> None:
+    """Delete what is older than the previous snapshot.
+
+    That snapshot and the log since then stay, so that a replica slightly behind need not fetch a whole snapshot.
+    """
+    log = node.quorum.driver.log
+    if kept.offset > log.end_offset:
+        return  # another snapshot was installed meanwhile
+    log.delete_records_before(kept.offset)
+    expired = await node.in_thread(log.expired_segments, node.now_ms(), kept.offset)
+    files = log.remove_segments(expired, node.now_ms(), end_offset=log.end_offset) if expired else []
+    await node.in_thread(_delete_files, node, log.directory, kept, files)
+
+
+def _delete_files(node: Node, folder: Path, kept: OffsetAndEpoch, files: list[Path]) -> None:
+    """Delete old snapshots and segment files, after the new log start is durable."""
+    node.store.checkpoint()
+    remove(folder, (id for id in stored(folder) if id < kept))
+    for path in files:
+        path.unlink(missing_ok=True)

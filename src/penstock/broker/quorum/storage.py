@@ -1,27 +1,126 @@
-"""What of the quorum is on this node's disk: the metadata log, its newest snapshot, the vote, and who votes."""
+"""What the quorum keeps on this node's disk: the metadata log, its newest snapshot, the voters, and the vote.
+
+The vote is in Kafka's `quorum-state` file in the folder of the metadata log: a voter must not forget it in a crash.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from penstock.broker.quorum import election_file, snapshots
-from penstock.broker.quorum.controls import voters_in
-from penstock.broker.quorum.log_view import MetadataLogView
-from penstock.cluster.names import CLUSTER_METADATA
+from penstock.broker.quorum import snapshots
+from penstock.broker.quorum.control_records import voters_in
+from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.log.checkpoints import replace_durably
 from penstock.log.config import LogConfig
+from penstock.log.data_directory import format_uuid, parse_uuid
 from penstock.log.log import Log
 from penstock.log.recovery import CorruptLog
-from penstock.log.validation import check_served
+from penstock.log.validation import validate_fetched_batches
 from penstock.protocol.errors import ApiError
-from penstock.raft.values import Election, OffsetAndEpoch, VoterHistory, VoterSet, plausible_election
+from penstock.raft.types import (
+    NO_LEADER,
+    ElectionState,
+    OffsetAndEpoch,
+    ReplicaKey,
+    VoterHistory,
+    VoterSet,
+    plausible_election,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.quorum.snapshots import Snapshot
-    from penstock.log.store import LogStore
+    from penstock.log.log_manager import LogManager
+
+
+ELECTION_FILE: Final = "quorum-state"
+_ELECTION_VERSION: Final = 1
+_NO_DIRECTORY: Final = UUID(int=0)
+
+
+class DamagedElection(Exception):
+    """Nobody can tell how this node has voted, so it must not vote again."""
+
+
+def save_election(folder: Path, election: ElectionState) -> None:
+    """Blocking; durable when it returns. Raises OSError."""
+    voted = election.voted
+    document = {
+        "leaderId": election.leader_id,
+        "leaderEpoch": election.epoch,
+        "votedId": NO_LEADER if voted is None else voted.id,
+        "votedDirectoryId": format_uuid((voted and voted.directory) or _NO_DIRECTORY),
+        "data_version": _ELECTION_VERSION,
+    }
+    replace_durably(folder / ELECTION_FILE, json.dumps(document, separators=(",", ":")).encode())
+
+
+def load_election(folder: Path) -> ElectionState | None:
+    """None when there is none yet. Raises DamagedElection."""
+    path = folder / ELECTION_FILE
+    try:
+        document = json.loads(path.read_text())
+        return _parse_election(document)
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedElection(f"{path} cannot be understood: {error}") from None
+
+
+def _parse_election(document: dict[str, object]) -> ElectionState:
+    if document["data_version"] not in (0, _ELECTION_VERSION):
+        raise ValueError(f"version {document['data_version']}")
+    epoch, leader, voted = (int(str(document[name])) for name in ("leaderEpoch", "leaderId", "votedId"))
+    directory = parse_uuid(str(document["votedDirectoryId"])) if "votedDirectoryId" in document else None
+    if directory == _NO_DIRECTORY:
+        directory = None
+    return ElectionState(epoch, leader, None if voted == NO_LEADER else ReplicaKey(voted, directory))
+
+
+class MetadataLogView:
+    """`snapshot` is set by whoever takes or installs one."""
+
+    __slots__ = ("_log", "snapshot")
+
+    def __init__(self, log: Log, snapshot: OffsetAndEpoch | None) -> None:
+        self._log = log
+        self.snapshot = snapshot
+
+    def __repr__(self) -> str:
+        return f"<MetadataLogView of {self._log}, snapshot {self.snapshot}>"
+
+    @property
+    def start_offset(self) -> int:
+        return self._log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._log.end.offset
+
+    @property
+    def durable_offset(self) -> int:
+        return self._log.synced.offset
+
+    @property
+    def last_epoch(self) -> int:
+        if self._log.epochs.latest >= 0:
+            return self._log.epochs.latest
+        return -1 if self.snapshot is None else self.snapshot.epoch
+
+    def end_offset_for(self, epoch: int) -> tuple[int, int]:
+        """The epoch of a snapshot that the log begins after is known too, and ended there."""
+        log, snapshot = self._log, self.snapshot
+        if snapshot is None or snapshot.offset != log.start_offset:
+            return log.end_offset_for(epoch)
+        epochs = log.epochs.epochs
+        if snapshot.epoch <= epoch and (not epochs or epoch < epochs[0]):
+            return snapshot.epoch, snapshot.offset
+        return log.end_offset_for(epoch)
+
 
 logger = logging.getLogger("penstock.quorum")
 
@@ -38,9 +137,9 @@ METADATA_CONFIG: Final = LogConfig(
 _READ_BYTES: Final = 1 << 20
 
 
-class QuorumState(NamedTuple):
+class QuorumStorage(NamedTuple):
     log: Log
-    election: Election | None
+    election: ElectionState | None
     voters: VoterHistory
     snapshot_id: OffsetAndEpoch | None
     snapshot: Snapshot | None
@@ -54,7 +153,7 @@ class QuorumState(NamedTuple):
         return self.log.end_offset == 0 and self.snapshot is None
 
 
-def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
+def open_storage(store: LogManager, *, now_ms: int) -> QuorumStorage:
     """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
     synced_offset = store.synced_offset(CLUSTER_METADATA, 0, METADATA_TOPIC_ID)
     if synced_offset and (CLUSTER_METADATA, 0) not in store.stored():
@@ -69,17 +168,17 @@ def open_state(store: LogStore, *, now_ms: int) -> QuorumState:
         raise CorruptLog(f"{log.directory} ends at {log.end_offset}, but was synced up to {synced_offset}")
     if id is not None and id.offset > log.end_offset:
         # A snapshot was installed, and the end came before the log took it up.
-        store.restart_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
+        store.truncate_fully_and_start_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
     voters = VoterHistory()
     if id is not None and snapshot is not None:
         voters.add(id.offset - 1, snapshot.voters)
     _read_voters(log, id.offset if id is not None else log.start_offset, voters)
-    return QuorumState(log, _election(log, id), voters, id, snapshot)
+    return QuorumStorage(log, _stored_election(log, id), voters, id, snapshot)
 
 
-def _election(log: Log, snapshot_id: OffsetAndEpoch | None) -> Election | None:
+def _stored_election(log: Log, snapshot_id: OffsetAndEpoch | None) -> ElectionState | None:
     """Raises DamagedElection."""
-    stored = election_file.load(log.directory)
+    stored = load_election(log.directory)
     if stored is None:
         return None
     last_epoch = MetadataLogView(log, snapshot_id).last_epoch
@@ -112,7 +211,7 @@ def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
     while offset < log.end_offset:
         try:
             piece = log.read(offset, _READ_BYTES, log.end)
-            check_served(piece.data)
+            validate_fetched_batches(piece.data)
         except ApiError as error:
             bad = first_damaged_offset(log, offset)
             raise CorruptLog(f"{log.directory} is damaged at offset {bad}: {error.message}") from None
@@ -127,14 +226,14 @@ def first_damaged_offset(log: Log, offset: int) -> int:
     while offset < log.end_offset:
         try:
             piece = log.read(offset, 1, log.end)
-            check_served(piece.data)
+            validate_fetched_batches(piece.data)
         except ApiError:
             break
         offset = piece.next_offset
     return offset
 
 
-def whole_voters(store: LogStore) -> VoterSet:
+def readable_voters(store: LogManager) -> VoterSet:
     """Who votes, by what of a damaged metadata log can still be read; nobody where nothing can."""
     log, voters = store.logs.get((CLUSTER_METADATA, 0)), VoterHistory()
     if log is None:
@@ -146,7 +245,7 @@ def whole_voters(store: LogStore) -> VoterSet:
     while offset < log.end_offset:
         try:
             piece = log.read(offset, 1, log.end)
-            check_served(piece.data)
+            validate_fetched_batches(piece.data)
         except ApiError:
             offset += 1  # the next batch begins further on
             continue

@@ -1,36 +1,210 @@
-"""`penstock cluster rebalance`: spread replicas and leaders over the brokers; shows the plan, asks, shows progress."""
+"""`penstock cluster rebalance`: spread replicas and leaders over the brokers.
 
-from typing import Annotated, Any
+Shows the plan, asks for confirmation and shows progress.
+
+A plan is executed with a bounded number of partitions that move at the same time; at the end the preferred leaders
+are elected.
+"""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from penstock.cli.client import Cluster, Place
-from penstock.cli.cluster_view import ClusterView, look
-from penstock.cli.failure import WRONG_USAGE, Failure
+from penstock.cli.cluster.description import (
+    ClusterDescription,
+    alter_default_broker_config,
+    alter_reassignments,
+    describe_cluster,
+    elect_preferred_leaders,
+    list_reassignments,
+    reachable_address,
+)
+from penstock.cli.cluster_client import Address, LibrdkafkaCluster, PartitionName
+from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
 from penstock.cli.output import confirm, human_bytes, note, plural, print_json, print_table
-from penstock.cli.reassigning import cancel_all, carry_out, limited
-from penstock.cluster.rebalance import (
-    BrokerPlace,
+from penstock.cluster.reassignment_plan import (
+    BrokerRack,
     ImpossiblePlan,
-    PartitionPlace,
-    RebalancePlan,
-    plan_rebalance,
+    PartitionMove,
+    PartitionReplicas,
+    ReassignmentPlan,
+    plan_reassignment,
 )
 
-MOVES_SHOWN = 40
+Reply = TypeVar("Reply")
+
+THROTTLE_SETTING = "penstock.reassignment.bytes.per.second"
+POLL_S = 0.5
+#: How long the verb waits for a controller before it fails; moves that have started continue without it.
+CONTROLLER_WAIT_S = 60.0
+
+
+class MoveProgress(Protocol):
+    def done(self, moved: int, total: int) -> None: ...
+
+
+def execute_plan(
+    cluster: LibrdkafkaCluster, plan: ReassignmentPlan, under_way: Sequence[PartitionName], *, at_once: int
+) -> None:
+    """Returns when all moves are complete. Raises CommandError when the cluster refused some."""
+    refused: dict[PartitionName, str] = {}
+    # Moves that copy no data finish at once, so they go first: leaders are spread before data is.
+    waiting = deque(sorted(plan.moves, key=lambda move: move.moved_bytes > 0))
+    moving = set(under_way)
+    total = len(waiting) + len(moving)
+    try:
+        with _show_progress() as progress:
+            while waiting or moving:
+                started = _next_moves(waiting, at_once - len(moving))
+                refused |= _start_moves(cluster, started)
+                moving |= {_partition_name(move) for move in started} - refused.keys()
+                moving &= _ongoing_moves(cluster)
+                progress.done(total - len(waiting) - len(moving), total)
+                if moving:
+                    time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        note(
+            "broken off: what is under way goes on; run it again to continue, or with --cancel to take it back"
+        )
+        raise
+    # Where the preferred replica is not in sync yet, the controller elects it later.
+    _retry_request(cluster, elect_preferred_leaders)
+    _report_refused(refused, total)
+
+
+def cancel_reassignments(cluster: LibrdkafkaCluster, view: ClusterDescription, *, yes: bool) -> None:
+    places = [partition.place for partition in view.partitions if partition.moving is not None]
+    if not places:
+        note("nothing is being reassigned")
+        return
+    confirm(f"Take back the moves of {plural(len(places), 'partition')}?", yes=yes)
+    refused = _retry_request(cluster, lambda address: alter_reassignments(address, dict.fromkeys(places)))
+    _report_refused(refused, len(places))
+
+
+@contextmanager
+def throttled(cluster: LibrdkafkaCluster, bytes_per_second: int | None) -> Iterator[None]:
+    """Limits the copying of every broker inside the context; afterwards brokers use their own settings again."""
+    if bytes_per_second is None:
+        yield
+        return
+    _set_throttle(cluster, bytes_per_second)
+    try:
+        yield
+    finally:
+        _set_throttle(cluster, None)
+
+
+# -- steps ------------------------------------------------------------------------------------------------
+
+
+def _next_moves(waiting: "deque[PartitionMove]", room: int) -> list[PartitionMove]:
+    """The next moves to start: all that copy no data, and as many others as there is room for."""
+    started = []
+    while waiting and (room > 0 or waiting[0].moved_bytes == 0):
+        room -= waiting[0].moved_bytes > 0
+        started.append(waiting.popleft())
+    return started
+
+
+def _start_moves(cluster: LibrdkafkaCluster, moves: Collection[PartitionMove]) -> dict[PartitionName, str]:
+    if not moves:
+        return {}
+    targets = {_partition_name(move): move.after for move in moves}
+    return _retry_request(cluster, lambda address: alter_reassignments(address, targets))
+
+
+def _ongoing_moves(cluster: LibrdkafkaCluster) -> set[PartitionName]:
+    return set(_retry_request(cluster, list_reassignments))
+
+
+def _retry_request(cluster: LibrdkafkaCluster, call: Callable[[Address], Reply]) -> Reply:
+    """Retries with any reachable broker until a timeout: brokers may fail and the controller may change meanwhile."""
+    deadline = time.monotonic() + CONTROLLER_WAIT_S
+    while True:
+        try:
+            return call(reachable_address(cluster))
+        except (OSError, CommandError) as error:
+            if time.monotonic() > deadline:
+                raise CommandError(
+                    f"the controller does not answer: {error}", hint="run it again to continue"
+                ) from None
+        time.sleep(POLL_S)
+
+
+def _partition_name(move: PartitionMove) -> PartitionName:
+    return PartitionName(move.topic, move.partition)
+
+
+def _report_refused(refused: dict[PartitionName, str], total: int) -> None:
+    for place, why in list(refused.items())[:10]:
+        note(f"{place}: {why}")
+    if refused:
+        raise CommandError(f"{len(refused)} of {plural(total, 'partition')} refused")
+    note("done")
+
+
+def _set_throttle(cluster: LibrdkafkaCluster, bytes_per_second: int | None) -> None:
+    value = None if bytes_per_second is None else str(bytes_per_second)
+    _retry_request(cluster, lambda address: alter_default_broker_config(address, THROTTLE_SETTING, value))
+
+
+# -- progress ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _show_progress() -> Iterator[MoveProgress]:
+    if not sys.stderr.isatty():
+        yield _ProgressLines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with RichProgress(*columns, console=Console(stderr=True)) as bar:
+        yield _ProgressBar(bar, bar.add_task("moving", total=None))
+
+
+class _ProgressBar:
+    def __init__(self, bar: Any, task: Any) -> None:
+        self._bar = bar
+        self._task = task
+
+    def done(self, moved: int, total: int) -> None:
+        self._bar.update(self._task, completed=moved, total=total)
+
+
+class _ProgressLines:
+    def __init__(self) -> None:
+        self._last = -1
+
+    def done(self, moved: int, total: int) -> None:
+        if moved != self._last:
+            note(f"{moved} of {plural(total, 'partition')} moved")
+        self._last = moved
+
+
+MOVES_SHOWN_MAX = 40
 QUORUM_TIMEOUT_S = 6.0
 
-Ids = list[int] | None
+BrokerIds = list[int] | None
 
 
 def rebalance(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     add: Annotated[
-        Ids, typer.Option("--add-broker", metavar="ID", help="Put replicas on this one and those in use.")
+        BrokerIds,
+        typer.Option("--add-broker", metavar="ID", help="Put replicas on this one and those in use."),
     ] = None,
     remove: Annotated[
-        Ids, typer.Option("--remove-broker", metavar="ID", help="Leave nothing on this one.")
+        BrokerIds, typer.Option("--remove-broker", metavar="ID", help="Leave nothing on this one.")
     ] = None,
     topics: Annotated[
         list[str] | None,
@@ -55,27 +229,27 @@ def rebalance(
 ) -> None:
     """Spread replicas and leaders evenly over brokers and racks.
 
-    Breaking it off is safe: what is under way goes on, and running it again continues.
+    You can interrupt it safely: moves that have started go on, and running it again continues.
     """
-    cluster = Cluster(bootstrap)
-    view = look(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
+    cluster = LibrdkafkaCluster(bootstrap)
+    view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
     if cancel:
-        cancel_all(cluster, view, yes=yes)
+        cancel_reassignments(cluster, view, yes=yes)
         return
-    plan = _plan(cluster, view, add or [], remove or [], topics or [], replication_factor)
+    plan = _make_plan(cluster, view, add or [], remove or [], topics or [], replication_factor)
     under_way = [partition.place for partition in view.partitions if partition.moving is not None]
     if as_json:
-        print_json(_document(plan, under_way))
+        print_json(_plan_document(plan, under_way))
     else:
-        _print(plan, under_way)
+        _print_plan(plan, under_way)
     if dry_run or not (plan.moves or under_way):
         return
-    _confirm(plan, yes)
-    with limited(cluster, throttle):
-        carry_out(cluster, plan, under_way, at_once=at_once)
+    _confirm_plan(plan, yes)
+    with throttled(cluster, throttle):
+        execute_plan(cluster, plan, under_way, at_once=at_once)
 
 
-def _confirm(plan: RebalancePlan, yes: bool) -> None:
+def _confirm_plan(plan: ReassignmentPlan, yes: bool) -> None:
     if plan.moves:
         copying = human_bytes(plan.moved_bytes)
         confirm(f"Reassign {plural(len(plan.moves), 'partition')}, copying about {copying}?", yes=yes)
@@ -84,75 +258,77 @@ def _confirm(plan: RebalancePlan, yes: bool) -> None:
 # -- planning ---------------------------------------------------------------------------------------------
 
 
-def _plan(
-    cluster: Cluster,
-    view: ClusterView,
+def _make_plan(
+    cluster: LibrdkafkaCluster,
+    view: ClusterDescription,
     add: list[int],
     remove: list[int],
     topics: list[str],
     replication_factor: int | None,
-) -> RebalancePlan:
+) -> ReassignmentPlan:
     chosen = set(cluster.topics(topics) if topics else ())
     partitions = [partition for partition in view.partitions if not chosen or partition.place.topic in chosen]
-    _refuse_unknown(view, add, remove)
+    _check_broker_ids(view, add, remove)
     sizes = partition_sizes(view)
     places = [
-        PartitionPlace(
+        PartitionReplicas(
             partition.place.topic,
             partition.place.partition,
-            partition.settled,
+            partition.target_replicas,
             partition.leader,
             sizes.get(partition.place, 0),
         )
         for partition in partitions
     ]
     try:
-        return plan_rebalance(
-            places, _usable(view, add), remove=remove, replication_factor=replication_factor
+        return plan_reassignment(
+            places, _usable_brokers(view, add), remove=remove, replication_factor=replication_factor
         )
     except ImpossiblePlan as error:
-        raise Failure(str(error), hint="start more brokers, or ask for fewer replicas") from None
+        raise CommandError(str(error), hint="start more brokers, or ask for fewer replicas") from None
 
 
-def _usable(view: ClusterView, add: list[int]) -> list[BrokerPlace]:
-    """Active brokers; with --add-broker, only those named and those that hold something already."""
+def _usable_brokers(view: ClusterDescription, add: list[int]) -> list[BrokerRack]:
+    """Active brokers; with --add-broker, only the named brokers and those that already hold replicas."""
     active = [broker for broker in view.brokers if not broker.fenced]
-    in_use = {id for partition in view.partitions for id in partition.settled}
+    in_use = {id for partition in view.partitions for id in partition.target_replicas}
     return [
-        BrokerPlace(broker.id, broker.rack or broker.host)
+        BrokerRack(broker.id, broker.rack or broker.host)
         for broker in active
         if not add or broker.id in in_use or broker.id in add
     ]
 
 
-def _refuse_unknown(view: ClusterView, add: list[int], remove: list[int]) -> None:
+def _check_broker_ids(view: ClusterDescription, add: list[int], remove: list[int]) -> None:
     active = {broker.id for broker in view.brokers if not broker.fenced}
     for broker in add:
         if broker not in active:
-            raise Failure(f"broker {broker} is not an active one", hint="penstock cluster status shows them")
+            raise CommandError(
+                f"broker {broker} is not an active one", hint="penstock cluster status shows them"
+            )
     held = {id for partition in view.partitions for id in partition.replicas}
     for broker in remove:
         if broker not in held | {known.id for known in view.brokers}:
-            raise Failure(f"there is no broker {broker}", hint="penstock cluster status shows them")
+            raise CommandError(f"there is no broker {broker}", hint="penstock cluster status shows them")
     if both := set(add) & set(remove):
-        raise Failure(f"broker {both.pop()} cannot be added and removed", exit_code=WRONG_USAGE)
+        raise CommandError(f"broker {both.pop()} cannot be added and removed", exit_code=EXIT_USAGE)
 
 
-def partition_sizes(view: ClusterView) -> dict[Place, int]:
-    """The largest copy of each; what no broker tells counts as nothing."""
-    from penstock.cli.wire import partition_bytes
+def partition_sizes(view: ClusterDescription) -> dict[PartitionName, int]:
+    """Return the size of each partition's largest replica, without the partitions that no broker reports."""
+    from penstock.cli.cluster_client import replica_bytes
 
-    sizes: dict[Place, int] = {}
+    sizes: dict[PartitionName, int] = {}
     for broker in view.brokers:
         if broker.fenced:
             continue
         try:
-            found = partition_bytes((broker.host, broker.port))
+            found = replica_bytes((broker.host, broker.port))
         except OSError:
             note(f"broker {broker.id} does not tell how much it holds; the plan goes without")
             continue
         for (topic, index), size in found.items():
-            place = Place(topic, index)
+            place = PartitionName(topic, index)
             sizes[place] = max(size, sizes.get(place, 0))
     return sizes
 
@@ -160,7 +336,7 @@ def partition_sizes(view: ClusterView) -> dict[Place, int]:
 # -- showing ----------------------------------------------------------------------------------------------
 
 
-def _document(plan: RebalancePlan, under_way: list[Place]) -> dict[str, Any]:
+def _plan_document(plan: ReassignmentPlan, under_way: list[PartitionName]) -> dict[str, Any]:
     return {
         "moves": [move._asdict() for move in plan.moves],
         "moved_bytes": plan.moved_bytes,
@@ -170,19 +346,25 @@ def _document(plan: RebalancePlan, under_way: list[Place]) -> dict[str, Any]:
     }
 
 
-def _print(plan: RebalancePlan, under_way: list[Place]) -> None:
+def _print_plan(plan: ReassignmentPlan, under_way: list[PartitionName]) -> None:
     if under_way:
         note(f"{plural(len(under_way), 'partition')} being reassigned already")
     if not plan.moves:
         note("nothing to move: replicas and leaders are spread evenly")
         return
     rows = [
-        [move.topic, move.partition, _ids(move.before), _ids(move.after), human_bytes(move.moved_bytes)]
-        for move in plan.moves[:MOVES_SHOWN]
+        [
+            move.topic,
+            move.partition,
+            _comma_separated(move.before),
+            _comma_separated(move.after),
+            human_bytes(move.moved_bytes),
+        ]
+        for move in plan.moves[:MOVES_SHOWN_MAX]
     ]
     print_table(["topic", "partition", "replicas now", "replicas then", "to copy"], rows)
-    if len(plan.moves) > MOVES_SHOWN:
-        note(f"and {len(plan.moves) - MOVES_SHOWN} more; --json shows all")
+    if len(plan.moves) > MOVES_SHOWN_MAX:
+        note(f"and {len(plan.moves) - MOVES_SHOWN_MAX} more; --json shows all")
     print()
     loads = [
         [
@@ -195,5 +377,5 @@ def _print(plan: RebalancePlan, under_way: list[Place]) -> None:
     print_table(columns, loads)
 
 
-def _ids(ids: tuple[int, ...]) -> str:
+def _comma_separated(ids: tuple[int, ...]) -> str:
     return ",".join(map(str, ids))

@@ -1,4 +1,4 @@
-"""`penstock cluster start` and `stop`: a local cluster, each node in a process of its own."""
+"""`penstock cluster start`, `stop` and `restart`: a local cluster, with each node in its own process."""
 
 import asyncio
 import os
@@ -11,29 +11,35 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.listeners import parse_address
-from penstock.cli import cluster_control, notify
-from penstock.cli.cluster_folder import (
+from penstock.broker.config.listeners import parse_address
+from penstock.cli import os_process
+from penstock.cli.cluster import local_cluster
+from penstock.cli.cluster.local_cluster import (
     CONTROLLER,
+    HOST,
     PORT_MAX,
-    ClusterFolder,
+    ClusterDirectory,
     LocalCluster,
-    Member,
+    LocalNode,
+    check_ports_free,
     client_and_node_ports,
     free_ports,
-    refuse_taken,
+    grow_cluster,
+    local_nodes,
+    node_flags,
+    replication_settings,
+    serve_command,
 )
-from penstock.cli.cluster_plan import HOST, grown, local_members, node_words, serve_command, settings_for
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.flags import LIFELINE
-from penstock.cli.options import pairs
+from penstock.cli.cluster.supervisor import STOP_DEADLINE_S, NodeCommand, Supervisor, SupervisorCallbacks
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import parse_pairs
 from penstock.cli.output import note, plural
-from penstock.cli.supervisor import STOP_DEADLINE_S, Node, Supervisor, Watcher
+from penstock.cli.serve import STOP_WITH_STDIN_FLAG
 
 DEFAULT_NODES = 3
 DEFAULT_PORT = 9092
 NODES_MAX = 100
-VOTING_PATIENCE_S = 15.0
+VOTERS_WAIT_S = 15.0
 
 Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Folder of the cluster.")]
 
@@ -67,35 +73,37 @@ def start(
 ) -> None:
     """Run a local cluster until Ctrl-C or SIGTERM.
 
-    Started again on the same folder, the same cluster comes back; with more --nodes it grows, also while it runs.
+    A later start on the same folder brings back the same cluster. With more --nodes it grows, also while it runs.
     """
-    place = ClusterFolder(folder)
+    place = ClusterDirectory(folder)
     place.make()
     if nodes is not None and place.is_running and _is_larger(place, nodes):
-        note(cluster_control.ask(place, {"nodes": nodes}))
+        note(local_cluster.request_from_supervisor(place, {"nodes": nodes}))
         return
     lock = place.lock()
     known = place.load()
-    settings = {**(known.settings if known else {}), **pairs(sets or [], "--set")}
+    settings = {**(known.settings if known else {}), **parse_pairs(sets or [], "--set")}
     cluster = replace(
-        _planned(place, known, nodes, port, http_port), settings=settings, supervisor=os.getpid()
+        _plan_cluster(place, known, nodes, port, http_port), settings=settings, supervisor=os.getpid()
     )
-    _refuse_taken_ports(cluster)
+    _check_cluster_ports(cluster)
     place.save(cluster)
     config_path = None if config is None else str(config.absolute())
 
-    def command(node: Member, among: LocalCluster) -> Node:
-        words = node_words(node, among, config_path, settings)
-        return Node(node.id, serve_command(*words, LIFELINE), None if node.log is None else Path(node.log))
+    def command(node: LocalNode, among: LocalCluster) -> NodeCommand:
+        words = node_flags(node, among, config_path, settings)
+        return NodeCommand(
+            node.id, serve_command(*words, STOP_WITH_STDIN_FLAG), None if node.log is None else Path(node.log)
+        )
 
     commands = [command(node, cluster) for node in cluster.nodes]
-    note(f"starting {plural(len(cluster.nodes), 'node')} in {_short(place.path)}")
+    note(f"starting {plural(len(cluster.nodes), 'node')} in {_short_path(place.path)}")
     raise typer.Exit(
-        supervise(place, cluster, commands, lock, restart=restart, ready=_announce, command=command)
+        run_supervisor(place, cluster, commands, lock, restart=restart, ready=_print_ready, command=command)
     )
 
 
-def _is_larger(place: ClusterFolder, nodes: int) -> bool:
+def _is_larger(place: ClusterDirectory, nodes: int) -> bool:
     known = place.load()
     return known is not None and known.cluster_id is not None and nodes > len(known.nodes)
 
@@ -103,31 +111,32 @@ def _is_larger(place: ClusterFolder, nodes: int) -> bool:
 def restart_node(
     node: Annotated[int, typer.Argument(metavar="ID", min=1, help="The node's id.")], folder: Folder
 ) -> None:
-    """Restart one node of a local cluster that runs, or start it again when it has ended."""
-    place = ClusterFolder(folder)
+    """Restart a node of a running local cluster, or start it again after it has ended."""
+    place = ClusterDirectory(folder)
     known = place.load()
     if known is None:
-        raise Failure(f"{place.path} is not the folder of a cluster", exit_code=WRONG_USAGE)
+        raise CommandError(f"{place.path} is not the folder of a cluster", exit_code=EXIT_USAGE)
     if node not in {each.id for each in known.nodes}:
-        raise Failure(f"the cluster has no node {node}", exit_code=WRONG_USAGE)
+        raise CommandError(f"the cluster has no node {node}", exit_code=EXIT_USAGE)
     if not place.is_running:
-        raise Failure("the cluster is not running", hint=f"penstock cluster start --dir {place.path}")
-    note(cluster_control.ask(place, {"restart": node}))
+        raise CommandError("the cluster is not running", hint=f"penstock cluster start --dir {place.path}")
+    note(local_cluster.request_from_supervisor(place, {"restart": node}))
 
 
-def supervise(
-    place: ClusterFolder,
+def run_supervisor(
+    place: ClusterDirectory,
     cluster: LocalCluster,
-    commands: list[Node],
+    commands: list[NodeCommand],
     lock: int,
     *,
     restart: bool,
     ready: Callable[[LocalCluster], None],
-    command: Callable[[Member, LocalCluster], Node] | None = None,
+    command: Callable[[LocalNode, LocalCluster], NodeCommand] | None = None,
 ) -> int:
-    """Run the nodes and keep `cluster.json` true. Returns an exit code; raises Failure.
+    """Run the nodes and keep `cluster.json` up to date. Returns an exit code; raises CommandError.
 
-    Others may ask for the restart of a node, and with a `command` for each node that may join, for that.
+    Another shell may request the restart of a node. If `command` is given, which makes the command of a new node, it
+    may also request that nodes join.
     """
     now = cluster
 
@@ -138,13 +147,13 @@ def supervise(
 
     async def all_ready() -> None:
         nonlocal now
-        found = await asyncio.to_thread(_cluster_id, now)
+        found = await asyncio.to_thread(_wait_for_voters, now)
         now = replace(now, cluster_id=now.cluster_id or found)
         place.save(now)
         ready(now)
-        notify.ready()
+        os_process.notify_ready()
 
-    watcher = Watcher(pids_changed=pids_changed, all_ready=all_ready, say=note)
+    watcher = SupervisorCallbacks(pids_changed=pids_changed, all_ready=all_ready, report=note)
 
     async def carry_out(supervisor: Supervisor, request: dict[str, int]) -> str:
         nonlocal now
@@ -152,16 +161,16 @@ def supervise(
             await supervisor.restart(request["restart"])
             return f"node {request['restart']} is back"
         if command is None:
-            raise Failure(
+            raise CommandError(
                 "workers cannot grow while they run", hint="stop the node, and serve with more --workers"
             )
-        larger = _joined(place, now, request["nodes"])
+        larger = _grow_running_cluster(place, now, request["nodes"])
         added = larger.nodes[len(now.nodes) :]
         for node in added:
             now = replace(now, nodes=(*now.nodes, node))
             try:
                 await supervisor.add(command(node, larger))
-            except Failure:
+            except CommandError:
                 now = replace(now, nodes=now.nodes[:-1])
                 place.save(now)
                 raise
@@ -170,7 +179,7 @@ def supervise(
 
     async def run() -> int:
         supervisor = Supervisor(commands, watcher, restart=restart, inherited=(lock,))
-        with cluster_control.answering(place, lambda request: carry_out(supervisor, request)):
+        with local_cluster.serve_requests(place, lambda request: carry_out(supervisor, request)):
             return await supervisor.run()
 
     try:
@@ -186,31 +195,31 @@ def stop(
     ] = STOP_DEADLINE_S + 5,
 ) -> None:
     """Stop the local cluster of a folder, from another shell."""
-    place = ClusterFolder(folder)
+    place = ClusterDirectory(folder)
     cluster = place.load()
     if cluster is None:
-        raise Failure(f"{place.path} is not the folder of a cluster", exit_code=WRONG_USAGE)
+        raise CommandError(f"{place.path} is not the folder of a cluster", exit_code=EXIT_USAGE)
     if not place.is_running:
         note("it is not running")
         return
     import signal
 
-    # Where the supervisor is gone, its nodes have noticed and are stopping already.
-    _signal(cluster.supervisor, signal.SIGTERM, place.path)
-    if not _has_stopped(place, timeout_s):
+    # If the supervisor is gone, its nodes have noticed and are already stopping.
+    _signal_process(cluster.supervisor, signal.SIGTERM, place.path)
+    if not _wait_until_stopped(place, timeout_s):
         note(f"not stopped within {timeout_s:g} s, killing; the next start recovers")
         for node in cluster.nodes:
-            _signal(node.pid, signal.SIGKILL, place.path)
-        if not _has_stopped(place, timeout_s):
-            raise Failure(f"the cluster in {place.path} does not stop")
+            _signal_process(node.pid, signal.SIGKILL, place.path)
+        if not _wait_until_stopped(place, timeout_s):
+            raise CommandError(f"the cluster in {place.path} does not stop")
     note("stopped")
 
 
 # -- planning ---------------------------------------------------------------------------------------------
 
 
-def _planned(
-    place: ClusterFolder,
+def _plan_cluster(
+    place: ClusterDirectory,
     known: LocalCluster | None,
     nodes: int | None,
     port: int | None,
@@ -219,40 +228,40 @@ def _planned(
     founded = known if known is not None and known.cluster_id is not None else None
     count = nodes or (len(founded.nodes) if founded else DEFAULT_NODES)
     first = port if port is not None else founded.first_port if founded else DEFAULT_PORT
-    _check_ports(first, count)
+    _check_port_range(first, count)
     ports, peer_ports = client_and_node_ports(HOST, first, count)
     http_ports: list[int | None] = [None] * count
     if http_port is not None:
-        _check_ports(http_port, count)
+        _check_port_range(http_port, count)
         http_ports = [
             *(free_ports(HOST, count) if http_port == 0 else range(http_port, http_port + count)),
         ]
-    members = local_members(place.path, count, ports, http_ports, peer_ports)
-    return replace(grown(known, nodes, members), first_port=first)
+    members = local_nodes(place.path, count, ports, http_ports, peer_ports)
+    return replace(grow_cluster(known, nodes, members), first_port=first)
 
 
-def _joined(place: ClusterFolder, now: LocalCluster, count: int) -> LocalCluster:
-    """The cluster with so many nodes, those that run unchanged. Raises Failure where that cannot be."""
+def _grow_running_cluster(place: ClusterDirectory, now: LocalCluster, count: int) -> LocalCluster:
+    """The cluster with `count` nodes; running nodes stay unchanged. Raises CommandError if that is not possible."""
     http, kept = now.nodes[0].http, len(now.nodes)
-    larger = _planned(place, now, count, None, None if http is None else parse_address(http)[1])
+    larger = _plan_cluster(place, now, count, None, None if http is None else parse_address(http)[1])
     same_roles = all(
         before.roles == after.roles for before, after in zip(now.nodes, larger.nodes, strict=False)
     )
-    if not same_roles or settings_for(kept) != settings_for(count) or kept == 1:
-        raise Failure(
+    if not same_roles or replication_settings(kept) != replication_settings(count) or kept == 1:
+        raise CommandError(
             f"{plural(kept, 'node')} cannot become {count} while running: roles and settings change",
             hint=f"penstock cluster stop --dir {place.path}, then start it with --nodes {count}",
         )
-    _refuse_taken_ports(replace(larger, nodes=larger.nodes[kept:]))
+    _check_cluster_ports(replace(larger, nodes=larger.nodes[kept:]))
     return larger
 
 
-def _check_ports(first: int, count: int) -> None:
+def _check_port_range(first: int, count: int) -> None:
     if first + count - 1 > PORT_MAX:
-        raise Failure(f"{count} ports from {first} on do not exist", exit_code=WRONG_USAGE)
+        raise CommandError(f"{count} ports from {first} on do not exist", exit_code=EXIT_USAGE)
 
 
-def _refuse_taken_ports(cluster: LocalCluster) -> None:
+def _check_cluster_ports(cluster: LocalCluster) -> None:
     wanted = []
     for node in cluster.nodes:
         wanted.append((f"node {node.id}", *parse_address(node.address)))
@@ -261,7 +270,7 @@ def _refuse_taken_ports(cluster: LocalCluster) -> None:
         if node.http is not None:
             wanted.append((f"node {node.id}", *parse_address(node.http)))
     is_new = cluster.cluster_id is None
-    refuse_taken(
+    check_ports_free(
         wanted,
         hint="--port names another first port, and 0 free ones"
         if is_new
@@ -269,26 +278,26 @@ def _refuse_taken_ports(cluster: LocalCluster) -> None:
     )
 
 
-def _cluster_id(cluster: LocalCluster) -> str | None:
-    """Known at once; what takes a moment, and is waited for, is that all its controllers vote."""
-    from penstock.cli.cluster_requests import cluster_id, quorum
+def _wait_for_voters(cluster: LocalCluster) -> str | None:
+    """Returns the cluster id once all controllers are voters, which takes a moment after the nodes are ready."""
+    from penstock.cli.cluster.description import describe_quorum, fetch_cluster_id
 
     controllers = {node.id for node in cluster.nodes if CONTROLLER in node.roles}
-    found, deadline = None, time.monotonic() + VOTING_PATIENCE_S
+    found, deadline = None, time.monotonic() + VOTERS_WAIT_S
     while time.monotonic() < deadline:
         for address in (parse_address(node.address) for node in cluster.nodes):
             with suppress(OSError):
-                found = cluster_id(address)
-                if controllers <= {voter.id for voter in quorum(address, timeout_s=2).voters}:
+                found = fetch_cluster_id(address)
+                if controllers <= {voter.id for voter in describe_quorum(address, timeout_s=2).voters}:
                     return found
         time.sleep(0.1)
     note("not all controllers vote yet; penstock cluster status tells")
     return found
 
 
-# -- telling ----------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------
 
-_READY = """
+_READY_TEMPLATE = """
   {what} up; data and logs are in {folder}. Ctrl-C stops the cluster cleanly.
 
   Try, in another terminal:
@@ -302,35 +311,40 @@ _READY = """
 """
 
 
-def _announce(cluster: LocalCluster) -> None:
-    """One line per node, which scripts may wait for, then what to type."""
-    from penstock.cli.welcome import command
+def _print_ready(cluster: LocalCluster) -> None:
+    """Print one line per node, which scripts may wait for, then commands to try."""
+    from penstock.cli.welcome import penstock_command
 
     for node in cluster.nodes:
         metrics = "" if node.http is None else f", metrics on http://{node.http}/metrics"
         print(f"node {node.id} listening on {node.address} ({' and '.join(node.roles)}){metrics}")
     if len(cluster.nodes) == 2:
         note("two nodes have one controller between them: three survive the loss of one")
-    folder = _short(Path(cluster.nodes[0].data_dir).parent)
+    folder = _short_path(Path(cluster.nodes[0].data_dir).parent)
     what = "1 node is" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes are"
-    print(_READY.format(what=what, folder=folder, bootstrap=cluster.bootstrap, command=command()), flush=True)
+    print(
+        _READY_TEMPLATE.format(
+            what=what, folder=folder, bootstrap=cluster.bootstrap, command=penstock_command()
+        ),
+        flush=True,
+    )
 
 
-def _short(path: Path) -> str:
+def _short_path(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
 # -- stopping from another shell --------------------------------------------------------------------------
 
 
-def _signal(pid: int | None, number: int, folder: Path) -> None:
-    """A pid that by now belongs to something else is left alone."""
-    if pid is not None and cluster_control.is_ours(pid, folder):
+def _signal_process(pid: int | None, number: int, folder: Path) -> None:
+    """Do nothing if the pid now belongs to another program."""
+    if pid is not None and local_cluster.holds_cluster_lock(pid, folder):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def _has_stopped(place: ClusterFolder, within_s: float) -> bool:
+def _wait_until_stopped(place: ClusterDirectory, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while place.is_running:
         if time.monotonic() > deadline:

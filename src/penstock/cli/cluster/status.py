@@ -1,30 +1,202 @@
-"""`penstock cluster status`: is it well, and if not, what is wrong."""
+"""`penstock cluster status`: is the cluster healthy, and if not, what is wrong.
+
+`check_health` is pure: it takes a description of the cluster and returns findings as sentences, the worst first. It
+also reports placements that are less safe than they look.
+"""
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.cli.client import Cluster
-from penstock.cli.cluster_findings import ERROR, Finding, findings
-from penstock.cli.cluster_requests import Broker, QuorumReplica
-from penstock.cli.cluster_view import ClusterView, PartitionView, look
-from penstock.cli.failure import FAILED, Failure
+from penstock.cli.cluster.description import (
+    BrokerDescription,
+    ClusterDescription,
+    PartitionDescription,
+    QuorumReplica,
+    describe_cluster,
+)
+from penstock.cli.cluster_client import LibrdkafkaCluster
+from penstock.cli.errors import EXIT_FAILURE, CommandError
 from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
-from penstock.cli.output import Cell, note, print_facts, print_json, print_table
+from penstock.cli.output import Cell, note, plural, print_facts, print_json, print_table
+
+ERROR, WARNING = "error", "warning"
+#: A voter further behind than this is reported: until it catches up, it does not help to keep the quorum available.
+VOTER_LAG_RECORDS_MAX = 1000
+#: Voters fetch several times a second even without new records, so a voter that is silent for this long is lost.
+VOTER_LOST_AFTER_MS = 15_000
+
+
+class HealthFinding(NamedTuple):
+    level: str
+    message: str
+
+
+def check_health(view: ClusterDescription) -> list[HealthFinding]:
+    found = [
+        *_quorum_findings(view),
+        *_broker_findings(view),
+        *_partition_findings(view),
+        *_placement_findings(view),
+    ]
+    return sorted(found, key=lambda finding: finding.level != ERROR)
+
+
+def _quorum_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
+    if not view.knows_quorum:
+        return
+    if view.quorum is None:
+        yield HealthFinding(
+            ERROR, "no controller answers: a majority of the voters is not there, or cannot reach each other"
+        )
+        return
+    voters = len(view.quorum.voters)
+    if voters == 1 and len(view.brokers) > 1:
+        yield HealthFinding(
+            WARNING, "one voter holds the metadata: without it nothing changes and nobody fails over"
+        )
+    elif voters and voters % 2 == 0:
+        yield HealthFinding(
+            WARNING,
+            f"{voters} voters survive the loss of {(voters - 1) // 2}, as {voters - 1} would: use an odd number",
+        )
+    gone = lost_voters(view)
+    yield from _lost_voter_findings(gone, voters)
+    for voter in view.quorum.voters:
+        lag = view.quorum.high_watermark - voter.end_offset
+        if lag > VOTER_LAG_RECORDS_MAX and voter.id not in gone:
+            yield HealthFinding(WARNING, f"voter {voter.id} is {plural(lag, 'record')} behind")
+
+
+def lost_voters(view: ClusterDescription) -> list[int]:
+    """Voters that no longer follow the controller: they are fenced as brokers, or have not caught up for a while."""
+    if view.quorum is None:
+        return []
+    fenced = {broker.id for broker in view.brokers if broker.fenced}
+    newest_ms = max((voter.caught_up_ms for voter in view.quorum.voters), default=-1)
+    known = {broker.id for broker in view.brokers}
+    return [
+        voter.id
+        for voter in view.quorum.voters
+        if voter.id != view.quorum.leader
+        and (
+            voter.id in fenced
+            or newest_ms - voter.caught_up_ms > VOTER_LOST_AFTER_MS
+            or (voter.caught_up_ms < 0 and voter.id not in known)
+        )
+    ]
+
+
+def _lost_voter_findings(gone: list[int], voters: int) -> Iterator[HealthFinding]:
+    if not gone:
+        return
+    spare = (voters - len(gone)) - (voters // 2 + 1)
+    is_are, them = ("is", "it does") if len(gone) == 1 else ("are", "they do")
+    left = f"the loss of {spare} more is survived" if spare > 0 else "one more loss ends the quorum"
+    yield HealthFinding(
+        WARNING,
+        f"{_noun_with_ids('voter', gone)} {is_are} gone: {left}; "
+        f"if {them} not come back, penstock cluster voters remove {gone[0]}",
+    )
+
+
+def _broker_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
+    fenced = [broker.id for broker in view.brokers if broker.fenced]
+    if fenced:
+        yield HealthFinding(WARNING, f"fenced, so not in use: {_noun_with_ids('broker', fenced)}")
+    silent = sorted(
+        broker.id for broker in view.brokers if broker.id in view.unreachable and not broker.fenced
+    )
+    if silent:
+        yield HealthFinding(
+            WARNING,
+            f"not to be reached from here at the advertised address: {_noun_with_ids('broker', silent)}",
+        )
+    known = {broker.id for broker in view.brokers}
+    gone = sorted({id for partition in view.partitions for id in partition.target_replicas} - known)
+    if gone:
+        yield HealthFinding(
+            WARNING,
+            f"replicas are assigned to what is no broker of the cluster: {_noun_with_ids('broker', gone)}",
+        )
+
+
+def _partition_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
+    partitions = view.partitions
+    yield from _count_finding(ERROR, "offline: nobody leads them", [p for p in partitions if p.is_offline])
+    yield from _count_finding(
+        ERROR,
+        "under min.insync.replicas: acks=all is refused",
+        [p for p in partitions if p.is_under_min_isr and not p.is_offline],
+    )
+    yield from _count_finding(WARNING, "under-replicated", [p for p in partitions if p.is_under_replicated])
+
+
+def _count_finding(level: str, what: str, partitions: list[PartitionDescription]) -> Iterator[HealthFinding]:
+    if partitions:
+        yield HealthFinding(level, f"{plural(len(partitions), 'partition')} {what}")
+
+
+def _placement_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
+    yield from _internal_topic_findings(view)
+    replicated = [partition for partition in view.partitions if len(partition.target_replicas) > 1]
+    hosts = {broker.rack or broker.host for broker in view.brokers}
+    if replicated and len(hosts) == 1:
+        yield HealthFinding(
+            WARNING, f"all brokers are in one place ({hosts.pop()}): what takes it takes every replica"
+        )
+        return
+    together = [p for p in replicated if len({view.rack_or_host(id) for id in p.target_replicas}) == 1]
+    if together:
+        yield HealthFinding(
+            WARNING,
+            f"{plural(len(together), 'partition')} with all replicas in one rack or on one host "
+            f"({_partition_names(together)}): penstock cluster rebalance spreads them",
+        )
+
+
+def _internal_topic_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
+    for topic, wanted in view.internal_replicas.items():
+        low = [p for p in view.partitions if p.place.topic == topic and len(p.in_sync) < wanted]
+        if low and len(view.brokers) > 1:
+            yield HealthFinding(
+                WARNING,
+                f"{topic} has fewer than {wanted} copies of {plural(len(low), 'partition')}: "
+                f"groups are lost with them. {_low_replication_reason(view, wanted)}",
+            )
+        elif low and wanted > 1:
+            yield HealthFinding(WARNING, f"{topic} has 1 of {wanted} copies, as there is one broker")
+
+
+def _low_replication_reason(view: ClusterDescription, wanted: int) -> str:
+    active = sum(not broker.fenced for broker in view.brokers)
+    if active < wanted:
+        return f"There are {plural(active, 'active broker')}"
+    return "The controller adds them as brokers join"
+
+
+def _partition_names(partitions: list[PartitionDescription], most: int = 3) -> str:
+    names = ", ".join(str(partition.place) for partition in partitions[:most])
+    return names if len(partitions) <= most else f"{names}, ..."
+
+
+def _noun_with_ids(noun: str, ids: list[int]) -> str:
+    return f"{noun if len(ids) == 1 else noun + 's'} {', '.join(map(str, ids))}"
+
 
 WATCH_EVERY_S = 2.0
 QUORUM_TIMEOUT_S = 6.0
-ROWS_SHOWN = 20
+ROWS_SHOWN_MAX = 20
 
-COUNTS: dict[str, Callable[[PartitionView], bool]] = {
+PARTITION_CONDITIONS: dict[str, Callable[[PartitionDescription], bool]] = {
     "offline": lambda partition: partition.is_offline,
     "under_min_isr": lambda partition: partition.is_under_min_isr,
     "under_replicated": lambda partition: partition.is_under_replicated,
-    "not_preferred": lambda partition: partition.is_led_by_other,
+    "not_preferred": lambda partition: partition.is_not_led_by_preferred,
     "reassigning": lambda partition: partition.moving is not None,
 }
 
@@ -34,63 +206,65 @@ def status(
     as_json: AsJson = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 seconds.")] = False,
 ) -> None:
-    """Show quorum, brokers, and the partitions that are not as they should be.
+    """Show the quorum, the brokers, and the partitions that need attention.
 
     Exits with 1 when something is down: a partition without a leader, one that refuses acks=all, or no quorum.
     """
-    cluster = Cluster(bootstrap)
+    cluster = LibrdkafkaCluster(bootstrap)
     if watch:
         _watch(cluster, as_json)
     if not _show(cluster, as_json):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _watch(cluster: Cluster, as_json: bool) -> None:
-    """Until Ctrl-C. A cluster that does not answer may come back."""
+def _watch(cluster: LibrdkafkaCluster, as_json: bool) -> None:
+    """Runs until Ctrl-C. Keeps trying when the cluster does not answer, because it may come back."""
     while True:
         if sys.stdout.isatty() and not as_json:
             print("\x1b[H\x1b[2J", end="")
         try:
             _show(cluster, as_json)
-        except Failure as failure:
+        except CommandError as failure:
             note(f"{time.strftime('%H:%M:%S')} {failure.message}")
         sys.stdout.flush()
         time.sleep(WATCH_EVERY_S)
 
 
-def _show(cluster: Cluster, as_json: bool) -> bool:
-    """Whether all is up."""
-    view = look(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
-    found = findings(view)
-    document = as_document(view, found)
+def _show(cluster: LibrdkafkaCluster, as_json: bool) -> bool:
+    """Returns whether there are no errors."""
+    view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
+    found = check_health(view)
+    document = status_document(view, found)
     if as_json:
         print_json(document)
     else:
-        _print(document)
+        _print_status(document)
     return bool(document["up"])
 
 
 # -- the document -----------------------------------------------------------------------------------------
 
 
-def as_document(view: ClusterView, found: list[Finding]) -> dict[str, Any]:
+def status_document(view: ClusterDescription, found: list[HealthFinding]) -> dict[str, Any]:
     return {
         "cluster_id": view.cluster_id,
         "up": all(finding.level != ERROR for finding in found),
         "findings": [finding._asdict() for finding in found],
-        "quorum": _quorum(view),
-        "brokers": _brokers(view),
+        "quorum": _quorum_document(view),
+        "brokers": _broker_documents(view),
         "partitions": {
             "total": len(view.partitions),
-            **{name: sum(map(applies, view.partitions)) for name, applies in COUNTS.items()},
+            **{name: sum(map(applies, view.partitions)) for name, applies in PARTITION_CONDITIONS.items()},
         },
         "troubles": [
-            _trouble(partition) for partition in sorted(view.partitions, key=_urgency) if partition.troubles
+            _trouble_document(partition)
+            for partition in sorted(view.partitions, key=_urgency)
+            if partition.troubles
         ],
     }
 
 
-def _quorum(view: ClusterView) -> dict[str, Any] | None:
+def _quorum_document(view: ClusterDescription) -> dict[str, Any] | None:
     if view.quorum is None:
         return None
     end = max((voter.end_offset for voter in view.quorum.voters), default=view.quorum.high_watermark)
@@ -98,12 +272,12 @@ def _quorum(view: ClusterView) -> dict[str, Any] | None:
         "leader": view.quorum.leader,
         "epoch": view.quorum.epoch,
         "high_watermark": view.quorum.high_watermark,
-        "voters": [_replica(replica, end) for replica in view.quorum.voters],
-        "observers": [_replica(replica, end) for replica in view.quorum.observers],
+        "voters": [_replica_document(replica, end) for replica in view.quorum.voters],
+        "observers": [_replica_document(replica, end) for replica in view.quorum.observers],
     }
 
 
-def _replica(replica: QuorumReplica, end: int) -> dict[str, Any]:
+def _replica_document(replica: QuorumReplica, end: int) -> dict[str, Any]:
     return {
         "node": replica.id,
         "end_offset": replica.end_offset,
@@ -112,7 +286,7 @@ def _replica(replica: QuorumReplica, end: int) -> dict[str, Any]:
     }
 
 
-def _brokers(view: ClusterView) -> list[dict[str, Any]]:
+def _broker_documents(view: ClusterDescription) -> list[dict[str, Any]]:
     led = Counter(partition.leader for partition in view.partitions)
     held = Counter(id for partition in view.partitions for id in partition.replicas)
     in_sync = Counter(id for partition in view.partitions for id in partition.in_sync)
@@ -122,7 +296,7 @@ def _brokers(view: ClusterView) -> list[dict[str, Any]]:
             "host": broker.host,
             "port": broker.port,
             "rack": broker.rack,
-            "state": _state(view, broker),
+            "state": _broker_state(view, broker),
             "leads": led[broker.id],
             "replicas": held[broker.id],
             "in_sync": in_sync[broker.id],
@@ -139,18 +313,18 @@ def _brokers(view: ClusterView) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _state(view: ClusterView, broker: Broker) -> str:
+def _broker_state(view: ClusterDescription, broker: BrokerDescription) -> str:
     if broker.fenced:
         return "fenced"
     return "unreachable" if broker.id in view.unreachable else "active"
 
 
-def _urgency(partition: PartitionView) -> tuple[bool, ...]:
-    """The worst first; in the order of COUNTS."""
-    return tuple(not applies(partition) for applies in COUNTS.values())
+def _urgency(partition: PartitionDescription) -> tuple[bool, ...]:
+    """A sort key, worst first, in the order of PARTITION_CONDITIONS."""
+    return tuple(not applies(partition) for applies in PARTITION_CONDITIONS.values())
 
 
-def _trouble(partition: PartitionView) -> dict[str, Any]:
+def _trouble_document(partition: PartitionDescription) -> dict[str, Any]:
     moving = partition.moving
     return {
         "topic": partition.place.topic,
@@ -164,10 +338,10 @@ def _trouble(partition: PartitionView) -> dict[str, Any]:
     }
 
 
-# -- for people -------------------------------------------------------------------------------------------
+# -- output for people ------------------------------------------------------------------------------------
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print_status(document: dict[str, Any]) -> None:
     quorum, partitions = document["quorum"], document["partitions"]
     print_facts(
         [
@@ -177,7 +351,7 @@ def _print(document: dict[str, Any]) -> None:
         ]
     )
     print()
-    voting = _voting(quorum)
+    voting = _quorum_roles(quorum)
     print_table(
         ["node", "address", "rack", "state", "quorum", "lag", "leads", "replicas", "in sync"],
         [_broker_row(broker, voting.pop(broker["node"], None)) for broker in document["brokers"]]
@@ -204,8 +378,8 @@ def _partitions_line(counts: dict[str, int]) -> str:
     return f"{counts['total']}" + (f" ({told})" if told else "")
 
 
-def _voting(quorum: dict[str, Any] | None) -> dict[int, tuple[str, int | None]]:
-    """For each node its part in the quorum and how far it is behind."""
+def _quorum_roles(quorum: dict[str, Any] | None) -> dict[int, tuple[str, int | None]]:
+    """The role of each node in the quorum, and its lag."""
     if quorum is None:
         return {}
     voters = {
@@ -225,19 +399,20 @@ def _broker_row(broker: dict[str, Any], voting: tuple[str, int | None] | None) -
 def _print_troubles(troubles: list[dict[str, Any]]) -> None:
     rows = [
         [
-            row["topic"], row["partition"], row["leader"], _ids(row["replicas"]), _ids(row["in_sync"]),
-            _ids(row["adding"]), _ids(row["removing"]), ", ".join(row["troubles"]),
+            *(row[name] for name in ("topic", "partition", "leader")),
+            *(_comma_separated(row[name]) for name in ("replicas", "in_sync", "adding", "removing")),
+            ", ".join(row["troubles"]),
         ]
-        for row in troubles[:ROWS_SHOWN]
-    ]  # fmt: skip
+        for row in troubles[:ROWS_SHOWN_MAX]
+    ]
     print_table(
         ["topic", "partition", "leader", "replicas", "in sync", "adding", "removing", "trouble"], rows
     )
-    if len(troubles) > ROWS_SHOWN:
-        note(f"and {len(troubles) - ROWS_SHOWN} more; --json shows all")
+    if len(troubles) > ROWS_SHOWN_MAX:
+        note(f"and {len(troubles) - ROWS_SHOWN_MAX} more; --json shows all")
 
 
-def _ids(ids: list[int]) -> str | None:
+def _comma_separated(ids: list[int]) -> str | None:
     return ",".join(map(str, ids)) or None
 
 

@@ -1,7 +1,7 @@
-"""`penstock serve --workers N`: as many nodes as cores, under one supervisor.
+"""`penstock serve --workers N`: N nodes, for example one per core, under one supervisor.
 
-Ids, ports and folders count up from those of the first; all share the rack of their host, so that no two replicas of
-a partition end up on it while other hosts have room.
+Node ids, ports and directories count up from those of the first node. All workers have the rack of their host, so
+that no two replicas of a partition are placed on it while other hosts have room.
 """
 
 import os
@@ -9,24 +9,29 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.broker.listeners import NODES, Listener, format_address
-from penstock.broker.settings import Settings
-from penstock.cli.cluster_folder import (
+from penstock.broker.config.listeners import NODES_LISTENER, Listener, format_address
+from penstock.broker.config.node_settings import NodeSettings
+from penstock.cli.cluster.local_cluster import (
     BROKER,
     CONTROLLER,
-    ClusterFolder,
+    HOST,
+    ClusterDirectory,
     LocalCluster,
-    Member,
+    LocalNode,
     client_and_node_ports,
+    controller_count,
+    grow_cluster,
+    node_roles,
+    quorum_flags,
+    serve_command,
 )
-from penstock.cli.cluster_plan import HOST, controllers_among, grown, quorum_flags, roles_of, serve_command
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.flags import LIFELINE, WORKERS
-from penstock.cli.supervisor import Node
+from penstock.cli.cluster.supervisor import NodeCommand
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.serve import STOP_WITH_STDIN_FLAG, WORKERS_FLAG
 
 WORKERS_MAX = 64
-#: What differs from worker to worker and is written anew for each.
-_OWN = frozenset(
+#: Flags that are not passed on as given: each worker gets its own value, or none.
+_PER_WORKER_FLAGS = frozenset(
     {
         "--listen",
         "--advertise",
@@ -38,33 +43,34 @@ _OWN = frozenset(
         "--rack",
         "--http",
     }
-    | {WORKERS, LIFELINE, "--welcome"}
+    | {WORKERS_FLAG, STOP_WITH_STDIN_FLAG, "--welcome"}
 )
 
 
-def count_of(flags: Mapping[str, Sequence[str]]) -> int:
-    """How many nodes are wanted. Raises Failure."""
-    text = flags.get(WORKERS, ["1"])[-1]
+def worker_count(flags: Mapping[str, Sequence[str]]) -> int:
+    """How many nodes to run. Raises CommandError."""
+    text = flags.get(WORKERS_FLAG, ["1"])[-1]
     if not text.isdecimal() or not 1 <= int(text) <= WORKERS_MAX:
-        raise Failure(
-            f"--workers takes a number from 1 to {WORKERS_MAX}, not {text!r}", exit_code=WRONG_USAGE
+        raise CommandError(
+            f"--workers takes a number from 1 to {WORKERS_MAX}, not {text!r}", exit_code=EXIT_USAGE
         )
     return int(text)
 
 
-def start(flags: Mapping[str, Sequence[str]], settings: Settings) -> int:
-    """Raises Failure."""
-    from penstock.cli.cluster_start import supervise
+def start_workers(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -> int:
+    """Raises CommandError."""
+    from penstock.cli.cluster.start import run_supervisor
 
-    count = count_of(flags)
-    place = ClusterFolder(settings.data_dir)
+    count = worker_count(flags)
+    place = ClusterDirectory(settings.data_dir)
     place.make()
     lock = place.lock()
-    cluster = planned(settings, count, place.load())
+    cluster = plan_workers(settings, count, place.load())
     commands = [
-        Node(node.id, serve_command(*words(node, cluster, settings, flags)), None) for node in cluster.nodes
+        NodeCommand(node.id, serve_command(*worker_flags(node, cluster, settings, flags)), None)
+        for node in cluster.nodes
     ]
-    return supervise(
+    return run_supervisor(
         place,
         replace(cluster, supervisor=os.getpid()),
         commands,
@@ -74,15 +80,17 @@ def start(flags: Mapping[str, Sequence[str]], settings: Settings) -> int:
     )
 
 
-def planned(settings: Settings, count: int, known: LocalCluster | None) -> LocalCluster:
-    """Who the workers are. Free ports are chosen once and kept."""
+def plan_workers(settings: NodeSettings, count: int, known: LocalCluster | None) -> LocalCluster:
+    """The workers as nodes of a cluster. Free ports are chosen once and then kept."""
     first = settings.listeners[0]
     if first.port == 0 and len(settings.listeners) > 1:
-        raise Failure("--workers with several listeners needs their ports", exit_code=WRONG_USAGE)
+        raise CommandError("--workers with several listeners needs their ports", exit_code=EXIT_USAGE)
     ports, peer_ports = client_and_node_ports("", first.port, count)
-    members = [_member(settings, number, count, ports[number], peer_ports[number]) for number in range(count)]
+    members = [
+        _worker_node(settings, number, count, ports[number], peer_ports[number]) for number in range(count)
+    ]
     if first.port == 0 or known is None:
-        return grown(known, None, members)
+        return grow_cluster(known, None, members)
     kept = {node.id: node.founder for node in known.nodes}
     is_founded = known.cluster_id is not None
     nodes = (replace(node, founder=kept.get(node.id, False)) if is_founded else node for node in members)
@@ -91,82 +99,89 @@ def planned(settings: Settings, count: int, known: LocalCluster | None) -> Local
     return LocalCluster(nodes=tuple(nodes), cluster_id=known.cluster_id)
 
 
-def _member(settings: Settings, number: int, count: int, port: int, peer_port: int) -> Member:
+def _worker_node(settings: NodeSettings, number: int, count: int, port: int, peer_port: int) -> LocalNode:
     id = settings.node_id + number
     at = settings.advertised[0]
     advertised = at.port + number if at.port else port
     http = settings.http_address
-    return Member(
+    return LocalNode(
         id=id,
         address=format_address(at.host, advertised),
         http=None if http is None else format_address(http[0], http[1] + number if http[1] else 0),
         data_dir=os.path.join(settings.data_dir, f"worker-{number + 1}"),
         log=None,
-        roles=_roles(settings, id, number + 1, count),
-        founder=id in settings.founders if settings.founders else number < controllers_among(count),
+        roles=_worker_roles(settings, id, number + 1, count),
+        founder=id in settings.initial_voters
+        if settings.initial_voters
+        else number < controller_count(count),
         peer_address=_peer_address(settings, number, port, peer_port),
     )
 
 
-def _peer_address(settings: Settings, number: int, port: int, peer_port: int) -> str:
-    """Where the settings put the listener for nodes; where they do not, no other host needs to reach it."""
+def _peer_address(settings: NodeSettings, number: int, port: int, peer_port: int) -> str:
+    """The address of the configured inter-broker listener. Without one, no other host needs to reach the worker."""
     for at in settings.advertised:
         if at.name == settings.inter_broker_listener:
             return format_address(at.host, at.port + number if at.port else port)
     return format_address(HOST, peer_port)
 
 
-def _roles(settings: Settings, id: int, number: int, count: int) -> tuple[str, ...]:
-    """As told; else those that found the cluster are its controllers, and who joins one is none."""
+def _worker_roles(settings: NodeSettings, id: int, number: int, count: int) -> tuple[str, ...]:
+    """The configured roles. By default the initial voters are controllers; workers that join a cluster are not."""
     if settings.source("process.roles").kind != "default":
-        return tuple(role for role in (BROKER, CONTROLLER) if role in _told(settings))
-    if settings.founders:
-        return (BROKER, CONTROLLER) if id in settings.founders else (BROKER,)
-    return (BROKER,) if settings.bootstrap_servers else roles_of(number, count)
+        return tuple(role for role in (BROKER, CONTROLLER) if role in _configured_roles(settings))
+    if settings.initial_voters:
+        return (BROKER, CONTROLLER) if id in settings.initial_voters else (BROKER,)
+    return (BROKER,) if settings.bootstrap_servers else node_roles(number, count)
 
 
-def _told(settings: Settings) -> tuple[str, ...]:
+def _configured_roles(settings: NodeSettings) -> tuple[str, ...]:
     roles = settings["process.roles"]
     assert isinstance(roles, tuple)
     return roles
 
 
-def words(
-    node: Member, cluster: LocalCluster, settings: Settings, flags: Mapping[str, Sequence[str]]
+def worker_flags(
+    node: LocalNode, cluster: LocalCluster, settings: NodeSettings, flags: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """The flags of `serve` for one worker: what was written, and in place of what differs its own."""
+    """The flags of `serve` for one worker: the given ones, with the per-worker flags replaced."""
     number = node.id - settings.node_id
     written = [
         part
         for name, values in flags.items()
-        if name not in _OWN
+        if name not in _PER_WORKER_FLAGS
         for value in values
         for part in (name, value)
     ]
     own = ["--node-id", str(node.id), "--data-dir", node.data_dir, "--roles", ",".join(node.roles)]
-    own += ["--rack", settings.rack or socket.gethostname(), LIFELINE]
-    own += [part for at in settings.listeners for part in ("--listen", _shifted(at, number, node))]
+    own += ["--rack", settings.rack or socket.gethostname(), STOP_WITH_STDIN_FLAG]
+    own += [part for at in settings.listeners for part in ("--listen", _worker_listener(at, number, node))]
     if settings.inter_broker_listener is None and len(cluster.nodes) > 1:
         if node.peer_address is None:
             own += ["--set", f"inter.broker.listener.name={settings.listeners[0].name}"]
         else:
-            own += ["--listen", f"{NODES}://{node.peer_address}"]
+            own += ["--listen", f"{NODES_LISTENER}://{node.peer_address}"]
     if settings.source("advertised.listeners").kind != "default":
-        own += [part for at in settings.advertised for part in ("--advertise", _shifted(at, number, node))]
+        own += [
+            part for at in settings.advertised for part in ("--advertise", _worker_listener(at, number, node))
+        ]
     if node.http is not None:
         own += ["--http", node.http]
-    return [*written, *own, *_place(node, cluster, settings)]
+    return [*written, *own, *_worker_quorum_flags(node, cluster, settings)]
 
 
-def _shifted(at: Listener, number: int, node: Member) -> str:
-    """A listener of this worker: the next port for the next worker, or the one that was chosen for it."""
+def _worker_listener(at: Listener, number: int, node: LocalNode) -> str:
+    """A listener of this worker: ports count up from the configured one, or are the free port chosen before."""
     port = at.port + number if at.port else int(node.address.rpartition(":")[2])
     return str(at._replace(port=port))
 
 
-def _place(node: Member, cluster: LocalCluster, settings: Settings) -> list[str]:
+def _worker_quorum_flags(node: LocalNode, cluster: LocalCluster, settings: NodeSettings) -> list[str]:
     if settings.bootstrap_servers:
         return ["--join", ",".join(format_address(*at) for at in settings.bootstrap_servers)]
-    if settings.founders:
-        return ["--voters", ",".join(f"{id}@{format_address(*at)}" for id, at in settings.founders.items())]
+    if settings.initial_voters:
+        return [
+            "--voters",
+            ",".join(f"{id}@{format_address(*at)}" for id, at in settings.initial_voters.items()),
+        ]
     return quorum_flags(node, cluster)

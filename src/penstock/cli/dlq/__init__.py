@@ -1,58 +1,155 @@
-"""`penstock dlq`: look at dead letters, correct them, publish them again, give them up."""
+"""`penstock dlq`: list, show, edit, replay and purge dead letters.
 
-from collections.abc import Iterator
+This module declares the verbs and their options; it imports their implementation when a verb runs.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.dlq_options import (
-    Errors,
-    Groups,
-    Handlers,
-    Headers,
-    Keys,
-    Offsets,
-    Partitions,
-    Place,
-    Since,
-    TopicName,
-    Until,
-    filter_of,
-    spot_of,
-)
-from penstock.cli.failure import Failure
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, parse_pairs, parse_timestamp
 from penstock.cli.output import note, print_json
 from penstock.cli.pipeline import Properties
 
 if TYPE_CHECKING:
-    from penstock.client.cluster import Cluster
+    from penstock.client.deadletters.dead_letter import DeadLetterFilter, DeadLetterId
+    from penstock.client.wire.cluster import Cluster
+
+
+_OFFSET_RANGE = re.compile(r"(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?")
+_TIME_HELP = "2025-01-31T12:00, milliseconds, or an age such as 15m"
+
+TopicArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC", help="The topic of the letters, or the one that they are from.", show_default=False
+    ),
+]
+DeadLetterArgument = Annotated[str, typer.Argument(metavar="PARTITION:OFFSET", show_default=False)]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="WHEN", help=f"Given up at or after: {_TIME_HELP}.")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Given up before.")]
+Errors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--error", metavar="CLASS", help="With or without its module; *Timeout* is a pattern. Repeatable."
+    ),
+]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", "-k", metavar="TEXT", help="Of this key. Repeatable.")
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="With this header. Repeatable: with all."),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option("--group", "-g", metavar="GROUP", help="Given up by this group. Repeatable."),
+]
+Handlers = Annotated[
+    list[str] | None,
+    typer.Option("--handler", metavar="NAME", help="Given up by this function of the group. Repeatable."),
+]
+Partitions = Annotated[
+    list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Lying here. Repeatable.")
+]
+Offsets = Annotated[
+    list[str] | None, typer.Option("--offset", "-o", metavar="N[-M]", help="Lying there. Repeatable.")
+]
+
+
+def parse_filter(
+    *,
+    since: str | None,
+    until: str | None,
+    errors: Sequence[str] | None,
+    keys: Sequence[str] | None,
+    headers: Sequence[str] | None,
+    groups: Sequence[str] | None,
+    handlers: Sequence[str] | None,
+    partitions: Sequence[int] | None,
+    offsets: Sequence[str] | None,
+) -> "DeadLetterFilter":
+    from penstock.client.deadletters.dead_letter import DeadLetterFilter
+
+    since_ms, until_ms = _parse_time_ms("--since", since), _parse_time_ms("--until", until)
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        raise CommandError("--since must be before --until", exit_code=EXIT_USAGE)
+    return DeadLetterFilter(
+        since_ms=since_ms,
+        until_ms=until_ms,
+        errors=tuple(errors or ()),
+        keys=tuple(key.encode() for key in keys or ()),
+        headers=tuple(
+            (name, value.encode()) for name, value in parse_pairs(headers or (), "--header").items()
+        ),
+        groups=tuple(groups or ()),
+        handlers=tuple(handlers or ()),
+        partitions=tuple(partitions or ()),
+        offsets=tuple(_parse_offset_range(text) for text in offsets or ()),
+    )
+
+
+def _parse_time_ms(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_timestamp(text.removesuffix("ago"), now_ms=int(time.time() * 1000))
+    except ValueError as error:
+        raise CommandError(f"{flag}: {error}", exit_code=EXIT_USAGE) from None
+
+
+def _parse_offset_range(text: str) -> tuple[int, int]:
+    found = _OFFSET_RANGE.fullmatch(text)
+    first, last = (0, -1) if found is None else (int(found["first"]), int(found["last"] or found["first"]))
+    if first > last:
+        raise CommandError(f"--offset takes N or N-M, not {text!r}", exit_code=EXIT_USAGE)
+    return first, last
+
+
+def parse_id(text: str) -> "DeadLetterId":
+    from penstock.client.deadletters.dead_letter import parse_dead_letter_id
+
+    found = parse_dead_letter_id(text)
+    if found is None:
+        raise CommandError(
+            f"a letter is named by PARTITION:OFFSET, such as 0:42, not {text!r}",
+            hint="penstock dlq list shows where they are",
+            exit_code=EXIT_USAGE,
+        )
+    return found
+
 
 app = typer.Typer(help="List, show, edit, replay and purge dead letters.", no_args_is_help=True)
 
-TABLE_LETTERS_MAX = 200
+TABLE_DEAD_LETTERS_MAX = 200
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
 
 
 @contextmanager
-def _opened(bootstrap: str, properties: list[str] | None) -> "Iterator[Cluster]":
-    from penstock.cli.dlq_topics import no_letters
-    from penstock.cli.raw import open_cluster
-    from penstock.client.deadletters.topics import NoLetters
-    from penstock.client.deadletters.turns import Overtaken
+def _open_cluster(bootstrap: str, properties: list[str] | None) -> "Iterator[Cluster]":
+    from penstock.cli.connection import open_cluster
+    from penstock.cli.dlq.display import no_dead_letters_error
+    from penstock.client.deadletters.topics import NoDeadLetters
+    from penstock.client.deadletters.writer import ReplayFenced
 
     with open_cluster(bootstrap, properties) as cluster:
         try:
             yield cluster
-        except NoLetters as error:
-            raise no_letters(error) from None
-        except Overtaken as error:
-            raise Failure(str(error), hint="run it again, once they are done") from None
+        except NoDeadLetters as error:
+            raise no_dead_letters_error(error) from None
+        except ReplayFenced as error:
+            raise CommandError(str(error), hint="run it again, once they are done") from None
 
 
 @app.command("list")
-def list_letters(
+def list_dead_letters(
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -77,54 +174,57 @@ def list_letters(
         int | None,
         typer.Option(
             "--limit", "-n", metavar="N", min=1,
-            help=f"No more than so many; a table has {TABLE_LETTERS_MAX} unless told otherwise.",
+            help=f"No more than so many; a table has {TABLE_DEAD_LETTERS_MAX} unless told otherwise.",
         ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """List the letters of topics or groups; without any, all topics of dead letters with how many they hold."""
-    from penstock.cli.dlq_list import print_found, print_topics
+    """List the dead letters of topics or groups. Without any, list all dead letter topics with their counts."""
+    from penstock.cli.dlq.display import print_matching, print_topics
 
-    wanted = filter_of(
+    wanted = parse_filter(
         since=since, until=until, errors=errors, keys=keys, headers=headers, groups=groups, handlers=handlers,
         partitions=partitions, offsets=offsets,
     )  # fmt: skip
-    with _opened(bootstrap, properties) as cluster:
+    with _open_cluster(bootstrap, properties) as cluster:
         if not names:
             print_topics(cluster, wanted, only_waiting=not_replayed, as_json=as_json)
         else:
-            most = limit or (None if as_json else TABLE_LETTERS_MAX)
-            print_found(cluster, names, wanted, only_waiting=not_replayed, limit=most, as_json=as_json)
+            most = limit or (None if as_json else TABLE_DEAD_LETTERS_MAX)
+            print_matching(cluster, names, wanted, only_waiting=not_replayed, limit=most, as_json=as_json)
 
 
 @app.command()
 def show(
-    topic: TopicName,
-    place: Place,
+    topic: TopicArgument,
+    place: DeadLetterArgument,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one letter: where it is from, why it is here, its headers and its value."""
-    from penstock.cli.dlq_list import find_seen
-    from penstock.cli.dlq_topics import chosen_topic
-    from penstock.cli.dlq_view import print_document, print_letter
+    """Show one dead letter: its origin, why it failed, its headers and its value."""
+    from penstock.cli.dlq.display import (
+        find_dead_letter,
+        print_dead_letter,
+        print_dead_letter_json,
+        select_topic,
+    )
 
-    spot = spot_of(place)
-    with _opened(bootstrap, properties) as cluster:
-        seen = find_seen(cluster, chosen_topic(cluster, topic), spot)
+    dead_letter_id = parse_id(place)
+    with _open_cluster(bootstrap, properties) as cluster:
+        seen = find_dead_letter(cluster, select_topic(cluster, topic), dead_letter_id)
     if as_json:
-        print_document(seen)
+        print_dead_letter_json(seen)
     else:
-        print_letter(seen)
+        print_dead_letter(seen)
 
 
 @app.command()
 def edit(
-    topic: TopicName,
-    place: Place,
+    topic: TopicArgument,
+    place: DeadLetterArgument,
     value: Annotated[
         str | None,
         typer.Option("--value", metavar="TEXT|@FILE|-", help="The value; - is standard input.", show_default=False),
@@ -141,24 +241,28 @@ def edit(
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Put a corrected letter in the place of one that was not replayed. `replay` then publishes the corrected one."""
-    from penstock.cli.dlq_edit import edit_letter
-    from penstock.cli.dlq_topics import chosen_topic
+    """Replace a dead letter that was not replayed by a corrected one, which `replay` then publishes."""
+    from penstock.cli.dlq.display import select_topic
+    from penstock.cli.dlq.resolution import edit_dead_letter
 
-    spot = spot_of(place)
-    with _opened(bootstrap, properties) as cluster:
-        found = chosen_topic(cluster, topic)
-        new = edit_letter(cluster, found, spot, value=value, key=key, headers=headers, editor=editor)
+    dead_letter_id = parse_id(place)
+    with _open_cluster(bootstrap, properties) as cluster:
+        found = select_topic(cluster, topic)
+        new = edit_dead_letter(
+            cluster, found, dead_letter_id, value=value, key=key, headers=headers, editor=editor
+        )
     if as_json:
         told = None if new is None else {"partition": new.partition, "offset": new.offset}
-        print_json({"topic": found.name, "edited": str(spot), "letter": told})
+        print_json({"topic": found.name, "edited": str(dead_letter_id), "letter": told})
     else:
-        note(f"{found.name} {spot} is now {new if new is not None else 'the last of its partition'}")
+        note(
+            f"{found.name} {dead_letter_id} is now {new if new is not None else 'the last of its partition'}"
+        )
 
 
 @app.command()
 def replay(
-    topic: TopicName,
+    topic: TopicArgument,
     to: Annotated[
         str,
         typer.Option(
@@ -189,19 +293,19 @@ def replay(
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Publish letters again, each once. Stopped or killed, it goes on when it is run again."""
-    from penstock.cli.dlq_replay import destination_of, replay_letters
-    from penstock.cli.dlq_topics import chosen_topic
+    """Publish dead letters again, each once. If it is stopped or killed, run it again to continue."""
+    from penstock.cli.dlq.display import select_topic
+    from penstock.cli.dlq.resolution import parse_destination, replay_dead_letters
 
-    wanted = filter_of(
+    wanted = parse_filter(
         since=since, until=until, errors=errors, keys=keys, headers=headers, groups=groups, handlers=handlers,
         partitions=partitions, offsets=offsets,
     )  # fmt: skip
     if rate is not None and not 0 < rate < 1e12:
-        raise Failure(f"--rate {rate:g}: must be a number of letters per second, above 0", exit_code=2)
-    with _opened(bootstrap, properties) as cluster:
-        code = replay_letters(
-            cluster, chosen_topic(cluster, topic), wanted, destination_of(to, keeps_times=keep_times),
+        raise CommandError(f"--rate {rate:g}: must be a number of letters per second, above 0", exit_code=2)
+    with _open_cluster(bootstrap, properties) as cluster:
+        code = replay_dead_letters(
+            cluster, select_topic(cluster, topic), wanted, parse_destination(to, keeps_times=keep_times),
             rate_per_s=rate, limit=limit, dry_run=dry_run, as_json=as_json,
         )  # fmt: skip
     raise typer.Exit(code)
@@ -209,7 +313,7 @@ def replay(
 
 @app.command()
 def purge(
-    topic: TopicName,
+    topic: TopicArgument,
     since: Since = None,
     until: Until = None,
     errors: Errors = None,
@@ -226,20 +330,20 @@ def purge(
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Give up the letters that filters choose, and delete what is done with.
+    """Mark the dead letters that the filters select as purged, and delete resolved ones.
 
-    A log can only be deleted from its beginning: letters that are done with stay until all before them are, and are
-    left out by `replay` meanwhile. Without a filter nothing is given up.
+    A log can only be deleted from its beginning: replayed, edited and purged dead letters stay until all before them
+    are resolved, too. `replay` skips them meanwhile. Without a filter nothing is marked.
     """
-    from penstock.cli.dlq_purge import purge_letters
-    from penstock.cli.dlq_topics import chosen_topic
+    from penstock.cli.dlq.display import select_topic
+    from penstock.cli.dlq.resolution import purge_dead_letters
 
-    wanted = filter_of(
+    wanted = parse_filter(
         since=since, until=until, errors=errors, keys=keys, headers=headers, groups=groups, handlers=handlers,
         partitions=partitions, offsets=offsets,
     )  # fmt: skip
-    with _opened(bootstrap, properties) as cluster:
-        found = chosen_topic(cluster, topic)
-        purge_letters(
+    with _open_cluster(bootstrap, properties) as cluster:
+        found = select_topic(cluster, topic)
+        purge_dead_letters(
             cluster, found, wanted, everything=everything, dry_run=dry_run, yes=yes, as_json=as_json
         )

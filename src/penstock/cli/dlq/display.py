@@ -1,29 +1,79 @@
-"""Dead letters as tables, pages and JSON."""
+"""`penstock dlq list` and `show`: find dead letters by topic, by group or by partition and offset, and print them
+as tables, pages and JSON.
+"""
 
+import difflib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, NamedTuple
 
-from penstock.cli.output import Cell, print_facts, print_json, print_table
-from penstock.cli.records import Incoming, as_document
-from penstock.client.deadletters.letter import Letter
-from penstock.client.deadletters.marks import Mark, State
-from penstock.client.deadletters.surveys import Summary, cause_of
-from penstock.client.letters import Origin
-from penstock.protocol.letters import PREFIXES
+from penstock.cli.errors import CommandError
+from penstock.cli.output import Cell, note, plural, print_facts, print_json, print_table
+from penstock.cli.record_formats import ConsumerRecord, record_document
+from penstock.client.deadletters.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterId,
+    Resolution,
+    ResolutionState,
+)
+from penstock.client.deadletters.headers import Origin
+from penstock.client.deadletters.reader import (
+    DeadLetterSummary,
+    failure_cause,
+    offset_ranges,
+    read_dead_letter,
+    read_dead_letters,
+    read_resolutions,
+    summarise,
+)
+from penstock.client.deadletters.topics import NoDeadLetters, dead_letter_topics, find_dead_letter_topic
+from penstock.client.deadletters.writer import ReplayLock
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicInfo
+from penstock.protocol.dead_letter_headers import HEADER_PREFIXES
 
-TOP = 3
+
+def select_topic(cluster: Cluster, name: str) -> TopicInfo:
+    try:
+        return find_dead_letter_topic(cluster, name)
+    except NoDeadLetters as error:
+        raise no_dead_letters_error(error) from None
+
+
+def no_dead_letters_error(error: NoDeadLetters) -> CommandError:
+    close = difflib.get_close_matches(error.name, error.known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "penstock dlq list shows what there is"
+    return CommandError(str(error), hint=hint)
+
+
+def replay_lock(cluster: Cluster, topic: TopicInfo) -> ReplayLock:
+    """The lock that replays on Spark take, too. Importing it does not load Spark itself."""
+    from penstock.spark.replay.lock import SparkReplayLock
+
+    return SparkReplayLock(cluster, topic.name)
+
+
+def new_replay_id() -> str:
+    """The id under which `dlq list` shows what this command did."""
+    return f"dlq-{uuid.uuid4().hex[:12]}"
+
+
+TOP_MAX = 3
 MESSAGE_CHARS_MAX = 60
-HEX_COLUMNS = 16
+HEX_LINE_BYTES = 16
 _COLUMNS = ["place", "given up", "from", "group", "handler", "error", "message", "tries", "state"]
 
 
-class Seen(NamedTuple):
-    letter: Letter
-    mark: Mark | None
+class DeadLetterStatus(NamedTuple):
+    letter: DeadLetter
+    mark: Resolution | None
 
     @property
     def state(self) -> str:
@@ -33,32 +83,37 @@ class Seen(NamedTuple):
 # All topics
 
 
-def print_summaries(found: list[Summary]) -> None:
+def print_summaries(found: list[DeadLetterSummary]) -> None:
     columns = ["topic", "waiting", "replayed", "edited", "purged", "oldest", "age", "left", "newest"]
     now_ms = round(time.time() * 1000)
     print_table([*columns, "groups", "errors"], (_summary_row(each, now_ms) for each in found))
 
 
-def _summary_row(found: Summary, now_ms: int) -> list[Cell]:
+def _summary_row(found: DeadLetterSummary, now_ms: int) -> list[Cell]:
     return [
         found.topic,
         found.waiting,
-        *(found.done[state] for state in (State.REPLAYED, State.EDITED, State.PURGED)),
-        _when(found.oldest_ms),
-        None if found.oldest_ms is None else _length(now_ms - found.oldest_ms),
-        None if (left_ms := found.oldest_left_ms(now_ms)) is None else _length(left_ms),
-        _when(found.newest_ms),
-        _plain(", ".join(name or "?" for name, _ in found.groups.most_common(TOP))),
-        _plain(", ".join(f"{name or '?'} ({count})" for name, count in found.errors.most_common(TOP))),
+        *(
+            found.done[state]
+            for state in (ResolutionState.REPLAYED, ResolutionState.EDITED, ResolutionState.PURGED)
+        ),
+        _time_text(found.oldest_ms),
+        None if found.oldest_ms is None else _duration_text(now_ms - found.oldest_ms),
+        None if (left_ms := found.oldest_left_ms(now_ms)) is None else _duration_text(left_ms),
+        _time_text(found.newest_ms),
+        _printable_or_none(", ".join(name or "?" for name, _ in found.groups.most_common(TOP_MAX))),
+        _printable_or_none(
+            ", ".join(f"{name or '?'} ({count})" for name, count in found.errors.most_common(TOP_MAX))
+        ),
     ]
 
 
-def summary_document(found: Summary) -> dict[str, Any]:
+def summary_document(found: DeadLetterSummary) -> dict[str, Any]:
     return {
         "topic": found.topic,
         "letters": found.total,
         "waiting": found.waiting,
-        **{state.value: found.done[state] for state in State},
+        **{state.value: found.done[state] for state in ResolutionState},
         "oldest": found.oldest_ms,
         "oldest_left": found.oldest_left_ms(round(time.time() * 1000)),
         "retention": found.retention_ms,
@@ -68,12 +123,12 @@ def summary_document(found: Summary) -> dict[str, Any]:
     }
 
 
-# Letters
+# Dead letters
 
 
-def print_letters(found: Iterable[Seen], *, limit: int, with_topic: bool) -> int:
-    """A table of the first `limit`; returns how many there are."""
-    shown: list[Seen] = []
+def print_dead_letters(found: Iterable[DeadLetterStatus], *, limit: int, with_topic: bool) -> int:
+    """Prints a table of the first `limit`; returns how many there are in all."""
+    shown: list[DeadLetterStatus] = []
     count = 0
     for seen in found:
         count += 1
@@ -81,21 +136,24 @@ def print_letters(found: Iterable[Seen], *, limit: int, with_topic: bool) -> int
             shown.append(seen)
     if shown:
         columns = ["topic", *_COLUMNS] if with_topic else _COLUMNS
-        rows = ([seen.letter.topic, *_row(seen)] if with_topic else _row(seen) for seen in shown)
+        rows = (
+            [seen.letter.topic, *_dead_letter_row(seen)] if with_topic else _dead_letter_row(seen)
+            for seen in shown
+        )
         print_table(columns, rows)
     return count
 
 
-def _row(seen: Seen) -> list[Cell]:
+def _dead_letter_row(seen: DeadLetterStatus) -> list[Cell]:
     letter, failure = seen.letter, seen.letter.failure
     return [
-        str(letter.spot),
-        _when(letter.timestamp_ms),
-        _origin(letter.origin),
-        _plain(letter.group),
-        _plain(letter.handler),
-        _plain(cause_of(letter)),
-        _plain(_first_line(failure.message)),
+        str(letter.dead_letter_id),
+        _time_text(letter.timestamp_ms),
+        _origin_text(letter.origin),
+        _printable_or_none(letter.group),
+        _printable_or_none(letter.handler),
+        _printable_or_none(failure_cause(letter)),
+        _printable_or_none(_first_line(failure.message)),
         letter.attempts or None,
         seen.state,
     ]
@@ -106,28 +164,28 @@ def _first_line(text: str, *, chars_max: int | None = MESSAGE_CHARS_MAX) -> str:
     return first if chars_max is None or len(first) <= chars_max else first[: chars_max - 3] + "..."
 
 
-def _origin(origin: Origin | None) -> str | None:
-    return None if origin is None else plain(f"{origin.topic} {origin.partition}:{origin.offset}")
+def _origin_text(origin: Origin | None) -> str | None:
+    return None if origin is None else printable(f"{origin.topic} {origin.partition}:{origin.offset}")
 
 
-def _plain(text: str | None) -> str | None:
-    """None for nothing at all."""
-    return plain(text) if text else None
+def _printable_or_none(text: str | None) -> str | None:
+    """None also for an empty text."""
+    return printable(text) if text else None
 
 
-def print_json_lines(found: Iterable[Seen]) -> None:
+def print_json_lines(found: Iterable[DeadLetterStatus]) -> None:
     for seen in found:
-        sys.stdout.write(json.dumps(document(seen), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(dead_letter_document(seen), ensure_ascii=False) + "\n")
 
 
-def document(seen: Seen, *, whole: bool = False) -> dict[str, Any]:
-    """What `list` tells of a letter, and `show` beside the record."""
+def dead_letter_document(seen: DeadLetterStatus, *, whole: bool = False) -> dict[str, Any]:
+    """A dead letter as `list` shows it; `whole` adds value, headers and stack trace for `show`."""
     letter, mark, origin = seen.letter, seen.mark, seen.letter.origin
     record = _record_document(letter)
     told = {
         "topic": letter.topic,
         "partition": letter.partition,
-        "offset": letter.spot.offset,
+        "offset": letter.dead_letter_id.offset,
         "timestamp": letter.timestamp_ms,
         "state": seen.state,
         "done_at": None if mark is None else mark.at_ms,
@@ -162,10 +220,10 @@ def _origin_document(origin: Origin) -> dict[str, Any]:
     }
 
 
-def _record_document(letter: Letter) -> dict[str, Any]:
+def _record_document(letter: DeadLetter) -> dict[str, Any]:
     record = letter.record
-    return as_document(
-        Incoming(
+    return record_document(
+        ConsumerRecord(
             letter.topic,
             letter.partition,
             record.offset,
@@ -177,68 +235,68 @@ def _record_document(letter: Letter) -> dict[str, Any]:
     )
 
 
-# One letter
+# One dead letter
 
 
-def print_letter(seen: Seen) -> None:
+def print_dead_letter(seen: DeadLetterStatus) -> None:
     letter = seen.letter
-    print_facts(_facts(seen))
-    headers = [(name, value) for name, value in letter.record.headers if not name.startswith(PREFIXES)]
+    print_facts(_dead_letter_facts(seen))
+    headers = [(name, value) for name, value in letter.record.headers if not name.startswith(HEADER_PREFIXES)]
     if headers:
         print()
-        print_table(["header", "value"], ([plain(name), short_text(value)] for name, value in headers))
+        print_table(["header", "value"], ([printable(name), short_text(value)] for name, value in headers))
     print()
     print("\n".join(value_lines(letter.record.value)))
-    # What did not fit into a line is told in full here; a stack trace ends with the message as a rule.
+    # A message of several lines is printed in full here, unless the stack trace contains it, as it usually does.
     message, stack = letter.failure.message.strip(), letter.failure.stack.rstrip()
     for text in ("" if message in stack or "\n" not in message else message, stack):
         if text:
-            print(f"\n{plain(text)}")
+            print(f"\n{printable(text)}")
 
 
-def _facts(seen: Seen) -> Iterator[tuple[str, Cell]]:
+def _dead_letter_facts(seen: DeadLetterStatus) -> Iterator[tuple[str, Cell]]:
     letter, failure, origin, mark = seen.letter, seen.letter.failure, seen.letter.origin, seen.mark
-    yield "letter", f"{letter.topic} {letter.spot}"
-    yield "given up", _when(letter.timestamp_ms)
-    yield "from", _origin(origin)
-    yield "published", None if origin is None else _when(origin.timestamp_ms)
-    yield "group", _plain(letter.group)
+    yield "letter", f"{letter.topic} {letter.dead_letter_id}"
+    yield "given up", _time_text(letter.timestamp_ms)
+    yield "from", _origin_text(origin)
+    yield "published", None if origin is None else _time_text(origin.timestamp_ms)
+    yield "group", _printable_or_none(letter.group)
     if letter.handler is not None:
-        yield "handler", _plain(letter.handler)
+        yield "handler", _printable_or_none(letter.handler)
     yield "tries", letter.attempts
-    yield "reason", _plain(failure.reason)
-    yield "error", _plain(failure.error_class)
-    yield "message", _plain(_first_line(failure.message, chars_max=None))
+    yield "reason", _printable_or_none(failure.reason)
+    yield "error", _printable_or_none(failure.error_class)
+    yield "message", _printable_or_none(_first_line(failure.message, chars_max=None))
     if letter.edited_from is not None:
         yield "edited from", str(letter.edited_from)
-    yield "state", _told_state(seen.state, mark)
+    yield "state", _state_text(seen.state, mark)
     yield "key", short_text(letter.record.key)
     if not letter.has_record:
         yield "record", "was not brought along"
 
 
-def _told_state(state: str, mark: Mark | None) -> str:
+def _state_text(state: str, mark: Resolution | None) -> str:
     if mark is None:
         return state
-    at = f" {_when(mark.at_ms)}" if mark.at_ms else ""
-    to = f" to {mark.to}" if mark.to and mark.state is State.REPLAYED else ""
+    at = f" {_time_text(mark.at_ms)}" if mark.at_ms else ""
+    to = f" to {mark.to}" if mark.to and mark.state is ResolutionState.REPLAYED else ""
     by = f" by {mark.replay}" if mark.replay else ""
     return f"{state}{at}{to}{by}"
 
 
 def short_text(data: bytes | None) -> str | None:
-    """As text where it is some, else in hexadecimal."""
+    """Printable text of one line as it is, other bytes in hexadecimal."""
     if data is None:
         return None
-    text = _text(data)
+    text = _printable_text(data)
     return text if text is not None and "\n" not in text else f"0x{data.hex()}"
 
 
 def value_lines(value: bytes | None) -> list[str]:
-    """JSON indented, text as it is, all else in hexadecimal."""
+    """JSON indented, text as it is, anything else in hexadecimal."""
     if value is None:
         return ["(no value)"]
-    text = _text(value)
+    text = _printable_text(value)
     if text is None:
         return list(_hex_lines(value))
     try:
@@ -248,14 +306,14 @@ def value_lines(value: bytes | None) -> list[str]:
     return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
 
 
-def plain(text: str) -> str:
-    """Without what would do strange things to a terminal: anybody may have written it."""
+def printable(text: str) -> str:
+    """Replaces control characters that could disturb the terminal: the text may come from any producer."""
     encodable = text.encode(errors="replace").decode()
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in encodable)
 
 
-def _text(data: bytes) -> str | None:
-    """None for what would do strange things to a terminal."""
+def _printable_text(data: bytes) -> str | None:
+    """None for bytes that are not UTF-8 or contain control characters, which could disturb the terminal."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -264,29 +322,115 @@ def _text(data: bytes) -> str | None:
 
 
 def _hex_lines(data: bytes) -> Iterator[str]:
-    for at in range(0, len(data), HEX_COLUMNS):
-        part = data[at : at + HEX_COLUMNS]
+    for at in range(0, len(data), HEX_LINE_BYTES):
+        part = data[at : at + HEX_LINE_BYTES]
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
-        yield f"{at:08x}  {part.hex(' '):<{3 * HEX_COLUMNS}} {shown}"
+        yield f"{at:08x}  {part.hex(' '):<{3 * HEX_LINE_BYTES}} {shown}"
 
 
-def _length(length_ms: int) -> str:
-    """The largest unit that is full, for a glance: 29d, 5h, 12m."""
+def _duration_text(length_ms: int) -> str:
+    """The length in its largest full unit: 29d, 5h, 12m."""
     for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
         if length_ms >= unit_ms:
             return f"{length_ms // unit_ms}{unit}"
     return f"{max(length_ms, 0) // 1000}s"
 
 
-def _when(moment_ms: int | None) -> str | None:
+def _time_text(moment_ms: int | None) -> str | None:
     if moment_ms is None:
         return None
     try:
         moment = datetime.fromtimestamp(moment_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return str(moment_ms)  # whoever published it wrote what they liked
+        return str(moment_ms)  # producers can write any timestamp
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def print_document(seen: Seen) -> None:
-    print_json(document(seen, whole=True))
+def print_dead_letter_json(seen: DeadLetterStatus) -> None:
+    print_json(dead_letter_document(seen, whole=True))
+
+
+def print_topics(cluster: Cluster, wanted: DeadLetterFilter, *, only_waiting: bool, as_json: bool) -> None:
+    found = [summarise(cluster, topic, wanted) for topic in dead_letter_topics(cluster).values()]
+    if not wanted.is_empty:
+        found = [each for each in found if each.total]
+    if only_waiting:
+        found = [each for each in found if each.waiting]
+    if as_json:
+        print_json([summary_document(each) for each in found])
+    elif found:
+        print_summaries(found)
+    else:
+        note("no dead letters" + (" like that" if only_waiting or not wanted.is_empty else " yet"))
+
+
+def print_matching(
+    cluster: Cluster,
+    names: Sequence[str],
+    wanted: DeadLetterFilter,
+    *,
+    only_waiting: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    chosen = _select_topics(cluster, names, wanted)
+    found = _read_statuses(cluster, chosen, only_waiting=only_waiting)
+    if as_json:
+        print_json_lines(islice(found, limit))
+        return
+    assert limit is not None
+    count = print_dead_letters(found, limit=limit, with_topic=len({topic.name for topic, _ in chosen}) > 1)
+    if not count:
+        note("no letters like that" if only_waiting or not wanted.is_empty else "no letters")
+    elif count > limit:
+        note(f"{plural(count - limit, 'letter')} more: --limit {count} shows all")
+
+
+def _select_topics(
+    cluster: Cluster, names: Sequence[str], wanted: DeadLetterFilter
+) -> list[tuple[TopicInfo, DeadLetterFilter]]:
+    """A name that is not a topic may be a group, whose dead letters can be in any topic."""
+    chosen: list[tuple[TopicInfo, DeadLetterFilter]] = []
+    for name in names:
+        try:
+            chosen.append((find_dead_letter_topic(cluster, name), wanted))
+        except NoDeadLetters as error:
+            of_group = _topics_of_group(cluster, name, wanted)
+            if not of_group:
+                raise no_dead_letters_error(error) from None
+            chosen += of_group
+    return chosen
+
+
+def _topics_of_group(
+    cluster: Cluster, group: str, wanted: DeadLetterFilter
+) -> list[tuple[TopicInfo, DeadLetterFilter]]:
+    narrowed = replace(wanted, groups=(group,))
+    return [
+        (topic, narrowed)
+        for topic in dead_letter_topics(cluster).values()
+        if summarise(cluster, topic, DeadLetterFilter(groups=(group,))).total
+    ]
+
+
+def _read_statuses(
+    cluster: Cluster, chosen: Sequence[tuple[TopicInfo, DeadLetterFilter]], *, only_waiting: bool
+) -> Iterator[DeadLetterStatus]:
+    for topic, wanted in chosen:
+        there = offset_ranges(cluster, topic)
+        done = read_resolutions(cluster, topic, there, is_settled=False)
+        for letter in read_dead_letters(cluster, topic, there):
+            mark = done.get(letter.dead_letter_id)
+            if wanted.matches(letter) and not (only_waiting and mark is not None):
+                yield DeadLetterStatus(letter, mark)
+
+
+def find_dead_letter(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLetterId) -> DeadLetterStatus:
+    letter = read_dead_letter(cluster, topic, dead_letter_id)
+    if letter is None:
+        raise CommandError(
+            f"{topic.name} has no letter at {dead_letter_id}",
+            hint=f"penstock dlq list {topic.name} shows all",
+        )
+    done = read_resolutions(cluster, topic, offset_ranges(cluster, topic), is_settled=False)
+    return DeadLetterStatus(letter, done.get(dead_letter_id))

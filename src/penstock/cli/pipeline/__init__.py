@@ -1,4 +1,7 @@
-"""`penstock pipeline`: run pipelines and jobs on Spark, see how they are, stop them, and let them begin anew."""
+"""`penstock pipeline`: run pipelines and jobs on Spark, show their status, stop, release and reset them.
+
+This module declares the verbs and their options; it imports their implementation when a verb runs.
+"""
 
 import sys
 import time
@@ -7,11 +10,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.failure import Failure
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
-from penstock.cli.output import note, print_json
-from penstock.cli.positions import Anchor, Position
-from penstock.cli.reset_target import (
+from penstock.cli.errors import CommandError
+from penstock.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    OffsetSpec,
+    OffsetSpecKind,
     OnlyTopics,
     ShiftBy,
     To,
@@ -19,15 +24,17 @@ from penstock.cli.reset_target import (
     ToLatest,
     ToOffset,
     ToTimestamp,
-    parse_target,
+    Yes,
+    parse_reset_target,
 )
+from penstock.cli.output import note, print_json
 
 app = typer.Typer(help="Run, watch, stop and reset pipelines on Spark.", no_args_is_help=True)
 
 WATCH_EVERY_S = 2.0
-LOOK_EVERY_S = 0.3
+POLL_S = 0.3
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+PipelineName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 Properties = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,7 +44,7 @@ Properties = Annotated[
 
 
 @app.command("run", epilog="`penstock pipeline built-in` lists what comes with Penstock.")
-def run(
+def run_command(
     target: Annotated[
         str,
         typer.Argument(
@@ -86,8 +93,8 @@ def run(
         typer.Option("--conf", "-c", metavar="NAME=VALUE", help="A setting of Spark. Repeatable."),
     ] = None,
 ) -> None:  # fmt: skip
-    """Run a pipeline until Ctrl-C or SIGTERM, which let it finish its batch; a second one does not wait."""
-    from penstock.cli.pipeline_run import run_target
+    """Run a pipeline until Ctrl-C or SIGTERM. It finishes its batch first; a second signal stops it at once."""
+    from penstock.cli.pipeline.run import run_target
 
     raise typer.Exit(
         run_target(
@@ -100,7 +107,7 @@ def run(
 @app.command("built-in")
 def built_in() -> None:
     """List the pipelines and jobs that come with Penstock, with their settings."""
-    from penstock.cli.pipeline_run import print_built_in
+    from penstock.cli.pipeline.run import print_built_in
 
     print_built_in()
 
@@ -110,10 +117,10 @@ def list_pipelines(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, properties: Properties = None, as_json: AsJson = False
 ) -> None:
     """List pipelines with their state, rate and lag."""
-    from penstock.cli.pipeline_view import open_board, print_list, seen_all
+    from penstock.cli.pipeline.status import open_status_store, print_list, view_pipelines
 
-    with open_board(bootstrap, properties) as board:
-        found = seen_all(board)
+    with open_status_store(bootstrap, properties) as store:
+        found = view_pipelines(store)
     if as_json:
         print_json([each.document() for each in found])
     elif found:
@@ -123,19 +130,19 @@ def list_pipelines(
 
 
 @app.command("status")
-def status(
-    name: Name,
+def status_command(
+    name: PipelineName,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 seconds.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a pipeline is: rate, lag, batch time, rows in, out, retried and dead."""
-    from penstock.cli.pipeline_view import open_board, print_status, seen_one
+    """Show the status of a pipeline: rate, lag, batch time, rows in, out, retried and dead."""
+    from penstock.cli.pipeline.status import open_status_store, print_status, view_pipeline
 
-    with open_board(bootstrap, properties) as board:
+    with open_status_store(bootstrap, properties) as store:
         while True:
-            found = seen_one(board, name)
+            found = view_pipeline(store, name)
             if watch and sys.stdout.isatty() and not as_json:
                 print("\x1b[H\x1b[2J", end="")
             if as_json:
@@ -149,40 +156,40 @@ def status(
 
 
 @app.command("stop")
-def stop(
-    name: Name,
+def stop_command(
+    name: PipelineName,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for it.")
     ] = 90,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     properties: Properties = None,
 ) -> None:
-    """Stop a pipeline between two batches, wherever it runs, and wait until it has ended."""
-    from penstock.cli.pipeline_view import open_board, seen_one
-    from penstock.spark.pipelines.status import State, wish_stop
+    """Stop a pipeline between two batches, on whatever machine it runs, and wait until it has ended."""
+    from penstock.cli.pipeline.status import open_status_store, view_pipeline
+    from penstock.spark.pipelines.status import PipelineState, request_stop
 
-    with open_board(bootstrap, properties) as board:
-        found = seen_one(board, name)
+    with open_status_store(bootstrap, properties) as store:
+        found = view_pipeline(store, name)
         if found.state.is_over:
             note(f"{name} does not run: it is {found.state.value}")
             return
-        wish_stop(board, name, uuid.uuid4().hex)
+        request_stop(store, name, uuid.uuid4().hex)
         deadline = time.monotonic() + timeout_s
         while not found.state.is_over:
             if time.monotonic() > deadline:
-                raise Failure(
+                raise CommandError(
                     f"{name} has not stopped within {timeout_s:g} s",
                     hint=f"it will when its batch is done; `penstock pipeline status {name}` shows it",
                 )
-            time.sleep(LOOK_EVERY_S)
-            found = seen_one(board, name)
-        if found.state is State.LOST:
-            raise Failure(f"{name} is not heard of any more: whoever ran it is gone")
+            time.sleep(POLL_S)
+            found = view_pipeline(store, name)
+        if found.state is PipelineState.LOST:
+            raise CommandError(f"{name} is not heard of any more: whoever ran it is gone")
         note(f"{name} {found.state.value}")
 
 
 @app.command("release")
-def release(
+def release_command(
     name: Annotated[
         str,
         typer.Argument(
@@ -195,20 +202,20 @@ def release(
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:
-    """End transactions that a pipeline has left open when it was killed, so that readers need not wait for it.
+    """End transactions that a pipeline left open when it was killed, so that readers do not wait for it.
 
-    What it had decided to write is committed, all else is aborted; run again, it goes on where it was.
+    Commits what it had decided to write and aborts everything else. When it runs again, it continues where it was.
     """
-    from penstock.cli.pipeline_release import release_pipeline
-    from penstock.cli.pipeline_view import open_board
+    from penstock.cli.pipeline.reset import release_pipeline
+    from penstock.cli.pipeline.status import open_status_store
 
-    with open_board(bootstrap, properties) as board:
-        release_pipeline(board, name, dry_run=dry_run, yes=yes, as_json=as_json)
+    with open_status_store(bootstrap, properties) as store:
+        release_pipeline(store, name, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 @app.command("reset")
-def reset(
-    name: Name,
+def reset_command(
+    name: PipelineName,
     topics: OnlyTopics = None,
     to: To = None,
     to_earliest: ToEarliest = False,
@@ -222,21 +229,21 @@ def reset(
     properties: Properties = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a pipeline that does not run begin anew somewhere else, with a new checkpoint; at the earliest by default.
+    """Let a stopped pipeline start again at other offsets, with a new checkpoint; at the earliest by default.
 
     Records waiting in its retry topics stay where they are. Shows the plan first and asks before it changes anything.
     """
-    from penstock.cli.pipeline_reset import reset_pipeline
-    from penstock.cli.pipeline_view import open_board
+    from penstock.cli.pipeline.reset import reset_pipeline
+    from penstock.cli.pipeline.status import open_status_store
 
-    target = parse_target(
+    target = parse_reset_target(
         to,
         to_earliest=to_earliest,
         to_latest=to_latest,
         to_offset=to_offset,
         to_timestamp=to_timestamp,
         shift_by=shift_by,
-        default=Position(Anchor.BEGINNING),
+        default=OffsetSpec(OffsetSpecKind.BEGINNING),
     )
-    with open_board(bootstrap, properties) as board:
-        reset_pipeline(board, name, target, topics or [], dry_run=dry_run, yes=yes, as_json=as_json)
+    with open_status_store(bootstrap, properties) as store:
+        reset_pipeline(store, name, target, topics or [], dry_run=dry_run, yes=yes, as_json=as_json)

@@ -1,44 +1,67 @@
-"""`penstock pipeline reset`: another generation of a pipeline, which begins where it is told to."""
+"""`penstock pipeline reset` and `release`.
+
+`reset` starts another generation of a pipeline, with a new checkpoint, at given offsets. `release` ends the
+transactions that a killed pipeline left open.
+"""
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.cli.failure import WRONG_USAGE, Failure
-from penstock.cli.output import confirm, note, print_json, print_table
-from penstock.cli.pipeline_view import Seen, seen_one
-from penstock.cli.positions import Anchor, Position, resolve
-from penstock.cli.reset_target import Offsets, Shift, Target
-from penstock.client.cluster import Cluster
-from penstock.client.letters import is_letter_topic
-from penstock.client.metadata import Place
-from penstock.client.positions import EARLIEST, LATEST, commit, committed, list_offsets
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.leftovers import release, sink_queries
-from penstock.spark.pipelines.status import Generation, Status, generation_of, write_generation
-from penstock.spark.progress import METADATA
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import (
+    OffsetShift,
+    OffsetSpec,
+    OffsetSpecKind,
+    PartitionOffsets,
+    ResetTarget,
+    resolve_offset,
+)
+from penstock.cli.output import confirm, note, plural, print_json, print_table
+from penstock.cli.pipeline.status import PipelineView, topic_names, transaction_documents, view_pipeline
+from penstock.client.deadletters.headers import is_failure_topic
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST, commit_offsets, committed_offsets, list_offsets
+from penstock.client.wire.transactions import TransactionInfo
+from penstock.spark.internal_topics import DocumentStore
+from penstock.spark.offsets import GROUP_METADATA
+from penstock.spark.pipelines.open_transactions import (
+    end_open_transactions,
+    list_open_transactions,
+    sink_queries,
+)
+from penstock.spark.pipelines.status import (
+    Generation,
+    PipelineStatus,
+    read_generation,
+    read_statuses,
+    write_generation,
+)
 
-_WORDS = {Anchor.BEGINNING: "earliest", Anchor.END: "latest"}
+_STARTING_OFFSETS = {OffsetSpecKind.BEGINNING: "earliest", OffsetSpecKind.END: "latest"}
 
 
 def reset_pipeline(
-    board: Board,
+    store: DocumentStore,
     name: str,
-    target: Target,
+    target: ResetTarget,
     topics: Sequence[str],
     *,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
-    seen = seen_one(board, name)
-    refuse_running(seen)
+    seen = view_pipeline(store, name)
+    check_not_running(seen)
     if seen.status.group is None:
-        _settle_job(board, seen.status, dry_run=dry_run, yes=yes, as_json=as_json)
+        _reset_job(store, seen.status, dry_run=dry_run, yes=yes, as_json=as_json)
         return
-    current = _current(board.cluster, seen.status.group)
-    planned = _planned(board.cluster, current, target, topics)
-    following = Generation(number=generation_of(board, name).number + 1, starting=_starting(target, planned))
+    current = _current_offsets(store.cluster, seen.status.group)
+    planned = _plan_offsets(store.cluster, current, target, topics)
+    following = Generation(
+        number=read_generation(store, name).number + 1, starting=_starting_offsets(target, planned)
+    )
     plan = [
         {"topic": topic, "partition": partition, "from": current.get((topic, partition)), "to": offset}
         for (topic, partition), offset in sorted(planned.items())
@@ -47,7 +70,7 @@ def reset_pipeline(
         print_table(list(plan[0]), (list(row.values()) for row in plan))
     if not dry_run:
         confirm(f"Begin generation {following.number} of {name}?", yes=yes)
-        _apply(board, seen, planned, following)
+        _apply_reset(store, seen, planned, following)
     if as_json:
         document = {"pipeline": name, "generation": following.number, "applied": not dry_run}
         print_json(document | {"partitions": plan})
@@ -56,12 +79,14 @@ def reset_pipeline(
         note("nothing was changed (dry run)" if dry_run else told)
 
 
-def _settle_job(board: Board, status: Status, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """A job has no position to move. One that was killed may have left transactions open, which hold readers back."""
+def _reset_job(
+    store: DocumentStore, status: PipelineStatus, *, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """A job has no offsets to move. But a killed job may have left transactions open, which block readers."""
     name = status.name
     if not dry_run:
         confirm(f"End what {name} has left open?", yes=yes)
-        release(board.cluster, sink_queries(status))
+        end_open_transactions(store.cluster, sink_queries(status))
     if as_json:
         print_json({"job": name, "settled": not dry_run})
         return
@@ -71,116 +96,155 @@ def _settle_job(board: Board, status: Status, *, dry_run: bool, yes: bool, as_js
     note("nothing was changed (dry run)" if dry_run else told)
 
 
-def refuse_running(seen: Seen) -> None:
+def check_not_running(seen: PipelineView) -> None:
     if not seen.state.is_over:
         name = seen.status.name
-        raise Failure(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
+        raise CommandError(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
 
 
-def _current(cluster: Cluster, group: str) -> dict[Place, int]:
-    """Where the group stands in all partitions of the topics that it has read and that are still there."""
-    found = {place: at.offset for place, at in committed(cluster, group, stable=False).items()}
+def _current_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
+    """The committed offsets of the group, without topics that no longer exist."""
+    found = {place: at.offset for place, at in committed_offsets(cluster, group, stable=False).items()}
     there = cluster.topics({topic for topic, _ in found})
     return {place: offset for place, offset in found.items() if place[0] in there}
 
 
-def _planned(
-    cluster: Cluster, current: dict[Place, int], target: Target, only: Sequence[str]
-) -> dict[Place, int]:
-    """What waits in retry topics has been read from its own topic: it is neither left out nor done twice."""
+def _plan_offsets(
+    cluster: Cluster, current: dict[TopicPartition, int], target: ResetTarget, only: Sequence[str]
+) -> dict[TopicPartition, int]:
+    """Retry topics keep their offsets: their records are neither skipped nor processed twice.
+
+    The pipeline has already read these records from their original topics.
+    """
     topics = cluster.topics({topic for topic, _ in current})
     places = [(name, part.index) for name, topic in topics.items() for part in topic.partitions]
-    if isinstance(target, Offsets):
-        return _resolved(cluster, {**current, **_known(dict(target.by_place), places)})
-    chosen = _chosen(places, only)
+    if isinstance(target, PartitionOffsets):
+        return _resolve_edges(cluster, {**current, **_check_known(dict(target.by_partition), places)})
+    chosen = _select_partitions(places, only)
     kept = {
         place: current.get(place, EARLIEST)
         for place in places
-        if place not in chosen or is_letter_topic(place[0])
+        if place not in chosen or is_failure_topic(place[0])
     }
     moved = [place for place in places if place not in kept]
-    return _resolved(cluster, kept) | _moved(cluster, moved, current, target)
+    return _resolve_edges(cluster, kept) | _moved_offsets(cluster, moved, current, target)
 
 
-def _moved(
-    cluster: Cluster, places: list[Place], current: dict[Place, int], target: Position | Shift
-) -> dict[Place, int]:
+def _moved_offsets(
+    cluster: Cluster,
+    places: list[TopicPartition],
+    current: dict[TopicPartition, int],
+    target: OffsetSpec | OffsetShift,
+) -> dict[TopicPartition, int]:
     if not places:
         return {}
-    if not isinstance(target, Shift) and target.anchor is Anchor.TIMESTAMP:
-        return _at_time(cluster, dict.fromkeys(places, target.value))
-    first = _resolved(cluster, dict.fromkeys(places, EARLIEST))
-    end = _resolved(cluster, dict.fromkeys(places, LATEST))
-    if isinstance(target, Shift):
+    if not isinstance(target, OffsetShift) and target.kind is OffsetSpecKind.TIMESTAMP:
+        return _offsets_at_time(cluster, dict.fromkeys(places, target.value))
+    first = _resolve_edges(cluster, dict.fromkeys(places, EARLIEST))
+    end = _resolve_edges(cluster, dict.fromkeys(places, LATEST))
+    if isinstance(target, OffsetShift):
         wanted = {place: current.get(place, first[place]) + target.by for place in places}
         return {place: min(max(at, first[place]), end[place]) for place, at in wanted.items()}
-    return {place: resolve(target, first=first[place], end=end[place], at_timestamp=None) for place in places}
+    return {
+        place: resolve_offset(target, first=first[place], end=end[place], at_timestamp=None)
+        for place in places
+    }
 
 
-def _chosen(places: list[Place], only: Sequence[str]) -> set[Place]:
-    """Those that `--topic TOPIC[:PARTITION]` names; all of them without it."""
+def _select_partitions(places: list[TopicPartition], only: Sequence[str]) -> set[TopicPartition]:
+    """The partitions that `--topic TOPIC[:PARTITION]` names; all of them without it."""
     if not only:
         return set(places)
-    chosen: set[Place] = set()
+    chosen: set[TopicPartition] = set()
     for text in only:
         name, colon, index = text.partition(":")
         found = {place for place in places if place[0] == name and (not colon or str(place[1]) == index)}
         if not found:
-            raise Failure(f"the pipeline does not read {text}")
+            raise CommandError(f"the pipeline does not read {text}")
         chosen |= found
     return chosen
 
 
-def _known(target: dict[Place, int], places: list[Place]) -> dict[Place, int]:
+def _check_known(
+    target: dict[TopicPartition, int], places: list[TopicPartition]
+) -> dict[TopicPartition, int]:
     unknown = sorted(set(target) - set(places))
     if unknown and places:
         named = ", ".join(f"{topic}[{partition}]" for topic, partition in unknown)
-        raise Failure(f"the pipeline does not read {named}", exit_code=WRONG_USAGE)
+        raise CommandError(f"the pipeline does not read {named}", exit_code=EXIT_USAGE)
     return target
 
 
-def _resolved(cluster: Cluster, wanted: dict[Place, int]) -> dict[Place, int]:
-    """With offsets for the ends of logs."""
+def _resolve_edges(cluster: Cluster, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """Replaces EARLIEST and LATEST by the offsets that they stand for."""
     edges = {place: at for place, at in wanted.items() if at < 0}
     found = list_offsets(cluster, edges) if edges else {}
     return wanted | {place: at.offset for place, at in found.items() if at is not None}
 
 
-def _at_time(cluster: Cluster, wanted: dict[Place, int]) -> dict[Place, int]:
+def _offsets_at_time(cluster: Cluster, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     found = list_offsets(cluster, wanted) if wanted else {}
     late = {place: LATEST for place, at in found.items() if at is None}
-    return {place: at.offset for place, at in found.items() if at is not None} | _resolved(cluster, late)
+    return {place: at.offset for place, at in found.items() if at is not None} | _resolve_edges(cluster, late)
 
 
-def _starting(target: Target, planned: dict[Place, int]) -> str:
-    """As `startingOffsets` takes it; a pipeline that has read nothing yet takes the words as they are."""
+def _starting_offsets(target: ResetTarget, planned: dict[TopicPartition, int]) -> str:
+    """A value for `startingOffsets`. If the pipeline has read nothing yet, this is the target as the user wrote it."""
     if planned:
         return _offsets_json(planned)
     match target:
-        case Offsets():
-            return _offsets_json(dict(target.by_place))
-        case Position(Anchor.BEGINNING | Anchor.END):
-            return _WORDS[target.anchor]
-        case Position(Anchor.TIMESTAMP):
+        case PartitionOffsets():
+            return _offsets_json(dict(target.by_partition))
+        case OffsetSpec(OffsetSpecKind.BEGINNING | OffsetSpecKind.END):
+            return _STARTING_OFFSETS[target.kind]
+        case OffsetSpec(OffsetSpecKind.TIMESTAMP):
             return str(target.value)
-    raise Failure(
+    raise CommandError(
         "the pipeline has read nothing yet, so there is nothing to count from",
         hint='--to-earliest, --to-latest, --to-timestamp, or --to {"topic": {"0": 23}}',
-        exit_code=WRONG_USAGE,
+        exit_code=EXIT_USAGE,
     )
 
 
-def _offsets_json(offsets: dict[Place, int]) -> str:
+def _offsets_json(offsets: dict[TopicPartition, int]) -> str:
     topics: dict[str, dict[str, Any]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         topics.setdefault(topic, {})[str(partition)] = offset
     return json.dumps(topics)
 
 
-def _apply(board: Board, seen: Seen, planned: dict[Place, int], following: Generation) -> None:
-    """The queries of the old generation never run again: what they have decided is finished, all else is aborted."""
+def _apply_reset(
+    store: DocumentStore, seen: PipelineView, planned: dict[TopicPartition, int], following: Generation
+) -> None:
+    """Queries of the old generation never run again: commits what they had decided to write, and aborts the rest."""
     status = seen.status
     assert status.group is not None
-    release(board.cluster, sink_queries(status))
-    write_generation(board, status.name, following)
-    commit(board.cluster, status.group, planned, metadata=METADATA)
+    end_open_transactions(store.cluster, sink_queries(status))
+    write_generation(store, status.name, following)
+    commit_offsets(store.cluster, status.group, planned, metadata=GROUP_METADATA)
+
+
+def release_pipeline(store: DocumentStore, name: str, *, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Raises CommandError if it runs, and for a name that is neither a pipeline nor a query with open transactions."""
+    known = read_statuses(store)
+    queries: tuple[str, ...] = (name,)
+    found: list[TransactionInfo] = list_open_transactions(store.cluster, queries) if name not in known else []
+    if not found:
+        seen = view_pipeline(store, name)
+        check_not_running(seen)
+        queries = sink_queries(seen.status)
+        found = list_open_transactions(store.cluster, queries)
+    rows = transaction_documents(found, known)
+    if rows and not as_json:
+        cells = ([row["transactional_id"], round(row["open_s"]), topic_names([row])] for row in rows)
+        print_table(["transactional id", "open s", "holds back"], cells)
+    if rows and not dry_run:
+        confirm(f"End {plural(len(rows), 'open transaction')} of {name}?", yes=yes)
+        end_open_transactions(store.cluster, queries)
+    if as_json:
+        print_json({"pipeline": name, "released": bool(rows) and not dry_run, "transactions": rows})
+    elif not rows:
+        note(f"nothing of {name} is open")
+    else:
+        told = f"nothing of {name} is open any more: readers of {topic_names(rows)} go on"
+        note("nothing was changed (dry run)" if dry_run else told)

@@ -1,31 +1,109 @@
-"""How pipelines are, as the board tells it and with the lag as it is now."""
+"""`penstock pipeline list` and `status`: pipelines as they report themselves, with their current lag and the open
+transactions that they or others hold.
+
+`topic describe` and `transaction` show open transactions too: who owns them, which partitions they hold back, since
+when, and what ends them.
+"""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock.cli.failure import Failure
-from penstock.cli.held_back import documents, sentence, topics_of
+from penstock.cli.connection import open_cluster
+from penstock.cli.errors import CommandError
 from penstock.cli.output import Cell, note, print_facts, print_table
-from penstock.cli.raw import open_cluster
-from penstock.client.positions import committed
-from penstock.client.transactions import TransactionInfo, open_transactions
-from penstock.spark.concluding import query_of
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.leftovers import sink_queries
-from penstock.spark.pipelines.status import Counts, State, Status, measured, statuses
+from penstock.client.errors import ClientError
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition
+from penstock.client.wire.offsets import LATEST, committed_offsets, list_offsets
+from penstock.client.wire.transactions import TransactionInfo, open_transactions
+from penstock.spark.exactly_once.two_phase_commit import query_of_transactional_id
+from penstock.spark.internal_topics import DocumentStore
+from penstock.spark.pipelines.open_transactions import sink_queries, transaction_owner
+from penstock.spark.pipelines.status import PipelineState, PipelineStatus, RowCounts, read_statuses, with_lag
 
-#: Batches have transactions open all the time, and not for so long.
-_NOTABLE_S = 30.0
+_PIPELINE_PREFIX = "pipeline "
 
 
-class Seen(NamedTuple):
-    status: Status
-    state: State
+def blocking_transactions(cluster: Cluster, places: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+    """Open transactions that keep read_committed consumers from reaching the end of these partitions.
+
+    Returns none if the brokers cannot report transactions.
+    """
+    with suppress(ClientError):
+        edges = dict.fromkeys(places, LATEST)
+        ends = list_offsets(cluster, edges)
+        stable = list_offsets(cluster, edges, isolation=IsolationLevel.READ_COMMITTED)
+        behind = {place for place in places if _offset_or_zero(stable[place]) < _offset_or_zero(ends[place])}
+        if not behind:
+            return []
+        found = [each for each in open_transactions(cluster) if behind.intersection(each.partitions)]
+        return transaction_documents(found, read_statuses(DocumentStore(cluster)), behind)
+    return []
+
+
+def _offset_or_zero(found: Any) -> int:
+    return found.offset if found is not None else 0
+
+
+def transaction_documents(
+    found: Iterable[TransactionInfo],
+    known: dict[str, PipelineStatus],
+    places: set[TopicPartition] | None = None,
+) -> list[dict[str, Any]]:
+    """Rows for JSON output; restricted to `places` if given."""
+    now_s = time.time()
+    return [
+        {
+            "transactional_id": each.transactional_id,
+            "owner": transaction_owner(each.transactional_id, known),
+            "since_ms": each.start_ms,
+            "open_s": round(max(now_s - each.start_ms / 1000, 0.0), 1),
+            "timeout_ms": each.timeout_ms,
+            "partitions": [
+                {"topic": topic, "partition": partition}
+                for topic, partition in each.partitions
+                if places is None or (topic, partition) in places
+            ],
+        }
+        for each in found
+    ]
+
+
+def blocking_text(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Describes the transaction that has been open longest, and says how many more there are."""
+    if not rows:
+        return None
+    first = max(rows, key=lambda row: float(row["open_s"]))
+    who = first["owner"] or f"transaction {first['transactional_id']}"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(first["since_ms"] / 1000))
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return f"{who}{more}, since {since} ({first['open_s']:.0f} s): {remedy_text(first)}"
+
+
+def remedy_text(row: dict[str, Any]) -> str:
+    owner = row["owner"]
+    if owner is None:
+        return f"penstock transaction abort {row['transactional_id']}"
+    name = owner.removeprefix(_PIPELINE_PREFIX).removeprefix("query ")
+    return f"ends when it runs, or by penstock pipeline release {name}"
+
+
+def topic_names(rows: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(sorted({place["topic"] for row in rows for place in row["partitions"]}))
+
+
+#: Batches always have transactions open, but usually not for this long.
+_NOTABLE_AFTER_S = 30.0
+
+
+class PipelineView(NamedTuple):
+    status: PipelineStatus
+    state: PipelineState
     now_ms: int
-    #: Transactions of its own that are open, and those of others because of which it does not get on.
+    #: Open transactions of the pipeline itself, and those of others that keep it from reading on.
     open_transactions: list[dict[str, Any]]
     held_back_by: list[dict[str, Any]]
 
@@ -38,86 +116,94 @@ class Seen(NamedTuple):
 
 
 @contextmanager
-def open_board(bootstrap: str, properties: Sequence[str] | None) -> Iterator[Board]:
-    """Whatever goes wrong with it is a Failure."""
+def open_status_store(bootstrap: str, properties: Sequence[str] | None) -> Iterator[DocumentStore]:
+    """Raises every client error as a CommandError."""
     with open_cluster(bootstrap, properties) as cluster:
-        board = Board(cluster)
-        yield board
-        board.close()
+        store = DocumentStore(cluster)
+        yield store
+        store.close()
 
 
-def seen_all(board: Board) -> list[Seen]:
+def view_pipelines(store: DocumentStore) -> list[PipelineView]:
     now_ms = int(time.time() * 1000)
-    known = statuses(board)
-    transactions = open_transactions(board.cluster) if known else []
-    return [_seen(board, each, now_ms, known, transactions) for each in known.values()]
+    known = read_statuses(store)
+    transactions = open_transactions(store.cluster) if known else []
+    return [_make_view(store, each, now_ms, known, transactions) for each in known.values()]
 
 
-def seen_one(board: Board, name: str) -> Seen:
-    known = statuses(board)
+def view_pipeline(store: DocumentStore, name: str) -> PipelineView:
+    known = read_statuses(store)
     if name not in known:
-        raise _unknown(name, list(known))
-    transactions = open_transactions(board.cluster)
-    return _seen(board, known[name], int(time.time() * 1000), known, transactions)
+        raise _unknown_pipeline_error(name, list(known))
+    transactions = open_transactions(store.cluster)
+    return _make_view(store, known[name], int(time.time() * 1000), known, transactions)
 
 
-def _seen(
-    board: Board,
-    status: Status,
+def _make_view(
+    store: DocumentStore,
+    status: PipelineStatus,
     now_ms: int,
-    known: dict[str, Status],
+    known: dict[str, PipelineStatus],
     transactions: Sequence[TransactionInfo],
-) -> Seen:
-    status = measured(board.cluster, status)
+) -> PipelineView:
+    status = with_lag(store.cluster, status)
     state = status.seen(now_ms)
     own = set(sink_queries(status))
-    mine = [each for each in transactions if query_of(each.transactional_id) in own]
-    sources = set() if status.group is None else set(committed(board.cluster, status.group, stable=False))
+    mine = [each for each in transactions if query_of_transactional_id(each.transactional_id) in own]
+    sources = (
+        set() if status.group is None else set(committed_offsets(store.cluster, status.group, stable=False))
+    )
     others = [each for each in transactions if each not in mine and sources.intersection(each.partitions)]
-    return Seen(
+    return PipelineView(
         replace(status, rows_per_s=0.0) if state.is_over else status,
         state,
         now_ms,
-        documents(mine, known),
-        documents(others, known, sources),
+        transaction_documents(mine, known),
+        transaction_documents(others, known, sources),
     )
 
 
-def _unknown(name: str, known: list[str]) -> Failure:
+def _unknown_pipeline_error(name: str, known: list[str]) -> CommandError:
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else "penstock pipeline list shows what there is"
-    return Failure(f"there is no pipeline {name}", hint=hint)
+    return CommandError(f"there is no pipeline {name}", hint=hint)
 
 
-# For people
+# Output for people
 
 
-def print_list(found: Sequence[Seen]) -> None:
+def print_list(found: Sequence[PipelineView]) -> None:
     columns = ["pipeline", "state", "rows/s", "lag", "in", "out", "retried", "dead"]
     rows: list[list[Cell]] = [
-        [each.status.name, each.state.value, _rate(each.status), each.status.lag, *_counts(each.status.rows)]
+        [
+            each.status.name,
+            each.state.value,
+            _rows_per_second(each.status),
+            each.status.lag,
+            *_row_counts(each.status.rows),
+        ]
         for each in found
     ]
     print_table(columns, rows)
     for each in found:
         if each.state.is_over and each.open_transactions:
-            name, topics = each.status.name, topics_of(each.open_transactions)
+            name, topics = each.status.name, topic_names(each.open_transactions)
             note(f"{name} has left transactions open in {topics}: penstock pipeline release {name} ends them")
 
 
-def _counts(rows: Counts) -> list[Cell]:
+def _row_counts(rows: RowCounts) -> list[Cell]:
     return [rows.rows_in, rows.rows_out, rows.retried, rows.dead]
 
 
-def print_status(seen: Seen) -> None:
+def print_status(seen: PipelineView) -> None:
     status, rows = seen.status, seen.status.rows
     error = status.error
     print_facts(
         [
             ("pipeline", status.name),
-            ("state", f"{seen.state.value} for {_age(seen.now_ms - _since_ms(seen))}"),
+            ("state", f"{seen.state.value} for {_age_text(seen.now_ms - _since_ms(seen))}"),
             ("from", status.source or None),
             ("to", status.sink or None),
             ("delivery", status.delivery or None),
@@ -125,58 +211,58 @@ def print_status(seen: Seen) -> None:
             ("group", status.group),
             ("checkpoint", status.checkpoint),
             ("generation", status.generation),
-            ("batch", _batch(status)),
-            ("rows/s", _rate(status)),
+            ("batch", _batch_text(status)),
+            ("rows/s", _rows_per_second(status)),
             ("lag", status.lag),
-            ("done", _done(status)),
+            ("done", _progress_text(status)),
             (
                 "rows",
                 f"{rows.rows_in} in, {rows.rows_out} out, {rows.retried} retried, {rows.dead} dead"
                 + (f", {rows.skipped} skipped" if rows.skipped else ""),
             ),
             ("restarts", status.restarts),
-            *_open_facts(seen),
+            *_transaction_facts(seen),
             ("error", None if error is None else f"{error.kind}: {error.message}"),
-            ("told", f"{_age(seen.now_ms - status.updated_ms)} ago"),
+            ("told", f"{_age_text(seen.now_ms - status.updated_ms)} ago"),
         ]
     )
 
 
-def _open_facts(seen: Seen) -> list[tuple[str, Cell]]:
-    """What readers wait for: all that it has left behind, or what a batch of it has been at for long."""
-    least_s = 0 if seen.state.is_over else _NOTABLE_S
+def _transaction_facts(seen: PipelineView) -> list[tuple[str, Cell]]:
+    """The transactions that readers wait for: all that a stopped pipeline left open, else those open for long."""
+    least_s = 0 if seen.state.is_over else _NOTABLE_AFTER_S
     mine = [each for each in seen.open_transactions if each["open_s"] >= least_s]
-    others = [each for each in seen.held_back_by if each["open_s"] >= _NOTABLE_S]
+    others = [each for each in seen.held_back_by if each["open_s"] >= _NOTABLE_AFTER_S]
     facts: list[tuple[str, Cell]] = []
     if mine:
-        facts.append(("holds back", f"{topics_of(mine)}: {sentence(mine)}"))
+        facts.append(("holds back", f"{topic_names(mine)}: {blocking_text(mine)}"))
     if others:
-        facts.append(("held back by", f"{topics_of(others)}: {sentence(others)}"))
+        facts.append(("held back by", f"{topic_names(others)}: {blocking_text(others)}"))
     return facts
 
 
-def _since_ms(seen: Seen) -> int:
-    return seen.status.updated_ms if seen.state is State.LOST else seen.status.since_ms
+def _since_ms(seen: PipelineView) -> int:
+    return seen.status.updated_ms if seen.state is PipelineState.LOST else seen.status.since_ms
 
 
-def _rate(status: Status) -> int | None:
+def _rows_per_second(status: PipelineStatus) -> int | None:
     return None if status.rows_per_s is None else round(status.rows_per_s)
 
 
-def _batch(status: Status) -> str | None:
+def _batch_text(status: PipelineStatus) -> str | None:
     if status.batch is None:
         return None
     return f"{status.batch}, in {(status.batch_ms or 0) / 1000:.2f} s"
 
 
-def _done(status: Status) -> str | None:
+def _progress_text(status: PipelineStatus) -> str | None:
     if status.extent is None:
         return None
     total = "?" if status.extent.total is None else status.extent.total
     return f"{status.extent.done} of {total} {status.extent.unit}"
 
 
-def _age(age_ms: int) -> str:
+def _age_text(age_ms: int) -> str:
     seconds = max(age_ms, 0) // 1000
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:

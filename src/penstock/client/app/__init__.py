@@ -1,1 +1,1 @@
-"""Delivery contracts for applications, on confluent-kafka: publish, subscribe, retry, dead letters."""
+"""The application layer: publish and subscribe under a delivery contract, on confluent-kafka."""

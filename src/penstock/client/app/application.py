@@ -1,4 +1,4 @@
-"""An application: what it publishes, and what it subscribes to."""
+"""`Penstock`, the application object: publishes messages, runs subscriptions and opens plain consumers."""
 
 from __future__ import annotations
 
@@ -11,50 +11,120 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
-from penstock.client.app.consumption import Consumption
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.exactly import Draft, drafts
+from penstock.client.app.breaker import Breaker
+from penstock.client.app.exactly_once import Draft, drafts
+from penstock.client.app.failures import Backoff
 from penstock.client.app.figures import Figures
-from penstock.client.app.plain import PlainConsumer
-from penstock.client.app.plain_async import AsyncConsumer
-from penstock.client.app.plain_opening import UNANSWERED_MAX, open_consumer
-from penstock.client.app.promises import Promise
-from penstock.client.app.publishing import FULL_REST_S, Headers, Published, Publisher, header_list
+from penstock.client.app.librdkafka import Acks, ApplicationError, checked_acks, checked_settings
+from penstock.client.app.message import Message
+from penstock.client.app.plain_consumer import AsyncConsumer, GroupPlainConsumer, PlainConsumer
+from penstock.client.app.publisher import (
+    QUEUE_FULL_WAIT_S,
+    Headers,
+    LazyFuture,
+    Published,
+    Publisher,
+    header_list,
+)
 from penstock.client.app.resources import Resources
-from penstock.client.app.settings import Acks, ApplicationError, checked, checked_acks
-from penstock.client.app.sharing import Sharing
-from penstock.client.app.subscription import Subscription, check_together, subscription
-from penstock.client.app.waits import PlainCall, PlainWait, WaitReporter
-from penstock.client.backoff import Backoff
-from penstock.client.breaker import Breaker
-from penstock.client.durations import Duration
+from penstock.client.app.share_worker import ShareWorker
+from penstock.client.app.subscription import (
+    Delivery,
+    Subscription,
+    check_group_contract,
+    declare_subscription,
+)
+from penstock.client.app.wait_reporter import BlockingCall, CallWaitReporter, WaitReporter
+from penstock.client.app.worker import SubscriptionWorker
+from penstock.client.deadletters.headers import Header
 from penstock.client.ledgers import Ledger
-from penstock.client.letters import Header
 from penstock.client.payloads import encode
+from penstock.client.retry import Duration
 from penstock.client.salting import salted
-from penstock.client.signals import SignalEvent, ended_by_signals
+from penstock.client.signals import SignalEvent, stop_on_signals
 from penstock.client.stores import DedupeStore
-from penstock.client.topics import BROKER_DEFAULT, NewTopic, create_topics
+from penstock.client.wire.topics import BROKER_DEFAULT, NewTopic, create_topics
 
-__all__ = ["Penstock", "is_run_elsewhere"]
+__all__ = ("UNANSWERED_MAX", "Penstock", "is_imported_to_run", "open_consumer")
+
+
+#: How many messages may be without an answer (ack, nack, commit). A loop that has more has forgotten to answer.
+UNANSWERED_MAX: Final = 100_000
+_SUPPORTED_DELIVERY: Final = (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)
+
+
+def open_consumer(
+    resources: Resources,
+    topics: tuple[str, ...],
+    *,
+    group: str,
+    delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
+    retry: Backoff | int | None = None,
+    dead_letters: bool | None = None,
+    start: str = "earliest",
+    commit_every: Duration = "100ms",
+    in_flight_max: int = UNANSWERED_MAX,
+    share: bool = False,
+    lock: Duration | None = None,
+) -> PlainConsumer:
+    """Returns a consumer that joins its group now or at its first poll. Raises ApplicationError, Unavailable, Refused.
+
+    `Penstock.consumer` describes the parameters.
+    """
+    declared = declare_subscription(
+        _handler_placeholder,
+        topics,
+        group=group,
+        delivery=delivery,
+        retry=retry,
+        dead_letters=(share or retry is not None) if dead_letters is None else dead_letters,
+        start=start,
+        commit_every=commit_every,
+        in_flight_max=in_flight_max,
+        share=share,
+        lock=lock,
+    )
+    if declared.delivery not in _SUPPORTED_DELIVERY:
+        raise ApplicationError(
+            f"{declared.delivery} needs to know when a handler begins and ends: subscribe one"
+        )
+    return _make_consumer(declared, resources)
+
+
+def _make_consumer(declared: Subscription, resources: Resources) -> PlainConsumer:
+    if declared.share:
+        from penstock.client.app.share_consumer import SharePlainConsumer
+
+        return SharePlainConsumer(declared, resources)
+    return GroupPlainConsumer(declared, resources)
+
+
+def _handler_placeholder(message: Message) -> Any:
+    """Takes the place of a handler: a plain consumer has none, the user's own loop handles its messages."""
+
+
+_handler_placeholder.__qualname__ = "consumer"
+
 
 _LOG: Final = logging.getLogger("penstock.client")
-_PUBLISH_S: Final = 300.0
-_LOOK_S: Final = 0.2
-_CLOSE_S: Final = 30.0
+_PUBLISH_TIMEOUT_S: Final = 300.0
+_STOP_CHECK_S: Final = 0.2
+_CLOSE_TIMEOUT_S: Final = 30.0
 _IN_TRANSACTION: Final = Published("", -1, -1)
-#: While a program is imported by what runs its application: one that ran itself meanwhile would never be imported.
-is_run_elsewhere: Final[ContextVar[bool]] = ContextVar("is_run_elsewhere", default=False)
+#: Set while `penstock app run` imports a program to run its application. If the program called `run` during that
+#: import, the import would never return.
+is_imported_to_run: Final[ContextVar[bool]] = ContextVar("is_run_elsewhere", default=False)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class Penstock:
-    """Publishes and subscribes on one cluster, of Penstock or Apache Kafka.
+    """An application that publishes to and subscribes to topics of one Penstock or Apache Kafka cluster.
 
-    `settings` are librdkafka's, for security, batching, compression and limits; what a contract depends on is not
-    among them. `acks` is whose confirmation a publish waits for ("all", 1 or 0), or that of each topic by name.
-    Threads may share it.
+    `bootstrap` lists some brokers as "host:port,host:port". `name` is the client id, and the name in logs and traces.
+    `settings` are librdkafka settings for security, batching, compression and limits; settings that a delivery contract
+    depends on are refused. `acks` says which replicas must confirm a message: "all" in-sync replicas, 1 for the leader
+    only, 0 for none, or a mapping from topic names to these values. Threads may share one application.
     """
 
     def __init__(
@@ -70,9 +140,9 @@ class Penstock:
             if isinstance(acks, Mapping)
             else checked_acks(acks)
         )
-        self._resources = Resources(bootstrap, name, checked(settings), confirmed)
+        self._resources = Resources(bootstrap, name, checked_settings(settings), confirmed)
         self._subscriptions: list[Subscription] = []
-        self._running: list[Consumption] = []
+        self._running: list[SubscriptionWorker] = []
         self._waits: WaitReporter | None = None
         self._stop = SignalEvent()
         self._lock = threading.Lock()
@@ -92,17 +162,18 @@ class Penstock:
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Published:
-        """Returns when the brokers have it, with its place. None as a value is a tombstone.
+        """Publishes a message, waits until the brokers confirm it, and returns its partition and offset.
 
-        `acks` is whose confirmation is waited for, instead of the application's: "all" replicas in sync, 1 for the
-        leader, 0 for nobody (the offset is then not known, -1). `salt=N` spreads a hot key over N keys, by chance or
-        always the same one for the same `salt_by`. In a handler that is exactly-once the message becomes part of the
-        transaction, and its offset is not known yet (-1). Raises PayloadError, NotPublished, ApplicationError.
+        The value None is a tombstone. `acks` overrides the application's setting for this message: "all" waits for all
+        in-sync replicas, 1 for the leader, 0 for no broker (the offset is then unknown, -1). `salt=N` spreads a hot key
+        over N keys: one chosen at random, or always the same one for the same `salt_by`. In an exactly-once handler the
+        message becomes part of the transaction, and its offset is not known yet (-1). Raises PayloadError,
+        NotPublished, ApplicationError.
         """
-        key, data, moment_ms = _as_bytes(key, value, timestamp, salt, salt_by)
-        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            sent = self._send(acks, topic, data, key, told, partition, moment_ms)
-            return self._resources.await_published(sent, _PUBLISH_S)
+        key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
+            sent = self._send(acks, topic, data, key, sent_headers, partition, moment_ms)
+            return self._resources.await_published(sent, _PUBLISH_TIMEOUT_S)
 
     def publish_soon(
         self,
@@ -117,13 +188,13 @@ class Penstock:
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Future[Published]:
-        """Returns at once, unless the queue is full: many together make large batches.
+        """Queues a message and returns at once, so that many messages make large batches. Parameters as for `publish`.
 
-        The future has the place, or raises NotPublished.
+        Waits only while the queue is full. The future returns the partition and offset, or raises NotPublished.
         """
-        key, data, moment_ms = _as_bytes(key, value, timestamp, salt, salt_by)
-        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            return self._send(acks, topic, data, key, told, partition, moment_ms)
+        key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
+            return self._send(acks, topic, data, key, sent_headers, partition, moment_ms)
 
     async def apublish(
         self,
@@ -138,14 +209,16 @@ class Penstock:
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Published:
-        """`publish` for coroutines: other tasks go on, also while the queue is full."""
-        key, data, moment_ms = _as_bytes(key, value, timestamp, salt, salt_by)
-        with self._resources.spans.publish(topic, header_list(headers), key=key) as told:
-            # The library does not tell when there is room again.
-            while (sent := self._try_send(acks, topic, data, key, told, partition, moment_ms)) is None:
+        """`publish` for coroutines: other tasks keep running, also while the queue is full."""
+        key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
+        with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
+            # Poll, because librdkafka does not report when the queue has room again.
+            while (
+                sent := self._try_send(acks, topic, data, key, sent_headers, partition, moment_ms)
+            ) is None:
                 await self._resources.check_ending_async()
-                await asyncio.sleep(FULL_REST_S)
-        return await self._resources.await_published_async(sent, _PUBLISH_S)
+                await asyncio.sleep(QUEUE_FULL_WAIT_S)
+        return await self._resources.await_published_async(sent, _PUBLISH_TIMEOUT_S)
 
     def _send(
         self,
@@ -157,10 +230,10 @@ class Penstock:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> Future[Published]:
-        """At once, or with the transaction of the handler that publishes it."""
+        """Sends the message now or, in an exactly-once handler, adds it to the handler's transaction."""
         held = drafts.get()
         if held is not None:
-            return _held_back(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
+            return _add_draft(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
         return self._publisher(topic, acks).send(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
@@ -175,10 +248,10 @@ class Penstock:
         partition: int | None,
         timestamp_ms: int | None,
     ) -> Future[Published] | None:
-        """The same without waiting: None while the queue is full."""
+        """Does the same as `_send` without waiting: returns None while the queue is full."""
         held = drafts.get()
         if held is not None:
-            return _held_back(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
+            return _add_draft(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
         return self._publisher(topic, acks).try_send(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
@@ -187,8 +260,8 @@ class Penstock:
         wanted = self._resources.acks_of(topic) if acks is None else checked_acks(acks)
         return self._resources.publisher(wanted)
 
-    def flush(self, timeout_s: float = _CLOSE_S) -> int:
-        """Waits for what was published soon; how much is still on its way."""
+    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
+        """Waits for messages of `publish_soon`; returns how many are still unconfirmed after `timeout_s` seconds."""
         return self._resources.flush(timeout_s)
 
     # -- subscribing ---------------------------------------------------------------------------------
@@ -215,30 +288,32 @@ class Penstock:
         share: bool = False,
         lock: Duration | None = None,
     ) -> Callable[[Handler], Handler]:
-        """A decorator for handlers. Raises ApplicationError for what cannot work, in a sentence.
+        """Returns a decorator that registers a handler for `topics`. `run` or `start` begins to call it.
 
-        group          positions are kept under this name; its members share the partitions
+        Raises ApplicationError for parameters that cannot work, alone or together; the message explains why.
+
+        group          the consumer group: it keeps the committed offsets, and its members share the partitions
         delivery       "at-most-once", "at-least-once", "effectively-once" or "exactly-once"
-        retry          how often and when a failed message is tried again; a number is Backoff(attempts=number)
-        dead_letters   what fails for good goes to TOPIC.dlq; False: an exception ends the subscription
-        concurrency    how many threads, or tasks of an async handler, work at a time
-        batch          the handler takes lists of up to so many
-        breaker        stops calling a handler that keeps failing, for a while
-        keep_order     later messages of a failed key wait for its retries
-        start          where a new group begins: "earliest" or "latest"
-        commit_every   how long positions may stay uncommitted
-        taken_max      how many messages are taken at a time (500; 1 in a share group)
-        in_flight_max  how many are with the handlers at most
-        store          effectively-once: where ids are kept, a URL or a store
-        remember       effectively-once: for how long
+        retry          how often and when to retry a failed message; a number means Backoff(attempts=number)
+        dead_letters   publish messages that fail for good to TOPIC.dlq; if False, an exception ends the subscription
+        concurrency    how many threads, or tasks of an async handler, work at the same time
+        batch          pass lists of up to this many messages to the handler
+        breaker        stop calling a handler that keeps failing, for a while
+        keep_order     hold later messages of a failed key back until its retries are done
+        start          where a new group starts to read: "earliest" or "latest"
+        commit_every   how long offsets may stay uncommitted
+        taken_max      how many messages a poll returns at most (500; 1 in a share group)
+        in_flight_max  how many messages the handlers have at most (twice taken_max; concurrency in a share group)
+        store          effectively-once: where message ids are kept, a URL or a store
+        remember       effectively-once: how long message ids are kept (a day, or twice the longest retry)
         ledger         exactly-once: the database that keeps results and positions, a URL or a ledger
-        to             a topic for what the handler returns
-        share          a share group: single messages, more members than partitions
-        lock           share group: for how long a message is one member's
+        to             publish what the handler returns to this topic
+        share          join a share group: it hands out single messages, and may have more members than partitions
+        lock           share group: how long an acquired message belongs to one member
         """
 
         def register(handler: Handler) -> Handler:
-            made = subscription(
+            made = declare_subscription(
                 handler,
                 topics,
                 group=group,
@@ -260,7 +335,7 @@ class Penstock:
                 share=share,
                 lock=lock,
             )
-            check_together(made, self._subscriptions)
+            check_group_contract(made, self._subscriptions)
             self._subscriptions.append(made)
             return handler
 
@@ -279,9 +354,11 @@ class Penstock:
         share: bool = False,
         lock: Duration | None = None,
     ) -> PlainConsumer:
-        """For a loop of one's own: poll, ack, nack, commit, seek. Raises ApplicationError, ClientError.
+        """Returns a consumer for a loop of your own: poll, ack, nack, commit, seek.
 
-        Parameters mean what they mean for `subscribe`; `dead_letters` is on with `retry` and in share groups.
+        Parameters mean the same as for `subscribe`, but `dead_letters` is by default on only with `retry` and in share
+        groups, `in_flight_max` is how many messages may be without an answer, and `delivery` is "at-least-once" or
+        "at-most-once". Raises ApplicationError, ClientError.
         """
         return open_consumer(
             self._resources,
@@ -331,23 +408,23 @@ class Penstock:
         return tuple(self._subscriptions)
 
     def figures(self) -> dict[str, Figures]:
-        """By the handler's name: what each has done so far."""
+        """Returns the counters of each subscription, by the name of its handler."""
         return {each.name: self._resources.figures_of(each) for each in self._subscriptions}
 
     @property
     def is_running(self) -> bool:
-        """Since `start`, and no subscription has ended by itself; `close` raises why one did."""
+        """Whether `start` was called and all subscriptions still run. `close` raises the error that ended one."""
         return bool(self._running) and all(each.is_alive for each in self._running)
 
     def run(self) -> None:
-        """Until SIGTERM, SIGINT or `stop`: then what is in hand is finished and committed.
+        """Runs all subscriptions until SIGTERM, SIGINT or `stop`, then finishes and commits the messages in progress.
 
-        Raises what ended a subscription, where one has ended by itself. A handler that raises SystemExit,
-        KeyboardInterrupt or the like ends the application: its message counts as not handled, and the exit code
-        is never 0.
+        If a subscription ends because of an error, raises that error. A handler that raises SystemExit,
+        KeyboardInterrupt or the like ends the application: its message counts as not handled, and the exit code is
+        never 0.
         """
-        _check_run_here()
-        with ended_by_signals(self.stop):
+        _check_may_run()
+        with stop_on_signals(self.stop):
             self.start()
             try:
                 self._wait()
@@ -355,12 +432,12 @@ class Penstock:
                 self._finish()
 
     def _wait(self) -> None:
-        while not self._stop.wait(_LOOK_S) and self.is_running:
+        while not self._stop.wait(_STOP_CHECK_S) and self.is_running:
             pass
 
     async def arun(self) -> None:
-        """`run` for coroutines; it ends when it is cancelled."""
-        _check_run_here()
+        """`run` for coroutines: runs until the task is cancelled or `stop` is called. It handles no signals."""
+        _check_may_run()
         loop = asyncio.get_running_loop()
         self.start()
         try:
@@ -370,7 +447,7 @@ class Penstock:
             await loop.run_in_executor(None, self._finish)
 
     def start(self) -> None:
-        """Begin, in threads of their own; `close` ends them."""
+        """Starts each subscription in a thread of its own and returns; `close` ends them. Raises ApplicationError."""
         if not self._subscriptions:
             raise ApplicationError("nothing is subscribed to")
         with self._lock:
@@ -384,11 +461,11 @@ class Penstock:
             self._waits = WaitReporter(self._running, self._resources)
             self._waits.start()
 
-    def _consumption(self, subscription: Subscription) -> Consumption:
-        return (Sharing if subscription.share else Consumption)(subscription, self._resources)
+    def _consumption(self, subscription: Subscription) -> SubscriptionWorker:
+        return (ShareWorker if subscription.share else SubscriptionWorker)(subscription, self._resources)
 
     def stop(self) -> None:
-        """From any thread, or a signal: begin nothing more."""
+        """Makes `run` end. Any thread and any signal handler may call it."""
         self._stop.set()
 
     def _finish(self) -> None:
@@ -406,7 +483,7 @@ class Penstock:
             each.end()
         errors = [each.error for each in running if each.error is not None]
         if errors:
-            raise _ending(errors[0])
+            raise _exit_error(errors[0])
 
     # -- topics and the end --------------------------------------------------------------------------
 
@@ -418,9 +495,9 @@ class Penstock:
         replicas: int = BROKER_DEFAULT,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Returns when it can be used. Raises Refused where it is there, or cannot be."""
+        """Creates a topic and returns when it can be used. Raises Refused if it exists or the brokers refuse it."""
         cluster = self._resources.cluster()
-        wait = PlainWait(PlainCall(f"create_topic({name!r})", [name]), self._resources)
+        wait = CallWaitReporter(BlockingCall(f"create_topic({name!r})", [name]), self._resources)
         try:
             create_topics(
                 cluster,
@@ -434,8 +511,11 @@ class Penstock:
             wait.end()
             cluster.close()
 
-    def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Ends subscriptions that `start` began, and waits for what was published."""
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Ends the subscriptions that `start` began, and waits up to `timeout_s` seconds for unconfirmed messages.
+
+        Raises the error that ended a subscription, if one failed.
+        """
         try:
             self._finish()
         finally:
@@ -450,17 +530,17 @@ class Penstock:
         self.close()
 
 
-def _check_run_here() -> None:
+def _check_may_run() -> None:
     """Raises ApplicationError."""
-    if is_run_elsewhere.get():
+    if is_imported_to_run.get():
         raise ApplicationError(
             "run() is called while the program is imported to be run: "
             'it belongs under `if __name__ == "__main__":`'
         )
 
 
-def _ending(error: BaseException) -> BaseException:
-    """What a handler raised to end the process ends it, but never as if all were well."""
+def _exit_error(error: BaseException) -> BaseException:
+    """Returns the exception to end the process with: a handler's SystemExit never exits with code 0."""
     if isinstance(error, SystemExit) and not error.code:
         failed = SystemExit(1)
         failed.__cause__ = error
@@ -468,17 +548,17 @@ def _ending(error: BaseException) -> BaseException:
     return error
 
 
-def _held_back(held: list[Draft], draft: Draft, acks: Acks | None) -> Future[Published]:
-    """Until the transaction of the handler is committed. Raises ApplicationError."""
+def _add_draft(held: list[Draft], draft: Draft, acks: Acks | None) -> Future[Published]:
+    """Holds a message back for the transaction of the handler. Raises ApplicationError."""
     if acks not in (None, "all"):
         raise ApplicationError(f'acks={acks!r} does not go with exactly-once: a transaction waits for "all"')
     held.append(draft)
-    done: Future[Published] = Promise()
+    done: Future[Published] = LazyFuture()
     done.set_result(_IN_TRANSACTION._replace(topic=draft.topic))
     return done
 
 
-def _as_bytes(
+def _encode_message(
     key: str | bytes | None,
     value: object,
     timestamp: datetime | None,
@@ -488,7 +568,7 @@ def _as_bytes(
     """Raises PayloadError, ApplicationError."""
     key = key.encode() if isinstance(key, str) else key
     if salt is not None:
-        key = _salted(key, salt, salt_by.encode() if isinstance(salt_by, str) else salt_by)
+        key = _salt_key(key, salt, salt_by.encode() if isinstance(salt_by, str) else salt_by)
     elif salt_by is not None:
         raise ApplicationError("salt_by= chooses among the keys of salt=: say how many")
     return (
@@ -498,7 +578,7 @@ def _as_bytes(
     )
 
 
-def _salted(key: bytes | None, salt: int, salt_by: bytes | None) -> bytes:
+def _salt_key(key: bytes | None, salt: int, salt_by: bytes | None) -> bytes:
     if key is None:
         raise ApplicationError(
             "salt= spreads a key: give one, or leave salt= out (keyless messages are spread)"

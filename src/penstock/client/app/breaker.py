@@ -1,36 +1,60 @@
-"""A circuit breaker: a handler whose downstream fails is paused, in place of burning the retries of every message.
+"""A circuit breaker: while a service that a handler depends on fails, messages wait and do not use up their attempts.
 
-Closed, all calls go through. After `failures` failed calls in a row within `within` it opens, and none does. After
-`open_for` it is half open: `trials` calls go through, and the first that ends decides. A success closes it; a failure
-opens it again for twice as long as before, up to `cap`. One success in between starts the count anew, so that a few
-bad messages among good ones never pause anything.
+A closed breaker lets all calls through. After `failures` failed calls in a row within `within` it opens and lets none
+through. After `open_for` it is half open: it lets `trials` calls through, and the first one that ends decides. A
+success closes it; a failure opens it again for twice as long as before, up to `cap`. One success resets the count of
+failures, so that a few bad messages among good ones never pause anything.
 
-The rules are a table, and the clock is an argument; who shares one among threads guards it with a lock.
+The rules are a table, and the clock is an argument; `BreakerGuard` adds the lock for threads that share one breaker.
 """
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from penstock.client.durations import Duration, seconds
+from penstock.client.app.failures import Reject
+from penstock.client.app.figures import Figures
+from penstock.client.app.handler import HandlerCall, UnreadableMessage
+from penstock.client.retry import Duration, duration_s
 
-__all__ = ["TRANSITIONS", "Breaker", "BreakerState", "Event", "Phase", "Verdict"]
+__all__ = (
+    "TRANSITIONS",
+    "ApplicationStopping",
+    "Breaker",
+    "BreakerEvent",
+    "BreakerGuard",
+    "BreakerPhase",
+    "BreakerState",
+    "CallPermit",
+    "with_breaker",
+    "with_breaker_async",
+)
+
 
 _COUNT_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breaker:
-    """What a subscription declares. Raises ValueError for what cannot be."""
+    """The circuit breaker of a subscription: when to stop calling a handler that keeps failing.
+
+    After `failures` failed calls in a row within `within`, the subscription stops calling the handler for `open_for`.
+    Then it tries `trials` calls. If the first one that ends succeeds, it goes on; if it fails, it waits twice as long
+    as before, up to `cap`. Messages wait meanwhile and do not use up attempts. Raises ValueError for values that are
+    out of range.
+    """
 
     failures: int = 5
     within: Duration = "30s"
     open_for: Duration = "30s"
     trials: int = 1
-    #: The longest that it stays open, however often its trials have failed.
+    #: The longest time that the breaker stays open, however often its trials fail.
     cap: Duration = "5m"
 
     def __post_init__(self) -> None:
@@ -38,19 +62,19 @@ class Breaker:
             if type(count) is not int or not 1 <= count <= _COUNT_MAX:
                 raise ValueError(f"{name}={count!r} is a whole number from 1 to {_COUNT_MAX}")
         for name, length in (("within", self.within), ("open_for", self.open_for)):
-            if seconds(length) == 0:
+            if duration_s(length) == 0:
                 raise ValueError(f"{name}={length!r} is longer than 0")
-        if seconds(self.cap) < seconds(self.open_for):
+        if duration_s(self.cap) < duration_s(self.open_for):
             raise ValueError(f"cap={self.cap!r} is shorter than open_for={self.open_for!r}")
 
 
-class Phase(Enum):
+class BreakerPhase(Enum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
 
 
-class Event(Enum):
+class BreakerEvent(Enum):
     FAILED_TOO_OFTEN = "failed too often"
     RESTED = "rested"
     TRIAL_SUCCEEDED = "trial succeeded"
@@ -58,22 +82,25 @@ class Event(Enum):
 
 
 TRANSITIONS: Final = {
-    Phase.CLOSED: {Event.FAILED_TOO_OFTEN: Phase.OPEN},
-    Phase.OPEN: {Event.RESTED: Phase.HALF_OPEN},
-    Phase.HALF_OPEN: {Event.TRIAL_SUCCEEDED: Phase.CLOSED, Event.TRIAL_FAILED: Phase.OPEN},
+    BreakerPhase.CLOSED: {BreakerEvent.FAILED_TOO_OFTEN: BreakerPhase.OPEN},
+    BreakerPhase.OPEN: {BreakerEvent.RESTED: BreakerPhase.HALF_OPEN},
+    BreakerPhase.HALF_OPEN: {
+        BreakerEvent.TRIAL_SUCCEEDED: BreakerPhase.CLOSED,
+        BreakerEvent.TRIAL_FAILED: BreakerPhase.OPEN,
+    },
 }
 
 
-class Verdict(NamedTuple):
+class CallPermit(NamedTuple):
     go: bool
-    #: When to ask again; None where that depends on a trial that is under way.
+    #: When to request a permit again, in seconds of the monotonic clock. None if that depends on a running trial.
     until_s: float | None
-    #: To be handed back with the outcome, so that a late one is not taken for that of a trial.
+    #: The caller passes it back with the outcome, so that a late outcome does not count as that of a trial.
     turn: int
 
 
 class BreakerState:
-    """Where a breaker stands. Whoever was let through reports back: `succeeded`, `failed`, or `undecided`."""
+    """The state of a breaker. A caller with a permit reports the outcome: `succeeded`, `failed` or `undecided`."""
 
     __slots__ = (
         "_cap_s",
@@ -89,73 +116,162 @@ class BreakerState:
 
     def __init__(self, rules: Breaker) -> None:
         self._rules = rules
-        self._within_s, self._cap_s = seconds(rules.within), seconds(rules.cap)
-        self.phase = Phase.CLOSED
+        self._within_s, self._cap_s = duration_s(rules.within), duration_s(rules.cap)
+        self.phase = BreakerPhase.CLOSED
         #: Counts the changes of phase.
         self.turn = 0
         self._failed_s: deque[float] = deque(maxlen=rules.failures)
-        self._open_for_s = seconds(rules.open_for)
+        self._open_for_s = duration_s(rules.open_for)
         self._until_s = 0.0
         self._trials_left = 0
 
     def __repr__(self) -> str:
         match self.phase:
-            case Phase.CLOSED:
+            case BreakerPhase.CLOSED:
                 more = f"failed {len(self._failed_s)} of {self._rules.failures}"
-            case Phase.OPEN:
+            case BreakerPhase.OPEN:
                 more = f"until {self._until_s:.3f} s"
-            case Phase.HALF_OPEN:
+            case BreakerPhase.HALF_OPEN:
                 more = f"{self._trials_left} trials left"
         return f"<BreakerState {self.phase.value}, {more}>"
 
-    def allow(self, now_s: float) -> Verdict:
+    def allow(self, now_s: float) -> CallPermit:
         """Whether a call may begin now."""
-        if self.phase is Phase.OPEN and now_s >= self._until_s:
-            self._enter(Event.RESTED)
+        if self.phase is BreakerPhase.OPEN and now_s >= self._until_s:
+            self._enter(BreakerEvent.RESTED)
             self._trials_left = self._rules.trials
         match self.phase:
-            case Phase.CLOSED:
-                return Verdict(True, None, self.turn)
-            case Phase.OPEN:
-                return Verdict(False, self._until_s, self.turn)
-            case Phase.HALF_OPEN if self._trials_left == 0:
-                return Verdict(False, None, self.turn)
+            case BreakerPhase.CLOSED:
+                return CallPermit(True, None, self.turn)
+            case BreakerPhase.OPEN:
+                return CallPermit(False, self._until_s, self.turn)
+            case BreakerPhase.HALF_OPEN if self._trials_left == 0:
+                return CallPermit(False, None, self.turn)
         self._trials_left -= 1
-        return Verdict(True, None, self.turn)
+        return CallPermit(True, None, self.turn)
 
     def succeeded(self, now_s: float, turn: int | None = None) -> None:
-        if self._is_late(turn) or self.phase is Phase.OPEN:
+        if self._is_late(turn) or self.phase is BreakerPhase.OPEN:
             return
         self._failed_s.clear()
-        if self.phase is Phase.HALF_OPEN:
-            self._enter(Event.TRIAL_SUCCEEDED)
-            self._open_for_s = seconds(self._rules.open_for)
+        if self.phase is BreakerPhase.HALF_OPEN:
+            self._enter(BreakerEvent.TRIAL_SUCCEEDED)
+            self._open_for_s = duration_s(self._rules.open_for)
 
     def failed(self, now_s: float, turn: int | None = None) -> None:
-        if self._is_late(turn) or self.phase is Phase.OPEN:
+        if self._is_late(turn) or self.phase is BreakerPhase.OPEN:
             return
-        if self.phase is Phase.HALF_OPEN:
+        if self.phase is BreakerPhase.HALF_OPEN:
             self._open_for_s = min(self._open_for_s * 2, self._cap_s)
-            self._open(Event.TRIAL_FAILED, now_s)
+            self._open(BreakerEvent.TRIAL_FAILED, now_s)
             return
         self._failed_s.append(now_s)
         if len(self._failed_s) == self._rules.failures and now_s - self._failed_s[0] <= self._within_s:
-            self._open(Event.FAILED_TOO_OFTEN, now_s)
+            self._open(BreakerEvent.FAILED_TOO_OFTEN, now_s)
 
     def undecided(self, turn: int | None = None) -> None:
-        """The call said nothing about the downstream: it was given up, or its message was to blame."""
-        if not self._is_late(turn) and self.phase is Phase.HALF_OPEN:
+        """The call shows nothing about the service: it was abandoned, or its message caused the error."""
+        if not self._is_late(turn) and self.phase is BreakerPhase.HALF_OPEN:
             self._trials_left = min(self._trials_left + 1, self._rules.trials)
 
-    def _open(self, event: Event, now_s: float) -> None:
+    def _open(self, event: BreakerEvent, now_s: float) -> None:
         self._enter(event)
         self._failed_s.clear()
         self._until_s = now_s + self._open_for_s
 
-    def _enter(self, event: Event) -> None:
+    def _enter(self, event: BreakerEvent) -> None:
         self.phase = TRANSITIONS[self.phase][event]
         self.turn += 1
 
     def _is_late(self, turn: int | None) -> bool:
-        """A call that began before the phase last changed tells nothing about this one."""
+        """Whether the call began in an earlier phase, and so shows nothing about this one."""
         return turn is not None and turn != self.turn
+
+
+_STOP_CHECK_S: Final = 0.2
+
+
+class ApplicationStopping(Exception):
+    """The application ends while a message waits for the breaker: the message was not tried."""
+
+
+class BreakerGuard:
+    """A breaker that handler threads share."""
+
+    def __init__(self, breaker: Breaker, figures: Figures, stopping: threading.Event) -> None:
+        self._state = BreakerState(breaker)
+        self._figures = figures
+        self._stopping = stopping
+        self._lock = threading.Lock()
+
+    def request_permit(self) -> CallPermit:
+        """Raises ApplicationStopping."""
+        if self._stopping.is_set():
+            raise ApplicationStopping
+        with self._lock:
+            return self._state.allow(time.monotonic())
+
+    def succeeded(self, turn: int) -> None:
+        with self._lock:
+            self._state.succeeded(time.monotonic(), turn)
+
+    def failed(self, error: BaseException, turn: int) -> None:
+        """Counts a failure, unless the message caused it: that shows nothing about what the handler depends on."""
+        with self._lock:
+            if isinstance(error, (UnreadableMessage, Reject)) or not isinstance(error, Exception):
+                self._state.undecided(turn)
+                return
+            was_open = self._state.phase is BreakerPhase.OPEN
+            self._state.failed(time.monotonic(), turn)
+            if self._state.phase is BreakerPhase.OPEN and not was_open:
+                self._figures.breaks += 1
+
+
+def _wait_s(permit: CallPermit) -> float:
+    if permit.until_s is None:
+        return _STOP_CHECK_S / 4
+    return min(max(permit.until_s - time.monotonic(), 0.001), _STOP_CHECK_S)
+
+
+def _wait_for_permit(guard: BreakerGuard) -> CallPermit:
+    permit = guard.request_permit()
+    while not permit.go:
+        time.sleep(_wait_s(permit))
+        permit = guard.request_permit()
+    return permit
+
+
+async def _wait_for_permit_async(guard: BreakerGuard) -> CallPermit:
+    permit = guard.request_permit()
+    while not permit.go:
+        await asyncio.sleep(_wait_s(permit))
+        permit = guard.request_permit()
+    return permit
+
+
+def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
+    def handle(raw: Any, **handles: Any) -> Any:
+        permit = _wait_for_permit(guard)
+        try:
+            result = call(raw, **handles)
+        except BaseException as error:
+            guard.failed(error, permit.turn)
+            raise
+        guard.succeeded(permit.turn)
+        return result
+
+    return handle
+
+
+def with_breaker_async(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
+    async def handle(raw: Any, **handles: Any) -> Any:
+        permit = await _wait_for_permit_async(guard)
+        try:
+            result = await call(raw, **handles)
+        except BaseException as error:
+            guard.failed(error, permit.turn)
+            raise
+        guard.succeeded(permit.turn)
+        return result
+
+    return handle

@@ -1,7 +1,14 @@
-"""Exactly once inside a cluster: what a batch publishes, its letters and its positions are one transaction.
+"""Exactly-once, in a Kafka transaction or in a transaction of the user's database.
 
-What a handler publishes is held back until it has returned, so that a handler which fails halfway leaves nothing.
-The group's generation is noted before the batch is handled: whoever lost its partitions meanwhile cannot commit.
+Inside a cluster, the messages that a batch publishes, its failure records and its offsets are one Kafka transaction. A
+handler's messages are held back until the handler returns, so that a handler which fails halfway publishes nothing. The
+contract reads the group's generation before it handles the batch: a member that lost its partitions meanwhile cannot
+commit.
+
+With a ledger, a message's result and its position are one transaction of the database. A member reads the positions
+from the ledger when partitions are assigned, and moves them by compare-and-set under an epoch that every new owner
+raises: a member that does not know yet that it lost a partition changes nothing. The group's committed offsets follow
+later, for tools that show lag.
 """
 
 from __future__ import annotations
@@ -14,38 +21,58 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
-from penstock.client.app.committing import Note
-from penstock.client.app.contracts import HAND_OVER_S, Session
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.failing import Letter
-from penstock.client.app.handling import Call, Chunk
-from penstock.client.app.places import Place, Spot, at, place_of, spot_of
-from penstock.client.app.publishing import (
+from penstock.client.app.contracts import REBALANCE_WAIT_S, AtLeastOnce, ContractSession, HandledIds
+from penstock.client.app.failures import FailureRecord
+from penstock.client.app.figures import Figures
+from penstock.client.app.handler import NOT_HANDLED, DecodedMessages, HandlerCall, database_handle
+from penstock.client.app.librdkafka import Settings
+from penstock.client.app.membership import CommitMetadata
+from penstock.client.app.message import (
+    RecordId,
+    TopicPartition,
+    confluent_partition,
+    record_id_of,
+    topic_partition_of,
+)
+from penstock.client.app.publisher import (
     MessageIds,
     NotPublished,
     Published,
-    not_published,
-    producer,
-    with_id,
+    make_producer,
+    not_published_error,
+    with_message_id,
 )
-from penstock.client.app.settings import Settings
+from penstock.client.app.subscription import Delivery
+from penstock.client.deadletters.headers import Header, read_origin, retry_level
 from penstock.client.errors import ClientError
-from penstock.client.letters import Header
+from penstock.client.ledgers import Ledger, LedgerFenced, Position
 
-__all__ = ["Draft", "ExactlyOnce", "TransactionFailed", "TransactionalPublisher", "drafting", "drafts"]
+__all__ = (
+    "Draft",
+    "ExactlyOnce",
+    "ExactlyOnceWithLedger",
+    "HeldDrafts",
+    "LedgerPositions",
+    "TransactionFailed",
+    "TransactionalPublisher",
+    "drafts",
+    "handle_in_ledger",
+)
+
 
 _LOG: Final = logging.getLogger("penstock.client")
-_ROOM_S: Final = 0.01
-_END_S: Final = 30.0
-#: Where all brokers it knows are away, librdkafka forgets them and finds them again, but waits for ever for what it has
-#: forgotten when offsets are sent to a transaction (its issues 5511 and 5456). So it keeps them, and asks them often.
-_FAITHFUL: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 1_000}
-#: In the transaction; its offset is known when that is committed.
-_IN_TRANSACTION: Final = -1
+_QUEUE_FULL_WAIT_S: Final = 0.01
+_TRANSACTION_CALL_S: Final = 30.0
+#: When all known brokers are unreachable, librdkafka by default discards them and bootstraps again. Sending offsets to
+#: a transaction then waits forever for a discarded broker (its issues 5511 and 5456). So keep the brokers, and
+#: reconnect often.
+_KEEP_BROKERS_SETTINGS: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 1_000}
+#: Of a message in an open transaction.
+_UNKNOWN_OFFSET: Final = -1
 
 
 class Draft(NamedTuple):
-    """To be published when the handler has returned."""
+    """A message to publish when the handler has returned."""
 
     topic: str
     value: bytes | None
@@ -55,51 +82,53 @@ class Draft(NamedTuple):
     timestamp_ms: int | None
 
 
-#: What the handler that runs here has published so far; None outside of such handlers.
+#: The messages that the running handler has published so far; None outside of exactly-once handlers.
 drafts: ContextVar[list[Draft] | None] = ContextVar("penstock_drafts", default=None)
 
 
 class TransactionFailed(ClientError):
-    """It was given up, and what it had read is read again."""
+    """A transaction was abandoned; its messages are read again."""
 
 
 class OutputRefused(Exception):
-    """No broker takes what the handler has published, which is a failure of the handler."""
+    """The brokers refuse a message that the handler has published; this counts as a failure of the handler."""
 
 
-class Refusals:
-    """Messages of which it is known that what their handlers publish is refused: they fail without being handled."""
+class RefusedOutputs:
+    """Messages whose handlers publish something that brokers refuse: they fail without calling the handler again."""
 
     def __init__(self) -> None:
-        self._found: dict[Spot, NotPublished] = {}
+        self._found: dict[RecordId, NotPublished] = {}
 
     def note(self, raw: Any, error: NotPublished) -> None:
-        self._found[spot_of(raw)] = error
+        self._found[record_id_of(raw)] = error
 
     def check(self, raw: Any) -> None:
         """Raises OutputRefused."""
         if self._found:
-            error = self._found.get(spot_of(raw))
+            error = self._found.get(record_id_of(raw))
             if error is not None:
                 raise OutputRefused(str(error)) from error
 
     def forget(self, batch: Sequence[Any]) -> None:
         for raw in batch if self._found else ():
-            self._found.pop(spot_of(raw), None)
+            self._found.pop(record_id_of(raw), None)
 
 
 class TransactionalPublisher:
-    """One transaction after the other. `abort` leaves nothing of what was sent since `begin`."""
+    """A transactional producer: one transaction after the other. `abort` discards all messages since `begin`."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         from confluent_kafka import KafkaException
 
         self._ids = MessageIds()
         self._failures: list[Any] = []
-        # A random id: zombies are fenced by the group's generation, and nobody else waits for this one.
-        self._producer = producer({**settings, **_FAITHFUL, "transactional.id": f"{name}-{uuid.uuid4()}"})
+        # A random id is enough: the group's generation fences zombies, and no other producer takes over this id.
+        self._producer = make_producer(
+            {**settings, **_KEEP_BROKERS_SETTINGS, "transactional.id": f"{name}-{uuid.uuid4()}"}
+        )
         try:
-            self._producer.init_transactions(_END_S)
+            self._producer.init_transactions(_TRANSACTION_CALL_S)
         except KafkaException as error:
             raise TransactionFailed(f"no transactions: {error.args[0].str()}") from None
 
@@ -126,7 +155,7 @@ class TransactionalPublisher:
                     draft.topic,
                     draft.value,
                     draft.key,
-                    headers=with_id(draft.headers, self._ids),
+                    headers=with_message_id(draft.headers, self._ids),
                     on_delivery=self._report,
                     **more,
                 )
@@ -134,47 +163,53 @@ class TransactionalPublisher:
             except BufferError:
                 self._make_room()
             except Exception as error:
-                raise not_published(draft.topic, error) from None
+                raise not_published_error(draft.topic, error) from None
 
     def _make_room(self) -> None:
         """Raises TransactionFailed."""
         from confluent_kafka import KafkaException
 
         try:
-            self._producer.poll(_ROOM_S)
+            self._producer.poll(_QUEUE_FULL_WAIT_S)
         except KafkaException as error:
             raise TransactionFailed(f"the transaction failed: {error.args[0].str()}") from None
 
     def _report(self, error: Any, message: Any) -> None:
         if error is not None:
-            self._failures.append(not_published(message.topic(), error))
+            self._failures.append(not_published_error(message.topic(), error))
 
-    def commit(self, positions: Mapping[Place, int], group: Any) -> None:
-        """Raises TransactionFailed, and then nothing of it is there, or it is there whole (`is_unknown`)."""
+    def commit(self, positions: Mapping[TopicPartition, int], group: Any) -> None:
+        """Commits messages and positions together. Raises NotPublished or TransactionFailed.
+
+        After TransactionFailed the transaction may have been committed, but only as a whole.
+        """
         from confluent_kafka import KafkaException
 
-        note = str(Note(Delivery.EXACTLY_ONCE))
-        offsets = [at(place, offset, note) for place, offset in sorted(positions.items())]
+        note = str(CommitMetadata(Delivery.EXACTLY_ONCE))
+        offsets = [
+            confluent_partition(topic_partition, offset, note)
+            for topic_partition, offset in sorted(positions.items())
+        ]
         try:
-            self._producer.send_offsets_to_transaction(offsets, group, _END_S)
-            self._producer.flush(_END_S)
+            self._producer.send_offsets_to_transaction(offsets, group, _TRANSACTION_CALL_S)
+            self._producer.flush(_TRANSACTION_CALL_S)
             if self._failures:
                 raise self._failures[0]
-            self._retried(lambda: self._producer.commit_transaction(_END_S))
+            self._retried(lambda: self._producer.commit_transaction(_TRANSACTION_CALL_S))
         except KafkaException as error:
             raise TransactionFailed(f"the transaction failed: {error.args[0].str()}") from None
 
     def abort(self) -> None:
-        """Raises TransactionFailed where this publisher is of no use any more."""
+        """Raises TransactionFailed if this publisher cannot be used any more."""
         from confluent_kafka import KafkaException
 
         try:
-            self._retried(lambda: self._producer.abort_transaction(_END_S))
+            self._retried(lambda: self._producer.abort_transaction(_TRANSACTION_CALL_S))
         except KafkaException as error:
             raise TransactionFailed(f"the transaction cannot be ended: {error.args[0].str()}") from None
 
     def _retried(self, end: Callable[[], None]) -> None:
-        """The library says where asking again is safe: the outcome of the first request is then the outcome."""
+        """Calls `end` again where librdkafka marks the error as retriable: it then reports the first call's outcome."""
         from confluent_kafka import KafkaException
 
         for left in reversed(range(4)):
@@ -186,8 +221,11 @@ class TransactionalPublisher:
                     raise
 
 
-class drafting:
-    """What is published within goes out when it has ended well. No generator: it is entered for every message."""
+class HeldDrafts:
+    """Holds messages back that the block publishes, and sends them if the block ends without an exception.
+
+    A class and not a generator, because every message enters it and a class is faster.
+    """
 
     __slots__ = ("_held", "_publish", "_token")
 
@@ -205,56 +243,58 @@ class drafting:
                 self._publish(draft)
 
 
-def in_transaction(call: Call, contract: ExactlyOnce) -> Call:
+def handle_in_transaction(call: HandlerCall, contract: ExactlyOnce) -> HandlerCall:
     def handle(raw: Any) -> Any:
         contract.refusals.check(raw)
-        with drafting(contract.publish):
+        with HeldDrafts(contract.publish):
             return call(raw)
 
     return handle
 
 
-def batches_in_transaction(call: Callable[[Chunk], Any], contract: ExactlyOnce) -> Callable[[Chunk], Any]:
-    def handle(pairs: Chunk) -> Any:
+def handle_batch_in_transaction(
+    call: Callable[[DecodedMessages], Any], contract: ExactlyOnce
+) -> Callable[[DecodedMessages], Any]:
+    def handle(pairs: DecodedMessages) -> Any:
         for raw, _ in pairs:
             contract.refusals.check(raw)
-        with drafting(contract.publish):
+        with HeldDrafts(contract.publish):
             return call(pairs)
 
     return handle
 
 
-def in_transaction_async(call: Call, contract: ExactlyOnce) -> Call:
+def handle_in_transaction_async(call: HandlerCall, contract: ExactlyOnce) -> HandlerCall:
     async def handle(raw: Any) -> Any:
         contract.refusals.check(raw)
-        with drafting(contract.publish):
+        with HeldDrafts(contract.publish):
             return await call(raw)
 
     return handle
 
 
-def post_in_transaction(publish: Callable[[Draft], None], letter: Letter) -> Future[Published]:
+def send_in_transaction(publish: Callable[[Draft], None], letter: FailureRecord) -> Future[Published]:
     publish(
         Draft(letter.topic, letter.value, letter.key, letter.headers, letter.partition, letter.timestamp_ms)
     )
     done: Future[Published] = Future()
-    done.set_result(Published(letter.topic, letter.partition, _IN_TRANSACTION))
+    done.set_result(Published(letter.topic, letter.partition, _UNKNOWN_OFFSET))
     return done
 
 
 class ExactlyOnce:
-    """Publishers are made anew when one is of no use any more."""
+    """Handles each batch in one Kafka transaction. Makes a new publisher when the old one cannot be used any more."""
 
-    def __init__(self, session: Session, make: Callable[[], TransactionalPublisher]) -> None:
+    def __init__(self, session: ContractSession, make: Callable[[], TransactionalPublisher]) -> None:
         self._session = session
         self._make = make
         self._publisher: TransactionalPublisher | None = None
         self._is_interrupted = False
-        #: Of the batch at work: not begun, and put back.
+        #: Messages of the current batch that were put back before they were begun.
         self._put_back: list[Any] = []
-        self.refusals = Refusals()
+        self.refusals = RefusedOutputs()
         self._is_spent = False
-        #: So many messages go one by one, until it is known which of them is refused.
+        #: How many messages still go in a transaction of their own, to find out whose output brokers refuse.
         self._singly = 0
 
     def publish(self, draft: Draft) -> None:
@@ -272,7 +312,7 @@ class ExactlyOnce:
                 return
 
     def _process(self, batch: Sequence[Any]) -> bool:
-        """Whether it was committed; if not, it is read again."""
+        """Returns whether the batch was committed; if not, its messages are read again."""
         session = self._session
         if not batch:
             return True
@@ -297,30 +337,38 @@ class ExactlyOnce:
             self._give_up(publisher, batch, error)
             return False
         except BaseException:
-            # Else it would stay open, and hold readers back until it times out.
+            # An open transaction would hold the last stable offset back until it times out.
             with suppress(ClientError):
                 publisher.abort()
             raise
 
     def _refused(self, batch: Sequence[Any], error: NotPublished) -> None:
-        """One of them is to blame. The library cannot go on with a partition of which a batch was refused."""
+        """Finds out whose output was refused. Marks the publisher as spent, because librdkafka cannot go on with it.
+
+        After a broker has refused a batch, librdkafka cannot produce to that partition any more.
+        """
         self._is_spent = True
         if len(batch) == 1:
             self.refusals.note(batch[0], error)
         else:
             self._singly = len(batch)
 
-    def _positions(self, batch: Sequence[Any]) -> dict[Place, int]:
-        """Of every partition of which something was handled; if one has gone, nothing of it is to be seen."""
+    def _positions(self, batch: Sequence[Any]) -> dict[TopicPartition, int]:
+        """Returns the positions of all partitions with handled messages.
+
+        Raises TransactionFailed if one of these partitions was revoked: then nothing of the batch may be committed.
+        """
         membership, left = self._session.membership, self._session.runner.pending()
         with membership.held():
             reached = membership.positions(left)
             untouched = {id(raw) for raw in (*self._put_back, *left)}
             is_interrupted = self._is_interrupted
-        ends = {place_of(raw): raw.offset() for raw in batch if id(raw) not in untouched}
-        if is_interrupted or any(reached.get(place, -1) <= last for place, last in ends.items()):
+        ends = {topic_partition_of(raw): raw.offset() for raw in batch if id(raw) not in untouched}
+        if is_interrupted or any(
+            reached.get(topic_partition, -1) <= last for topic_partition, last in ends.items()
+        ):
             raise TransactionFailed("partitions went to another member in the middle of a batch")
-        return {place: reached[place] for place in ends}
+        return {topic_partition: reached[topic_partition] for topic_partition in ends}
 
     def _give_up(self, publisher: TransactionalPublisher, batch: Sequence[Any], error: ClientError) -> None:
         session = self._session
@@ -331,7 +379,7 @@ class ExactlyOnce:
             publisher.abort()
         except ClientError:
             self._publisher = None
-            # Whether it was committed is for the group to tell: as a new member we begin where it says.
+            # It is not known whether the transaction was committed: a new member starts at the group's offsets.
             session.membership.rejoin()
             return
         if self._is_spent:
@@ -339,16 +387,16 @@ class ExactlyOnce:
         self._rewind(batch)
 
     def _rewind(self, batch: Sequence[Any]) -> None:
-        first: dict[Place, int] = {}
+        first: dict[TopicPartition, int] = {}
         for raw in batch:
-            first.setdefault(place_of(raw), raw.offset())
+            first.setdefault(topic_partition_of(raw), raw.offset())
         self._session.membership.rewind(first)
 
     def tick(self) -> None:
         pass
 
     def stop(self) -> None:
-        """What is in hand is finished and committed."""
+        """Puts back what was not begun; messages in progress are finished and committed."""
         with self._session.membership.held():
             self._return(self._session.runner.trim())
 
@@ -359,16 +407,161 @@ class ExactlyOnce:
     def finish(self) -> None:
         pass
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {}
 
-    def revoked(self, places: Sequence[Place]) -> None:
-        rest, in_hand = self._session.runner.interrupt(HAND_OVER_S, places)
+    def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        rest, in_progress = self._session.runner.interrupt(REBALANCE_WAIT_S, topic_partitions)
         self._return(rest)
-        if in_hand:
+        if in_progress:
             self._is_interrupted = True
 
-    def lost(self, places: Sequence[Place]) -> None:
+    def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
         rest, _ = self._session.runner.interrupt(0.0)
         self._return(rest)
         self._is_interrupted = True
+
+
+class LedgerPositions:
+    """The ledger's positions of the partitions that are assigned to this member."""
+
+    def __init__(self, ledger: Ledger, group: str, owner: str) -> None:
+        self.ledger = ledger
+        self.group = group
+        self._owner = owner
+        self._positions: dict[TopicPartition, Position] = {}
+        #: Partitions whose position has not moved since this member took them over.
+        self._fresh: set[TopicPartition] = set()
+
+    def take(self, topic_partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        taken = self.ledger.take(self.group, topic_partitions, self._owner)
+        self._positions.update(taken)
+        self._fresh.update(topic_partitions)
+        return {topic_partition: at.offset for topic_partition, at in taken.items() if at.offset is not None}
+
+    def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        for topic_partition in topic_partitions:
+            self._positions.pop(topic_partition, None)
+
+    def may_be_twice(self, topic_partition: TopicPartition) -> bool:
+        """Whether the next message of the partition may exist twice.
+
+        The previous owner may have published a failure record for its next message, and died before it moved the
+        position. So the first message after a takeover may be in a retry topic too, and any message of a retry topic
+        may be a second copy.
+        """
+        return topic_partition in self._fresh or retry_level(topic_partition[0]) is not None
+
+    def is_behind(self, topic_partition: TopicPartition, offset: int) -> bool:
+        """Whether the ledger's position is past this message already."""
+        known = self._positions.get(topic_partition)
+        return known is not None and known.offset is not None and offset < known.offset
+
+    def enter(self, transaction: Any, topic_partition: TopicPartition, offset: int) -> None:
+        """Moves the position past this message, as part of the transaction. Raises LedgerFenced."""
+        known = self._positions.get(topic_partition)
+        if known is None:
+            raise LedgerFenced(f"{topic_partition[0]}[{topic_partition[1]}] belongs to another member")
+        transaction.advance(self.group, topic_partition, known.offset, offset + 1, known.epoch)
+
+    def entered(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Records that the transaction was committed; the partition may have been revoked since."""
+        known = self._positions.get(topic_partition)
+        if known is not None:
+            self._positions[topic_partition] = known._replace(offset=offset + 1)
+        self._fresh.discard(topic_partition)
+
+
+def handle_in_ledger(
+    call: HandlerCall, book: LedgerPositions, handle_name: str, marks: HandledIds | None, figures: Figures
+) -> HandlerCall:
+    """Wraps `call` so that the handler's writes through its connection and the position are one transaction.
+
+    With retries, `marks` in the same transaction recognise messages that may exist twice.
+    """
+
+    def is_new(transaction: Any, raw: Any, topic_partition: TopicPartition) -> bool:
+        if marks is None or not book.may_be_twice(topic_partition):
+            return True
+        return marks.claim(marks.store.joined(transaction.connection), _origin_id(raw))
+
+    def handle(raw: Any) -> Any:
+        topic_partition, offset = topic_partition_of(raw), raw.offset()
+        if book.is_behind(topic_partition, offset):
+            return NOT_HANDLED
+        result: Any = NOT_HANDLED
+        with book.ledger.transaction() as transaction:
+            if is_new(transaction, raw, topic_partition):
+                with database_handle(handle_name, transaction.connection) as given:
+                    result = call(raw, **{handle_name: given})
+            else:
+                figures.add("duplicates")
+            book.enter(transaction, topic_partition, offset)
+        book.entered(topic_partition, offset)
+        return result
+
+    return handle
+
+
+def _origin_id(raw: Any) -> str:
+    origin = read_origin(
+        raw.headers(), topic=raw.topic(), partition=raw.partition(), offset=raw.offset(), timestamp_ms=0
+    )
+    return f"{origin.topic}:{origin.partition}:{origin.offset}"
+
+
+class ExactlyOnceWithLedger(AtLeastOnce):
+    def __init__(
+        self, session: ContractSession, commit_every_s: float, book: LedgerPositions, marks: HandledIds | None
+    ) -> None:
+        super().__init__(session, commit_every_s)
+        self._book = book
+        self._marks = marks
+        self._fenced = False
+
+    def failed(self, raw: Any, error: Exception) -> None:
+        """Publishes a failure record, then moves the position. A fenced member does neither.
+
+        A member that dies in between leaves a failure record of a message that is handled again. Marks keep one of its
+        results, but there may be two dead letters.
+        """
+        if isinstance(error, LedgerFenced):
+            self._fenced = True
+            return
+        topic_partition = topic_partition_of(raw)
+        if self._fenced or topic_partition not in self._session.membership.topic_partitions:
+            return
+        self._session.letterbox.failed(raw, error)
+        self._session.letterbox.settle()
+        try:
+            with self._book.ledger.transaction() as transaction:
+                self._book.enter(transaction, topic_partition, raw.offset())
+            self._book.entered(topic_partition, raw.offset())
+        except LedgerFenced:
+            self._fenced = True
+
+    def process(self, batch: Sequence[Any]) -> None:
+        self._session.runner.run(batch, self._arrived)
+        if not self._fenced:
+            self.tick()
+        else:
+            _LOG.warning("another member has taken partitions over; joining again")
+            self._fenced = False
+            self._session.figures.restarts += 1
+            self._session.membership.rejoin()
+
+    def tick(self) -> None:
+        super().tick()
+        if self._marks is not None:
+            self._marks.expire_now_and_then()
+
+    def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        return self._book.take(topic_partitions)
+
+    def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        super().revoked(topic_partitions)
+        self._book.forget(topic_partitions)
+
+    def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        super().lost(topic_partitions)
+        self._book.forget(topic_partitions)

@@ -1,4 +1,4 @@
-"""Settings of the client library: what a user gives, and what a contract needs whatever the user gives."""
+"""Settings of librdkafka: the user's own, and those that a delivery contract requires."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 Settings = dict[str, Any]
-#: Whose confirmation a publish waits for: nobody's, the leader's, or that of all replicas in sync.
+#: Which replicas must confirm a message: none, the leader, or all in-sync replicas.
 Acks = Literal[0, 1, "all"]
 
-#: Decided by the contract; a user who sets one of them would break it without being told.
-_OURS: Final = {
+#: Settings that the contract decides, and what decides them. A user who set one would break the contract unnoticed.
+_RESERVED_SETTINGS: Final = {
     "acks": "acks= of Penstock and publish",
     "request.required.acks": "acks= of Penstock and publish",
     "enable.idempotence": 'acks=: producers are idempotent with "all", and cannot be with less',
@@ -38,7 +38,7 @@ _OURS: Final = {
     "transactional.id": "delivery='exactly-once'",
     "partitioner": "the partitioner that Java clients have, so that all writers agree",
 }
-#: Known to one kind of client only; the other would say that it does not know them.
+#: Prefixes of settings that only producers know; a consumer would warn about an unknown setting.
 _PRODUCER_ONLY: Final = (
     "batch.",
     "compression.",
@@ -63,8 +63,8 @@ _CONSUMER_ONLY: Final = (
     "queued.",
     "session.timeout.ms",
 )
-#: Of those that other consumers have, what a member of a share group has too; brokers decide the rest.
-_SHARED: Final = (
+#: The consumer settings that also apply to members of share groups; brokers decide the rest.
+_SHARE_CONSUMER_SETTINGS: Final = (
     "check.crcs",
     "fetch.max.bytes",
     "fetch.min.bytes",
@@ -72,42 +72,42 @@ _SHARED: Final = (
     "max.partition.fetch.bytes",
     "max.poll.interval.ms",
 )
-#: What Java clients and kafka-python do; keyless messages are spread.
+#: The same as Java clients and kafka-python; messages without a key go to random partitions.
 _PARTITIONER: Final = "murmur2_random"
-#: As much as the library can: what is too large is for brokers to say, whose topics differ.
-_BYTES_MAX: Final = 1_000_000_000
-#: How soon a reader fetches again whose queue was full. The library's own second is longer than the queue lasts: a
-#: handler that takes less than some microseconds would wait most of the time.
+#: The maximum of librdkafka: brokers decide what is too large, because topics differ.
+_MESSAGE_BYTES_MAX: Final = 1_000_000_000
+#: How soon a consumer fetches again after its queue was full. The default of librdkafka, one second, is longer than the
+#: queue lasts: a handler that takes only microseconds would wait most of the time.
 _QUEUE_BACKOFF_MS: Final = 50
-#: Librdkafka's default of 45 s is for clients whose heartbeats stop while they collect garbage. Here a thread of the
-#: library sends them, which needs no lock of the interpreter: only a process that gets no CPU at all is late. One that
-#: is taken for dead by mistake keeps its contract (it commits nothing any more); the price is a rebalance.
+#: Librdkafka's default of 45 s is for clients whose heartbeats stop during garbage collection. Here a librdkafka thread
+#: sends them, which does not need the GIL: only a process that gets no CPU at all is late. A live member that times out
+#: by mistake keeps its contract (its commits are refused); the price is a rebalance.
 _SESSION_MS: Final = 15_000
-_SAY_AGAIN_S: Final = 10.0
-#: What differs between two reports of the same failure.
-_PASSED: Final = re.compile(r" \(after \d+ms in state \w+.*\)$")
+_REPEAT_S: Final = 10.0
+#: The part of the text that differs between two reports of the same failure.
+_ELAPSED: Final = re.compile(r" \(after \d+ms in state \w+.*\)$")
 _LOG: Final = logging.getLogger("penstock.client")
 _LOGGER: Final = logging.getLogger("penstock.client.librdkafka")
 
 
 class FailureFilter(logging.Filter):
-    """Lets a failure of a connection through once in a while: the library tells of every attempt, 20 in a second."""
+    """Logs each connection failure once in 10 s: librdkafka reports every attempt, 20 times a second."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock_s = clock_s
-        self._said_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # The library gives the kind of event, the name of the client, and the text.
+        # The arguments of librdkafka are the kind of event, the name of the client, and the text.
         if not isinstance(record.args, tuple) or len(record.args) != 3 or record.args[0] != "FAIL":
             return True
-        failure = f"{record.args[1]} {_PASSED.sub('', str(record.args[2]))}"
+        failure = f"{record.args[1]} {_ELAPSED.sub('', str(record.args[2]))}"
         now_s = self._clock_s()
-        self._said_s = {each: at_s for each, at_s in self._said_s.items() if now_s - at_s < _SAY_AGAIN_S}
-        if failure in self._said_s:
+        self._reported_s = {each: at_s for each, at_s in self._reported_s.items() if now_s - at_s < _REPEAT_S}
+        if failure in self._reported_s:
             return False
-        self._said_s[failure] = now_s
+        self._reported_s[failure] = now_s
         return True
 
 
@@ -115,34 +115,34 @@ _LOGGER.addFilter(FailureFilter())
 
 
 class ApplicationError(ClientError):
-    """A declaration that cannot work: a sentence for whoever wrote it."""
+    """The application is declared or used in a way that cannot work; the message says what to change."""
 
 
-def checked(given: Mapping[str, Any] | None) -> Settings:
-    """Raises ApplicationError for what is not the user's to set."""
+def checked_settings(given: Mapping[str, Any] | None) -> Settings:
+    """Raises ApplicationError for settings that a contract decides."""
     settings = dict(given or {})
     for name in settings:
-        if name in _OURS:
-            raise ApplicationError(f"{name} is not set here: it follows from {_OURS[name]}")
+        if name in _RESERVED_SETTINGS:
+            raise ApplicationError(f"{name} is not set here: it follows from {_RESERVED_SETTINGS[name]}")
     return settings
 
 
-def common(bootstrap: str, name: str) -> Settings:
+def common_settings(bootstrap: str, name: str) -> Settings:
     return {
         "bootstrap.servers": bootstrap,
         "client.id": name,
         "logger": _LOGGER,
-        "error_cb": _BrokerErrors(bootstrap),
+        "error_cb": _BrokerErrorReporter(bootstrap),
     }
 
 
-class _BrokerErrors:
-    """Says in one sentence that no broker answers, of all that the library tells about each connection."""
+class _BrokerErrorReporter:
+    """Logs one sentence when no broker answers, instead of all that librdkafka reports about each connection."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._why = ""
-        self._said_s: dict[int, float] = {}
+        self._reported_s: dict[int, float] = {}
 
     def __call__(self, error: Any) -> None:
         from confluent_kafka import KafkaError
@@ -154,9 +154,9 @@ class _BrokerErrors:
         if code not in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
             return
         now_s = time.monotonic()
-        if now_s - self._said_s.get(code, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+        if now_s - self._reported_s.get(code, -_REPEAT_S) < _REPEAT_S:
             return
-        self._said_s[code] = now_s
+        self._reported_s[code] = now_s
         if code == KafkaError._ALL_BROKERS_DOWN:
             _LOG.warning("no broker of %s answers%s; trying again", self._bootstrap, self._why)
         else:
@@ -171,29 +171,30 @@ def checked_acks(acks: object) -> Acks:
 
 
 def producer_settings(bootstrap: str, name: str, given: Settings, acks: Acks = "all") -> Settings:
-    """Idempotent with acks="all", also at most once: without retries the library still sends what a leader disowns.
+    """Settings of an idempotent producer with acks="all", of a plain one otherwise.
 
-    A leader that loses its place does that to batches which it has written, and the next one has.
+    At-most-once needs an idempotent producer too. Even without retries librdkafka sends a batch again that a leader
+    rejected because it lost its leadership, although that leader had written the batch and the next one has it.
     """
     chosen = {key: value for key, value in given.items() if not key.startswith(_CONSUMER_ONLY)}
     sent = {
         "partitioner": _PARTITIONER,
-        "message.max.bytes": _BYTES_MAX,
+        "message.max.bytes": _MESSAGE_BYTES_MAX,
         "acks": acks,
         "enable.idempotence": acks == "all",
     }
-    return {**common(bootstrap, name), **sent, **chosen}
+    return {**common_settings(bootstrap, name), **sent, **chosen}
 
 
 def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str) -> Settings:
-    """Positions are committed by us alone, and a position that is not there is an error, never a guess."""
+    """Settings of a group member: only the contract commits, and a missing offset is an error, never reset silently."""
     chosen = {key: value for key, value in given.items() if not key.startswith(_PRODUCER_ONLY)}
     of_classic = {
         "partition.assignment.strategy": "cooperative-sticky",
         "session.timeout.ms": _SESSION_MS,
     }
     return {
-        **common(bootstrap, name),
+        **common_settings(bootstrap, name),
         "group.id": group,
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -206,14 +207,14 @@ def consumer_settings(bootstrap: str, name: str, given: Settings, *, group: str)
 
 
 def share_settings(bootstrap: str, name: str, given: Settings, *, group: str, taken_max: int) -> Settings:
-    """For a member of a share group: each message is answered for by itself."""
+    """Settings of a share group member, which acknowledges each message by itself."""
     chosen = {
         key: value
         for key, value in given.items()
-        if key in _SHARED or not key.startswith((*_PRODUCER_ONLY, *_CONSUMER_ONLY))
+        if key in _SHARE_CONSUMER_SETTINGS or not key.startswith((*_PRODUCER_ONLY, *_CONSUMER_ONLY))
     }
     return {
-        **common(bootstrap, name),
+        **common_settings(bootstrap, name),
         "group.id": group,
         "share.acknowledgement.mode": "explicit",
         "max.poll.records": taken_max,
@@ -224,6 +225,6 @@ def share_settings(bootstrap: str, name: str, given: Settings, *, group: str, ta
 def admin_settings(bootstrap: str, name: str, given: Settings) -> Settings:
     of_others = (*_PRODUCER_ONLY, *_CONSUMER_ONLY)
     return {
-        **common(bootstrap, name),
+        **common_settings(bootstrap, name),
         **{key: value for key, value in given.items() if not key.startswith(of_others)},
     }

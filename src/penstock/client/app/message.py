@@ -1,18 +1,57 @@
-"""A message as handlers see it: a view of the client library's own, which decodes nothing that nobody asks for."""
+"""A message as handlers see it: a view of librdkafka's message that decodes only what is used."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.client.letters import MESSAGE_ID, Header, Origin, origin_of
+from penstock.client.deadletters.headers import MESSAGE_ID, Header, Origin, read_origin
 from penstock.client.payloads import codec_for
 from penstock.client.salting import unsalted
 
-__all__ = ["Message", "id_of", "raw_of"]
+__all__ = (
+    "Message",
+    "RecordId",
+    "TopicPartition",
+    "confluent_partition",
+    "message_id_of",
+    "raw_of",
+    "record_id_of",
+    "topic_partition_of",
+)
+
+
+#: A topic and a partition number.
+TopicPartition = tuple[str, int]
+#: Topic, partition and offset.
+RecordId = tuple[str, int, int]
+
+
+def confluent_partition(
+    topic_partition: TopicPartition, offset: int | None = None, note: str | None = None
+) -> Any:
+    """Returns confluent_kafka's TopicPartition; `note` is its commit metadata."""
+    from confluent_kafka import TopicPartition
+
+    if offset is None:
+        return TopicPartition(*topic_partition)
+    return (
+        TopicPartition(*topic_partition, offset)
+        if note is None
+        else TopicPartition(*topic_partition, offset, note)
+    )
+
+
+def topic_partition_of(raw: Any) -> TopicPartition:
+    """`raw` is a message of the client library."""
+    return raw.topic(), raw.partition()
+
+
+def record_id_of(raw: Any) -> RecordId:
+    return raw.topic(), raw.partition(), raw.offset()
 
 
 class Message:
-    """One record, where it is, and what is told of it."""
+    """A message that was read: its value, key and headers, and its topic, partition and offset."""
 
     __slots__ = ("_raw",)
 
@@ -21,7 +60,7 @@ class Message:
 
     @property
     def topic(self) -> str:
-        """Where it was read: a retry topic for one that failed before. `origin` has the first."""
+        """The topic it was read from: a retry topic if it failed before. `origin` has the original topic."""
         return str(self._raw.topic())
 
     @property
@@ -39,13 +78,13 @@ class Message:
 
     @property
     def unsalted_key(self) -> bytes | None:
-        """The key as it was given to `publish(..., salt=N)`; any other key as it is."""
+        """The key as it was passed to `publish(..., salt=N)`; a key without a salt is returned unchanged."""
         key = self.key
         return None if key is None else unsalted(key)
 
     @property
     def value(self) -> bytes | None:
-        """None is a tombstone."""
+        """The value in bytes; None for a tombstone."""
         value: bytes | None = self._raw.value()
         return value
 
@@ -55,13 +94,13 @@ class Message:
 
     @property
     def timestamp_ms(self) -> int:
-        """When it was published; in a retry topic, when it is due."""
+        """When the message was published; in a retry topic, when the retry is due."""
         return int(self._raw.timestamp()[1])
 
     @property
     def origin(self) -> Origin:
-        """Where it was first, and how often it was tried before."""
-        return origin_of(
+        """Where the message was published first, and how often it was tried before."""
+        return read_origin(
             self._raw.headers(),
             topic=self.topic,
             partition=self.partition,
@@ -71,21 +110,24 @@ class Message:
 
     @property
     def attempt(self) -> int:
-        """1 for the first."""
-        delivered = getattr(self._raw, "delivery_count", None)  # which share groups tell
+        """The number of this attempt; 1 for the first."""
+        delivered = getattr(self._raw, "delivery_count", None)  # only in share groups
         return (delivered and delivered()) or self.origin.attempts + 1
 
     def payload(self, kind: Any = Any) -> Any:
-        """What the value says, read as an annotation of a handler would be. Raises PayloadError."""
+        """Decodes the value as `kind`, in the same way as for the annotation of a handler. Raises PayloadError."""
         return codec_for(kind).decode(self._raw.value())
 
     @property
     def id(self) -> str:
-        """By which it is the same message wherever it is: the publisher's, else the place where it was first."""
-        return id_of(self._raw)
+        """The id that a message keeps in retry and dead-letter topics.
+
+        It is the publisher's message id or, without one, the original topic, partition and offset.
+        """
+        return message_id_of(self._raw)
 
     def header(self, name: str) -> bytes | None:
-        """The last one of that name."""
+        """Returns the last header of that name; None if there is none."""
         found = [value for key, value in self.headers if key == name]
         return found[-1] if found else None
 
@@ -94,19 +136,19 @@ class Message:
 
 
 def raw_of(message: Message) -> Any:
-    """As the client library has it."""
+    """Returns the message of the client library."""
     return message._raw
 
 
-def id_of(raw: Any) -> str:
-    """Of a message of the client library."""
+def message_id_of(raw: Any) -> str:
+    """Returns `Message.id` for a message of the client library."""
     headers = raw.headers()
     if not headers:
         return f"{raw.topic()}:{raw.partition()}:{raw.offset()}"
     for name, value in headers:
         if name == MESSAGE_ID and value:
             return str(value.decode(errors="replace"))
-    origin = origin_of(
+    origin = read_origin(
         headers, topic=raw.topic(), partition=raw.partition(), offset=raw.offset(), timestamp_ms=0
     )
     return f"{origin.topic}:{origin.partition}:{origin.offset}"

@@ -1,35 +1,133 @@
-"""The plain calls, for a loop of one's own: poll, ack, nack, commit, seek, under a contract as handlers have it."""
+"""The plain consumer, for the user's own loop: poll, ack, nack, commit and seek, under the same contracts as handlers.
+
+`AsyncConsumer` has the same calls for coroutines. It runs all of them in one thread, because a consumer belongs to one
+thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
+from itertools import count
 from random import Random
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeVar
 
-from penstock.client.app.committing import CommitRefused
-from penstock.client.app.contracts import committed_first, note_unfinished
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.failing import Failing, Reject, Retry
+from penstock.client.app.contracts import commit_before_handling, report_unfinished
+from penstock.client.app.failures import FailurePolicy, FailurePublisher, Reject, Retry
 from penstock.client.app.figures import Figures
-from penstock.client.app.in_hand import InHand
-from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.membership import Membership
-from penstock.client.app.message import Message, raw_of
-from penstock.client.app.places import Place
+from penstock.client.app.librdkafka import ApplicationError, consumer_settings
+from penstock.client.app.membership import CommitRefused, Membership
+from penstock.client.app.message import Message, RecordId, TopicPartition, raw_of, record_id_of
 from penstock.client.app.resources import Resources, now_ms
-from penstock.client.app.retries import DueRetries
-from penstock.client.app.settings import ApplicationError, consumer_settings
-from penstock.client.app.subscription import Subscription
-from penstock.client.app.waits import PlainWait
-from penstock.client.durations import Duration, DurationError, seconds
+from penstock.client.app.retry_topics import DueRetries
+from penstock.client.app.subscription import Delivery, Subscription
+from penstock.client.app.wait_reporter import CallWaitReporter
+from penstock.client.deadletters.headers import retry_level
 from penstock.client.errors import ClientError
-from penstock.client.letters import retry_level
+from penstock.client.retry import Duration, DurationError, duration_s
 
-__all__ = ["PlainConsumer", "Polling", "length_s"]
+__all__ = (
+    "AsyncConsumer",
+    "GroupPlainConsumer",
+    "PlainConsumer",
+    "UnansweredMessages",
+    "duration_argument_s",
+)
+
+
+class UnansweredMessages:
+    """Messages that the user has, or that wait to be handed out again. Committed offsets do not pass any of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[RecordId, Any] = {}
+        self._earlier: dict[RecordId, int] = {}
+        self._resting: list[tuple[float, int, Any]] = []
+        self._numbers = count()
+        #: How many went to another member without an answer since the last `done_all`.
+        self._gone = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, raws: Iterable[Any]) -> None:
+        with self._lock:
+            for raw in raws:
+                self._open[record_id_of(raw)] = raw
+
+    def has(self, raw: Any) -> bool:
+        """Whether `raw` still needs an answer: False once it was answered or its partition was revoked.
+
+        The same message, read again, is another object and does not count.
+        """
+        with self._lock:
+            return self._open.get(record_id_of(raw)) is raw
+
+    def done(self, raw: Any) -> None:
+        with self._lock:
+            self._open.pop(record_id_of(raw), None)
+            self._earlier.pop(record_id_of(raw), None)
+
+    def done_all(self) -> int:
+        """Marks all messages that the user has as done. Returns how many had gone to another member before."""
+        with self._lock:
+            resting = {record_id_of(raw) for _, _, raw in self._resting}
+            self._open = {key: raw for key, raw in self._open.items() if key in resting}
+            gone, self._gone = self._gone, 0
+            return gone
+
+    def rest(self, raw: Any, until_s: float, *, counts: bool = True) -> None:
+        """Keeps `raw` back until it is handed out again. With `counts`, that is another attempt."""
+        with self._lock:
+            if counts:
+                self._earlier[record_id_of(raw)] = self._earlier.get(record_id_of(raw), 0) + 1
+            heapq.heappush(self._resting, (until_s, next(self._numbers), raw))
+
+    def earlier(self, raw: Any) -> int:
+        """How often the message was handed out before and came back."""
+        return self._earlier.get(record_id_of(raw), 0)
+
+    def rested(self, now_s: float, count_max: int) -> list[Any]:
+        """Removes and returns messages whose delay is over."""
+        found: list[Any] = []
+        with self._lock:
+            while self._resting and self._resting[0][0] <= now_s and len(found) < count_max:
+                found.append(heapq.heappop(self._resting)[2])
+        return found
+
+    def wait_s(self, now_s: float, most_s: float) -> float:
+        """The time until the next delay is over, at most `most_s`."""
+        with self._lock:
+            return min(most_s, max(self._resting[0][0] - now_s, 0.0)) if self._resting else most_s
+
+    def unanswered(self) -> list[Any]:
+        with self._lock:
+            return list(self._open.values())
+
+    def forget(self, topic_partitions: Sequence[TopicPartition]) -> int:
+        """Drops the messages of these partitions and returns how many there were."""
+        with self._lock:
+            before = len(self._open)
+            self._open = {key: raw for key, raw in self._open.items() if key[:2] not in topic_partitions}
+            self._earlier = {key: times for key, times in self._earlier.items() if key in self._open}
+            self._resting = [each for each in self._resting if record_id_of(each[2]) in self._open]
+            heapq.heapify(self._resting)
+            return before - len(self._open)
+
+    def lose(self, topic_partitions: Sequence[TopicPartition]) -> int:
+        """Drops messages that went to another member. Returns how many; `done_all` reports them too."""
+        lost = self.forget(topic_partitions)
+        with self._lock:
+            self._gone += lost
+        return lost
+
 
 _LOG: Final = logging.getLogger("penstock.client")
 _TAKE_S: Final = 0.5
@@ -37,32 +135,35 @@ _ASSIGNED_S: Final = 30.0
 
 
 class PlainConsumer(Protocol):
-    """What `Penstock.consumer` gives, for groups of either kind. One thread uses it."""
+    """The consumer that `Penstock.consumer` returns, for consumer groups and share groups. Use it from one thread.
+
+    Use it in a `with` block, or call `close` at the end.
+    """
 
     figures: Figures
 
     def poll(self, max: int = 100, timeout: Duration = "1s") -> list[Message]:
-        """Up to `max` messages as soon as there are any; none where there are none in that time."""
+        """Returns up to `max` messages as soon as there are any, or an empty list after `timeout`."""
 
     def ack(self, message: Message) -> None:
-        """It is done."""
+        """Acknowledges a message: it is done."""
 
     def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
-        """It is to come again."""
+        """Returns a message to be delivered again, after `delay` if given."""
 
     def reject(self, message: Message, reason: str = "") -> None:
-        """It need not be tried again: to the dead letters."""
+        """Sends a message to the dead-letter topic without a retry."""
 
     def commit(self) -> None:
-        """All that was handed out is done, and kept when this returns. Raises ClientError where it is not."""
+        """Acknowledges all messages that `poll` returned, and waits until the commit succeeds. Raises ClientError."""
 
     def seek(
         self, topic: str, partition: int, *, offset: int | None = None, timestamp: datetime | None = None
     ) -> None:
-        """Read on from there: an offset, or the first message that is not older than a moment."""
+        """Continues to read at `offset`, or at the first message that is not older than `timestamp`."""
 
     def unpoll(self, messages: Sequence[Message]) -> None:
-        """Nobody has seen them: they are to be handed out by the next poll."""
+        """Returns messages that the user has not seen: the next poll hands them out."""
 
     def close(self) -> None: ...
 
@@ -71,8 +172,8 @@ class PlainConsumer(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class _Again(Message):
-    """Handed out before, and given back."""
+class _RedeliveredMessage(Message):
+    """A message that was handed out before and came back: `attempt` counts that too."""
 
     __slots__ = ("_earlier",)
 
@@ -85,23 +186,23 @@ class _Again(Message):
         return super().attempt + self._earlier
 
 
-class Polling:
-    """In a consumer group. A position that is committed never passes a message without an answer.
+class GroupPlainConsumer:
+    """The plain consumer in a consumer group. It never commits past a message without an answer.
 
-    At most once: what `poll` returns is committed, and an answer changes nothing.
+    With at-most-once, the messages that `poll` returns are committed already, and an answer changes nothing.
     """
 
     def __init__(self, declared: Subscription, resources: Resources) -> None:
         self._sub = declared
         self.figures = Figures()
-        self._hand = InHand()
-        self._trouble: ClientError | None = None
+        self._unanswered = UnansweredMessages()
+        self._publish_error: ClientError | None = None
         self._committed_s = time.monotonic()
         self._is_closed = False
         self._commits_first = declared.delivery is Delivery.AT_MOST_ONCE
-        #: At most once: what the last poll returned. The next poll, commit or close tells that it is handled.
+        #: At-most-once: the messages of the last poll. They count as handled at the next poll, commit or close.
         self._open: Sequence[Any] = ()
-        self._wait = PlainWait(declared, resources)
+        self._wait = CallWaitReporter(declared, resources)
         try:
             self._join(resources)
         except BaseException:
@@ -113,7 +214,7 @@ class Polling:
         partitions = resources.letter_topics(declared)
         topics = [name for name in partitions if retry_level(name) is not None]
         self._retries = DueRetries(topics, declared.group, self.figures, now_ms)
-        self._letterbox = _letterbox(declared, resources, partitions, self.figures)
+        self._letterbox = _failure_publisher(declared, resources, partitions, self.figures)
         self._settings = consumer_settings(
             resources.bootstrap, resources.name, resources.settings, group=declared.group
         )
@@ -121,34 +222,34 @@ class Polling:
             self._settings,
             [*declared.topics, *topics],
             start=declared.start,
-            work=_Callbacks(self),
+            work=_RebalanceCallbacks(self),
             contract=declared.delivery,
-            unfinished=partial(note_unfinished, self.figures),
+            unfinished=partial(report_unfinished, self.figures),
         )
-        # From here on it waits only while the user asks for messages.
+        # From here on the consumer waits only while the user polls.
         self._wait.note_running()
 
     # -- messages ------------------------------------------------------------------------------------
 
     def poll(self, max: int = 100, timeout: Duration = "1s") -> list[Message]:
-        """Raises ClientError; whoever polls again goes on from what is committed."""
+        """Raises ClientError; after that, the next poll continues from the committed offsets."""
         self._check_open()
         if max < 1:
             raise ApplicationError(f"max={max!r} is at least 1")
-        if len(self._hand) >= self._sub.in_flight_max:
-            raise ClientError(f"{len(self._hand)} messages have no answer: ack, nack or commit them")
-        deadline_s = time.monotonic() + length_s("timeout", timeout)
+        if len(self._unanswered) >= self._sub.in_flight_max:
+            raise ClientError(f"{len(self._unanswered)} messages have no answer: ack, nack or commit them")
+        deadline_s = time.monotonic() + duration_argument_s("timeout", timeout)
         self._open = ()
         while True:
             self._note_stage()
             self._tick()
             left_s = deadline_s - time.monotonic()
-            found = self._hand.rested(time.monotonic(), max) or self._taken_or_begun_anew(max, left_s)
+            found = self._unanswered.rested(time.monotonic(), max) or self._take_or_start_over(max, left_s)
             if found or left_s <= 0:
                 return [self._message(raw) for raw in found]
 
     def note_assigned(self) -> None:
-        """At once: the user may be busy for long with the first messages."""
+        """Called by the assignment itself, because the user may be busy for long with the first messages."""
         self._wait.note_running()
 
     def _note_stage(self) -> None:
@@ -157,7 +258,7 @@ class Polling:
         else:
             self._wait.note_joining(self._settings, self._membership.member_id)
 
-    def _taken_or_begun_anew(self, count_max: int, left_s: float) -> Sequence[Any]:
+    def _take_or_start_over(self, count_max: int, left_s: float) -> Sequence[Any]:
         try:
             return self._taken(count_max, left_s)
         except ClientError:
@@ -168,32 +269,32 @@ class Polling:
         membership = self._membership
         self._retries.resume(membership)
         wait_s = self._retries.wait_s(min(_TAKE_S, max(left_s, 0.0)))
-        wait_s = self._hand.wait_s(time.monotonic(), wait_s)
+        wait_s = self._unanswered.wait_s(time.monotonic(), wait_s)
         with membership.held():
             taken = membership.take(count_max, wait_s)
             ready = self._retries.ready(taken, membership) if taken else taken
             membership.put_back(ready[count_max:])
             ready = ready[:count_max]
             if not self._commits_first:
-                self._hand.add(ready)
+                self._unanswered.add(ready)
             elif ready:
                 self._letterbox.settle()
-                if not committed_first(membership, self.figures, len(ready), ready):
+                if not commit_before_handling(membership, self.figures, len(ready), ready):
                     return []
                 self._open = ready
         return ready
 
     def _message(self, raw: Any) -> Message:
-        earlier = self._hand.earlier(raw)
-        return _Again(raw, earlier) if earlier else Message(raw)
+        earlier = self._unanswered.earlier(raw)
+        return _RedeliveredMessage(raw, earlier) if earlier else Message(raw)
 
     def _start_over(self) -> None:
-        """As a new member, from what is committed: what was not kept is not known by half."""
+        """Joins as a new member and starts from the committed offsets, so that no partial state remains."""
         self.figures.restarts += 1
         with self._membership.held():
-            self.left(sorted(self._membership.places))
+            self.left(sorted(self._membership.topic_partitions))
             self._membership.rejoin()
-            self._trouble = None
+            self._publish_error = None
 
     def unpoll(self, messages: Sequence[Message]) -> None:
         raws = [raw_of(message) for message in messages]
@@ -202,61 +303,64 @@ class Polling:
             return
         now_s = time.monotonic()
         for raw in raws:
-            if self._hand.has(raw):
-                self._hand.rest(raw, now_s, counts=False)
+            if self._unanswered.has(raw):
+                self._unanswered.rest(raw, now_s, counts=False)
 
     # -- answers -------------------------------------------------------------------------------------
 
     def ack(self, message: Message) -> None:
-        """Committed within `commit_every`, by the calls that follow."""
+        """Marks the message as done; later calls commit it within `commit_every`."""
         raw = raw_of(message)
         if self._is_here(raw):
-            self._hand.done(raw)
+            self._unanswered.done(raw)
             self.figures.handled += 1
         self._tick()
 
     def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
-        """With `retry` it goes to the retry topics; without, this consumer has it again after the delay."""
+        """With `retry`, publishes the message to a retry topic; without, this consumer gets it again after `delay`."""
         if self._commits_first:
             raise ApplicationError("at-most-once tries nothing again: leave nack out")
-        delay_s = None if delay is None else length_s("delay", delay)
+        delay_s = None if delay is None else duration_argument_s("delay", delay)
         raw = raw_of(message)
         if not self._is_here(raw):
             return
         if self._sub.retry is not None:
             self._letterbox.failed(raw, Retry(reason, delay=delay_s))
-            self._hand.done(raw)
+            self._unanswered.done(raw)
         else:
             self.figures.retried += 1
-            self._hand.rest(raw, time.monotonic() + (delay_s or 0.0))
+            self._unanswered.rest(raw, time.monotonic() + (delay_s or 0.0))
         self._tick()
 
     def reject(self, message: Message, reason: str = "") -> None:
-        """Needs `dead_letters=True` or `retry`."""
+        """Publishes the message to the dead-letter topic. Needs `dead_letters=True` or `retry`."""
         if not self._sub.dead_letters:
             raise ApplicationError("there is no dead-letter topic: say dead_letters=True")
         raw = raw_of(message)
         if self._commits_first or self._is_here(raw):
             self._letterbox.failed(raw, Reject(reason))
-            self._hand.done(raw)
+            self._unanswered.done(raw)
         self._tick()
 
     def _is_here(self, raw: Any) -> bool:
-        if self._commits_first or self._hand.has(raw):
+        if self._commits_first or self._unanswered.has(raw):
             return True
         self.figures.late += 1
         return False
 
     def commit(self) -> None:
-        """What was nacked and waits here is not done. Raises CommitRefused, CommitLost, NotPublished."""
+        """Acknowledges and commits all messages that the user has, except nacked ones that wait for their delay.
+
+        Raises CommitRefused, CommitLost, NotPublished.
+        """
         self._check_open()
         with self._membership.held():
             self._open = ()
-            gone = self._hand.done_all()
+            gone = self._unanswered.done_all()
             try:
                 self._commit(wait=True)
             finally:
-                self._raise_trouble()
+                self._raise_publish_error()
         if gone:
             self.figures.late += gone
             raise CommitRefused(f"{gone} messages had gone to another member before, which handles them too")
@@ -264,57 +368,62 @@ class Polling:
     def seek(
         self, topic: str, partition: int, *, offset: int | None = None, timestamp: datetime | None = None
     ) -> None:
-        """Answers to what was handed out of that partition before count no more. Raises ClientError."""
+        """Ignores later answers to messages of that partition that were handed out before. Raises ClientError."""
         self._check_open()
         if (offset is None) is (timestamp is None):
             raise ApplicationError("seek takes either offset= or timestamp=")
-        place = topic, partition
-        self._await_assigned(place)
+        topic_partition = topic, partition
+        self._await_assigned(topic_partition)
         membership = self._membership
         if timestamp is not None:
-            offset = membership.offset_at(place, round(timestamp.timestamp() * 1000))
+            offset = membership.offset_at(topic_partition, round(timestamp.timestamp() * 1000))
         assert offset is not None
-        low, high = membership.bounds(place)
+        low, high = membership.bounds(topic_partition)
         if not low <= offset <= high:
             raise ApplicationError(f"{topic}[{partition}] has offsets from {low} to {high}, not {offset}")
         with membership.held():
-            reached = membership.positions().get(place, low)
+            reached = membership.positions().get(topic_partition, low)
             if self._commits_first and offset < reached:
                 raise ApplicationError(
                     f"at-most-once does not go back, and {topic}[{partition}] is at {reached}"
                 )
-            self._hand.forget([place])
-            membership.seek(place, offset)
+            self._unanswered.forget([topic_partition])
+            membership.seek(topic_partition, offset)
 
-    def _await_assigned(self, place: Place) -> None:
-        """A member has partitions only once it has polled."""
+    def _await_assigned(self, topic_partition: TopicPartition) -> None:
+        """Polls until the member has partitions, because it gets them only in a poll. Raises ApplicationError."""
         membership, deadline_s = self._membership, time.monotonic() + _ASSIGNED_S
-        while not membership.places and time.monotonic() < deadline_s:
+        while not membership.topic_partitions and time.monotonic() < deadline_s:
             with membership.held():
                 membership.put_back(membership.take(1, 0.1))
-        if place not in membership.places:
-            raise ApplicationError(f"{place[0]}[{place[1]}] does not belong to this member")
+        if topic_partition not in membership.topic_partitions:
+            raise ApplicationError(
+                f"{topic_partition[0]}[{topic_partition[1]}] does not belong to this member"
+            )
 
     # -- positions -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Raises ClientError where a letter could not be sent: its message must not be committed."""
+        """Commits if `commit_every` has passed.
+
+        Raises ClientError if a failure record was not published: its message must not be committed.
+        """
         now_s = time.monotonic()
         if not self._commits_first and now_s - self._committed_s >= self._sub.commit_every_s:
             self._committed_s = now_s
             with self._membership.held():
                 self._commit_if_possible(wait=False)
-        self._raise_trouble()
+        self._raise_publish_error()
 
-    def _raise_trouble(self) -> None:
-        if self._trouble is not None:
-            trouble = self._trouble
+    def _raise_publish_error(self) -> None:
+        if self._publish_error is not None:
+            publish_error = self._publish_error
             self._start_over()
-            raise trouble
+            raise publish_error
 
     def _commit(self, *, wait: bool) -> None:
-        if self._trouble is not None:
-            raise self._trouble
+        if self._publish_error is not None:
+            raise self._publish_error
         if self._commits_first:
             self._letterbox.settle()
             if wait:
@@ -322,11 +431,11 @@ class Polling:
                 done = self._membership.positions(self._open)
                 self._membership.commit(reached, wait=True, done=done)
             return
-        positions = self._membership.positions(self._hand.unanswered())
+        positions = self._membership.positions(self._unanswered.unanswered())
         try:
             self._letterbox.settle()
         except ClientError as error:
-            self._trouble = error
+            self._publish_error = error
             raise
         self._membership.commit(positions, wait=wait)
 
@@ -336,15 +445,15 @@ class Polling:
         except ClientError as error:
             _LOG.warning("%s; what was answered since the last commit may come again", error)
 
-    def leaving(self, places: Sequence[Place]) -> None:
-        """Partitions that go to somebody else after this."""
+    def leaving(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        """Commits before these partitions go to another member."""
         self._commit_if_possible(wait=True)
-        self.left(places)
+        self.left(topic_partitions)
 
-    def left(self, places: Sequence[Place]) -> None:
-        """Partitions that are somebody else's now."""
-        self._retries.forget(places)
-        lost = self._hand.lose(places)
+    def left(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        """Drops the messages of partitions that belong to another member now."""
+        self._retries.forget(topic_partitions)
+        lost = self._unanswered.lose(topic_partitions)
         if lost and not self._is_closed:
             self.figures.lost_in_hand += lost
             _LOG.warning("%d messages had no answer when their partition went to another member", lost)
@@ -356,7 +465,7 @@ class Polling:
             raise ApplicationError("the consumer is closed")
 
     def close(self) -> None:
-        """What was acked is committed; what was not comes again, here or elsewhere."""
+        """Commits acknowledged messages and leaves the group; other messages are redelivered to any member."""
         if not self._is_closed:
             self._is_closed = True
             self._open = ()
@@ -372,30 +481,30 @@ class Polling:
         self.close()
 
 
-class _Callbacks:
-    """Of rebalances."""
+class _RebalanceCallbacks:
+    """Passes rebalances on to the consumer."""
 
-    def __init__(self, polling: Polling) -> None:
+    def __init__(self, polling: GroupPlainConsumer) -> None:
         self._polling = polling
 
-    def assigned(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         self._polling.note_assigned()
         return {}
 
-    def begun(self, positions: Mapping[Place, int]) -> None:
+    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
         pass
 
-    def revoked(self, places: Sequence[Place]) -> None:
-        self._polling.leaving(places)
+    def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._polling.leaving(topic_partitions)
 
-    def lost(self, places: Sequence[Place]) -> None:
-        self._polling.left(places)
+    def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        self._polling.left(topic_partitions)
 
 
-def _letterbox(
+def _failure_publisher(
     declared: Subscription, resources: Resources, partitions: Mapping[str, int], figures: Figures
-) -> Letterbox:
-    failing = Failing(
+) -> FailurePublisher:
+    failing = FailurePolicy(
         group=declared.group,
         handler=declared.name,
         backoff=declared.retry,
@@ -403,12 +512,95 @@ def _letterbox(
         now_ms=now_ms,
         chance=Random(),
     )
-    return Letterbox(failing, resources.post, figures, waits=False, await_published=resources.await_published)
+    return FailurePublisher(
+        failing, resources.post, figures, waits=False, await_published=resources.await_published
+    )
 
 
-def length_s(name: str, value: Duration) -> float:
+def duration_argument_s(name: str, value: Duration) -> float:
     """Raises ApplicationError."""
     try:
-        return seconds(value)
+        return duration_s(value)
     except DurationError as flaw:
         raise ApplicationError(f"{name}: {flaw}") from None
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncConsumer:
+    """The consumer that `Penstock.aconsumer` returns: the calls of `PlainConsumer` as coroutines.
+
+    Use it in `async with`, which joins the group. If a `poll` is cancelled, the next one returns its messages.
+    """
+
+    def __init__(self, make: Callable[[], PlainConsumer]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-consumer")
+        self._consumer: PlainConsumer | None = None
+
+    @property
+    def figures(self) -> Figures:
+        return self._opened().figures
+
+    async def poll(self, max: int = 100, timeout: Duration = "1s") -> list[Message]:  # noqa: ASYNC109
+        future = self._thread.submit(self._opened().poll, max, timeout)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            future.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, future: Future[list[Message]]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._opened().unpoll(future.result())
+
+    async def ack(self, message: Message) -> None:
+        await self._call(self._opened().ack, message)
+
+    async def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
+        await self._call(self._opened().nack, message, delay, reason)
+
+    async def reject(self, message: Message, reason: str = "") -> None:
+        await self._call(self._opened().reject, message, reason)
+
+    async def commit(self) -> None:
+        await self._call(self._opened().commit)
+
+    async def seek(
+        self, topic: str, partition: int, *, offset: int | None = None, timestamp: datetime | None = None
+    ) -> None:
+        await self._call(self._opened().seek, topic, partition, offset=offset, timestamp=timestamp)
+
+    async def close(self) -> None:
+        if self._consumer is not None:
+            await self._call(self._consumer.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Finishes the call even if the awaiting task is cancelled."""
+        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(function, *args, **named)))
+
+    def _opened(self) -> PlainConsumer:
+        if self._consumer is None:
+            raise ApplicationError("it is to be used in `async with`, which joins the group")
+        return self._consumer
+
+    async def __aenter__(self) -> Self:
+        future = self._thread.submit(self._make)
+        try:
+            self._consumer = await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_unused)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _close_unused(future: Future[PlainConsumer]) -> None:
+    """Closes a consumer whose `async with` was cancelled before it opened."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()

@@ -1,4 +1,7 @@
-"""Publishing: one producer, a thread that hears its reports, and an offset for whoever waits for it."""
+"""Publishing: one producer, a thread that polls its delivery reports, and a future with the offset of each message.
+
+The futures are cheap to make, because most of them are read once, when they are done.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +14,100 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
-from penstock.client.app.promises import Promise
-from penstock.client.app.settings import ApplicationError, Settings
+from penstock.client.app.librdkafka import ApplicationError, Settings
+from penstock.client.deadletters.headers import MESSAGE_ID, Header
 from penstock.client.errors import ClientError
-from penstock.client.letters import MESSAGE_ID, Header
 
-__all__ = ["MessageIds", "NotPublished", "Published", "Publisher", "header_list"]
+__all__ = (
+    "LazyFuture",
+    "MessageIds",
+    "NotPublished",
+    "Published",
+    "Publisher",
+    "header_list",
+)
+
+
+T = TypeVar("T")
+
+#: As `concurrent.futures` names them.
+_PENDING: Final = "PENDING"
+_FINISHED: Final = "FINISHED"
+#: The attributes that waiting for a future needs, made when a thread waits for it.
+_WAITING_PARTS: Final[dict[str, Any]] = {
+    "_condition": threading.Condition,
+    "_waiters": list,
+    "_done_callbacks": list,
+}
+_LOCK: Final = threading.Lock()
+
+
+class LazyFuture(Future[T]):
+    """A future that makes its lock and lists only if a thread waits for it or adds a callback.
+
+    It cannot be cancelled, because a message that was sent cannot be withdrawn.
+    """
+
+    _is_watched = False
+
+    def __init__(self) -> None:
+        # Without Future.__init__: making a condition and two lists takes longer than sending the message.
+        self._state = _PENDING
+        self._result: T | None = None
+        self._exception: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        make = _WAITING_PARTS.get(name)
+        if make is None:
+            raise AttributeError(name)
+        with _LOCK:
+            self._is_watched = True
+            return self.__dict__.setdefault(name, make())
+
+    def set_if_unwatched(self, result: T) -> bool:
+        """Sets the result unless a thread waits already. Returns whether it did; if not, the caller must notify."""
+        with _LOCK:
+            if not self._is_watched:
+                self._result, self._state = result, _FINISHED
+            return not self._is_watched
+
+    def set_result(self, result: T) -> None:
+        if not self.set_if_unwatched(result):
+            super().set_result(result)
+
+    def result(self, timeout: float | None = None) -> T:
+        if self._state == _FINISHED and self._exception is None:
+            return self._result  # type: ignore[return-value]
+        return super().result(timeout)
+
+    def done(self) -> bool:
+        return self._state == _FINISHED
+
+    def cancel(self) -> bool:
+        return False
+
 
 _LOG: Final = logging.getLogger("penstock.client")
 _POLL_S: Final = 0.05
-#: A sender hears what became of others after so many; whoever sends as many in a moment is busy.
-_HEAR_EVERY: Final = 200
-_AWAY_S: Final = 0.005
-FULL_REST_S: Final = 0.01
-_CLOSE_S: Final = 30.0
-#: As the client library has them.
+#: A sending thread polls for delivery reports after this many messages. If this many messages were sent since the
+#: publisher's own thread last looked, the senders are busy and poll often enough.
+_POLL_EVERY_MESSAGES: Final = 200
+_BUSY_WAIT_S: Final = 0.005
+QUEUE_FULL_WAIT_S: Final = 0.01
+_CLOSE_TIMEOUT_S: Final = 30.0
+#: Values that the client library takes for "not given".
 _ANY_PARTITION: Final = -1
 _NOW: Final = 0
-#: Of what no broker has confirmed, by the publisher's own choice.
+#: Of a message that no broker confirms because it was sent with acks=0.
 UNKNOWN_OFFSET: Final = -1
 
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
 
 class Published(NamedTuple):
-    """Where a message is now."""
+    """The topic, partition and offset of a published message. int() gives the offset."""
 
     topic: str
     partition: int
@@ -48,9 +118,9 @@ class Published(NamedTuple):
 
 
 class NotPublished(ClientError):
-    """The broker did not take a message, or nobody knows whether it did: the sentence says which.
+    """A broker refused a message, or it is unknown whether a broker wrote it: the message text says which.
 
-    `may_be_there` where it may have been written after all.
+    `may_be_there` is true if the message may have been written after all. `too_large` is true if it exceeds a limit.
     """
 
     def __init__(self, sentence: str, *, may_be_there: bool = False, too_large: bool = False) -> None:
@@ -60,7 +130,7 @@ class NotPublished(ClientError):
 
 
 class MessageIds:
-    """Unlike those of any other publisher, and counting up within one."""
+    """Makes message ids: a random prefix that no other publisher has, and a counter."""
 
     __slots__ = ("_numbers", "_prefix")
 
@@ -73,25 +143,27 @@ class MessageIds:
 
 
 class Publisher:
-    """Threads may share it. What was published is on its way until `flush` or `close`.
+    """Sends messages with one producer. Threads may share it. `flush` or `close` waits for unconfirmed messages.
 
-    A thread of its own hears what became of messages, and tells those who wait. Two threads that hear at a time would
-    wait for each other at every report, so while somebody sends many, it is the sender that hears.
+    A thread of the publisher polls delivery reports and completes the futures. Two threads that poll at the same time
+    would wait for each other at every report, so while a thread sends many messages, that thread polls instead.
     """
 
     def __init__(self, settings: Settings, check_full: Callable[[], None] = lambda: None) -> None:
-        """`check_full` raises NotPublished when it is no use to wait any longer for room in the queue."""
-        self._producer = producer(settings)
+        """`check_full` raises NotPublished when waiting longer for room in the queue is of no use."""
+        self._producer = make_producer(settings)
         self._check_full = check_full
         self._ids = MessageIds()
         self._sent = 0
         self._numbers = count(1)
-        self._untold: deque[tuple[_Promise, Any, Any]] = deque()
-        #: The library takes nothing more for this one: another is needed.
+        self._unreported: deque[tuple[_DeliveryFuture, Any, Any]] = deque()
+        #: After a fatal error librdkafka accepts no more messages: a new publisher is needed.
         self.is_spent = False
         self._is_closed = False
-        self._hearing = threading.Thread(target=self._hear, name="penstock-publisher", daemon=True)
-        self._hearing.start()
+        self._poll_thread = threading.Thread(
+            target=self._poll_reports, name="penstock-publisher", daemon=True
+        )
+        self._poll_thread.start()
 
     def send(
         self,
@@ -103,7 +175,10 @@ class Publisher:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Future[Published]:
-        """On its way; the future has its place, or raises NotPublished. Waits while the queue is full."""
+        """Queues a message; waits while the queue is full.
+
+        The future returns the partition and offset, or raises NotPublished.
+        """
         while True:
             sent = self.try_send(
                 topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
@@ -111,7 +186,7 @@ class Publisher:
             if sent is not None:
                 return sent
             self._check_full()
-            self._serve(self._producer.poll, FULL_REST_S)
+            self._serve(self._producer.poll, QUEUE_FULL_WAIT_S)
 
     def try_send(
         self,
@@ -123,17 +198,17 @@ class Publisher:
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Future[Published] | None:
-        """The same without waiting: None while the queue is full. Raises NotPublished."""
+        """Does the same as `send` without waiting: returns None while the queue is full. Raises NotPublished."""
         if self._is_closed:
             raise NotPublished(f"{topic}: the publisher is closed")
-        promise = _Promise(self._untold)
+        promise = _DeliveryFuture(self._unreported)
         try:
             self._producer.produce(
                 topic,
                 value,
                 key,
                 _ANY_PARTITION if partition is None else partition,
-                headers=with_id(headers, self._ids),
+                headers=with_message_id(headers, self._ids),
                 on_delivery=promise.report,
                 timestamp=timestamp_ms or _NOW,
             )
@@ -141,45 +216,48 @@ class Publisher:
             return None
         except Exception as error:
             self.is_spent |= _is_fatal(error)
-            raise not_published(topic, error) from None
+            raise not_published_error(topic, error) from None
         self._sent = next(self._numbers)
-        if self._sent % _HEAR_EVERY == 0:
+        if self._sent % _POLL_EVERY_MESSAGES == 0:
             self._serve(self._producer.poll, 0)
         return promise
 
-    def flush(self, timeout_s: float = _CLOSE_S) -> int:
-        """How many are still on their way."""
+    def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
+        """Waits for unconfirmed messages; returns how many are left."""
         while True:
             was_spent, left = self.is_spent, self._serve(self._producer.flush, timeout_s)
             if self.is_spent == was_spent:
                 break
-        self._tell()
+        self._report_all()
         return left
 
-    def close(self, timeout_s: float = _CLOSE_S) -> int:
-        """How many were given up, which their futures tell too."""
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
+        """Returns how many messages were abandoned; their futures raise NotPublished."""
         left = self.flush(timeout_s)
         if left:
             self._producer.purge()
             self._serve(self._producer.flush, 1.0)
         self._is_closed = True
-        if self._hearing is not threading.current_thread():
-            self._hearing.join(timeout_s)
-        self._tell()
+        if self._poll_thread is not threading.current_thread():
+            self._poll_thread.join(timeout_s)
+        self._report_all()
         return left
 
-    def _hear(self) -> None:
+    def _poll_reports(self) -> None:
         before = 0
         while not self._is_closed:
-            is_busy, before = self._sent - before >= _HEAR_EVERY, self._sent
+            is_busy, before = self._sent - before >= _POLL_EVERY_MESSAGES, self._sent
             if is_busy:
-                time.sleep(_AWAY_S)
+                time.sleep(_BUSY_WAIT_S)
             else:
                 self._serve(self._producer.poll, _POLL_S)
-            self._tell()
+            self._report_all()
 
     def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """What cannot be mended is raised once, by whatever call comes next; what it means for messages is reported."""
+        """Calls poll or flush. A fatal error, which librdkafka raises once from any call, marks the publisher as spent.
+
+        Delivery reports say what the error means for each message.
+        """
         from confluent_kafka import KafkaException
 
         try:
@@ -189,14 +267,14 @@ class Publisher:
             _LOG.error("a publisher is given up: %s", error.args[0].str())
             return len(self._producer)
 
-    def _tell(self) -> None:
+    def _report_all(self) -> None:
         with suppress(IndexError):
             while True:
-                promise, error, message = self._untold.popleft()
+                promise, error, message = self._unreported.popleft()
                 promise.end(error, message)
 
 
-def producer(settings: Settings) -> Any:
+def make_producer(settings: Settings) -> Any:
     """Raises ApplicationError for settings that do not go together."""
     from confluent_kafka import KafkaException, Producer
 
@@ -206,41 +284,44 @@ def producer(settings: Settings) -> Any:
         raise ApplicationError(error.args[0].str()) from None
 
 
-class _Promise(Promise[Published]):
-    """Whoever hears of a message may be sending another one, perhaps with locks held: nobody is called back there."""
+class _DeliveryFuture(LazyFuture[Published]):
+    """The future of one message. Its callbacks do not run in the thread that gets the delivery report.
 
-    def __init__(self, untold: deque[tuple[_Promise, Any, Any]]) -> None:
+    That thread may be sending another message and hold locks, so the publisher's own thread runs them.
+    """
+
+    def __init__(self, unreported: deque[tuple[_DeliveryFuture, Any, Any]]) -> None:
         super().__init__()
-        self._untold = untold
+        self._unreported = unreported
 
     def report(self, error: Any, message: Any) -> None:
-        """Of the client library."""
-        if error is not None or not self.settle_unseen(_place_of(message)):
-            self._untold.append((self, error, message))
+        """Called by the client library with the delivery report."""
+        if error is not None or not self.set_if_unwatched(_published(message)):
+            self._unreported.append((self, error, message))
 
     def end(self, error: Any, message: Any) -> None:
         if error is not None:
-            self.set_exception(not_published(message.topic(), error))
+            self.set_exception(not_published_error(message.topic(), error))
         else:
-            self.set_result(_place_of(message))
+            self.set_result(_published(message))
 
 
-def _place_of(message: Any) -> Published:
-    offset = message.offset()  # None where no broker has told one
+def _published(message: Any) -> Published:
+    offset = message.offset()  # None if no broker has reported one
     return Published(message.topic(), message.partition(), UNKNOWN_OFFSET if offset is None else offset)
 
 
-def with_id(headers: list[Header] | None, ids: MessageIds) -> list[Header]:
-    """A message that has an id keeps it."""
-    told = headers or []
-    for name, _ in told:
+def with_message_id(headers: list[Header] | None, ids: MessageIds) -> list[Header]:
+    """Adds a message id to the headers, unless there is one already."""
+    result = headers or []
+    for name, _ in result:
         if name == MESSAGE_ID:
-            return told
-    return [*told, (MESSAGE_ID, ids.next())]
+            return result
+    return [*result, (MESSAGE_ID, ids.next())]
 
 
 def header_list(headers: Headers | None) -> list[Header]:
-    """Text becomes UTF-8."""
+    """Returns headers as a list of pairs; encodes text as UTF-8."""
     if headers is None:
         return []
     pairs = headers.items() if isinstance(headers, Mapping) else headers
@@ -253,8 +334,8 @@ def _is_fatal(error: Any) -> bool:
     return isinstance(error, KafkaException) and bool(error.args[0].fatal())
 
 
-def not_published(topic: str, error: Any) -> NotPublished:
-    """Of a KafkaError, or whatever the library raised."""
+def not_published_error(topic: str, error: Any) -> NotPublished:
+    """Returns NotPublished for a KafkaError or for any exception that the client library raised."""
     from confluent_kafka import KafkaError, KafkaException
 
     if isinstance(error, KafkaException):

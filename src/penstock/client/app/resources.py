@@ -1,4 +1,4 @@
-"""What the subscriptions of one application share: publishers, topics made, stores opened, figures."""
+"""Resources that the subscriptions of one application share: publishers, open stores and ledgers, and counters."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
-from penstock.client.app.failing import Letter
+from penstock.client.app.failures import FailureRecord
 from penstock.client.app.figures import Figures
-from penstock.client.app.publishing import NotPublished, Published, Publisher
-from penstock.client.app.settings import Acks, ApplicationError, Settings, producer_settings
+from penstock.client.app.librdkafka import Acks, ApplicationError, Settings, producer_settings
+from penstock.client.app.publisher import NotPublished, Published, Publisher
 from penstock.client.app.subscription import Subscription
-from penstock.client.app.waits import unreachable
-from penstock.client.cluster import Cluster
-from penstock.client.letter_topics import ensure_letters
-from penstock.client.letters import DEAD_LETTER_SETTINGS, RETRY_SETTINGS, dead_letter_topic, retry_topic
-from penstock.client.settings import Address, ConnectionSettings
+from penstock.client.app.wait_reporter import probe_brokers
+from penstock.client.deadletters.headers import (
+    DEAD_LETTER_SETTINGS,
+    RETRY_SETTINGS,
+    dead_letter_topic,
+    retry_topic,
+)
+from penstock.client.deadletters.topics import ensure_failure_topic
 from penstock.client.stores import StoreError, StoreUnavailable
-from penstock.client.topic_contracts import LesserContract, check_topic_contracts
 from penstock.client.tracing import Spans
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import Address, ConnectionSettings
+from penstock.client.wire.topics import InsufficientContract, check_topic_contracts
 
 __all__ = ["Resources"]
 
-#: Names that the raw client knows too.
-_SHARED: Final = ("security.", "ssl.", "sasl.")
+#: Prefixes of librdkafka settings that `penstock.client.wire` understands too.
+_CONNECTION_SETTINGS: Final = ("security.", "ssl.", "sasl.")
 
 
-#: How often who waits for brokers looks whether the application ends.
-_LOOK_S: Final = 0.3
-_ENDS: Final = "the application ends, and no broker has confirmed it: {}"
+#: How often a thread that waits for brokers checks whether the application ends.
+_STOP_CHECK_S: Final = 0.3
+_STOPPING_TEXT: Final = "the application ends, and no broker has confirmed it: {}"
 
 
 def now_ms() -> int:
@@ -40,7 +45,7 @@ def now_ms() -> int:
 
 
 class Resources:
-    """Threads share it. Everything is made when it is first needed, and closed at the end."""
+    """Opens each resource at its first use and closes all at the end. Threads share it."""
 
     def __init__(
         self,
@@ -59,12 +64,16 @@ class Resources:
         self._default_acks: Acks = "all" if isinstance(acks, Mapping) else acks
         self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
-        #: Set while the application ends: nothing waits any longer for brokers that are not there.
+        #: Set while the application ends: then no thread waits for unreachable brokers any longer.
         self.ending = threading.Event()
         self._addresses: set[Address] = set()
 
     def publisher(self, acks: Acks = "all") -> Publisher:
-        """Another one, where the one before is of no use any more. The library has one setting for all it sends."""
+        """Returns the publisher for `acks`, and replaces one that is spent.
+
+        Each value of `acks` has a publisher of its own, because a producer of librdkafka has one setting for all
+        topics.
+        """
         found = self._publishers.get(acks)
         if found is not None and not found.is_spent:
             return found
@@ -76,7 +85,7 @@ class Resources:
             made = Publisher(settings, self.check_ending)
             self._publishers[acks] = made
             if found is not None:
-                # Elsewhere, since it tells others what became of their messages.
+                # In another thread, because close() runs the callbacks of other messages.
                 threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
             return made
 
@@ -84,13 +93,13 @@ class Resources:
         return self._acks.get(topic, self._default_acks)
 
     def flush(self, timeout_s: float) -> int:
-        """How many messages are still on their way."""
+        """Waits for unconfirmed messages; returns how many are left."""
         deadline_s = time.monotonic() + timeout_s
         return sum(
             each.flush(max(deadline_s - time.monotonic(), 0.0)) for each in list(self._publishers.values())
         )
 
-    def post(self, letter: Letter) -> Future[Published]:
+    def post(self, letter: FailureRecord) -> Future[Published]:
         return self.publisher().send(
             letter.topic,
             letter.value,
@@ -101,7 +110,7 @@ class Resources:
         )
 
     def opened(self, given: Any, open_it: Callable[[str], Any]) -> Any:
-        """A store or ledger by its URL, once; one that the user has opened is used as it is."""
+        """Returns a store or ledger: opens each URL once, and returns an object that the user has opened as it is."""
         if not isinstance(given, str):
             return given
         with self._lock:
@@ -115,45 +124,48 @@ class Resources:
             return self._opened[open_it, given]
 
     def addresses(self) -> list[Address]:
-        """Of all brokers that were ever heard of, and those that the user named."""
+        """The addresses of all brokers that the cluster ever reported, and of the bootstrap brokers."""
         with self._lock:
             return sorted(self._addresses.union(self._connection_settings().bootstrap))
 
     def unreachable(self) -> str | None:
-        """Why no broker answers; None where one does. A broker behind TLS is only connected to."""
-        return unreachable(self.addresses(), asks=self._connection_settings().security is None)
+        """Returns why no broker answers, or None if one does. With TLS, accepting a connection counts as an answer."""
+        return probe_brokers(self.addresses(), sends_request=self._connection_settings().security is None)
 
     def await_published(self, future: Future[Published], timeout_s: float) -> Published:
-        """Raises NotPublished, TimeoutError. Gives up early where the application ends and no broker answers."""
+        """Waits until a message is published. Raises NotPublished, TimeoutError.
+
+        Stops early if the application ends and no broker answers.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             left_s = deadline_s - time.monotonic()
             try:
-                return future.result(min(left_s, _LOOK_S) if left_s > 0 else 0)
+                return future.result(min(left_s, _STOP_CHECK_S) if left_s > 0 else 0)
             except TimeoutError:
                 if left_s <= 0:
                     raise
             self.check_ending(may_be_there=True)
 
     def check_ending(self, *, may_be_there: bool = False) -> None:
-        """Raises NotPublished where the application ends and no broker answers: nothing is waited for any longer."""
+        """Raises NotPublished if the application ends and no broker answers: waiting longer is of no use."""
         if self.ending.is_set() and (reason := self.unreachable()) is not None:
-            raise NotPublished(_ENDS.format(reason), may_be_there=may_be_there)
+            raise NotPublished(_STOPPING_TEXT.format(reason), may_be_there=may_be_there)
 
     async def check_ending_async(self, *, may_be_there: bool = False) -> None:
-        """The same, while other tasks go on."""
+        """Does the same as `check_ending` while other tasks keep running."""
         if self.ending.is_set():
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(None, partial(self.check_ending, may_be_there=may_be_there))
 
     async def await_published_async(self, future: Future[Published], timeout_s: float) -> Published:
-        """The same, while other tasks go on."""
+        """Does the same as `await_published` while other tasks keep running."""
         deadline_s = time.monotonic() + timeout_s
         wrapped = asyncio.wrap_future(future)
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.0)
             try:
-                return await asyncio.wait_for(asyncio.shield(wrapped), min(left_s, _LOOK_S))
+                return await asyncio.wait_for(asyncio.shield(wrapped), min(left_s, _STOP_CHECK_S))
             except TimeoutError:
                 if left_s <= 0:
                     raise
@@ -164,15 +176,20 @@ class Resources:
             return self._figures.setdefault(id(subscription), Figures())
 
     def cluster(self) -> Cluster:
-        """For one thread, and to be closed."""
+        """Opens a connection to the cluster for one thread; the caller closes it."""
         return Cluster(self._connection_settings())
 
     def _connection_settings(self) -> ConnectionSettings:
-        shared = {name: value for name, value in self.settings.items() if name.startswith(_SHARED)}
+        shared = {
+            name: value for name, value in self.settings.items() if name.startswith(_CONNECTION_SETTINGS)
+        }
         return ConnectionSettings.parse({"bootstrap.servers": self.bootstrap, **shared})
 
     def letter_topics(self, subscription: Subscription) -> dict[str, int]:
-        """Made where they are missing; with their partitions. Raises ApplicationError, Unavailable, Refused."""
+        """Creates missing retry and dead-letter topics; returns the number of partitions of each.
+
+        Raises ApplicationError, Unavailable, Refused.
+        """
         made: dict[str, int] = {}
         cluster = self.cluster()
         try:
@@ -185,10 +202,10 @@ class Resources:
                     raise ApplicationError(f"there is no topic {topic}; app.create_topic makes one")
                 for level in range(1, subscription.levels + 1):
                     name = retry_topic(topic, level)
-                    made[name] = ensure_letters(cluster, name, found[topic], RETRY_SETTINGS)
+                    made[name] = ensure_failure_topic(cluster, name, found[topic], RETRY_SETTINGS)
                 if subscription.dead_letters:
                     name = dead_letter_topic(topic)
-                    made[name] = ensure_letters(cluster, name, found[topic], DEAD_LETTER_SETTINGS)
+                    made[name] = ensure_failure_topic(cluster, name, found[topic], DEAD_LETTER_SETTINGS)
         finally:
             cluster.close()
         return made
@@ -197,13 +214,13 @@ class Resources:
         """Raises ApplicationError."""
         try:
             check_topic_contracts(cluster, topics, str(subscription.delivery), who=subscription.name)
-        except LesserContract as flaw:
+        except InsufficientContract as flaw:
             raise ApplicationError(str(flaw)) from None
 
     def close(self, timeout_s: float) -> int:
-        """How many messages were given up. Brokers that do not answer are not waited for."""
+        """Closes everything; returns how many messages were abandoned. Does not wait for unreachable brokers."""
         with self._lock:
-            if self._publishers and self.flush(_LOOK_S) and self.unreachable():
+            if self._publishers and self.flush(_STOP_CHECK_S) and self.unreachable():
                 timeout_s = 0.0
             left = sum(each.close(timeout_s) for each in self._publishers.values())
             self._publishers.clear()

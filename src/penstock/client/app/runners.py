@@ -1,92 +1,342 @@
-"""Handlers called in several lanes at once: threads, or tasks for async handlers. A key has one lane.
+"""Runners call handlers: one message after the other, in batches, or concurrently in threads or tasks.
 
-What is in the lanes is bounded; whoever feeds them stops while they are full.
+The sequential runners work in the thread that polls messages. The concurrent ones have several workers: threads or, for
+async handlers, tasks. All messages of a key go to one worker. The number of messages in the workers is bounded, and
+the consumer pauses its partitions while they are full.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count
+from itertools import count, islice
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+from penstock.client.app.breaker import ApplicationStopping
 from penstock.client.app.figures import Figures
-from penstock.client.app.guarding import Stopped
-from penstock.client.app.handling import NOT_HANDLED, Call
-from penstock.client.app.inline import Failed, nobody_waits
-from penstock.client.app.places import Place, place_of
+from penstock.client.app.handler import (
+    NOT_HANDLED,
+    DecodedMessages,
+    HandlerCall,
+    HandlerLoop,
+    LoopPosition,
+    UnreadableMessage,
+)
+from penstock.client.app.message import TopicPartition, topic_partition_of
+from penstock.client.tracing import set_current_message
 
-__all__ = ["AsyncLanes", "ThreadLanes"]
-
-_CLOSE_S: Final = 30.0
+__all__ = ("AsyncRunner", "BatchRunner", "FailureCallback", "MessageRunner", "Runner", "ThreadRunner")
 
 
-class _Lanes:
-    """What is in hand, by number, and who waits for it."""
+#: A sequential runner has no limit: it handles all messages of a poll before the next poll.
+_UNBOUNDED: Final = 1 << 31
+#: Gets a message that failed, and the error.
+FailureCallback = Callable[[Any, Exception], None]
 
-    def __init__(self, failed: Failed, figures: Figures, lanes: int, in_flight_max: int) -> None:
+
+def _ignore_arrival() -> None:
+    """The default for `arrived`."""
+
+
+class Runner(Protocol):
+    """Calls the handler. Handles the messages of one key in order."""
+
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = ...) -> None:
+        """Handles the batch or queues it for the workers; calls `arrived` once its messages count as pending."""
+
+    def check(self) -> None:
+        """Raises the error that stopped a worker, or the exception with which a handler ended the application."""
+
+    def pending(self) -> list[Any]:
+        """Messages that the runner has and that are not handled yet."""
+
+    def begun(self) -> list[Any]:
+        """Messages that handlers work on now."""
+
+    def trim(self) -> list[Any]:
+        """Takes back messages that were not begun, if no later message of their partition was begun: leaves no gap."""
+
+    def interrupt(
+        self, timeout_s: float, topic_partitions: Sequence[TopicPartition] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """Begins no further messages (of these partitions) and waits up to `timeout_s` for those in progress.
+
+        Returns the messages that were not begun, and those that are still in progress.
+        """
+
+    def drain(self) -> None:
+        """Waits until all messages are handled, except those left untried because the application ends.
+
+        Raises the error of a worker that prevents this.
+        """
+
+    def forget(self) -> None:
+        """Forgets messages that could not be handled, because they are read again."""
+
+    @property
+    def room(self) -> int:
+        """How many more messages the runner accepts."""
+
+    def await_room(self, timeout_s: float) -> int:
+        """Waits until the runner is at most half full, but no longer than `timeout_s`; returns `room`."""
+
+    def close(self) -> None: ...
+
+
+class _SequentialRunner:
+    """The base of both sequential runners: handles one batch, the rest of which another thread may take back."""
+
+    def __init__(self) -> None:
+        self._rest: Iterator[Any] = iter(())
+        self._idle = threading.Event()
+        self._idle.set()
+        self._batch: Sequence[Any] = ()
+        self._taken_away = 0
+        self._left: list[Any] = []
+
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = _ignore_arrival) -> None:
+        self._idle.clear()
+        self._batch, self._taken_away = batch, 0
+        self._rest = iter(batch)
+        arrived()
+        try:
+            self._handle(self._rest)
+        except BaseException:
+            # The message is neither handled nor published as failed, so its offset must not be committed.
+            self._leave(self._in_progress())
+            raise
+        finally:
+            self._batch = ()
+            self._idle.set()
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        raise NotImplementedError
+
+    def _in_progress(self) -> list[Any]:
+        """Returns the messages that were begun and that will not be finished."""
+        raise NotImplementedError
+
+    def _leave(self, raws: list[Any]) -> None:
+        """Keeps messages as pending that were not tried because the application ends."""
+        self._left.extend(raws)
+
+    def check(self) -> None:
+        """Does nothing: `run` raises errors itself."""
+
+    def pending(self) -> list[Any]:
+        return list(self._left)
+
+    def begun(self) -> list[Any]:
+        return [] if self._idle.is_set() else self._at_work()
+
+    def _at_work(self) -> list[Any]:
+        """Returns the messages that the handler works on. Another thread calls it."""
+        raise NotImplementedError
+
+    def trim(self) -> list[Any]:
+        rest = list(self._rest)
+        self._taken_away += len(rest)
+        return rest
+
+    def interrupt(
+        self, timeout_s: float, topic_partitions: Sequence[TopicPartition] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        batch = self._batch
+        rest = self.trim()
+        if self._idle.wait(timeout_s):
+            return rest, []
+        begun = len(batch) - len(rest)
+        return rest, list(batch[begun - 1 : begun])
+
+    def drain(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._left.clear()
+
+    @property
+    def room(self) -> int:
+        return _UNBOUNDED
+
+    def await_room(self, timeout_s: float) -> int:
+        return self.room
+
+    def close(self) -> None:
+        pass
+
+
+class MessageRunner(_SequentialRunner):
+    def __init__(self, loop: HandlerLoop, failed: FailureCallback, figures: Figures) -> None:
+        super().__init__()
+        self._loop = loop
         self._failed = failed
-        self._lanes = lanes
+        self._figures = figures
+        self._position = LoopPosition()
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        position, failures, count = self._position, 0, len(self._batch)
+        position.left_out = 0
+        set_current_message(position)
+        while not self._is_through(rest):
+            failures += 1
+        position.raw = None
+        self._figures.handled += count - self._taken_away - len(self._left) - failures - position.left_out
+
+    def _is_through(self, rest: Iterator[Any]) -> bool:
+        """Runs the loop; returns False if a message failed and the loop must continue with the others."""
+        position = self._position
+        try:
+            self._loop(rest, position)
+        except ApplicationStopping:
+            self._leave([position.raw, *rest])
+        except Exception as error:
+            self._failed(position.raw, error)
+            return False
+        return True
+
+    def _in_progress(self) -> list[Any]:
+        raw, self._position.raw = self._position.raw, None
+        return [] if raw is None else [raw]
+
+    def _at_work(self) -> list[Any]:
+        raw = self._position.raw
+        return [] if raw is None else [raw]
+
+
+class BatchRunner(_SequentialRunner):
+    """Passes lists of messages to the handler. If a call fails, it bisects the list to find the failed messages.
+
+    If no message may be handled twice (`isolates` is false), all messages of the list fail together.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[DecodedMessages], Any],
+        decode: Callable[[Any], Any],
+        failed: FailureCallback,
+        figures: Figures,
+        *,
+        count_max: int,
+        isolates: bool,
+    ) -> None:
+        super().__init__()
+        self._call = call
+        self._decode = decode
+        self._failed = failed
+        self._figures = figures
+        self._count_max = count_max
+        self._isolates = isolates
+        self._chunk: list[Any] = []
+
+    def _handle(self, rest: Iterator[Any]) -> None:
+        while chunk := list(islice(rest, self._count_max)):
+            self._chunk = chunk
+            self._call_with(self._readable(chunk))
+        self._chunk = []
+
+    def _in_progress(self) -> list[Any]:
+        return list(self._chunk)
+
+    _at_work = _in_progress
+
+    def _readable(self, chunk: Sequence[Any]) -> list[tuple[Any, Any]]:
+        good = []
+        for raw in chunk:
+            try:
+                good.append((raw, self._decode(raw)))
+            except UnreadableMessage as error:
+                self._failed(raw, error)
+        return good
+
+    def _call_with(self, pairs: DecodedMessages) -> None:
+        if not pairs:
+            return
+        try:
+            self._call(pairs)
+        except ApplicationStopping:
+            self._leave([raw for raw, _ in pairs])
+        except Exception as error:
+            if len(pairs) == 1 or not self._isolates:
+                for raw, _ in pairs:
+                    self._failed(raw, error)
+                return
+            middle = len(pairs) // 2
+            self._call_with(pairs[:middle])
+            self._call_with(pairs[middle:])
+        else:
+            self._figures.handled += len(pairs)
+
+
+_CLOSE_TIMEOUT_S: Final = 30.0
+
+
+class _ConcurrentRunner:
+    """The base of both concurrent runners: keeps the messages in progress, by number."""
+
+    def __init__(self, failed: FailureCallback, figures: Figures, workers: int, in_flight_max: int) -> None:
+        self._failed = failed
+        self._workers = workers
         self._figures = figures
         self._in_flight_max = in_flight_max
         self._numbers = count()
         self._open: dict[int, Any] = {}
         self._begun: set[int] = set()
-        #: How far partitions are begun.
-        self._reached: dict[Place, int] = {}
-        #: Not tried, because the application ends.
+        #: The highest offset of each partition that was begun.
+        self._reached: dict[TopicPartition, int] = {}
+        #: Numbers of messages that were not tried because the application ends, or whose failure was not published.
         self._left: set[int] = set()
         self._error: BaseException | None = None
         lock = threading.RLock()
         self._changed = threading.Condition(lock)
-        #: How many wait for a change, and for half of the room; nobody is woken for anything else.
+        #: How many threads wait for a change. `_roomy` wakes the thread that waits for half of the room. Both avoid
+        #: needless wake-ups.
         self._waiting = 0
         self._roomy = threading.Condition(lock)
         self._wants_room = False
-        self._turn = 0
+        self._next_worker = 0
 
-    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = nobody_waits) -> None:
+    def run(self, batch: Sequence[Any], arrived: Callable[[], None] = _ignore_arrival) -> None:
         self.check()
-        lanes: list[list[int]] = [[] for _ in range(self._lanes)]
+        workers: list[list[int]] = [[] for _ in range(self._workers)]
         with self._changed:
             for raw in batch:
                 number = next(self._numbers)
                 self._open[number] = raw
-                lanes[self._lane_of(raw)].append(number)
+                workers[self._worker_of(raw)].append(number)
         arrived()
-        for lane, numbers in enumerate(lanes):
+        for worker, numbers in enumerate(workers):
             if numbers:
-                self._put(lane, numbers)
+                self._put(worker, numbers)
 
-    def _lane_of(self, raw: Any) -> int:
+    def _worker_of(self, raw: Any) -> int:
         key = raw.key()
         if key is None:
-            self._turn += 1
-            return self._turn % self._lanes
-        return hash((raw.topic(), raw.partition(), key)) % self._lanes
+            self._next_worker += 1
+            return self._next_worker % self._workers
+        return hash((raw.topic(), raw.partition(), key)) % self._workers
 
-    def _put(self, lane: int, numbers: list[int]) -> None:
+    def _put(self, worker: int, numbers: list[int]) -> None:
         raise NotImplementedError
 
     def _begin(self, number: int) -> Any | None:
-        """None for what was taken back meanwhile, and once a handler has ended the application."""
+        """Returns the message; None if it was taken back meanwhile or a handler has ended the application."""
         with self._changed:
             raw = self._open.get(number)
             if raw is not None and self._is_ending():
                 self._left.add(number)
-                self._tell()
+                self._notify()
                 return None
             if raw is not None:
                 self._begun.add(number)
-                place = place_of(raw)
-                self._reached[place] = max(self._reached.get(place, -1), raw.offset())
+                topic_partition = topic_partition_of(raw)
+                self._reached[topic_partition] = max(self._reached.get(topic_partition, -1), raw.offset())
             return raw
 
     def _is_ending(self) -> bool:
-        """A handler raised SystemExit or its like, which is no failure of a message."""
+        """Whether a handler raised SystemExit or the like, which ends the application and does not fail the message."""
         return self._error is not None and not isinstance(self._error, Exception)
 
     def _end(self, number: int, *, well: bool) -> None:
@@ -95,9 +345,9 @@ class _Lanes:
             self._begun.discard(number)
             if well:
                 self._figures.handled += 1
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._waiting:
             self._changed.notify_all()
         if self._wants_room and self._is_roomy():
@@ -126,7 +376,7 @@ class _Lanes:
         with self._changed:
             self._left.add(number)
             self._error = self._error or error
-            self._tell()
+            self._notify()
 
     def check(self) -> None:
         with self._changed:
@@ -154,25 +404,25 @@ class _Lanes:
 
     def trim(self) -> list[Any]:
         with self._changed:
-            return self._take_back(lambda raw: raw.offset() > self._reached.get(place_of(raw), -1))
+            return self._take_back(lambda raw: raw.offset() > self._reached.get(topic_partition_of(raw), -1))
 
     def _take_back(self, chosen: Callable[[Any], bool]) -> list[Any]:
         waiting = [number for number, raw in self._open.items() if number not in self._begun and chosen(raw)]
         return [self._open.pop(number) for number in waiting]
 
     def interrupt(
-        self, timeout_s: float, places: Sequence[Place] | None = None
+        self, timeout_s: float, topic_partitions: Sequence[TopicPartition] | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """What was overtaken by messages of other lanes is done too, if there is time: positions have no gaps."""
+        """Also waits for messages that another worker has overtaken, if there is time, so that offsets have no gaps."""
 
         def concerned(raw: Any) -> bool:
-            return places is None or place_of(raw) in places
+            return topic_partitions is None or topic_partition_of(raw) in topic_partitions
 
         with self._changed:
             rest = self.trim()
             self._wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
             rest += self._take_back(concerned)
-            rest.sort(key=lambda raw: (place_of(raw), raw.offset()))
+            rest.sort(key=lambda raw: (topic_partition_of(raw), raw.offset()))
             return rest, [raw for raw in self._in_work() if concerned(raw)]
 
     def _in_work(self) -> list[Any]:
@@ -192,13 +442,19 @@ class _Lanes:
             self._error = None
 
 
-class ThreadLanes(_Lanes):
+class ThreadRunner(_ConcurrentRunner):
     def __init__(
-        self, call: Call, failed: Failed, figures: Figures, *, lanes: int, in_flight_max: int
+        self,
+        call: HandlerCall,
+        failed: FailureCallback,
+        figures: Figures,
+        *,
+        workers: int,
+        in_flight_max: int,
     ) -> None:
-        super().__init__(failed, figures, lanes, in_flight_max)
+        super().__init__(failed, figures, workers, in_flight_max)
         self._call = call
-        self._queues: list[SimpleQueue[list[int] | None]] = [SimpleQueue() for _ in range(lanes)]
+        self._queues: list[SimpleQueue[list[int] | None]] = [SimpleQueue() for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._work, args=(queue,), name=f"penstock-lane-{index}", daemon=True)
             for index, queue in enumerate(self._queues)
@@ -206,8 +462,8 @@ class ThreadLanes(_Lanes):
         for thread in self._threads:
             thread.start()
 
-    def _put(self, lane: int, numbers: list[int]) -> None:
-        self._queues[lane].put(numbers)
+    def _put(self, worker: int, numbers: list[int]) -> None:
+        self._queues[worker].put(numbers)
 
     def _work(self, queue: SimpleQueue[list[int] | None]) -> None:
         while (numbers := queue.get()) is not None:
@@ -219,7 +475,7 @@ class ThreadLanes(_Lanes):
     def _handle(self, number: int, raw: Any) -> None:
         try:
             is_handled = self._call(raw) is not NOT_HANDLED
-        except Stopped:
+        except ApplicationStopping:
             self._leave(number)
         except Exception as error:
             self._fail(number, raw, error)
@@ -232,19 +488,25 @@ class ThreadLanes(_Lanes):
         for queue in self._queues:
             queue.put(None)
         for thread in self._threads:
-            thread.join(_CLOSE_S)
+            thread.join(_CLOSE_TIMEOUT_S)
 
 
-class AsyncLanes(_Lanes):
-    """Tasks on an event loop of their own, in a thread of their own."""
+class AsyncRunner(_ConcurrentRunner):
+    """Runs an async handler in tasks, on an event loop in a thread of its own."""
 
     def __init__(
-        self, call: Call, failed: Failed, figures: Figures, *, lanes: int, in_flight_max: int
+        self,
+        call: HandlerCall,
+        failed: FailureCallback,
+        figures: Figures,
+        *,
+        workers: int,
+        in_flight_max: int,
     ) -> None:
-        super().__init__(failed, figures, lanes, in_flight_max)
+        super().__init__(failed, figures, workers, in_flight_max)
         self._call = call
         self._loop = asyncio.new_event_loop()
-        self._queues: list[asyncio.Queue[list[int] | None]] = [asyncio.Queue() for _ in range(lanes)]
+        self._queues: list[asyncio.Queue[list[int] | None]] = [asyncio.Queue() for _ in range(workers)]
         self._thread = threading.Thread(target=self._serve, name="penstock-loop", daemon=True)
         self._thread.start()
 
@@ -252,24 +514,24 @@ class AsyncLanes(_Lanes):
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._all())
-        except BaseException as error:  # of a task that a handler has made
+        except BaseException as error:  # raised by a task that a handler has started
             with self._changed:
                 self._left.update(self._open)
                 self._error = self._error or error
-                self._tell()
+                self._notify()
         finally:
             self._loop.close()
 
     async def _all(self) -> None:
         await asyncio.gather(*(self._work(queue) for queue in self._queues))
 
-    def _put(self, lane: int, numbers: list[int]) -> None:
+    def _put(self, worker: int, numbers: list[int]) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._queues[lane].put_nowait, numbers)
-        except RuntimeError:  # the loop has ended, and `check` tells why
+            self._loop.call_soon_threadsafe(self._queues[worker].put_nowait, numbers)
+        except RuntimeError:  # the loop has ended; `check` raises why
             with self._changed:
                 self._left.update(numbers)
-                self._tell()
+                self._notify()
 
     async def _work(self, queue: asyncio.Queue[list[int] | None]) -> None:
         while (numbers := await queue.get()) is not None:
@@ -281,10 +543,10 @@ class AsyncLanes(_Lanes):
     async def _handle(self, number: int, raw: Any) -> None:
         try:
             is_handled = await self._call(raw) is not NOT_HANDLED
-        except Stopped:
+        except ApplicationStopping:
             self._leave(number)
         except Exception as error:
-            # The letter is on its way to a broker, which other tasks need not wait for.
+            # Publish the failure record in another thread, so that other tasks need not wait for the broker.
             await self._loop.run_in_executor(None, self._fail, number, raw, error)
         except BaseException as error:
             self._leave(number, error)
@@ -295,4 +557,4 @@ class AsyncLanes(_Lanes):
         with suppress(RuntimeError):  # the loop has ended
             for queue in self._queues:
                 self._loop.call_soon_threadsafe(queue.put_nowait, None)
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The plain calls in a share group: every message has an answer of its own, and waits where its broker waits."""
+"""The plain consumer in a share group: acknowledges each message by itself; brokers redeliver it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,35 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 
-from penstock.client.app.delivery import Delivery
 from penstock.client.app.figures import Figures
-from penstock.client.app.message import Message, raw_of
-from penstock.client.app.places import place_of
-from penstock.client.app.plain import length_s
+from penstock.client.app.librdkafka import ApplicationError, share_settings
+from penstock.client.app.message import Message, raw_of, topic_partition_of
+from penstock.client.app.plain_consumer import duration_argument_s
 from penstock.client.app.resources import Resources
-from penstock.client.app.settings import ApplicationError, share_settings
-from penstock.client.app.share_failures import FailureReports, Told, delay_of, told_of
-from penstock.client.app.share_member import ACCEPT, REJECT, RELEASE, ShareMember
-from penstock.client.app.share_settings import ShareGroup, agree
-from penstock.client.app.subscription import Subscription
-from penstock.client.app.waits import PlainWait
-from penstock.client.durations import Duration
+from penstock.client.app.share_group import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    FailureReport,
+    FailureReporter,
+    ShareGroup,
+    ShareMember,
+    apply_share_group_settings,
+    error_report,
+    parse_delay_ms,
+)
+from penstock.client.app.subscription import Delivery, Subscription
+from penstock.client.app.wait_reporter import CallWaitReporter
 from penstock.client.errors import ClientError
+from penstock.client.retry import Duration
 from penstock.protocol.share_failures import WorkerError
 
-__all__ = ["SharedPolling", "accepted_first", "reports_of"]
+__all__ = ["SharePlainConsumer", "accept_before_handling", "failure_reporter"]
 
-_SETTLE_S: Final = 30.0
+_SETTLE_TIMEOUT_S: Final = 30.0
 
 
-class SharedPolling:
+class SharePlainConsumer:
     """All that was handed out has an answer before more is.
 
     At most once: what `poll` returns is nobody else's ever, and an answer changes nothing.
@@ -39,10 +46,10 @@ class SharedPolling:
     def __init__(self, declared: Subscription, resources: Resources) -> None:
         self._sub = declared
         self.figures = Figures()
-        wait = PlainWait(declared, resources)
+        wait = CallWaitReporter(declared, resources)
         try:
             resources.letter_topics(declared)
-            self._group = agree(declared, resources)
+            self._group = apply_share_group_settings(declared, resources)
         finally:
             wait.end()
         self._accepts_first = declared.delivery is Delivery.AT_MOST_ONCE
@@ -62,7 +69,7 @@ class SharedPolling:
             resources.bootstrap, resources.name, resources.settings, group=sub.group, taken_max=taken_max
         )
         self._joined = ShareMember(
-            settings, sub.topics, self.figures, reports_of(sub, self._group, resources)
+            settings, sub.topics, self.figures, failure_reporter(sub, self._group, resources)
         )
 
     @property
@@ -79,7 +86,7 @@ class SharedPolling:
             raise ApplicationError(f"max={max!r} is at least 1")
         if self._joined is None:
             self._join(max)
-        deadline_s = time.monotonic() + length_s("timeout", timeout)
+        deadline_s = time.monotonic() + duration_argument_s("timeout", timeout)
         self._release_overdue()
         while not self._waiting:
             if self._handed_out:
@@ -101,7 +108,7 @@ class SharedPolling:
             for raw in taken:
                 self._member.answer(raw, ACCEPT)
             return taken
-        return accepted_first(self._member, taken, self.figures)
+        return accept_before_handling(self._member, taken, self.figures)
 
     def _hand_out(self, count: int) -> list[Message]:
         raws = [self._waiting.popleft() for _ in range(count)]
@@ -144,9 +151,9 @@ class SharedPolling:
             )
         attempt = message.attempt
         is_last = attempt >= self._group.deliveries_max
-        told = _told(reason) if is_last else None
+        told = _report_of_reason(reason) if is_last else None
         if delay is not None and not is_last:
-            told = Told(delay_ms=delay_of(delay))
+            told = FailureReport(delay_ms=parse_delay_ms(delay))
         if self._answer(message, RELEASE, told):
             if not is_last:
                 self.figures.retried += 1
@@ -157,10 +164,10 @@ class SharedPolling:
         """To the dead letters, by the broker, with the reason."""
         if self._accepts_first:
             raise ApplicationError("at-most-once gives nothing back: leave reject out")
-        if self._answer(message, REJECT, _told(reason)):
+        if self._answer(message, REJECT, _report_of_reason(reason)):
             self.figures.dead += 1
 
-    def _answer(self, message: Message, outcome: int, told: Told | None = None) -> bool:
+    def _answer(self, message: Message, outcome: int, told: FailureReport | None = None) -> bool:
         """Whether it was still to be answered for."""
         self._check_open()
         raw = raw_of(message)
@@ -183,7 +190,7 @@ class SharedPolling:
             self._member.answer(raw, ACCEPT)
             self.figures.handled += 1
         self._handed_out.clear()
-        for error in (self._joined.settle(_SETTLE_S) if self._joined is not None else {}).values():
+        for error in (self._joined.settle(_SETTLE_TIMEOUT_S) if self._joined is not None else {}).values():
             raise error
 
     def seek(
@@ -213,29 +220,29 @@ class SharedPolling:
         self.close()
 
 
-def reports_of(sub: Subscription, group: ShareGroup, resources: Resources) -> FailureReports | None:
-    return FailureReports(resources.cluster, sub.group) if group.takes_failures else None
+def failure_reporter(sub: Subscription, group: ShareGroup, resources: Resources) -> FailureReporter | None:
+    return FailureReporter(resources.cluster, sub.group) if group.takes_failures else None
 
 
-def _told(reason: str) -> Told | None:
+def _report_of_reason(reason: str) -> FailureReport | None:
     """The error that is being handled, if there is one; else the reason alone."""
     error = sys.exception()
     if error is None:
-        return Told(error=WorkerError("", reason, "")) if reason else None
-    told = told_of(error)
+        return FailureReport(error=WorkerError("", reason, "")) if reason else None
+    told = error_report(error)
     assert told.error is not None
     return told._replace(error=told.error._replace(message=reason)) if reason else told
 
 
-def accepted_first(member: ShareMember, taken: Sequence[Any], figures: Figures) -> list[Any]:
+def accept_before_handling(member: ShareMember, taken: Sequence[Any], figures: Figures) -> list[Any]:
     """At most once by our own means: what the broker is known to hand out to nobody else. The rest is given up."""
     for raw in taken:
         member.answer(raw, ACCEPT)
     try:
-        flaws = member.settle(_SETTLE_S) if taken else {}
+        flaws = member.settle(_SETTLE_TIMEOUT_S) if taken else {}
     except ClientError:
         figures.add("dropped", len(taken))
         return []
-    kept = [raw for raw in taken if place_of(raw) not in flaws]
+    kept = [raw for raw in taken if topic_partition_of(raw) not in flaws]
     figures.add("dropped", len(taken) - len(kept))
     return kept

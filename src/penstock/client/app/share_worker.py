@@ -1,86 +1,387 @@
-"""A subscription in a share group at work: members that take messages, and as many handlers that have them in turn.
+"""Runs a subscription in a share group: members that take messages, and a pool of handlers that take whatever is next.
 
-A member gets more only when all that it has taken is answered for, so one message that takes long holds up the member
-that has it, and no other. Brokers that hand out whole batches give one member work for all handlers.
+The outcome of a message is accept, release (any member may try it again) or reject. A member takes more only when
+everything that it took is acknowledged, so a slow message holds up the member that has it, and no other. Where brokers
+hand out whole batches, one member has work for all handlers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from queue import Empty, SimpleQueue
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from penstock.client.app.consumption import Consumption
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.failing import Failing
-from penstock.client.app.handling import Call, calling
-from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.replies import replying, replying_async
+from penstock.client.app.failures import FailurePolicy, FailurePublisher, Reject, Retry
+from penstock.client.app.figures import Figures
+from penstock.client.app.handler import HandlerCall, UnreadableMessage, make_call
+from penstock.client.app.librdkafka import ApplicationError, Settings, share_settings
 from penstock.client.app.resources import Resources, now_ms
-from penstock.client.app.settings import ApplicationError, Settings, share_settings
-from penstock.client.app.share_failures import FailureReports
-from penstock.client.app.share_member import MemberLost, ShareMember
-from penstock.client.app.share_plain import accepted_first, reports_of
-from penstock.client.app.share_pool import Job, Pool, TaskPool, ThreadPool
-from penstock.client.app.share_settings import ShareGroup, agree
-from penstock.client.app.share_verdicts import Verdicts, judging, judging_async
-from penstock.client.app.subscription import Subscription
-from penstock.client.app.waits import Phase, Stage
+from penstock.client.app.share_consumer import accept_before_handling, failure_reporter
+from penstock.client.app.share_group import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    FailureReport,
+    FailureReporter,
+    MemberLost,
+    ShareGroup,
+    ShareMember,
+    apply_share_group_settings,
+    error_report,
+    parse_delay_ms,
+)
+from penstock.client.app.subscription import Delivery, Subscription
+from penstock.client.app.wait_reporter import WorkerPhase, WorkerStage
+from penstock.client.app.worker import SubscriptionWorker, with_reply, with_reply_async
 from penstock.client.errors import ClientError
-from penstock.client.retrying import Backoff as Rests
+from penstock.client.retry import Backoff as ExponentialBackoff
 from penstock.client.tracing import Spans
 
-__all__ = ["Sharing"]
+__all__ = (
+    "HandlerJob",
+    "HandlerPool",
+    "OutcomeRules",
+    "ShareWorker",
+    "TaskHandlerPool",
+    "ThreadHandlerPool",
+    "job_runner",
+    "job_runner_async",
+)
+
+
+_CLOSE_TIMEOUT_S: Final = 30.0
+
+
+class HandlerJob:
+    """A message, until when it is ours, and who wants to hear what became of it."""
+
+    __slots__ = ("deadline_s", "is_begun", "is_withdrawn", "raw", "report", "told")
+
+    def __init__(self, raw: Any, deadline_s: float, report: Callable[[tuple[HandlerJob, int]], None]) -> None:
+        self.raw = raw
+        self.deadline_s = deadline_s
+        self.report = report
+        self.is_begun = False
+        self.is_withdrawn = False
+        #: What brokers are to be told of its failure.
+        self.told: FailureReport | None = None
+
+
+class HandlerPool(Protocol):
+    error: BaseException | None
+
+    def add(self, job: HandlerJob) -> None: ...
+
+    def begun(self) -> list[Any]:
+        """Messages that handlers have now."""
+
+    def withdraw(self, job: HandlerJob) -> bool:
+        """Whether nobody has begun it; then nobody will."""
+
+    def await_room(self, timeout_s: float) -> bool:
+        """Whether more should be taken now."""
+
+    def close(self) -> None: ...
+
+
+class _HandlerPool:
+    def __init__(self, in_flight_max: int) -> None:
+        self._in_flight_max = in_flight_max
+        self._unfinished = 0
+        self._begun: set[HandlerJob] = set()
+        #: What a handler raised to end the application.
+        self.error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def add(self, job: HandlerJob) -> None:
+        with self._changed:
+            self._unfinished += 1
+        self._put(job)
+
+    def begun(self) -> list[Any]:
+        with self._changed:
+            return [job.raw for job in self._begun]
+
+    def _put(self, job: HandlerJob | None) -> None:
+        raise NotImplementedError
+
+    def withdraw(self, job: HandlerJob) -> bool:
+        with self._changed:
+            if job.is_begun:
+                return False
+            job.is_withdrawn = True
+            self._finish()
+            return True
+
+    def _begin(self, job: HandlerJob) -> bool:
+        with self._changed:
+            job.is_begun = not job.is_withdrawn
+            if job.is_begun:
+                self._begun.add(job)
+            return job.is_begun
+
+    def _give_up(self, job: HandlerJob, error: BaseException) -> None:
+        """Somebody else may have the message."""
+        self.error = self.error or error
+        self._end(job, RELEASE)
+
+    def _end(self, job: HandlerJob, outcome: int) -> None:
+        with self._changed:
+            self._begun.discard(job)
+            self._finish()
+        job.report((job, outcome))
+
+    def _finish(self) -> None:
+        self._unfinished -= 1
+        self._changed.notify_all()
+
+    def await_room(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._unfinished < self._in_flight_max, timeout_s)
+
+
+class ThreadHandlerPool(_HandlerPool):
+    def __init__(self, judge: Callable[[HandlerJob], int], *, workers: int, in_flight_max: int) -> None:
+        super().__init__(in_flight_max)
+        self._judge = judge
+        self._queue: SimpleQueue[HandlerJob | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"penstock-worker-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _put(self, job: HandlerJob | None) -> None:
+        self._queue.put(job)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if self._begin(job):
+                try:
+                    outcome = self._judge(job)
+                except BaseException as error:
+                    self._give_up(job, error)
+                else:
+                    self._end(job, outcome)
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._put(None)
+        for thread in self._threads:
+            thread.join(_CLOSE_TIMEOUT_S)
+
+
+class TaskHandlerPool(_HandlerPool):
+    """On an event loop of their own, in a thread of their own."""
+
+    def __init__(
+        self, judge: Callable[[HandlerJob], Awaitable[int]], *, workers: int, in_flight_max: int
+    ) -> None:
+        super().__init__(in_flight_max)
+        self._judge = judge
+        self._workers = workers
+        self._loop = asyncio.new_event_loop()
+        self._queue: asyncio.Queue[HandlerJob | None] = asyncio.Queue()
+        self._thread = threading.Thread(target=self._serve, name="penstock-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._all())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _all(self) -> None:
+        await asyncio.gather(*(self._work() for _ in range(self._workers)))
+
+    async def _work(self) -> None:
+        while (job := await self._queue.get()) is not None:
+            if self._begin(job):
+                try:
+                    outcome = await self._judge(job)
+                except BaseException as error:
+                    self._give_up(job, error)
+                else:
+                    self._end(job, outcome)
+
+    def _put(self, job: HandlerJob | None) -> None:
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, job)
+
+    def close(self) -> None:
+        for _ in range(self._workers):
+            self._put(None)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
 
 _LOG: Final = logging.getLogger("penstock.client")
+
+
+class OutcomeRules:
+    """Threads of handlers share it. With a `letterbox` nothing is tried again: failures are letters."""
+
+    def __init__(
+        self,
+        figures: Figures,
+        deliveries_max: int,
+        letterbox: FailurePublisher | None,
+        *,
+        tries_again: bool,
+        tells: bool,
+    ) -> None:
+        """`tells`: brokers take delays and errors of single messages."""
+        self._figures = figures
+        self._deliveries_max = deliveries_max
+        self._letterbox = letterbox
+        self._tries_again = tries_again
+        self._tells = tells
+
+    def is_overdue(self, job: HandlerJob) -> bool:
+        """Whoever gets it next must not find us at work on it."""
+        if time.monotonic() < job.deadline_s:
+            return False
+        if not self._figures.overdue:
+            _LOG.warning(
+                "messages are given back untried: handlers need longer for all that are taken at once than their "
+                "lock lasts; a lower taken_max= or a longer lock= helps"
+            )
+        self._figures.add("overdue")
+        return True
+
+    def done(self) -> int:
+        self._figures.add("handled")
+        return ACCEPT
+
+    def failed(self, raw: Any, error: Exception) -> int:
+        if not self._tries_again:
+            return self._given_up(raw, error)
+        record_text = f"{raw.topic()}[{raw.partition()}]@{raw.offset()}"
+        count = raw.delivery_count() or 1
+        is_last = self._is_last(raw, error)
+        words = "is given up" if is_last else "is to be tried again"
+        _LOG.warning("%s %s, delivery %d: %s: %s", record_text, words, count, type(error).__name__, error)
+        if isinstance(error, Retry) and error.delay is not None and not self._tells:
+            _LOG.warning(
+                "%s rests as long as its group says: these brokers know no delay= of one message", record_text
+            )
+        self._figures.add("dead" if is_last else "retried")
+        return REJECT if isinstance(error, (Reject, UnreadableMessage)) else RELEASE
+
+    def told(self, raw: Any, error: Exception) -> FailureReport | None:
+        """What brokers are to know of the failure: a delay of its own, or the error of what is given up."""
+        if not self._tries_again or not self._tells:
+            return None
+        if self._is_last(raw, error):
+            return error_report(error)
+        if isinstance(error, Retry) and error.delay is not None:
+            try:
+                return FailureReport(delay_ms=parse_delay_ms(error.delay))
+            except ClientError as flaw:
+                _LOG.warning("the message rests as long as its group says: %s", flaw)
+        return None
+
+    def _is_last(self, raw: Any, error: Exception) -> bool:
+        return (
+            isinstance(error, (Reject, UnreadableMessage))
+            or (raw.delivery_count() or 1) >= self._deliveries_max
+        )
+
+    def _given_up(self, raw: Any, error: Exception) -> int:
+        if self._letterbox is None:
+            _LOG.warning("%s[%d]@%d failed: %s", raw.topic(), raw.partition(), raw.offset(), error)
+            self._figures.add("dropped")
+            return RELEASE
+        try:
+            self._letterbox.failed(raw, error)
+        except ClientError as flaw:
+            _LOG.error("a dead letter is lost: %s", flaw)
+            self._figures.add("dropped")
+        return ACCEPT
+
+
+def job_runner(call: HandlerCall, rules: OutcomeRules) -> Callable[[HandlerJob], int]:
+    def judge(job: HandlerJob) -> int:
+        if rules.is_overdue(job):
+            return RELEASE
+        try:
+            call(job.raw)
+        except Exception as error:
+            job.told = rules.told(job.raw, error)
+            return rules.failed(job.raw, error)
+        return rules.done()
+
+    return judge
+
+
+def job_runner_async(call: HandlerCall, rules: OutcomeRules) -> Callable[[HandlerJob], Awaitable[int]]:
+    import asyncio
+
+    async def judge(job: HandlerJob) -> int:
+        if rules.is_overdue(job):
+            return RELEASE
+        try:
+            await call(job.raw)
+        except Exception as error:
+            job.told = rules.told(job.raw, error)
+            # A letter may have to be waited for, by this one only.
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, rules.failed, job.raw, error)
+        return rules.done()
+
+    return judge
+
+
 _TAKE_S: Final = 0.3
-_LOOK_S: Final = 0.1
+_STOP_CHECK_S: Final = 0.1
 #: Of a lock's time, when it counts as over: the broker began to count before we did.
-_LOCK_PART: Final = 0.9
-_RESTS: Final = Rests(base_ms=100, cap_ms=5_000)
+_LOCK_SHARE: Final = 0.9
+_MEMBER_BACKOFF: Final = ExponentialBackoff(base_ms=100, cap_ms=5_000)
 
 
-class Sharing(Consumption):
-    _pool: Pool | None = None
+class ShareWorker(SubscriptionWorker):
+    _pool: HandlerPool | None = None
 
     def begun(self) -> Sequence[Any]:
         return self._pool.begun() if self._pool is not None else ()
 
     def _work(self) -> bool:
         before = self.figures.handled
-        self.stage = Stage(Phase.CONNECTING, time.monotonic())
+        self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
         sub, resources = self.subscription, self._resources
         partitions = resources.letter_topics(sub)
-        group = agree(sub, resources)
-        letterbox = _letterbox(sub, resources, partitions, self.figures)
-        verdicts = Verdicts(
+        group = apply_share_group_settings(sub, resources)
+        letterbox = _failure_publisher(sub, resources, partitions, self.figures)
+        rules = OutcomeRules(
             self.figures,
             group.deliveries_max,
             letterbox,
-            tries_again=_retries(sub),
+            tries_again=_retries_failures(sub),
             tells=group.takes_failures,
         )
-        pool = _pool(sub, resources, verdicts)
+        pool = _make_pool(sub, resources, rules)
         halt = threading.Event()
         settings = share_settings(
             resources.bootstrap, resources.name, resources.settings, group=sub.group, taken_max=sub.taken_max
         )
         servers = [
-            _Server(sub, group, pool, settings, self.figures, halt, reports_of(sub, group, resources))
+            _MemberThread(
+                sub, group, pool, settings, self.figures, halt, failure_reporter(sub, group, resources)
+            )
             for _ in range(sub.concurrency)
         ]
         try:
             for server in servers:
                 server.start()
             self.is_ready.set()
-            self.stage = Stage(Phase.RUNNING, time.monotonic())
+            self.stage = WorkerStage(WorkerPhase.RUNNING, time.monotonic())
             self._pool = pool
-            while not self._stopping.wait(_LOOK_S) and all(server.is_alive() for server in servers):
+            while not self._stopping.wait(_STOP_CHECK_S) and all(server.is_alive() for server in servers):
                 if pool.error is not None:
                     break
         finally:
@@ -97,18 +398,18 @@ class Sharing(Consumption):
         return self.figures.handled > before
 
 
-class _Server(threading.Thread):
+class _MemberThread(threading.Thread):
     """One member: takes, has handled, answers."""
 
     def __init__(
         self,
         subscription: Subscription,
         group: ShareGroup,
-        pool: Pool,
+        pool: HandlerPool,
         settings: Settings,
         figures: Any,
         halt: threading.Event,
-        reports: FailureReports | None,
+        reports: FailureReporter | None,
     ) -> None:
         super().__init__(name=f"penstock-{subscription.group}-member", daemon=True)
         self._sub = subscription
@@ -119,7 +420,7 @@ class _Server(threading.Thread):
         self._halt = halt
         self._reports = reports
         self._chance = Random()
-        self._at_most_once = not _retries(subscription)
+        self._at_most_once = not _retries_failures(subscription)
         self._accepts_first = self._at_most_once and not group.is_at_most_once
         self.error: Exception | None = None
 
@@ -141,7 +442,7 @@ class _Server(threading.Thread):
                 except ClientError as error:
                     _LOG.warning("%s: %s", self._sub.name, error)
                     attempt += 1
-                    self._halt.wait(_RESTS.delay_ms(attempt, self._chance) / 1000)
+                    self._halt.wait(_MEMBER_BACKOFF.delay_ms(attempt, self._chance) / 1000)
         finally:
             member.close()
 
@@ -153,15 +454,15 @@ class _Server(threading.Thread):
         if not self._pool.await_room(_TAKE_S):
             return
         taken: Sequence[Any] = member.take(_TAKE_S)
-        deadline_s = math.inf if self._at_most_once else time.monotonic() + self._group.lock_s * _LOCK_PART
+        deadline_s = math.inf if self._at_most_once else time.monotonic() + self._group.lock_s * _LOCK_SHARE
         if self._accepts_first:
-            taken = accepted_first(member, taken, self._figures)
+            taken = accept_before_handling(member, taken, self._figures)
         if taken:
             self._have_handled(member, taken, deadline_s)
 
     def _have_handled(self, member: ShareMember, taken: Sequence[Any], deadline_s: float) -> None:
-        reports: SimpleQueue[tuple[Job, int]] = SimpleQueue()
-        left = [Job(raw, deadline_s, reports.put) for raw in taken]
+        reports: SimpleQueue[tuple[HandlerJob, int]] = SimpleQueue()
+        left = [HandlerJob(raw, deadline_s, reports.put) for raw in taken]
         for job in left:
             self._pool.add(job)
         sent_s, is_unsent = time.monotonic(), False
@@ -183,25 +484,29 @@ class _Server(threading.Thread):
                 sent_s, is_unsent = now_s, False
 
 
-def _retries(subscription: Subscription) -> bool:
+def _retries_failures(subscription: Subscription) -> bool:
     return subscription.delivery is not Delivery.AT_MOST_ONCE
 
 
-def _letterbox(sub: Subscription, resources: Resources, partitions: Any, figures: Any) -> Letterbox | None:
+def _failure_publisher(
+    sub: Subscription, resources: Resources, partitions: Any, figures: Any
+) -> FailurePublisher | None:
     """Brokers write the dead letters of share groups, save where they know nothing of failures."""
-    if _retries(sub) or not sub.dead_letters:
+    if _retries_failures(sub) or not sub.dead_letters:
         return None
-    failing = Failing(
+    failing = FailurePolicy(
         group=sub.group, handler=sub.name, backoff=None, partitions=partitions, now_ms=now_ms, chance=Random()
     )
-    return Letterbox(failing, resources.post, figures, waits=True, await_published=resources.await_published)
+    return FailurePublisher(
+        failing, resources.post, figures, waits=True, await_published=resources.await_published
+    )
 
 
-def _pool(sub: Subscription, resources: Resources, verdicts: Verdicts) -> Pool:
-    call: Call = calling(sub.handler, sub.shape, Spans(client=resources.name, group=sub.group))
+def _make_pool(sub: Subscription, resources: Resources, rules: OutcomeRules) -> HandlerPool:
+    call: HandlerCall = make_call(sub.handler, sub.shape, Spans(client=resources.name, group=sub.group))
     if sub.to is not None:
-        call = (replying_async if sub.shape.is_async else replying)(call, sub.to, resources)
+        call = (with_reply_async if sub.shape.is_async else with_reply)(call, sub.to, resources)
     room = {"workers": sub.concurrency, "in_flight_max": sub.in_flight_max}
     if sub.shape.is_async:
-        return TaskPool(judging_async(call, verdicts), **room)
-    return ThreadPool(judging(call, verdicts), **room)
+        return TaskHandlerPool(job_runner_async(call, rules), **room)
+    return ThreadHandlerPool(job_runner(call, rules), **room)

@@ -1,25 +1,37 @@
-"""What a subscription is: a handler, its topics and group, and the contract that it is promised. Pure."""
+"""A subscription: a handler, its topics and group, and the delivery contract that it gets. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.handles import check_handle
-from penstock.client.app.settings import ApplicationError
-from penstock.client.backoff import ATTEMPTS_MAX, Backoff
-from penstock.client.breaker import Breaker
-from penstock.client.durations import Duration, seconds
-from penstock.client.letters import is_letter_topic
-from penstock.client.payloads import HandlerShape, codec_for, wants
+from penstock.client.app.breaker import Breaker
+from penstock.client.app.failures import ATTEMPTS_MAX, Backoff
+from penstock.client.app.handler import check_database_parameter
+from penstock.client.app.librdkafka import ApplicationError
+from penstock.client.deadletters.headers import is_failure_topic
+from penstock.client.payloads import HandlerSignature, codec_for, inspect_handler
+from penstock.client.retry import Duration, duration_s
 
-__all__ = ["STARTS", "Subscription", "check_together", "subscription"]
+__all__ = ("STARTS", "Delivery", "Subscription", "check_group_contract", "declare_subscription")
+
+
+class Delivery(StrEnum):
+    #: Never twice; what may be lost is counted.
+    AT_MOST_ONCE = "at-most-once"
+    #: Never lost; what may come twice is bounded.
+    AT_LEAST_ONCE = "at-least-once"
+    #: Never lost, and known by its id when it comes again.
+    EFFECTIVELY_ONCE = "effectively-once"
+    #: Result and position are one transaction, of the cluster or of a database.
+    EXACTLY_ONCE = "exactly-once"
+
 
 STARTS: Final = ("earliest", "latest")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONCURRENCY_MAX: Final = 1_000
 #: Bounds what a crash repeats, or a commit of unknown fate drops.
 TAKEN_MAX: Final = 500
@@ -36,7 +48,7 @@ class Subscription:
     group: str
     delivery: Delivery
     handler: Callable[..., Any]
-    shape: HandlerShape
+    shape: HandlerSignature
     name: str
     retry: Backoff | None
     dead_letters: bool
@@ -65,7 +77,7 @@ class Subscription:
         return self.retry.attempts - 1 if self.retry is not None and not self.share else 0
 
 
-def subscription(
+def declare_subscription(
     handler: Callable[..., Any],
     topics: tuple[str, ...],
     *,
@@ -89,7 +101,7 @@ def subscription(
     lock: Duration | None = None,
 ) -> Subscription:
     """Checked. Raises ApplicationError."""
-    rests = _retry(retry)
+    backoff = _retry_backoff(retry)
     taken_max = taken_max or (SHARED_TAKEN_MAX if share else TAKEN_MAX)
     most_at_once = concurrency if share else 2 * max(taken_max, concurrency)
     name = getattr(handler, "__qualname__", type(handler).__qualname__)
@@ -98,27 +110,27 @@ def subscription(
         group=_group(group),
         delivery=_delivery(delivery),
         handler=handler,
-        shape=_shape(handler, batch),
+        shape=_signature(handler, batch),
         name=name,
-        retry=rests,
+        retry=backoff,
         dead_letters=dead_letters,
-        concurrency=_whole("concurrency", concurrency, _CONCURRENCY_MAX),
-        batch=None if batch is None else _whole("batch", batch, 100_000),
+        concurrency=_whole_number("concurrency", concurrency, _CONCURRENCY_MAX),
+        batch=None if batch is None else _whole_number("batch", batch, 100_000),
         breaker=breaker,
         keep_order=keep_order,
         start=start,
         commit_every_s=_seconds("commit_every", commit_every),
-        taken_max=_whole("taken_max", max(taken_max, batch or 1), 1_000_000),
-        in_flight_max=_whole("in_flight_max", in_flight_max or most_at_once, 1_000_000),
+        taken_max=_whole_number("taken_max", max(taken_max, batch or 1), 1_000_000),
+        in_flight_max=_whole_number("in_flight_max", in_flight_max or most_at_once, 1_000_000),
         store=store,
-        remember_s=_remember_s(remember, rests),
+        remember_s=_remember_s(remember, backoff),
         ledger=ledger,
         to=to,
         share=share,
         lock_s=None if lock is None else _seconds("lock", lock),
     )
     for handle in made.shape.extras:
-        check_handle(handle)
+        check_database_parameter(handle)
     for check in _CHECKS:
         flaw = check(made)
         if flaw is not None:
@@ -133,9 +145,9 @@ def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
     if not topics:
         raise ApplicationError("a subscription names at least one topic")
     for topic in topics:
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic):
+        if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
             raise ApplicationError(f"{topic!r} cannot be the name of a topic")
-        if is_letter_topic(topic) and len(topics) > 1:
+        if is_failure_topic(topic) and len(topics) > 1:
             raise ApplicationError(f"{topic} holds retries or dead letters, which are subscribed to alone")
     return topics
 
@@ -154,9 +166,9 @@ def _delivery(name: str) -> Delivery:
         raise ApplicationError(f"delivery={name!r} is none of {known}") from None
 
 
-def _shape(handler: Callable[..., Any], batch: int | None) -> HandlerShape:
+def _signature(handler: Callable[..., Any], batch: int | None) -> HandlerSignature:
     try:
-        shape = wants(handler, batch=batch is not None)
+        shape = inspect_handler(handler, batch=batch is not None)
         if shape.payload is not None:
             codec_for(shape.payload)
     except TypeError as flaw:
@@ -164,7 +176,7 @@ def _shape(handler: Callable[..., Any], batch: int | None) -> HandlerShape:
     return shape
 
 
-def _whole(name: str, value: int, most: int) -> int:
+def _whole_number(name: str, value: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ApplicationError(f"{name}={value!r} is a whole number from 1 to {most}")
     return value
@@ -172,12 +184,12 @@ def _whole(name: str, value: int, most: int) -> int:
 
 def _seconds(name: str, value: Duration) -> float:
     try:
-        return seconds(value)
+        return duration_s(value)
     except ValueError as flaw:
         raise ApplicationError(f"{name}: {flaw}") from None
 
 
-def _retry(given: object) -> Backoff | None:
+def _retry_backoff(given: object) -> Backoff | None:
     """A number is how often a message is tried in all, with the rests that Backoff has by itself."""
     if given is None or isinstance(given, Backoff):
         return given
@@ -199,23 +211,23 @@ def _remember_s(remember: Duration | None, retry: Backoff | None) -> float:
 # What does not go together
 
 
-def _start(made: Subscription) -> str | None:
+def _check_start(made: Subscription) -> str | None:
     return None if made.start in STARTS else f"start={made.start!r} is neither earliest nor latest"
 
 
-def _no_retry_at_most_once(made: Subscription) -> str | None:
+def _check_retry(made: Subscription) -> str | None:
     if made.delivery is Delivery.AT_MOST_ONCE and made.retry is not None:
         return "at-most-once tries nothing again: leave retry= out, failures become dead letters"
     return None
 
 
-def _store_for_ids(made: Subscription) -> str | None:
+def _check_store(made: Subscription) -> str | None:
     if made.store is not None and made.delivery is not Delivery.EFFECTIVELY_ONCE:
         return f"store= is of effectively-once, not of {made.delivery}"
     return None
 
 
-def _ledger_for_exactly_once(made: Subscription) -> str | None:
+def _check_ledger(made: Subscription) -> str | None:
     if made.ledger is None:
         return None
     if made.delivery is not Delivery.EXACTLY_ONCE:
@@ -227,7 +239,7 @@ def _ledger_for_exactly_once(made: Subscription) -> str | None:
     return None
 
 
-def _connections(made: Subscription) -> str | None:
+def _check_connection_parameter(made: Subscription) -> str | None:
     if not made.shape.extras or made.ledger is not None:
         return None
     if made.delivery is not Delivery.EFFECTIVELY_ONCE:
@@ -237,7 +249,7 @@ def _connections(made: Subscription) -> str | None:
     return None
 
 
-def _batches(made: Subscription) -> str | None:
+def _check_batch(made: Subscription) -> str | None:
     if made.batch is None:
         return None
     if made.concurrency > 1 or made.shape.is_async:
@@ -247,7 +259,7 @@ def _batches(made: Subscription) -> str | None:
     return None
 
 
-def _order(made: Subscription) -> str | None:
+def _check_keep_order(made: Subscription) -> str | None:
     if made.keep_order and (made.retry is None or made.concurrency > 1 or made.batch is not None):
         return (
             "keep_order= is about retries, for one message after the other: it needs retry= and nothing else"
@@ -257,13 +269,13 @@ def _order(made: Subscription) -> str | None:
     return None
 
 
-def _letters(made: Subscription) -> str | None:
+def _check_dead_letters(made: Subscription) -> str | None:
     if not made.dead_letters and made.retry is not None:
         return "retry= needs a dead-letter topic for what fails each time"
     return None
 
 
-def _share(made: Subscription) -> str | None:
+def _check_share(made: Subscription) -> str | None:
     if not made.share:
         return "lock= is of share groups: say share=True" if made.lock_s is not None else None
     if made.delivery not in (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE):
@@ -284,7 +296,7 @@ def _share(made: Subscription) -> str | None:
     return None
 
 
-def check_together(made: Subscription, others: Iterable[Subscription]) -> None:
+def check_group_contract(made: Subscription, others: Iterable[Subscription]) -> None:
     """Positions of a group mean what its contract says: two of them cannot share one. Raises ApplicationError."""
     for other in others:
         if other.group != made.group:
@@ -301,13 +313,13 @@ def check_together(made: Subscription, others: Iterable[Subscription]) -> None:
 
 
 _CHECKS: Final = (
-    _share,
-    _start,
-    _no_retry_at_most_once,
-    _store_for_ids,
-    _ledger_for_exactly_once,
-    _connections,
-    _batches,
-    _order,
-    _letters,
+    _check_share,
+    _check_start,
+    _check_retry,
+    _check_store,
+    _check_ledger,
+    _check_connection_parameter,
+    _check_batch,
+    _check_keep_order,
+    _check_dead_letters,
 )

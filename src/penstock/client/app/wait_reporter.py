@@ -1,7 +1,7 @@
-"""What an application waits for, reported within two seconds: brokers that do not answer, partitions of other members.
+"""Reports within two seconds what an application waits for: brokers that do not answer, or partitions of other members.
 
-A subscription that waits says nothing by itself: it is inside a call of a client library. So one thread of the
-application looks at all subscriptions, and asks the cluster why a member has no partitions yet.
+A subscription that waits reports nothing itself, because it is inside a call of a client library. So one thread of the
+application watches all subscriptions, and asks the cluster why a member has no partitions yet.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.client.cluster import Coordinates
-from penstock.client.connection import Connection
-from penstock.client.errors import ClientError, check
-from penstock.client.retrying import Deadline
-from penstock.client.settings import Address
+from penstock.client.errors import ClientError, raise_for_error
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import CoordinatorType
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.settings import Address
 from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
     from penstock.client.app.resources import Resources
 
-__all__ = ["Phase", "PlainCall", "PlainWait", "Stage", "WaitReporter", "unreachable"]
+__all__ = ["BlockingCall", "CallWaitReporter", "WaitReporter", "WorkerPhase", "WorkerStage", "probe_brokers"]
 
 _LOG: Final = logging.getLogger("penstock.client")
-_LOOK_S: Final = 0.25
+_CHECK_EVERY_S: Final = 0.25
 #: With the time that the cluster takes to answer, a wait is reported within two seconds.
 _REPORT_AFTER_S: Final = 1.2
 _REPEAT_S: Final = 10.0
 #: A broker that has not answered the simplest request by then is taken to be gone: the end of an application waits no
 #: longer than a second for it.
-_ANSWER_S: Final = 0.7
+_PROBE_TIMEOUT_S: Final = 0.7
 #: ApiVersions, version 0: every broker answers it, also before a client has authenticated.
-_QUESTION: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
+_API_VERSIONS_REQUEST: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
 _DESCRIBE_MS: Final = 5_000
 #: What librdkafka has where nothing is set.
 _POLL_INTERVAL_MS: Final = 300_000
 _NAMED_MAX: Final = 3
 
 
-class Phase(Enum):
+class WorkerPhase(Enum):
     #: Topics are looked up, and those for retries and dead letters created.
     CONNECTING = auto()
     #: A member of the group, without partitions so far.
@@ -59,21 +59,21 @@ class Phase(Enum):
 
 
 #: What is waited for in the others is reported.
-_QUIET: Final = (Phase.RUNNING, Phase.RESTING)
+_UNREPORTED_PHASES: Final = (WorkerPhase.RUNNING, WorkerPhase.RESTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class WorkerStage:
     """What a subscription is at, and since when."""
 
-    phase: Phase
+    phase: WorkerPhase
     since_s: float
     #: Of the member, while it joins.
     settings: dict[str, Any] | None = None
     member_id: str = ""
 
 
-class Member(NamedTuple):
+class GroupMember(NamedTuple):
     member_id: str
     host: str
 
@@ -84,46 +84,46 @@ class WaitReporter(threading.Thread):
         self._waiters = waiters
         self._resources = resources
         self._ended = threading.Event()
-        self._said: dict[int, tuple[Stage, float]] = {}
+        self._reported: dict[int, tuple[WorkerStage, float]] = {}
 
     def end(self) -> None:
         self._ended.set()
 
     def run(self) -> None:
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_CHECK_EVERY_S):
             for number, waiter in enumerate(self._waiters):
                 self._look(number, waiter)
 
     def _look(self, number: int, waiter: Any) -> None:
-        stage: Stage = waiter.stage
+        stage: WorkerStage = waiter.stage
         now_s = time.monotonic()
-        said, said_s = self._said.get(number, (None, 0.0))
-        is_new = said is None or said.since_s != stage.since_s
-        due_s = stage.since_s + _REPORT_AFTER_S if is_new else said_s + _REPEAT_S
-        if stage.phase in _QUIET or now_s < due_s or not waiter.is_alive:
+        reported, reported_s = self._reported.get(number, (None, 0.0))
+        is_new = reported is None or reported.since_s != stage.since_s
+        due_s = stage.since_s + _REPORT_AFTER_S if is_new else reported_s + _REPEAT_S
+        if stage.phase in _UNREPORTED_PHASES or now_s < due_s or not waiter.is_alive:
             return
-        self._said[number] = stage, now_s
-        sentence = self._sentence(waiter.subscription, stage)
+        self._reported[number] = stage, now_s
+        sentence = self._report_text(waiter.subscription, stage)
         # It may have got what it waited for while the cluster was asked.
         if waiter.stage.since_s == stage.since_s and not self._ended.is_set():
             _LOG.warning("%s", sentence)
 
-    def _sentence(self, subscription: Waiting, stage: Stage) -> str:
+    def _report_text(self, subscription: WaitingCaller, stage: WorkerStage) -> str:
         reason = self._resources.unreachable()
         if reason is not None:
             return f"{subscription.name} waits for a broker: {reason}; trying again"
         topics = ", ".join(subscription.topics)
-        if stage.phase is Phase.CONNECTING or stage.settings is None:
+        if stage.phase is WorkerPhase.CONNECTING or stage.settings is None:
             return f"{subscription.name} waits for the brokers to answer about {topics}"
         protocol = str(stage.settings.get("group.protocol", "classic"))
-        found = members_of(self._resources, subscription.group, protocol=protocol)
+        found = group_members(self._resources, subscription.group, protocol=protocol)
         if found is None:
             return f"waiting for partitions of {topics}: the coordinator of group {subscription.group} does not answer"
         waited_s = time.monotonic() - stage.since_s
-        return waiting_for(subscription, found, stage, waited_s)
+        return partition_wait_text(subscription, found, stage, waited_s)
 
 
-class Waiting(Protocol):
+class WaitingCaller(Protocol):
     """Who waits, in the words of a report."""
 
     @property
@@ -136,7 +136,7 @@ class Waiting(Protocol):
     def group(self) -> str: ...
 
 
-class PlainCall(NamedTuple):
+class BlockingCall(NamedTuple):
     """A call of the user that waits for brokers."""
 
     name: str
@@ -144,31 +144,31 @@ class PlainCall(NamedTuple):
     group: str = ""
 
 
-class PlainWait:
+class CallWaitReporter:
     """What a plain consumer or call waits for, from its beginning to its end: its thread is the user's own."""
 
-    def __init__(self, subscription: Waiting, resources: Resources) -> None:
+    def __init__(self, subscription: WaitingCaller, resources: Resources) -> None:
         self.subscription = subscription
-        self.stage = Stage(Phase.CONNECTING, time.monotonic())
+        self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
         self.is_alive = True
         self._reporter = WaitReporter([self], resources)
         self._reporter.start()
 
     def note_joining(self, settings: dict[str, Any], member_id: str) -> None:
         """The user asks for messages, and the member has no partitions so far."""
-        is_new = self.stage.phase is not Phase.JOINING
+        is_new = self.stage.phase is not WorkerPhase.JOINING
         since_s = time.monotonic() if is_new else self.stage.since_s
-        self.stage = Stage(Phase.JOINING, since_s, settings, member_id)
+        self.stage = WorkerStage(WorkerPhase.JOINING, since_s, settings, member_id)
 
     def note_running(self) -> None:
-        if self.stage.phase is not Phase.RUNNING:
-            self.stage = Stage(Phase.RUNNING, time.monotonic())
+        if self.stage.phase is not WorkerPhase.RUNNING:
+            self.stage = WorkerStage(WorkerPhase.RUNNING, time.monotonic())
 
     def end(self) -> None:
         self._reporter.end()
 
 
-def members_of(resources: Resources, group: str, *, protocol: str) -> list[Member] | None:
+def group_members(resources: Resources, group: str, *, protocol: str) -> list[GroupMember] | None:
     """As the group's coordinator describes them; None where that cannot be had.
 
     Not by the admin client of librdkafka, which may end the process when it is closed while a request is under way.
@@ -180,21 +180,23 @@ def members_of(resources: Resources, group: str, *, protocol: str) -> list[Membe
         name = "describe_groups.v5.request:DescribeGroupsRequest"
         request = schema_class(name)(groups=(group,), include_authorized_operations=False)
 
-    def ask(connection: Connection) -> list[Member]:
+    def ask(connection: Connection) -> list[GroupMember]:
         (found,) = connection.call(request, timeout_ms=_DESCRIBE_MS).groups
-        check(found.error_code, f"group {group}")
-        return [Member(str(each.member_id), str(each.client_host)) for each in found.members]
+        raise_for_error(found.error_code, f"group {group}")
+        return [GroupMember(str(each.member_id), str(each.client_host)) for each in found.members]
 
     cluster = resources.cluster()
     try:
-        return cluster.call_coordinator(Coordinates.GROUP, group, ask, deadline=Deadline(_DESCRIBE_MS))
+        return cluster.call_coordinator(CoordinatorType.GROUP, group, ask, deadline=Deadline(_DESCRIBE_MS))
     except ClientError:
         return None
     finally:
         cluster.close()
 
 
-def waiting_for(subscription: Waiting, members: Sequence[Member], stage: Stage, waited_s: float) -> str:
+def partition_wait_text(
+    subscription: WaitingCaller, members: Sequence[GroupMember], stage: WorkerStage, waited_s: float
+) -> str:
     """A sentence on a member that has no partitions yet. Pure."""
     assert stage.settings is not None
     topics = ", ".join(subscription.topics)
@@ -217,8 +219,8 @@ def waiting_for(subscription: Waiting, members: Sequence[Member], stage: Stage, 
     return f"{start}{who} has not given them up yet; at most {max(left_s, 1):.0f} s more"
 
 
-def unreachable(
-    addresses: Iterable[Address], *, asks: bool = True, timeout_s: float = _ANSWER_S
+def probe_brokers(
+    addresses: Iterable[Address], *, sends_request: bool = True, timeout_s: float = _PROBE_TIMEOUT_S
 ) -> str | None:
     """Why none of them answers; None where one does. Where they are not asked, to take a connection is an answer."""
     reasons: dict[str, None] = {}
@@ -226,7 +228,7 @@ def unreachable(
         try:
             for host, port in addresses:
                 try:
-                    opened = _connecting(host, port)
+                    opened = _start_connecting(host, port)
                 except OSError as error:
                     reasons[f"{host}:{port}: {error.strerror or error}"] = None
                 else:
@@ -236,7 +238,7 @@ def unreachable(
                 for key, events in waiting.select(left_s):
                     made: Any = key.fileobj
                     try:
-                        if _answers(made, events, asks):
+                        if _has_answered(made, events, sends_request):
                             return None
                     except OSError as error:
                         reasons[f"{key.data}: {os.strerror(error.errno or 0).lower()}"] = None
@@ -253,7 +255,7 @@ def unreachable(
     return "; ".join(reasons) or "no address is known"
 
 
-def _answers(made: socket.socket, events: int, asks: bool) -> bool:
+def _has_answered(made: socket.socket, events: int, sends_request: bool) -> bool:
     """False while the answer is still to come. Raises OSError."""
     if events & selectors.EVENT_READ:
         if not made.recv(1):
@@ -262,12 +264,12 @@ def _answers(made: socket.socket, events: int, asks: bool) -> bool:
     code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, "not connected")
-    if asks:
-        made.send(_QUESTION)
-    return not asks
+    if sends_request:
+        made.send(_API_VERSIONS_REQUEST)
+    return not sends_request
 
 
-def _connecting(host: str, port: int) -> socket.socket:
+def _start_connecting(host: str, port: int) -> socket.socket:
     """Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)

@@ -1,44 +1,108 @@
-"""A subscription made into what runs: its handler in the contract's wrapping, a runner, and a box for letters."""
+"""Runs a subscription: a thread that joins the group, takes messages and calls the handler until it is stopped.
+
+For each membership it assembles the parts: the handler wrapped as its contract needs it, a runner, and the publisher
+of failure records. `to=` names a topic for what the handler returns; the reply has the key of the message.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.client.app import effectively, exactly, guarding
-from penstock.client.app.contracts import AtLeastOnce, AtMostOnce, Contract, Session
-from penstock.client.app.delivery import Delivery
-from penstock.client.app.exactly import TransactionFailed
-from penstock.client.app.failing import Failing, Letter
+from penstock.client.app import breaker, contracts, exactly_once
+from penstock.client.app.contracts import (
+    AtLeastOnce,
+    AtMostOnce,
+    Contract,
+    ContractSession,
+    raise_if_outage,
+    report_unfinished,
+)
+from penstock.client.app.exactly_once import Draft, TransactionFailed, drafts
+from penstock.client.app.failures import FailurePolicy, FailurePublisher, FailureRecord
 from penstock.client.app.figures import Figures
-from penstock.client.app.handling import Call, Loop, calling, calling_batch, looping, one_by_one
-from penstock.client.app.inline import Failed, Inline, InlineBatches, Runner
-from penstock.client.app.lanes import AsyncLanes, ThreadLanes
-from penstock.client.app.letterbox import Letterbox
-from penstock.client.app.order import KeyOrder, ordered
-from penstock.client.app.outages import raise_outage
-from penstock.client.app.places import Place
-from penstock.client.app.publishing import NotPublished
-from penstock.client.app.replies import replying, replying_async
+from penstock.client.app.handler import (
+    HandlerCall,
+    HandlerLoop,
+    loop_over_call,
+    make_batch_call,
+    make_call,
+    make_loop,
+)
+from penstock.client.app.librdkafka import ApplicationError, Settings, consumer_settings, producer_settings
+from penstock.client.app.membership import Membership
+from penstock.client.app.message import TopicPartition
+from penstock.client.app.publisher import NotPublished
 from penstock.client.app.resources import Resources, now_ms
-from penstock.client.app.retries import DueRetries
-from penstock.client.app.scanning import waiting
-from penstock.client.app.settings import ApplicationError, Settings, consumer_settings, producer_settings
-from penstock.client.app.subscription import Subscription
-from penstock.client.letters import retry_level
+from penstock.client.app.retry_topics import DueRetries, KeyOrder, in_key_order, read_waiting_retries
+from penstock.client.app.runners import (
+    AsyncRunner,
+    BatchRunner,
+    FailureCallback,
+    MessageRunner,
+    Runner,
+    ThreadRunner,
+)
+from penstock.client.app.subscription import Delivery, Subscription
+from penstock.client.app.wait_reporter import WorkerPhase, WorkerStage
+from penstock.client.deadletters.headers import retry_level
+from penstock.client.errors import ClientError
+from penstock.client.payloads import encode
+from penstock.client.retry import Backoff as ExponentialBackoff
 from penstock.client.stores import StoreError, StoreUnavailable
 from penstock.client.tracing import Spans
 
-__all__ = ["Machine", "assemble"]
+__all__ = ("AssembledSubscription", "SubscriptionWorker", "assemble", "with_reply", "with_reply_async")
 
 
-class Machine:
+_PUBLISH_TIMEOUT_S: Final = 300.0
+
+
+def with_reply(call: HandlerCall, topic: str, resources: Resources) -> HandlerCall:
+    def handle(raw: Any, **handles: Any) -> Any:
+        _publish_reply(call(raw, **handles), raw, topic, resources)
+
+    return handle
+
+
+def with_reply_async(call: HandlerCall, topic: str, resources: Resources) -> HandlerCall:
+    import asyncio
+
+    async def handle(raw: Any, **handles: Any) -> Any:
+        result = await call(raw, **handles)
+        if drafts.get() is not None:
+            _publish_reply(result, raw, topic, resources)
+        else:
+            await asyncio.get_running_loop().run_in_executor(
+                None, _publish_reply, result, raw, topic, resources
+            )
+
+    return handle
+
+
+def _publish_reply(result: Any, raw: Any, topic: str, resources: Resources) -> None:
+    """None is no reply. Outside of transactions it is there before the message counts as handled."""
+    if result is None:
+        return
+    value = encode(result)
+    held = drafts.get()
+    with resources.spans.publish(topic, [], key=raw.key()) as headers:
+        if held is not None:
+            held.append(Draft(topic, value, raw.key(), headers, None, None))
+        else:
+            sent = resources.publisher().send(topic, value, key=raw.key(), headers=headers)
+            resources.await_published(sent, _PUBLISH_TIMEOUT_S)
+
+
+class AssembledSubscription:
     """Everything of one membership."""
 
     def __init__(
@@ -46,7 +110,7 @@ class Machine:
         *,
         topics: Sequence[str],
         settings: Settings,
-        session: Session,
+        session: ContractSession,
         contract: Contract,
         retries: DueRetries,
         order: KeyOrder | None,
@@ -59,21 +123,25 @@ class Machine:
         self.retries = retries
         self._order = order
         self._group = group
-        self.is_held = False
+        self.is_paused = False
 
-    def begun(self, positions: Mapping[Place, int]) -> None:
+    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
         """Which keys have failed is read from where their retries are."""
         if self._order is None:
             return
-        places = {place: at for place, at in positions.items() if retry_level(place[0]) is not None}
-        self._order.forget(list(places))
-        for raw in waiting(self.settings, self._group, places):
+        topic_partitions = {
+            topic_partition: at
+            for topic_partition, at in positions.items()
+            if retry_level(topic_partition[0]) is not None
+        }
+        self._order.forget(list(topic_partitions))
+        for raw in read_waiting_retries(self.settings, self._group, topic_partitions):
             self._order.found(raw)
 
-    def forget(self, places: Sequence[Place]) -> None:
-        self.retries.forget(places)
+    def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        self.retries.forget(topic_partitions)
         if self._order is not None:
-            self._order.forget(places)
+            self._order.forget(topic_partitions)
 
     def close(self) -> None:
         self.session.runner.close()
@@ -81,8 +149,8 @@ class Machine:
 
 def assemble(
     subscription: Subscription, resources: Resources, figures: Figures, stopping: threading.Event
-) -> Machine:
-    return _Assembly(subscription, resources, figures, stopping).machine()
+) -> AssembledSubscription:
+    return _Assembly(subscription, resources, figures, stopping).assembled()
 
 
 class _Assembly:
@@ -96,9 +164,9 @@ class _Assembly:
         self._partitions = resources.letter_topics(subscription)
         self._order = KeyOrder() if subscription.keep_order else None
         self._guard = (
-            guarding.Guard(subscription.breaker, figures, stopping) if subscription.breaker else None
+            breaker.BreakerGuard(subscription.breaker, figures, stopping) if subscription.breaker else None
         )
-        self._letterbox = Letterbox(
+        self._letterbox = FailurePublisher(
             self._failing(),
             self._post,
             figures,
@@ -106,9 +174,9 @@ class _Assembly:
             gives_up=not self._may_try_again,
             await_published=resources.await_published,
         )
-        self._session = Session(None, self._letterbox, figures)  # type: ignore[arg-type]
+        self._session = ContractSession(None, self._letterbox, figures)  # type: ignore[arg-type]
         self._contract: Any = None
-        self._runner_failed: Failed = self._failed
+        self._runner_failed: FailureCallback = self._failed
 
     @property
     def _may_try_again(self) -> bool:
@@ -116,18 +184,18 @@ class _Assembly:
 
     @property
     def _is_in_transactions(self) -> bool:
-        return isinstance(self._contract, exactly.ExactlyOnce)
+        return isinstance(self._contract, exactly_once.ExactlyOnce)
 
     @property
     def _is_concurrent(self) -> bool:
         return self._sub.concurrency > 1 or self._sub.shape.is_async
 
-    def machine(self) -> Machine:
+    def assembled(self) -> AssembledSubscription:
         sub = self._sub
         self._contract, wrap = self._contracted()
         self._session.runner = self._runner(wrap)
         retry_topics = [name for name in self._partitions if retry_level(name) is not None]
-        return Machine(
+        return AssembledSubscription(
             topics=[*sub.topics, *retry_topics],
             settings=self._settings(),
             session=self._session,
@@ -149,9 +217,9 @@ class _Assembly:
 
     # -- failures --------------------------------------------------------------------------------------
 
-    def _failing(self) -> Failing:
+    def _failing(self) -> FailurePolicy:
         sub = self._sub
-        return Failing(
+        return FailurePolicy(
             group=sub.group,
             handler=sub.name,
             backoff=sub.retry,
@@ -160,9 +228,9 @@ class _Assembly:
             chance=Random(),
         )
 
-    def _post(self, letter: Letter) -> Any:
-        if isinstance(self._contract, exactly.ExactlyOnce):
-            return exactly.post_in_transaction(self._contract.publish, letter)
+    def _post(self, letter: FailureRecord) -> Any:
+        if isinstance(self._contract, exactly_once.ExactlyOnce):
+            return exactly_once.send_in_transaction(self._contract.publish, letter)
         return self._resources.post(letter)
 
     def _check(self, error: Exception) -> None:
@@ -172,19 +240,19 @@ class _Assembly:
             is_outage = isinstance(error, NotPublished) and (error.may_be_there or self._is_in_transactions)
             if is_outage or isinstance(error, TransactionFailed):
                 raise error
-            raise_outage(error)
+            raise_if_outage(error)
         if not self._sub.dead_letters:
             raise error
 
     def _failed(self, raw: Any, error: Exception) -> None:
         self._check(error)
         letter = self._letterbox.failed(raw, error)
-        if isinstance(self._contract, effectively.EffectivelyOnce):
+        if isinstance(self._contract, contracts.EffectivelyOnce):
             self._contract.failed(raw)
         if self._order is not None and raw.key() is not None:
             self._order.moved(raw, letter)
 
-    def _follow(self, raw: Any, level: int) -> Letter:
+    def _follow(self, raw: Any, level: int) -> FailureRecord:
         letter = self._failing().follower(raw, level)
         self._letterbox.send(letter)
         self._figures.followed += 1
@@ -211,49 +279,55 @@ class _Assembly:
         from penstock.client.stores import open_store
 
         sub = self._sub
-        store = self._resources.opened(sub.store or default_store(sub.group), open_store)
-        marks = effectively.Marks(store, sub.group, sub.remember_s)
+        store = self._resources.opened(sub.store or default_store_url(sub.group), open_store)
+        marks = contracts.HandledIds(store, sub.group, sub.remember_s)
         claims = bool(sub.shape.extras)
-        contract = effectively.EffectivelyOnce(self._session, sub.commit_every_s, marks, claims=claims)
+        contract = contracts.EffectivelyOnce(self._session, sub.commit_every_s, marks, claims=claims)
         if claims:
-            wrap: Any = lambda call: effectively.within_transaction(  # noqa: E731
+            wrap: Any = lambda call: contracts.claim_in_transaction(  # noqa: E731
                 call, marks, sub.shape.extras[0], self._figures
             )
         else:
-            kind = effectively.marking_async if sub.shape.is_async else effectively.marking
+            kind = (
+                contracts.mark_after_handling_async if sub.shape.is_async else contracts.mark_after_handling
+            )
             wrap = partial(_wrapped, kind, marks)
         return contract, wrap
 
     def _with_ledger(self) -> tuple[Contract, Any]:
-        from penstock.client.app import ledgered
-        from penstock.client.ledgers import Fenced, open_ledger
+        from penstock.client.app import exactly_once
+        from penstock.client.ledgers import LedgerFenced, open_ledger
 
         sub = self._sub
         ledger = self._resources.opened(sub.ledger, open_ledger)
-        book = ledgered.Book(ledger, sub.group, f"{self._resources.name}-{os.getpid()}")
+        book = exactly_once.LedgerPositions(ledger, sub.group, f"{self._resources.name}-{os.getpid()}")
         marks = (
-            effectively.Marks(_marks_of(ledger), f"{sub.group}.retries", sub.remember_s)
+            contracts.HandledIds(_ledger_store(ledger), f"{sub.group}.retries", sub.remember_s)
             if sub.levels
             else None
         )
-        contract = ledgered.Ledgered(self._session, sub.commit_every_s, book, marks)
+        contract = exactly_once.ExactlyOnceWithLedger(self._session, sub.commit_every_s, book, marks)
 
         def failed(raw: Any, error: Exception) -> None:
-            if not isinstance(error, Fenced):
+            if not isinstance(error, LedgerFenced):
                 self._check(error)
             contract.failed(raw, error)
 
         self._runner_failed = failed
         name = sub.shape.extras[0]
-        return contract, lambda call: ledgered.entering(call, book, name, marks, self._figures)
+        return contract, lambda call: exactly_once.handle_in_ledger(call, book, name, marks, self._figures)
 
     def _in_transactions(self) -> tuple[Contract, Any]:
         resources, sub = self._resources, self._sub
         settings = producer_settings(resources.bootstrap, resources.name, resources.settings)
-        contract = exactly.ExactlyOnce(
-            self._session, lambda: exactly.TransactionalPublisher(settings, sub.group)
+        contract = exactly_once.ExactlyOnce(
+            self._session, lambda: exactly_once.TransactionalPublisher(settings, sub.group)
         )
-        kind = exactly.in_transaction_async if sub.shape.is_async else exactly.in_transaction
+        kind = (
+            exactly_once.handle_in_transaction_async
+            if sub.shape.is_async
+            else exactly_once.handle_in_transaction
+        )
         return contract, partial(_wrapped, kind, contract)
 
     # -- runners ---------------------------------------------------------------------------------------
@@ -264,39 +338,39 @@ class _Assembly:
             return self._batches(sub.batch)
         failed = self._runner_failed
         if not self._is_concurrent:
-            return Inline(self._loop(wrap), failed, self._figures)
-        kind = AsyncLanes if sub.shape.is_async else ThreadLanes
+            return MessageRunner(self._loop(wrap), failed, self._figures)
+        kind = AsyncRunner if sub.shape.is_async else ThreadRunner
         return kind(
-            self._call(wrap), failed, self._figures, lanes=sub.concurrency, in_flight_max=sub.in_flight_max
+            self._call(wrap), failed, self._figures, workers=sub.concurrency, in_flight_max=sub.in_flight_max
         )
 
-    def _loop(self, wrap: Any) -> Loop:
+    def _loop(self, wrap: Any) -> HandlerLoop:
         """With nothing around the handler, there is nothing to be called for each message but the handler."""
         sub = self._sub
         around = (wrap, sub.to, self._guard, self._order)
         if self._spans.is_on or any(each is not None for each in around):
-            return one_by_one(self._call(wrap))
-        return looping(sub.handler, sub.shape)
+            return loop_over_call(self._call(wrap))
+        return make_loop(sub.handler, sub.shape)
 
-    def _call(self, wrap: Any) -> Call:
+    def _call(self, wrap: Any) -> HandlerCall:
         sub = self._sub
-        call = calling(sub.handler, sub.shape, self._spans, takes_in_hand=self._is_concurrent)
+        call = make_call(sub.handler, sub.shape, self._spans, sets_current_message=self._is_concurrent)
         if sub.to is not None:
-            kind = replying_async if sub.shape.is_async else replying
+            kind = with_reply_async if sub.shape.is_async else with_reply
             call = kind(call, sub.to, self._resources)
         if self._guard is not None:
-            guard = guarding.guarded_async if sub.shape.is_async else guarding.guarded
+            guard = breaker.with_breaker_async if sub.shape.is_async else breaker.with_breaker
             call = guard(call, self._guard)
         if wrap is not None:
             call = wrap(call)
-        return ordered(call, self._order, self._follow) if self._order is not None else call
+        return in_key_order(call, self._order, self._follow) if self._order is not None else call
 
     def _batches(self, count_max: int) -> Runner:
         sub = self._sub
-        call, decode = calling_batch(sub.handler, sub.shape, self._spans)
-        if isinstance(self._contract, exactly.ExactlyOnce):
-            call = exactly.batches_in_transaction(call, self._contract)
-        return InlineBatches(
+        call, decode = make_batch_call(sub.handler, sub.shape, self._spans)
+        if isinstance(self._contract, exactly_once.ExactlyOnce):
+            call = exactly_once.handle_batch_in_transaction(call, self._contract)
+        return BatchRunner(
             call,
             decode,
             self._failed,
@@ -306,12 +380,12 @@ class _Assembly:
         )
 
 
-def _wrapped(kind: Any, with_what: Any, call: Call) -> Call:
-    made: Call = kind(call, with_what)
+def _wrapped(kind: Any, with_what: Any, call: HandlerCall) -> HandlerCall:
+    made: HandlerCall = kind(call, with_what)
     return made
 
 
-def _marks_of(ledger: Any) -> Any:
+def _ledger_store(ledger: Any) -> Any:
     try:
         return ledger.marks()
     except StoreUnavailable:
@@ -320,10 +394,217 @@ def _marks_of(ledger: Any) -> Any:
         raise ApplicationError(str(flaw)) from flaw
 
 
-def default_store(group: str) -> str:
+def default_store_url(group: str) -> str:
     """Beside what other programs keep for this user; members on other machines need a store that they share."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     folder = Path(home) / "penstock"
     folder.mkdir(parents=True, exist_ok=True)
     safe = "".join(each if each.isalnum() or each in "._-" else "_" for each in group)
     return f"sqlite:///{quote(str(folder / f'{safe}.seen.db'))}"
+
+
+_LOG: Final = logging.getLogger("penstock.client")
+_TAKE_S: Final = 0.2
+_PAUSED_POLL_S: Final = 0.02
+_ROOM_WAIT_S: Final = 0.1
+_RESTART_BACKOFF: Final = ExponentialBackoff(base_ms=200, cap_ms=10_000)
+#: How soon it is said what is finished before the application ends, and again.
+_REPORT_AFTER_S, _REPORT_EVERY_S = 0.5, 5.0
+#: What a member that has nothing in hand waits for at most, where a broker answers and the group does not let it go.
+_LEAVE_TIMEOUT_S: Final = 10.0
+_STOP_CHECK_S: Final = 0.2
+_NAMED_MAX: Final = 3
+
+
+class SubscriptionWorker:
+    """Starts anew after whatever may pass; what cannot pass ends it, and `error` says why."""
+
+    def __init__(self, subscription: Subscription, resources: Resources) -> None:
+        self.subscription = subscription
+        self._resources = resources
+        self._stopping = threading.Event()
+        self._assembled: AssembledSubscription | None = None
+        self._chance = Random()
+        self.figures = resources.figures_of(subscription)
+        self.error: BaseException | None = None
+        self.is_ready = threading.Event()
+        self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
+        self._thread = threading.Thread(target=self._run, name=f"penstock-{subscription.group}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin nothing more; `join` waits for what is in hand."""
+        self._stopping.set()
+        assembled = self._assembled
+        if assembled is not None and assembled.session.membership is not None:
+            # Aside, since it waits for a member that may be waiting for its brokers.
+            threading.Thread(target=assembled.contract.stop, name="penstock-stopping", daemon=True).start()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """After `stop`: waits for what is in hand, and says what that is; brokers that are not there are given up."""
+        began_s = time.monotonic()
+        say_s = began_s + _REPORT_AFTER_S
+        while not self.join(_STOP_CHECK_S):
+            now_s = time.monotonic()
+            begun = self.begun()
+            if not begun:
+                reason = self._resources.unreachable()
+                if reason is None and now_s - began_s > _LEAVE_TIMEOUT_S:
+                    reason = f"no answer for {_LEAVE_TIMEOUT_S:g} s"
+                if reason is not None:
+                    _LOG.warning(
+                        "%s ends without its brokers (%s); what was not committed is read again",
+                        self.subscription.name,
+                        reason,
+                    )
+                    return
+            if now_s >= say_s:
+                say_s = now_s + _REPORT_EVERY_S
+                self._report_unfinished(begun)
+
+    def _report_unfinished(self, begun: Sequence[Any]) -> None:
+        if not begun:
+            _LOG.warning(
+                "%s is ending: it commits its positions and leaves its group", self.subscription.name
+            )
+            return
+        named = ", ".join(f"{raw.topic()}[{raw.partition()}]@{raw.offset()}" for raw in begun[:_NAMED_MAX])
+        more = f" and {len(begun) - _NAMED_MAX} more" if len(begun) > _NAMED_MAX else ""
+        _LOG.warning("%s is ending: it finishes %s%s", self.subscription.name, named, more)
+
+    def begun(self) -> Sequence[Any]:
+        """Messages that handlers have now."""
+        assembled = self._assembled
+        return assembled.session.runner.begun() if assembled is not None else ()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._stopping.is_set():
+            try:
+                attempt = 0 if self._work() else attempt + 1
+            except ApplicationError as error:
+                self.error = error
+                _LOG.error("%s: %s", self.subscription.name, error)
+                return
+            except ClientError as error:
+                attempt += 1
+                self.figures.restarts += 1
+                _LOG.warning("%s starts anew: %s", self.subscription.name, error)
+            except Exception as error:
+                self.error = error
+                _LOG.exception("%s has ended", self.subscription.name)
+                return
+            except BaseException as error:
+                self.error = error
+                _LOG.error("%s raised %r, which ends the application", self.subscription.name, error)
+                return
+            self.stage = WorkerStage(WorkerPhase.RESTING, time.monotonic())
+            self._stopping.wait(_RESTART_BACKOFF.delay_ms(attempt, self._chance) / 1000)
+
+    def _work(self) -> bool:
+        """One membership, from joining to leaving. Returns whether anything was handled."""
+        before = self.figures.handled
+        self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
+        assembled = assemble(self.subscription, self._resources, self.figures, self._stopping)
+        membership = Membership(
+            assembled.settings,
+            assembled.topics,
+            start=self.subscription.start,
+            work=_RebalanceCallbacks(assembled, self._note_assigned),
+            contract=self.subscription.delivery,
+            unfinished=partial(report_unfinished, self.figures),
+        )
+        assembled.session.membership = membership
+        self._assembled = assembled
+        try:
+            self.is_ready.set()
+            while not self._stopping.is_set():
+                if self.stage.phase is not WorkerPhase.RUNNING:
+                    self._note_stage(assembled, membership)
+                self._poll_once(assembled, membership)
+            assembled.contract.finish()
+        finally:
+            self._assembled = None
+            membership.close()
+            assembled.close()
+        return self.figures.handled > before
+
+    def _note_assigned(self) -> None:
+        """At once: the first message may keep its handler busy for long."""
+        self.stage = WorkerStage(WorkerPhase.RUNNING, time.monotonic())
+
+    def _note_stage(self, assembled: AssembledSubscription, membership: Membership) -> None:
+        if membership.is_assigned:
+            self._note_assigned()
+            return
+        is_new = self.stage.phase is WorkerPhase.CONNECTING
+        since_s = time.monotonic() if is_new else self.stage.since_s
+        self.stage = WorkerStage(WorkerPhase.JOINING, since_s, assembled.settings, membership.member_id)
+
+    def _poll_once(self, assembled: AssembledSubscription, membership: Membership) -> None:
+        room = self._room(assembled)
+        if self._is_paused(assembled, membership, room):
+            # Whoever does not ask for messages is taken for dead.
+            membership.put_back(membership.take(1, _PAUSED_POLL_S))
+            assembled.contract.tick()
+            return
+        assembled.retries.resume(membership)
+        batch = membership.take(min(self.subscription.taken_max, room), assembled.retries.wait_s(_TAKE_S))
+        ready = assembled.retries.ready(batch, membership) if batch else batch
+        if ready:
+            assembled.contract.process(ready)
+        else:
+            assembled.contract.tick()
+
+    def _room(self, assembled: AssembledSubscription) -> int:
+        """What is nearly done is waited for: to pause a partition is to fetch again what was fetched before."""
+        runner = assembled.session.runner
+        room = runner.room
+        return room if room > 0 or assembled.is_paused else runner.await_room(_ROOM_WAIT_S)
+
+    def _is_paused(self, assembled: AssembledSubscription, membership: Membership, room: int) -> bool:
+        """While too much is in hand partitions are paused, and until half of it is done: pausing has its price."""
+        if room <= 0 or (assembled.is_paused and 2 * room < self.subscription.in_flight_max):
+            membership.pause(membership.topic_partitions)
+            assembled.is_paused = True
+        elif assembled.is_paused:
+            membership.resume(membership.topic_partitions - assembled.retries.held)
+            assembled.is_paused = False
+        return assembled.is_paused
+
+
+class _RebalanceCallbacks:
+    """Of rebalances: for the contract, and for whoever remembers something about partitions."""
+
+    def __init__(self, assembled: AssembledSubscription, note_assigned: Callable[[], None]) -> None:
+        self._assembled = assembled
+        self._note_assigned = note_assigned
+
+    def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
+        self._note_assigned()
+        return self._assembled.contract.assigned(topic_partitions)
+
+    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._assembled.begun(positions)
+
+    def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        try:
+            self._assembled.contract.revoked(topic_partitions)
+        finally:
+            self._assembled.forget(topic_partitions)
+
+    def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        try:
+            self._assembled.contract.lost(topic_partitions)
+        finally:
+            self._assembled.forget(topic_partitions)

@@ -1,9 +1,9 @@
-"""Marks in Redis: fast, shared by all machines, and never one transaction with a result that is kept elsewhere.
+"""The dedupe store in Redis: fast and shared by all machines, but never in one transaction with a result.
 
-What Redis may lose, and with it the knowledge that a message was handled: the last second or more of marks when it
-crashes (`appendfsync everysec`, snapshots) or when a replica takes over, since replication does not wait; and any mark
-at any time when memory is short and `maxmemory-policy` lets it evict keys. A lost mark means that a message may be
-handled again if it comes again; no message is lost.
+Redis may lose ids, and with them the knowledge that a message was handled: the last second or more when it crashes
+(`appendfsync everysec`, snapshots) or when a replica takes over, because replication does not wait; and any id at any
+time when memory is short and `maxmemory-policy` lets it evict keys. A lost id means that a message which comes again
+may be handled again. No message is lost.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
-from penstock.client.stores.base import StoreError, StoreUnavailable
-from penstock.client.stores.locating import Location
-from penstock.client.stores.naming import stored, stored_ids
+from penstock.client.databases.base import (
+    DatabaseLocation,
+    StoreError,
+    StoreUnavailable,
+    index_key,
+    index_keys,
+)
 
 __all__ = ["RedisStore"]
 
@@ -27,16 +31,16 @@ _PREFIX: Final = "penstock:seen"
 _KEYS_MAX: Final = 1000
 #: One command for many ids, which would each need one of their own, since no other sets a key with its end. An error
 #: is handed back as the server said it.
-_MARK: Final = """\
+_MARK_SCRIPT: Final = """\
 for _, key in ipairs(KEYS) do
     local done = redis.pcall('SET', key, '1', 'PX', ARGV[1])
     if done.err then return done end
 end"""
 #: URLs may say otherwise: redis://host/0?socket_timeout=2
-_DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
+_CONNECTION_DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
 #: Refusals that pass: the disk fails, a script runs, memory is short, replicas are missing, another server leads. Of
 #: a script, servers before Redis 7 say them behind its name and line: "@user_script: 2: -OOM command not allowed".
-_PASSING: Final = re.compile(r"(@user_script: ?\d+: -?)*(MISCONF|BUSY|NOREPLICAS|OOM|READONLY)\b")
+_TRANSIENT_ERRORS: Final = re.compile(r"(@user_script: ?\d+: -?)*(MISCONF|BUSY|NOREPLICAS|OOM|READONLY)\b")
 _LOGGER: Final = logging.getLogger("penstock.client.stores")
 
 
@@ -45,7 +49,7 @@ class RedisStore:
 
     shares_transactions = False
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: DatabaseLocation) -> None:
         self._shown = location.shown
         self._client = self._made(location.address)
         try:
@@ -56,24 +60,24 @@ class RedisStore:
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()
-        prefix = _prefix(scope)
-        for names in _in_parts(stored_ids(ids)):
-            with self._errors_told():
+        prefix = _key_prefix(scope)
+        for names in _chunks(index_keys(ids)):
+            with self._translated_errors():
                 values = self._client.mget([prefix + name for name in names])
             found.update(id for id, value in zip(names.values(), values, strict=True) if value is not None)
         return found
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
-        prefix, ttl_ms = _prefix(scope), _milliseconds(ttl_s)
-        for names in _in_parts(stored_ids(ids)):
+        prefix, ttl_ms = _key_prefix(scope), _milliseconds(ttl_s)
+        for names in _chunks(index_keys(ids)):
             keys = [prefix + name for name in names]
-            with self._errors_told():
-                self._client.eval(_MARK, len(keys), *keys, ttl_ms)
+            with self._translated_errors():
+                self._client.eval(_MARK_SCRIPT, len(keys), *keys, ttl_ms)
 
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
         """The value tells whether it was our own claim whose answer got lost before it was sent again."""
-        key, ours = _prefix(scope) + stored(id), uuid.uuid4().hex.encode()
-        with self._errors_told():
+        key, ours = _key_prefix(scope) + index_key(id), uuid.uuid4().hex.encode()
+        with self._translated_errors():
             is_first = self._client.set(key, ours, nx=True, px=_milliseconds(ttl_s))
             return bool(is_first) or self._client.get(key) == ours
 
@@ -98,27 +102,27 @@ class RedisStore:
         from redis.retry import Retry
 
         try:
-            return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 1), **_DEFAULTS})
+            return redis.Redis.from_url(url, **{"retry": Retry(NoBackoff(), 1), **_CONNECTION_DEFAULTS})
         except ValueError as error:
             raise StoreError(f"{self._shown}: {error}") from None
 
     def _check_server(self) -> None:
         """Once for each store: marks that are evicted are duplicates that nobody counts."""
         try:
-            with self._errors_told():
+            with self._translated_errors():
                 self._client.ping()
         except TypeError as error:  # an option that redis-py does not know
             raise StoreError(f"{self._shown}: {error}") from None
         try:
-            with self._errors_told():
-                told = {**self._client.info("cluster"), **self._client.info("memory")}
+            with self._translated_errors():
+                info = {**self._client.info("cluster"), **self._client.info("memory")}
         except StoreError:
             return  # not everyone may look at it
-        if told.get("cluster_enabled"):
+        if info.get("cluster_enabled"):
             raise StoreError(
                 f"{self._shown} is a node of a Redis Cluster: marks need a single server, with replicas or not"
             )
-        policy = told.get("maxmemory_policy", "noeviction")
+        policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             _LOGGER.warning(
                 "%s has maxmemory-policy %s: it may forget marks when memory is short, "
@@ -128,7 +132,7 @@ class RedisStore:
             )
 
     @contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         import redis
 
         try:
@@ -139,17 +143,17 @@ class RedisStore:
             raise StoreUnavailable(f"{self._shown} does not answer: {error}") from error
         except redis.RedisError as error:
             passing = (redis.ReadOnlyError, redis.OutOfMemoryError)  # whose names redis-py cuts off
-            is_passing = isinstance(error, passing) or _PASSING.match(str(error))
+            is_passing = isinstance(error, passing) or _TRANSIENT_ERRORS.match(str(error))
             kind = StoreUnavailable if is_passing else StoreError
             raise kind(f"{self._shown}: {error}") from error
 
 
-def _prefix(scope: str) -> str:
+def _key_prefix(scope: str) -> str:
     """Of the keys of a scope, which has no colon here, so that no two scopes share a key."""
-    return f"{_PREFIX}:{quote(stored(scope), safe='')}:"
+    return f"{_PREFIX}:{quote(index_key(scope), safe='')}:"
 
 
-def _in_parts(names: dict[str, str]) -> Iterator[dict[str, str]]:
+def _chunks(names: dict[str, str]) -> Iterator[dict[str, str]]:
     items = list(names.items())
     for start in range(0, len(items), _KEYS_MAX):
         yield dict(items[start : start + _KEYS_MAX])

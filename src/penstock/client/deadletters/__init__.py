@@ -1,6 +1,7 @@
-"""Dead letters looked at, corrected, replayed and given up: each replayed once, whoever asks and whatever is killed.
+"""Reads, edits, replays and purges dead letters. Each one is replayed once, whoever replays it and whatever crashes.
 
-Beside every topic of dead letters is a compacted list (`<topic>.replayed`) of those that are done with. A letter is put
-on it in the same transaction in which its record is published, and whoever writes to the list has taken the turn first,
-so that nobody who came before can write any more. Replays on Spark keep the same list and take the same turn.
+Beside each dead-letter topic is a compacted topic, `<topic>.replayed`, which lists the dead letters that are resolved:
+replayed, edited or purged. One transaction publishes the record of a dead letter and adds the entry to that topic. A
+writer first takes the replay lock, which fences every earlier writer. Replays on Spark use the same topic and the same
+lock.
 """

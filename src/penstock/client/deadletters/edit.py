@@ -1,4 +1,4 @@
-"""A letter corrected: the new one is published as a letter, and the old one is done with, in one transaction."""
+"""Edits a dead letter: one transaction publishes the corrected dead letter and resolves the old one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.letter import Letter, Spot
-from penstock.client.deadletters.marks import Mark, State
-from penstock.client.deadletters.reading import Marks, letter_at, read_marks, spans
-from penstock.client.deadletters.routing import Outgoing
-from penstock.client.deadletters.topics import DeadLetterError, ensure_list
-from penstock.client.deadletters.turns import Turn, taken
-from penstock.client.deadletters.writing import Desk, Entry
-from penstock.client.letters import Header
-from penstock.client.metadata import TopicInfo
-from penstock.protocol.letters import EDITED_FROM, PREFIXES, WITHOUT_RECORD
-from penstock.protocol.records import Record
+from penstock.client.deadletters.dead_letter import DeadLetter, DeadLetterId, Resolution, ResolutionState
+from penstock.client.deadletters.headers import Header
+from penstock.client.deadletters.reader import Resolutions, offset_ranges, read_dead_letter, read_resolutions
+from penstock.client.deadletters.topics import DeadLetterError, ensure_replayed_topic
+from penstock.client.deadletters.writer import (
+    DeadLetterWriter,
+    OutgoingRecord,
+    ReplayLock,
+    ResolutionEntry,
+    locked_producer,
+)
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicInfo
+from penstock.protocol.dead_letter_headers import EDITED_FROM_HEADER, HEADER_PREFIXES, WITHOUT_RECORD_HEADER
+from penstock.protocol.record_batch import Record
 
 
 class _Unchanged:
@@ -29,7 +32,7 @@ UNCHANGED: Final = _Unchanged()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class DeadLetterEdit:
     key: bytes | _Unchanged | None = UNCHANGED
     value: bytes | _Unchanged | None = UNCHANGED
     #: In place of all that have the same name.
@@ -37,13 +40,13 @@ class Change:
 
     @property
     def is_none(self) -> bool:
-        return self == Change()
+        return self == DeadLetterEdit()
 
 
-def edited(letter: Letter, change: Change, now_ms: int) -> Record:
+def apply_edit(letter: DeadLetter, change: DeadLetterEdit, now_ms: int) -> Record:
     """The corrected letter, which tells the same of its origin. Raises DeadLetterError."""
     for name, _ in change.headers:
-        if name.startswith(PREFIXES):
+        if name.startswith(HEADER_PREFIXES):
             raise DeadLetterError(f"header {name} tells where a letter is from, and is not to be changed")
     old = letter.record
     made = Record(
@@ -51,48 +54,61 @@ def edited(letter: Letter, change: Change, now_ms: int) -> Record:
         now_ms,
         key=old.key if isinstance(change.key, _Unchanged) else change.key,
         value=old.value if isinstance(change.value, _Unchanged) else change.value,
-        headers=tuple(_headers(letter, change)),
+        headers=tuple(_edited_headers(letter, change)),
     )
     if (made.key, made.value) == (old.key, old.value) and not change.headers:
-        raise DeadLetterError(f"{letter.topic} {letter.spot} is like that already")
+        raise DeadLetterError(f"{letter.topic} {letter.dead_letter_id} is like that already")
     return made
 
 
-def _headers(letter: Letter, change: Change) -> Iterable[Header]:
-    new = {name for name, _ in change.headers} | {EDITED_FROM}
+def _edited_headers(letter: DeadLetter, change: DeadLetterEdit) -> Iterable[Header]:
+    new = {name for name, _ in change.headers} | {EDITED_FROM_HEADER}
     if not isinstance(change.value, _Unchanged):
-        new.add(WITHOUT_RECORD)  # it has one now
+        new.add(WITHOUT_RECORD_HEADER)  # it has one now
     yield from (each for each in letter.record.headers if each[0] not in new)
     yield from change.headers
-    yield EDITED_FROM, str(letter.spot).encode()
+    yield EDITED_FROM_HEADER, str(letter.dead_letter_id).encode()
 
 
-def find_waiting(cluster: Cluster, topic: TopicInfo, spot: Spot) -> Letter:
+def find_unresolved(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLetterId) -> DeadLetter:
     """Raises DeadLetterError where there is none, or it is done with; Unavailable, Refused."""
-    letter = letter_at(cluster, topic, spot)
+    letter = read_dead_letter(cluster, topic, dead_letter_id)
     if letter is None:
-        raise DeadLetterError(f"{topic.name} has no letter at {spot}")
-    _refuse_done(topic, spot, read_marks(cluster, topic, spans(cluster, topic), is_settled=False))
+        raise DeadLetterError(f"{topic.name} has no letter at {dead_letter_id}")
+    _reject_resolved(
+        topic,
+        dead_letter_id,
+        read_resolutions(cluster, topic, offset_ranges(cluster, topic), is_settled=False),
+    )
     return letter
 
 
-def _refuse_done(topic: TopicInfo, spot: Spot, done: Marks) -> None:
-    mark = done.get(spot)
-    if mark is not None:
-        to = f" to {mark.to}" if mark.state is State.REPLAYED and mark.to else ""
-        raise DeadLetterError(f"{topic.name} {spot} was {mark.state.value}{to} already, and cannot be edited")
+def _reject_resolved(topic: TopicInfo, dead_letter_id: DeadLetterId, done: Resolutions) -> None:
+    resolution = done.get(dead_letter_id)
+    if resolution is not None:
+        to = f" to {resolution.to}" if resolution.state is ResolutionState.REPLAYED and resolution.to else ""
+        raise DeadLetterError(
+            f"{topic.name} {dead_letter_id} was {resolution.state.value}{to} already, and cannot be edited"
+        )
 
 
 def edit(
-    cluster: Cluster, topic: TopicInfo, letter: Letter, change: Change, turn: Turn, *, id: str, now_ms: int
-) -> Spot | None:
+    cluster: Cluster,
+    topic: TopicInfo,
+    letter: DeadLetter,
+    change: DeadLetterEdit,
+    lock: ReplayLock,
+    *,
+    id: str,
+    now_ms: int,
+) -> DeadLetterId | None:
     """Where the corrected one is; None where the broker does not tell. Raises DeadLetterError, Overtaken, Refused."""
-    record = edited(letter, change, now_ms)
-    list_topic = ensure_list(cluster, topic)
-    with taken(cluster, turn, topic.name) as producer:
-        done = read_marks(cluster, topic, spans(cluster, topic), is_settled=True)
-        _refuse_done(topic, letter.spot, done)
-        mark = Mark(State.EDITED, at_ms=now_ms, replay=id, to=topic.name)
-        entry = Entry(letter, mark, Outgoing(topic.name, letter.partition, record))
-        (sent,) = Desk(producer, topic, list_topic).write_all([entry])
-    return None if sent.offset is None else Spot(letter.partition, sent.offset)
+    record = apply_edit(letter, change, now_ms)
+    list_topic = ensure_replayed_topic(cluster, topic)
+    with locked_producer(cluster, lock, topic.name) as producer:
+        done = read_resolutions(cluster, topic, offset_ranges(cluster, topic), is_settled=True)
+        _reject_resolved(topic, letter.dead_letter_id, done)
+        resolution = Resolution(ResolutionState.EDITED, at_ms=now_ms, replay=id, to=topic.name)
+        entry = ResolutionEntry(letter, resolution, OutgoingRecord(topic.name, letter.partition, record))
+        (sent,) = DeadLetterWriter(producer, topic, list_topic).write_all([entry])
+    return None if sent.offset is None else DeadLetterId(letter.partition, sent.offset)

@@ -1,8 +1,8 @@
-"""Retries and dead letters: the topics they are in, and the headers that tell where they are from and why.
+"""Names of retry and dead-letter topics, and the headers that say where a failed record is from and why.
 
-A record that failed goes on as it was, with headers about what happened added to its own. In a retry topic its
-timestamp is the moment when it is due, so that brokers can find the first that is not due yet; when it was published
-is in a header. Headers are text that anyone may have written: whoever reads them takes what makes no sense for absent.
+A failed record keeps its key, value and headers, and gets headers about the failure. In a retry topic its timestamp is
+the time when it is due, so that brokers can find the first record that is not due yet; a header has the time when it
+was published. Headers are text that anyone may have written: a reader takes a value that makes no sense for absent.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.protocol.letters import (
+from penstock.protocol.dead_letter_headers import (
     DEAD_LETTER_RETENTION_MS,
-    DELIVERY_COUNT,
-    ERROR_CLASS,
-    ERROR_STACK,
-    GROUP,
-    MESSAGE,
-    MESSAGE_BYTES_MAX,
+    DELIVERY_COUNT_HEADER,
+    ERROR_CLASS_HEADER,
+    ERROR_MESSAGE_BYTES_MAX,
+    ERROR_MESSAGE_HEADER,
+    ERROR_STACK_BYTES_MAX,
+    ERROR_STACK_HEADER,
+    GROUP_HEADER,
+    HEADER_PREFIXES,
     MESSAGE_ID,
-    OFFSET,
-    PARTITION,
-    PREFIXES,
-    REASON,
-    STACK_BYTES_MAX,
-    TIMESTAMP,
-    TOPIC,
-    cut,
+    OFFSET_HEADER,
+    PARTITION_HEADER,
+    REASON_HEADER,
+    TIMESTAMP_HEADER,
+    TOPIC_HEADER,
+    truncate_text,
 )
 
 __all__ = [
@@ -40,24 +40,24 @@ __all__ = [
     "Header",
     "Origin",
     "dead_letter_topic",
-    "failure_in",
-    "headers_for",
-    "is_for",
-    "is_letter_topic",
-    "origin_of",
+    "failure_headers",
+    "is_failure_topic",
+    "is_for_group",
+    "original_headers",
     "original_topic",
+    "read_failure",
+    "read_origin",
     "replayed_key",
     "replayed_topic",
-    "restored",
     "retry_level",
     "retry_topic",
 ]
 
 Header = tuple[str, bytes | None]
 
-_RETRY: Final = re.compile(r"(?P<topic>.+)\.retry\.(?P<level>[1-9][0-9]{0,2})", re.DOTALL)
-_DEAD: Final = ".dlq"
-_REPLAYED: Final = ".replayed"
+_RETRY_TOPIC: Final = re.compile(r"(?P<topic>.+)\.retry\.(?P<level>[1-9][0-9]{0,2})", re.DOTALL)
+_DEAD_LETTER_SUFFIX: Final = ".dlq"
+_REPLAYED_SUFFIX: Final = ".replayed"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
@@ -87,31 +87,33 @@ def retry_topic(topic: str, level: int) -> str:
 
 
 def dead_letter_topic(topic: str) -> str:
-    return topic + _DEAD
+    return topic + _DEAD_LETTER_SUFFIX
 
 
 def replayed_topic(dead_letters: str) -> str:
     """Which letters of that topic were published again, so that none is twice."""
-    return dead_letters + _REPLAYED
+    return dead_letters + _REPLAYED_SUFFIX
 
 
 def retry_level(topic: str) -> int | None:
     """None for what is no retry topic by its name."""
-    match = _RETRY.fullmatch(topic)
+    match = _RETRY_TOPIC.fullmatch(topic)
     return int(match["level"]) if match is not None else None
 
 
 def original_topic(topic: str) -> str:
     """Whose retries or dead letters these are; any other topic is its own."""
-    match = _RETRY.fullmatch(topic)
+    match = _RETRY_TOPIC.fullmatch(topic)
     if match is not None:
         return match["topic"]
-    return topic.removesuffix(_DEAD) or topic
+    return topic.removesuffix(_DEAD_LETTER_SUFFIX) or topic
 
 
-def is_letter_topic(topic: str) -> bool:
+def is_failure_topic(topic: str) -> bool:
     """By its name: retries, dead letters, or the list of those that were replayed."""
-    return retry_level(topic) is not None or topic.removesuffix(_REPLAYED).endswith(_DEAD)
+    return retry_level(topic) is not None or topic.removesuffix(_REPLAYED_SUFFIX).endswith(
+        _DEAD_LETTER_SUFFIX
+    )
 
 
 # Where a record is from
@@ -130,16 +132,23 @@ class Origin:
     group: str | None = None
 
 
-def origin_of(
+def read_origin(
     headers: Iterable[Header] | None, *, topic: str, partition: int, offset: int, timestamp_ms: int
 ) -> Origin:
     """As its headers say; a record that is no letter, or names no place, is where it has always been."""
-    told = _told(headers)
-    attempts, group = _number(told, DELIVERY_COUNT, _INT_MAX - 1) or 0, told.get(GROUP)
-    named = told.get(TOPIC), _number(told, PARTITION, _INT_MAX), _number(told, OFFSET, _LONG_MAX)
+    fields = _failure_fields(headers)
+    attempts, group = (
+        _number_field(fields, DELIVERY_COUNT_HEADER, _INT_MAX - 1) or 0,
+        fields.get(GROUP_HEADER),
+    )
+    named = (
+        fields.get(TOPIC_HEADER),
+        _number_field(fields, PARTITION_HEADER, _INT_MAX),
+        _number_field(fields, OFFSET_HEADER, _LONG_MAX),
+    )
     if named[0] is not None and named[1] is not None and named[2] is not None:
         topic, partition, offset = named[0], named[1], named[2]
-        published_ms = _number(told, TIMESTAMP, _TIMESTAMP_MS_MAX)
+        published_ms = _number_field(fields, TIMESTAMP_HEADER, _TIMESTAMP_MS_MAX)
         timestamp_ms = timestamp_ms if published_ms is None else published_ms
     return Origin(
         topic=topic,
@@ -151,22 +160,22 @@ def origin_of(
     )
 
 
-def is_for(headers: Iterable[Header] | None, group: str) -> bool:
+def is_for_group(headers: Iterable[Header] | None, group: str) -> bool:
     """Records in retry topics name the group that retries them; one that names none is for all."""
-    return _told(headers).get(GROUP, group) == group
+    return _failure_fields(headers).get(GROUP_HEADER, group) == group
 
 
-def _told(headers: Iterable[Header] | None) -> dict[str, str]:
+def _failure_fields(headers: Iterable[Header] | None) -> dict[str, str]:
     """Headers of letters, the last of each name."""
     return {
         name: value.decode(errors="replace")
         for name, value in headers or ()
-        if value is not None and name.startswith(PREFIXES)
+        if value is not None and name.startswith(HEADER_PREFIXES)
     }
 
 
-def _number(told: dict[str, str], name: str, most: int) -> int | None:
-    text = told.get(name, "")
+def _number_field(fields: dict[str, str], name: str, most: int) -> int | None:
+    text = fields.get(name, "")
     return int(text) if _NUMBER.fullmatch(text) is not None and int(text) <= most else None
 
 
@@ -184,41 +193,43 @@ class Failure:
     reason: str = "failed"
 
 
-def failure_in(headers: Iterable[Header] | None) -> Failure | None:
+def read_failure(headers: Iterable[Header] | None) -> Failure | None:
     """None where the record is no letter."""
-    told = _told(headers)
-    if not told:
+    fields = _failure_fields(headers)
+    if not fields:
         return None
     return Failure(
-        error_class=told.get(ERROR_CLASS, ""),
-        message=told.get(MESSAGE, ""),
-        stack=told.get(ERROR_STACK, ""),
-        reason=told.get(REASON, ""),
+        error_class=fields.get(ERROR_CLASS_HEADER, ""),
+        message=fields.get(ERROR_MESSAGE_HEADER, ""),
+        stack=fields.get(ERROR_STACK_HEADER, ""),
+        reason=fields.get(REASON_HEADER, ""),
     )
 
 
-def headers_for(
+def failure_headers(
     headers: Iterable[Header] | None, origin: Origin, failure: Failure, *, group: str, attempts: int
 ) -> list[Header]:
     """The record's own headers, and what is to be told of it, in place of what was told before."""
-    told = {
-        TOPIC: origin.topic,
-        PARTITION: str(origin.partition),
-        OFFSET: str(origin.offset),
-        TIMESTAMP: str(origin.timestamp_ms),
-        GROUP: group,
-        DELIVERY_COUNT: str(attempts),
-        REASON: failure.reason,
-        ERROR_CLASS: failure.error_class,
-        MESSAGE: cut(failure.message, MESSAGE_BYTES_MAX),
-        ERROR_STACK: cut(failure.stack, STACK_BYTES_MAX),
+    fields = {
+        TOPIC_HEADER: origin.topic,
+        PARTITION_HEADER: str(origin.partition),
+        OFFSET_HEADER: str(origin.offset),
+        TIMESTAMP_HEADER: str(origin.timestamp_ms),
+        GROUP_HEADER: group,
+        DELIVERY_COUNT_HEADER: str(attempts),
+        REASON_HEADER: failure.reason,
+        ERROR_CLASS_HEADER: failure.error_class,
+        ERROR_MESSAGE_HEADER: truncate_text(failure.message, ERROR_MESSAGE_BYTES_MAX),
+        ERROR_STACK_HEADER: truncate_text(failure.stack, ERROR_STACK_BYTES_MAX),
     }
-    return restored(headers) + [(name, text.encode(errors="replace")) for name, text in told.items()]
+    return original_headers(headers) + [
+        (name, text.encode(errors="replace")) for name, text in fields.items()
+    ]
 
 
-def restored(headers: Iterable[Header] | None) -> list[Header]:
+def original_headers(headers: Iterable[Header] | None) -> list[Header]:
     """The record's own headers, as they were before it failed."""
-    return [(name, value) for name, value in headers or () if not name.startswith(PREFIXES)]
+    return [(name, value) for name, value in headers or () if not name.startswith(HEADER_PREFIXES)]
 
 
 # Published again

@@ -1,7 +1,7 @@
-"""Letters given up, and what is done with deleted.
+"""Purges dead letters: resolves the unwanted ones, then deletes resolved ones from the log.
 
-A log can be cut off at its beginning only. So letters that nobody wants are put on the list first, and then every
-partition is deleted up to its first letter that still waits.
+A log can only be cut off at its start. So a purge first adds the dead letters that nobody needs to `<topic>.replayed`,
+and then deletes every partition up to its first unresolved dead letter.
 """
 
 from __future__ import annotations
@@ -12,24 +12,35 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from penstock.client.cluster import Cluster
-from penstock.client.connection import Connection
-from penstock.client.deadletters.filters import Filter
-from penstock.client.deadletters.marks import Mark, State
-from penstock.client.deadletters.reading import Marks, Span, letters, read_marks, spans
-from penstock.client.deadletters.topics import ensure_list
-from penstock.client.deadletters.turns import Turn, taken
-from penstock.client.deadletters.writing import ENTRIES_MAX, Desk, Entry, chunks
-from penstock.client.errors import check
-from penstock.client.metadata import TopicInfo
+from penstock.client.deadletters.dead_letter import DeadLetterFilter, Resolution, ResolutionState
+from penstock.client.deadletters.reader import (
+    OffsetRange,
+    Resolutions,
+    offset_ranges,
+    read_dead_letters,
+    read_resolutions,
+)
+from penstock.client.deadletters.topics import ensure_replayed_topic
+from penstock.client.deadletters.writer import (
+    ENTRIES_MAX,
+    DeadLetterWriter,
+    ReplayLock,
+    ResolutionEntry,
+    locked_producer,
+    transaction_chunks,
+)
+from penstock.client.errors import raise_for_error
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import TopicInfo
 from penstock.protocol.schemas import schema_class
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class PurgePlan:
     """What a purge would do now: which letters it gives up, and up to where it deletes."""
 
-    spans: list[Span]
+    spans: list[OffsetRange]
     #: To be given up.
     chosen: int = 0
     #: Waiting, and not asked for.
@@ -45,105 +56,115 @@ class Plan:
 
 
 @dataclass(slots=True, kw_only=True)
-class Purged:
+class PurgeOutcome:
     given_up: int = 0
     deleted: int = 0
     #: The new beginnings of partitions that were cut.
     beginnings: dict[int, int] = field(default_factory=dict)
 
 
-def plan(cluster: Cluster, topic: TopicInfo, wanted: Filter | None) -> Plan:
+def plan_purge(cluster: Cluster, topic: TopicInfo, wanted: DeadLetterFilter | None) -> PurgePlan:
     """Without a filter nothing is given up. Raises Unavailable, Refused, CorruptRecords."""
-    there = _narrowed(spans(cluster, topic), wanted)
-    found = Plan(spans=there)
-    done = read_marks(cluster, topic, there, is_settled=False)
-    for _ in _entries(cluster, topic, wanted, done, found, mark=Mark(State.PURGED)):
+    there = _in_partitions(offset_ranges(cluster, topic), wanted)
+    found = PurgePlan(spans=there)
+    done = read_resolutions(cluster, topic, there, is_settled=False)
+    for _ in _purge_entries(
+        cluster, topic, wanted, done, found, resolution=Resolution(ResolutionState.PURGED)
+    ):
         pass
     return found
 
 
-def _narrowed(there: list[Span], wanted: Filter | None) -> list[Span]:
+def _in_partitions(there: list[OffsetRange], wanted: DeadLetterFilter | None) -> list[OffsetRange]:
     if wanted is None or not wanted.partitions:
         return there
     return [span for span in there if span.partition in wanted.partitions]
 
 
-def _entries(
-    cluster: Cluster, topic: TopicInfo, wanted: Filter | None, done: Marks, into: Plan, *, mark: Mark
-) -> Iterator[Entry]:
+def _purge_entries(
+    cluster: Cluster,
+    topic: TopicInfo,
+    wanted: DeadLetterFilter | None,
+    done: Resolutions,
+    into: PurgePlan,
+    *,
+    resolution: Resolution,
+) -> Iterator[ResolutionEntry]:
     """Letters to give up, while `into` learns what that leads to."""
     ends = {span.partition: span.end for span in into.spans}
     into.cuts = dict(ends)
-    for letter in letters(cluster, topic, into.spans):
-        is_chosen = letter.spot not in done and wanted is not None and wanted.matches(letter)
+    for letter in read_dead_letters(cluster, topic, into.spans):
+        is_chosen = letter.dead_letter_id not in done and wanted is not None and wanted.matches(letter)
         if is_chosen:
             into.chosen += 1
-            yield Entry(letter, mark)
-        is_kept = not is_chosen and letter.spot not in done
+            yield ResolutionEntry(letter, resolution)
+        is_kept = not is_chosen and letter.dead_letter_id not in done
         into.kept += is_kept
         if is_kept and into.cuts[letter.partition] == ends[letter.partition]:
-            into.cuts[letter.partition] = letter.spot.offset
+            into.cuts[letter.partition] = letter.dead_letter_id.offset
         into.deletable += into.cuts[letter.partition] == ends[letter.partition]
 
 
 def purge(
     cluster: Cluster,
     topic: TopicInfo,
-    wanted: Filter | None,
-    turn: Turn,
+    wanted: DeadLetterFilter | None,
+    lock: ReplayLock,
     *,
     id: str,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-) -> Purged:
+) -> PurgeOutcome:
     """Raises Overtaken, Unavailable, Refused."""
-    found = Plan(spans=_narrowed(spans(cluster, topic), wanted))
-    list_topic = ensure_list(cluster, topic)
-    with taken(cluster, turn, topic.name) as producer:
-        done = read_marks(cluster, topic, found.spans, is_settled=True)
-        desk = Desk(producer, topic, list_topic)
-        mark = Mark(State.PURGED, at_ms=now_ms(), replay=id)
-        for chunk in chunks(_entries(cluster, topic, wanted, done, found, mark=mark), ENTRIES_MAX):
+    found = PurgePlan(spans=_in_partitions(offset_ranges(cluster, topic), wanted))
+    list_topic = ensure_replayed_topic(cluster, topic)
+    with locked_producer(cluster, lock, topic.name) as producer:
+        done = read_resolutions(cluster, topic, found.spans, is_settled=True)
+        desk = DeadLetterWriter(producer, topic, list_topic)
+        resolution = Resolution(ResolutionState.PURGED, at_ms=now_ms(), replay=id)
+        for chunk in transaction_chunks(
+            _purge_entries(cluster, topic, wanted, done, found, resolution=resolution), ENTRIES_MAX
+        ):
             desk.write_all(chunk)
-    return Purged(
+    return PurgeOutcome(
         given_up=found.chosen,
         deleted=found.deletable,
         beginnings=delete_before(cluster, topic, found.spans, found.cuts),
     )
 
 
-def purge_all(cluster: Cluster, topic: TopicInfo) -> Purged:
+def purge_all(cluster: Cluster, topic: TopicInfo) -> PurgeOutcome:
     """Everything that is there now, whether it was replayed or not. Raises Unavailable, Refused."""
-    there = spans(cluster, topic)
+    there = offset_ranges(cluster, topic)
     ends = {span.partition: span.end for span in there}
-    count = sum(1 for _ in letters(cluster, topic, there))
-    return Purged(given_up=0, deleted=count, beginnings=delete_before(cluster, topic, there, ends))
+    count = sum(1 for _ in read_dead_letters(cluster, topic, there))
+    return PurgeOutcome(given_up=0, deleted=count, beginnings=delete_before(cluster, topic, there, ends))
 
 
 def delete_before(
-    cluster: Cluster, topic: TopicInfo, there: list[Span], cuts: dict[int, int]
+    cluster: Cluster, topic: TopicInfo, there: list[OffsetRange], cuts: dict[int, int]
 ) -> dict[int, int]:
     """The new beginnings of those partitions of which there was something to delete. Raises Unavailable, Refused."""
     beginnings = {}
     for span in there:
         cut = cuts[span.partition]
         if cut > span.start:
-            beginnings[span.partition] = _delete(cluster, topic, span.partition, cut)
+            beginnings[span.partition] = _delete_records(cluster, topic, span.partition, cut)
     return beginnings
 
 
-def _delete(cluster: Cluster, topic: TopicInfo, partition: int, before: int) -> int:
-    request = _request(cluster, topic.name, partition, before)
+def _delete_records(cluster: Cluster, topic: TopicInfo, partition: int, before: int) -> int:
+    request = _delete_records_request(cluster, topic.name, partition, before)
 
     def ask(connection: Connection) -> int:
-        (told,) = connection.call(request).topics
-        (each,) = told.partitions
-        check(each.error_code, f"deleting from {topic.name}[{partition}]")
+        (reply,) = connection.call(request).topics
+        (each,) = reply.partitions
+        raise_for_error(each.error_code, f"deleting from {topic.name}[{partition}]")
         return int(each.low_watermark)
 
     return cluster.call_leader(topic.name, partition, ask, topic_id=topic.id)
 
 
-def _request(cluster: Cluster, topic: str, partition: int, before: int) -> Any:
+def _delete_records_request(cluster: Cluster, topic: str, partition: int, before: int) -> Any:
     module = "delete_records.v2.request"
     wanted = schema_class(f"{module}:DeleteRecordsPartition")(partition_index=partition, offset=before)
     return schema_class(f"{module}:DeleteRecordsRequest")(

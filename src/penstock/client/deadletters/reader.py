@@ -1,32 +1,40 @@
-"""Letters and the list of those that are done with, read as far as they are committed."""
+"""Reads dead letters and their resolutions up to the last stable offset, and summarises them in one pass."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from penstock.client.batches import batches, visible
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.letter import Letter, Spot
-from penstock.client.deadletters.marks import Mark, read_mark
-from penstock.client.errors import CorruptRecords, OutOfRange, Unavailable
-from penstock.client.fetching import Fetched, PartitionReader
-from penstock.client.letters import replayed_topic
-from penstock.client.metadata import Isolation, Place, TopicInfo
-from penstock.client.positions import EARLIEST, LATEST, list_offsets
-from penstock.client.retrying import Deadline
+from penstock.client.deadletters.dead_letter import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterId,
+    Resolution,
+    ResolutionState,
+    parse_resolution,
+)
+from penstock.client.deadletters.headers import replayed_topic
+from penstock.client.errors import CorruptRecords, OutOfRange, Refused, Unavailable, UnsupportedVersion
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import FetchResult, PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel, TopicInfo, TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST, list_offsets
+from penstock.client.wire.topics import topic_settings
 from penstock.protocol.errors import ApiError
-from penstock.protocol.records import Record, decode_records
+from penstock.protocol.record_batch import Record, decode_records
 
 _RECORDS_BYTES_MAX: Final = 256 << 20
 _WAIT_MS: Final = 500
 #: For who wants one record and no more; a batch comes whole, however large it is.
-_LITTLE_BYTES: Final = 64 << 10
+_ONE_RECORD_BYTES: Final = 64 << 10
 
-Marks = dict[Spot, Mark]
+Resolutions = dict[DeadLetterId, Resolution]
 
 
-class Span(NamedTuple):
+class OffsetRange(NamedTuple):
     """Of a partition, from `start` up to and without `end`."""
 
     partition: int
@@ -34,50 +42,59 @@ class Span(NamedTuple):
     end: int
 
 
-def spans(cluster: Cluster, topic: TopicInfo) -> list[Span]:
+def offset_ranges(cluster: Cluster, topic: TopicInfo) -> list[OffsetRange]:
     """What is there at this moment, up to the first transaction that is open. Raises Unavailable, Refused."""
-    places = _places(topic)
-    ends = _offsets(cluster, places, LATEST, Isolation.READ_COMMITTED)
-    return _spans(cluster, ends)
+    topic_partitions = _topic_partitions(topic)
+    ends = _list_offsets(cluster, topic_partitions, LATEST, IsolationLevel.READ_COMMITTED)
+    return _ranges_up_to(cluster, ends)
 
 
-def settled_spans(cluster: Cluster, topic: TopicInfo) -> list[Span]:
+def settled_offset_ranges(cluster: Cluster, topic: TopicInfo) -> list[OffsetRange]:
     """The same, once nothing of it is undecided. Raises Unavailable, Refused."""
-    return _spans(cluster, await_rest(cluster, _places(topic)))
+    return _ranges_up_to(cluster, wait_for_open_transactions(cluster, _topic_partitions(topic)))
 
 
-def await_rest(cluster: Cluster, places: list[Place]) -> dict[Place, int]:
+def wait_for_open_transactions(
+    cluster: Cluster, topic_partitions: list[TopicPartition]
+) -> dict[TopicPartition, int]:
     """The ends of these partitions, once nothing before them is undecided. Raises Unavailable."""
-    ends = _offsets(cluster, places, LATEST)
+    ends = _list_offsets(cluster, topic_partitions, LATEST)
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
-        stable = _offsets(cluster, places, LATEST, Isolation.READ_COMMITTED)
-        if all(stable[place] >= end for place, end in ends.items()):
+        stable = _list_offsets(cluster, topic_partitions, LATEST, IsolationLevel.READ_COMMITTED)
+        if all(stable[topic_partition] >= end for topic_partition, end in ends.items()):
             return ends
-    raise Unavailable(f"transactions in {places[0][0]} did not end within {deadline.timeout_ms / 1000:g} s")
+    raise Unavailable(
+        f"transactions in {topic_partitions[0][0]} did not end within {deadline.timeout_ms / 1000:g} s"
+    )
 
 
-def _places(topic: TopicInfo) -> list[Place]:
+def _topic_partitions(topic: TopicInfo) -> list[TopicPartition]:
     return [(topic.name, each.index) for each in topic.partitions]
 
 
-def _spans(cluster: Cluster, ends: dict[Place, int]) -> list[Span]:
-    starts = _offsets(cluster, list(ends), EARLIEST)
-    return [Span(place[1], starts[place], end) for place, end in ends.items()]
+def _ranges_up_to(cluster: Cluster, ends: dict[TopicPartition, int]) -> list[OffsetRange]:
+    starts = _list_offsets(cluster, list(ends), EARLIEST)
+    return [
+        OffsetRange(topic_partition[1], starts[topic_partition], end) for topic_partition, end in ends.items()
+    ]
 
 
-def _offsets(
-    cluster: Cluster, places: list[Place], which: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
-) -> dict[Place, int]:
-    found = list_offsets(cluster, dict.fromkeys(places, which), isolation=isolation)
-    return {place: 0 if at is None else at.offset for place, at in found.items()}
+def _list_offsets(
+    cluster: Cluster,
+    topic_partitions: list[TopicPartition],
+    which: int,
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[TopicPartition, int]:
+    found = list_offsets(cluster, dict.fromkeys(topic_partitions, which), isolation=isolation)
+    return {topic_partition: 0 if at is None else at.offset for topic_partition, at in found.items()}
 
 
 # Records
 
 
-def records(
-    cluster: Cluster, topic: TopicInfo, span: Span, *, bytes_max: int | None = None
+def read_records(
+    cluster: Cluster, topic: TopicInfo, span: OffsetRange, *, bytes_max: int | None = None
 ) -> Iterator[Record]:
     """Less what retention deletes meanwhile. Raises Unavailable, Refused, TopicChanged, CorruptRecords."""
     reader = PartitionReader(
@@ -85,7 +102,7 @@ def records(
         topic.name,
         topic.id,
         span.partition,
-        isolation=Isolation.READ_COMMITTED,
+        isolation=IsolationLevel.READ_COMMITTED,
         bytes_max=bytes_max,
     )
     position, deadline = span.start, Deadline(cluster.settings.retry_deadline_ms)
@@ -97,16 +114,16 @@ def records(
                 raise
             position = error.log_start
             continue
-        yield from _decoded(reader, found, span)
+        yield from _decode(reader, found, span)
         if found.next_offset > position:
             position, deadline = found.next_offset, Deadline(cluster.settings.retry_deadline_ms)
         elif deadline.is_over:
             raise Unavailable(f"{topic.name}[{span.partition}] cannot be read from offset {position} on")
 
 
-def _decoded(reader: PartitionReader, found: Fetched, span: Span) -> Iterator[Record]:
+def _decode(reader: PartitionReader, found: FetchResult, span: OffsetRange) -> Iterator[Record]:
     try:
-        for view in visible(batches(found.data), found.aborted):
+        for view in visible_batches(checked_batches(found.data), found.aborted):
             if view.header.base_offset >= span.end:
                 return
             for record in decode_records(view.data, _RECORDS_BYTES_MAX):
@@ -116,27 +133,31 @@ def _decoded(reader: PartitionReader, found: Fetched, span: Span) -> Iterator[Re
         raise CorruptRecords(f"{reader.topic}[{reader.partition}] from {found.offset} on: {flaw}") from None
 
 
-def letters(cluster: Cluster, topic: TopicInfo, wanted: Iterable[Span]) -> Iterator[Letter]:
+def read_dead_letters(
+    cluster: Cluster, topic: TopicInfo, wanted: Iterable[OffsetRange]
+) -> Iterator[DeadLetter]:
     """In the order of each partition. Raises as `records` does."""
     for span in wanted:
-        for record in records(cluster, topic, span):
-            yield Letter(topic.name, span.partition, record)
+        for record in read_records(cluster, topic, span):
+            yield DeadLetter(topic.name, span.partition, record)
 
 
-def letter_at(cluster: Cluster, topic: TopicInfo, spot: Spot) -> Letter | None:
+def read_dead_letter(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLetterId) -> DeadLetter | None:
     """None where there is none. Raises as `records` does."""
-    for span in spans(cluster, topic):
-        if span.partition == spot.partition and span.start <= spot.offset < span.end:
-            wanted = Span(spot.partition, spot.offset, spot.offset + 1)
-            for record in records(cluster, topic, wanted, bytes_max=_LITTLE_BYTES):
-                return Letter(topic.name, spot.partition, record)
+    for span in offset_ranges(cluster, topic):
+        if span.partition == dead_letter_id.partition and span.start <= dead_letter_id.offset < span.end:
+            wanted = OffsetRange(dead_letter_id.partition, dead_letter_id.offset, dead_letter_id.offset + 1)
+            for record in read_records(cluster, topic, wanted, bytes_max=_ONE_RECORD_BYTES):
+                return DeadLetter(topic.name, dead_letter_id.partition, record)
     return None
 
 
 # The list
 
 
-def read_marks(cluster: Cluster, topic: TopicInfo, wanted: Iterable[Span], *, is_settled: bool) -> Marks:
+def read_resolutions(
+    cluster: Cluster, topic: TopicInfo, wanted: Iterable[OffsetRange], *, is_settled: bool
+) -> Resolutions:
     """Of letters within these spans. `is_settled` waits for those that are being written, for who has the turn.
 
     Raises as `records` does.
@@ -145,10 +166,70 @@ def read_marks(cluster: Cluster, topic: TopicInfo, wanted: Iterable[Span], *, is
     if done is None:
         return {}
     bounds = {span.partition: range(span.start, span.end) for span in wanted}
-    found: Marks = {}
-    for span in settled_spans(cluster, done) if is_settled else spans(cluster, done):
-        for record in records(cluster, done, span):
-            told = read_mark(record.key, record.value, topic.id)
-            if told is not None and told[0].offset in bounds.get(told[0].partition, ()):
-                found[told[0]] = told[1]
+    found: Resolutions = {}
+    for span in settled_offset_ranges(cluster, done) if is_settled else offset_ranges(cluster, done):
+        for record in read_records(cluster, done, span):
+            entry = parse_resolution(record.key, record.value, topic.id)
+            if entry is not None and entry[0].offset in bounds.get(entry[0].partition, ()):
+                found[entry[0]] = entry[1]
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class DeadLetterSummary:
+    """Of the letters of one topic that are asked for."""
+
+    topic: str
+    waiting: int = 0
+    done: Counter[ResolutionState] = field(default_factory=Counter)
+    oldest_ms: int | None = None
+    #: How long the topic keeps letters; None for ever, or where that may not be looked at.
+    retention_ms: int | None = None
+    newest_ms: int | None = None
+    groups: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def oldest_left_ms(self, now_ms: int) -> int | None:
+        """Until the oldest letter that waits is deleted; None where it is not going to be."""
+        if self.oldest_ms is None or self.retention_ms is None:
+            return None
+        return max(self.oldest_ms + self.retention_ms - now_ms, 0)
+
+    @property
+    def total(self) -> int:
+        return self.waiting + self.done.total()
+
+    def add(self, letter: DeadLetter, resolution: Resolution | None) -> None:
+        if resolution is not None:
+            self.done[resolution.state] += 1
+            return
+        self.waiting += 1
+        moment_ms = letter.timestamp_ms
+        self.oldest_ms = moment_ms if self.oldest_ms is None else min(self.oldest_ms, moment_ms)
+        self.newest_ms = moment_ms if self.newest_ms is None else max(self.newest_ms, moment_ms)
+        self.groups[letter.group or ""] += 1
+        self.errors[failure_cause(letter)] += 1
+
+
+def failure_cause(letter: DeadLetter) -> str:
+    """The class of the error; what brokers give up has only a reason."""
+    return letter.failure.error_class or letter.failure.reason
+
+
+def _retention_ms(cluster: Cluster, topic: str) -> int | None:
+    try:
+        entry = topic_settings(cluster, topic).get("retention.ms")
+    except (Refused, UnsupportedVersion):
+        return None  # not everyone may look at settings
+    return None if entry is None or int(entry) < 0 else int(entry)
+
+
+def summarise(cluster: Cluster, topic: TopicInfo, wanted: DeadLetterFilter) -> DeadLetterSummary:
+    """Raises Unavailable, Refused, TopicChanged, CorruptRecords."""
+    there = offset_ranges(cluster, topic)
+    done = read_resolutions(cluster, topic, there, is_settled=False)
+    found = DeadLetterSummary(topic=topic.name, retention_ms=_retention_ms(cluster, topic.name))
+    for letter in read_dead_letters(cluster, topic, there):
+        if wanted.matches(letter):
+            found.add(letter, done.get(letter.dead_letter_id))
     return found

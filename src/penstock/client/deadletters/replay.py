@@ -1,7 +1,8 @@
-"""Letters published again: surveyed first, then transaction by transaction at their pace, each once.
+"""Replays dead letters: plans first, then publishes them in transactions at a limited rate, each one once.
 
-What was on the list before, or has been put there by whoever was killed, is left out; so it is enough to run a replay
-again. Letters that come while it runs are not part of it, lest those that fail again go round in circles.
+A replay leaves out what is resolved already, also by a replay that was killed, so it is enough to run it again. It
+does not include dead letters that arrive while it runs: otherwise those that fail again would go round in circles. The
+rate limiter is pure and takes the time as an argument.
 """
 
 from __future__ import annotations
@@ -12,34 +13,86 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.filters import Filter
-from penstock.client.deadletters.letter import Letter
-from penstock.client.deadletters.marks import Mark, State
-from penstock.client.deadletters.pacing import Pace
-from penstock.client.deadletters.reading import Marks, Span, letters, read_marks, spans
-from penstock.client.deadletters.routing import Aim, Destination, Left, Route, outgoing, route_of
-from penstock.client.deadletters.topics import DeadLetterError, ensure_list
-from penstock.client.deadletters.turns import Turn, taken
-from penstock.client.deadletters.writing import ENTRIES_MAX, Desk, Entry, Refusal, chunks
-from penstock.client.letters import original_topic, replayed_topic
-from penstock.client.metadata import TopicInfo
-from penstock.client.positions import committed, group_info
+from penstock.client.deadletters.dead_letter import DeadLetter, DeadLetterFilter, Resolution, ResolutionState
+from penstock.client.deadletters.headers import original_topic, replayed_topic
+from penstock.client.deadletters.reader import (
+    OffsetRange,
+    Resolutions,
+    offset_ranges,
+    read_dead_letters,
+    read_resolutions,
+)
+from penstock.client.deadletters.topics import DeadLetterError, ensure_replayed_topic
+from penstock.client.deadletters.writer import (
+    ENTRIES_MAX,
+    DeadLetterWriter,
+    NotReplayable,
+    RefusedEntry,
+    ReplayDestination,
+    ReplayLock,
+    ReplayRoute,
+    ReplayTarget,
+    ResolutionEntry,
+    locked_producer,
+    outgoing_record,
+    replay_route,
+    transaction_chunks,
+)
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicInfo
+from penstock.client.wire.offsets import committed_offsets, group_info
+
+#: Clocks do not tell shorter times apart, so nobody could wait for them.
+_WAIT_S_MIN: Final = 1e-6
+
+
+class RateLimiter:
+    """At most `rate_per_s` records in every second, but for one burst of `burst` records.
+
+    Each step waits until its records are in the bucket, or the bucket is full; what it took beyond that is owed.
+    """
+
+    def __init__(self, rate_per_s: float, *, burst: int, now_s: float) -> None:
+        assert rate_per_s > 0
+        assert burst > 0
+        self._rate_per_s = rate_per_s
+        self._burst = float(burst)
+        self._level = float(burst)
+        self._now_s = now_s
+
+    def wait_s(self, records: int, now_s: float) -> float:
+        """How long to wait before a step of about so many records; 0 where it may be taken now."""
+        self._fill(now_s)
+        missing = min(float(records), self._burst) - self._level
+        wait_s = missing / self._rate_per_s
+        return wait_s if wait_s >= _WAIT_S_MIN else 0.0
+
+    def spend(self, records: int, now_s: float) -> None:
+        """So many went out."""
+        self._fill(now_s)
+        self._level -= records
+
+    def _fill(self, now_s: float) -> None:
+        # A clock that was set back fills nothing, and takes nothing away.
+        passed_s = max(0.0, now_s - self._now_s)
+        self._level = min(self._burst, self._level + passed_s * self._rate_per_s)
+        self._now_s = now_s
+
 
 #: So often somebody who waits for the pace asks whether to stop.
-_NAP_S: Final = 0.2
-_SHARE: Final = "share"
+_STOP_CHECK_S: Final = 0.2
+_SHARE_GROUP: Final = "share"
 #: How much of the first refusals is kept, to be told.
 REFUSALS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReplayRequest:
     topic: TopicInfo
     #: By which it is known on the list.
     id: str
-    wanted: Filter = field(default_factory=Filter)
-    destination: Destination = field(default_factory=Destination)
+    wanted: DeadLetterFilter = field(default_factory=DeadLetterFilter)
+    destination: ReplayDestination = field(default_factory=ReplayDestination)
     rate_per_s: float | None = None
     #: No more letters than this.
     limit: int | None = None
@@ -51,15 +104,15 @@ class Request:
 
 
 @dataclass(slots=True, kw_only=True)
-class Survey:
+class ReplayPlan:
     """What there is to do, before anything is done."""
 
-    spans: list[Span]
+    spans: list[OffsetRange]
     #: How many letters go where.
-    routes: Counter[Route] = field(default_factory=Counter)
-    left: Counter[Left] = field(default_factory=Counter)
+    routes: Counter[ReplayRoute] = field(default_factory=Counter)
+    left: Counter[NotReplayable] = field(default_factory=Counter)
     #: Asked for, and done with already.
-    done: Counter[State] = field(default_factory=Counter)
+    done: Counter[ResolutionState] = field(default_factory=Counter)
     #: Of the topics that letters go to; those that do not exist are not in it.
     partitions: dict[str, int] = field(default_factory=dict)
     #: What should be known before it begins.
@@ -73,92 +126,96 @@ class Survey:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     replayed: int = 0
     #: Somebody was quicker, or it was done before.
     done_before: int = 0
     refused: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[RefusedEntry] = field(default_factory=list)
     is_stopped: bool = False
 
 
 # Before
 
 
-def survey(cluster: Cluster, request: Request) -> Survey:
+def plan_replay(cluster: Cluster, request: ReplayRequest) -> ReplayPlan:
     """Raises DeadLetterError where they cannot go where they are to go; Unavailable, Refused, CorruptRecords."""
-    _refuse_circles(request)
-    found = Survey(spans=spans(cluster, request.topic), limit=request.limit)
-    done = read_marks(cluster, request.topic, found.spans, is_settled=False)
-    for letter in _asked_for(cluster, request, found.spans):
-        mark = done.get(letter.spot)
-        if mark is not None:
-            found.done[mark.state] += 1
+    _reject_loops(request)
+    found = ReplayPlan(spans=offset_ranges(cluster, request.topic), limit=request.limit)
+    done = read_resolutions(cluster, request.topic, found.spans, is_settled=False)
+    for letter in _matching_dead_letters(cluster, request, found.spans):
+        resolution = done.get(letter.dead_letter_id)
+        if resolution is not None:
+            found.done[resolution.state] += 1
             continue
-        route = route_of(letter, request.destination)
-        if isinstance(route, Route):
+        route = replay_route(letter, request.destination)
+        if isinstance(route, ReplayRoute):
             found.routes[route] += 1
         else:
             found.left[route] += 1
-    names = sorted({route.topic for route in found.routes} | _named(request))
+    names = sorted({route.topic for route in found.routes} | _named_topics(request))
     found.partitions = {name: len(each.partitions) for name, each in cluster.topics(names).items()}
-    _refuse_missing(request, found)
-    found.notes = _looked_at_groups(cluster, found)
+    _reject_missing_topics(request, found)
+    found.notes = _check_groups(cluster, found)
     return found
 
 
-def _asked_for(cluster: Cluster, request: Request, wanted: list[Span]) -> Iterator[Letter]:
+def _matching_dead_letters(
+    cluster: Cluster, request: ReplayRequest, wanted: list[OffsetRange]
+) -> Iterator[DeadLetter]:
     narrowed = request.wanted.partitions
     chosen = [span for span in wanted if not narrowed or span.partition in narrowed]
-    return (each for each in letters(cluster, request.topic, chosen) if request.wanted.matches(each))
+    return (
+        each for each in read_dead_letters(cluster, request.topic, chosen) if request.wanted.matches(each)
+    )
 
 
-def _named(request: Request) -> set[str]:
+def _named_topics(request: ReplayRequest) -> set[str]:
     return {request.destination.topic} if request.destination.topic is not None else set()
 
 
-def _refuse_circles(request: Request) -> None:
+def _reject_loops(request: ReplayRequest) -> None:
     if request.destination.topic in (request.topic.name, replayed_topic(request.topic.name)):
         raise DeadLetterError(f"letters of {request.topic.name} cannot be replayed to {request.destination}")
 
 
-def _refuse_missing(request: Request, found: Survey) -> None:
+def _reject_missing_topics(request: ReplayRequest, found: ReplayPlan) -> None:
     missing = {route.topic: route for route in found.routes if route.topic not in found.partitions} | {
-        name: Route(name) for name in _named(request) if name not in found.partitions
+        name: ReplayRoute(name) for name in _named_topics(request) if name not in found.partitions
     }
     if not missing:
         return
     if request.destination.topic is not None:
         raise DeadLetterError(f"there is no topic {request.destination.topic}")
-    if request.destination.aim is Aim.ORIGINAL:
+    if request.destination.target is ReplayTarget.ORIGINAL:
         raise DeadLetterError(
             f"letters of {request.topic.name} are from topics that do not exist: {', '.join(sorted(missing))}; "
             "name another topic, or leave them out by a filter"
         )
-    raise DeadLetterError("; ".join(_without_retries(route) for _, route in sorted(missing.items())))
+    raise DeadLetterError("; ".join(_no_retry_topic_text(route) for _, route in sorted(missing.items())))
 
 
-def _without_retries(route: Route) -> str:
+def _no_retry_topic_text(route: ReplayRoute) -> str:
     return (
         f"group {route.group} has no retries of {original_topic(route.topic)} (there is no topic {route.topic}), "
         "so that its letters can only go back to the original topic, to all groups that read it"
     )
 
 
-def _looked_at_groups(cluster: Cluster, found: Survey) -> list[str]:
+def _check_groups(cluster: Cluster, found: ReplayPlan) -> list[str]:
     """Raises DeadLetterError for a group that never reads topics of retries; told is who has not read there yet."""
     notes = []
     for route in sorted(found.routes):
         if route.group is None:
             continue
         info = group_info(cluster, route.group)
-        if info is not None and info.kind == _SHARE:
+        if info is not None and info.kind == _SHARE_GROUP:
             raise DeadLetterError(
                 f"{route.group} is a share group, whose retries are with the brokers and not in {route.topic}: "
                 "its letters can only go back to the original topic, to all groups that read it"
             )
-        places = [(route.topic, index) for index in range(found.partitions[route.topic])]
-        if not committed(cluster, route.group, places, stable=False):
+        topic_partitions = [(route.topic, index) for index in range(found.partitions[route.topic])]
+        if not committed_offsets(cluster, route.group, topic_partitions, stable=False):
             notes.append(
                 f"group {route.group} has no position in {route.topic} yet: it reads there once it runs"
             )
@@ -174,8 +231,8 @@ class Replay:
     def __init__(
         self,
         cluster: Cluster,
-        request: Request,
-        found: Survey,
+        request: ReplayRequest,
+        found: ReplayPlan,
         *,
         progress: Callable[[int], None] = lambda done: None,
         should_stop: Callable[[], bool] = lambda: False,
@@ -191,37 +248,39 @@ class Replay:
         self._clock = clock
         self._sleep = sleep
         self._now_ms = now_ms
-        self.outcome = Outcome()
+        self.outcome = ReplayOutcome()
 
-    def run(self, turn: Turn) -> Outcome:
+    def run(self, lock: ReplayLock) -> ReplayOutcome:
         """Raises Overtaken, Unavailable, Refused; `outcome` tells how far it came."""
         topic = self._request.topic
-        list_topic = ensure_list(self._cluster, topic)
-        with taken(self._cluster, turn, topic.name) as producer:
-            done = read_marks(self._cluster, topic, self._survey.spans, is_settled=True)
-            self._write(Desk(producer, topic, list_topic), self._entries(done))
+        list_topic = ensure_replayed_topic(self._cluster, topic)
+        with locked_producer(self._cluster, lock, topic.name) as producer:
+            done = read_resolutions(self._cluster, topic, self._survey.spans, is_settled=True)
+            self._write(DeadLetterWriter(producer, topic, list_topic), self._entries(done))
         return self.outcome
 
-    def _entries(self, done: Marks) -> Iterator[Entry]:
-        for letter in _asked_for(self._cluster, self._request, self._survey.spans):
-            if letter.spot in done:
+    def _entries(self, done: Resolutions) -> Iterator[ResolutionEntry]:
+        for letter in _matching_dead_letters(self._cluster, self._request, self._survey.spans):
+            if letter.dead_letter_id in done:
                 self.outcome.done_before += 1
                 continue
-            route = route_of(letter, self._request.destination)
-            if isinstance(route, Route):
+            route = replay_route(letter, self._request.destination)
+            if isinstance(route, ReplayRoute):
                 yield self._entry(letter, route)
 
-    def _entry(self, letter: Letter, route: Route) -> Entry:
+    def _entry(self, letter: DeadLetter, route: ReplayRoute) -> ResolutionEntry:
         now_ms, destination = self._now_ms(), self._request.destination
         partitions = self._survey.partitions[route.topic]
-        out = outgoing(letter, route, destination, partitions=partitions, now_ms=now_ms)
-        mark = Mark(State.REPLAYED, at_ms=now_ms, replay=self._request.id, to=route.topic)
-        return Entry(letter, mark, out)
+        out = outgoing_record(letter, route, destination, partitions=partitions, now_ms=now_ms)
+        resolution = Resolution(
+            ResolutionState.REPLAYED, at_ms=now_ms, replay=self._request.id, to=route.topic
+        )
+        return ResolutionEntry(letter, resolution, out)
 
-    def _write(self, desk: Desk, entries: Iterator[Entry]) -> None:
+    def _write(self, desk: DeadLetterWriter, entries: Iterator[ResolutionEntry]) -> None:
         limit, outcome = self._request.limit, self.outcome
         pace = self._pace()
-        for chunk in chunks(entries, self._request.chunk):
+        for chunk in transaction_chunks(entries, self._request.chunk):
             allowed = chunk if limit is None else chunk[: max(limit - outcome.replayed - outcome.refused, 0)]
             if not allowed:
                 return
@@ -236,17 +295,19 @@ class Replay:
             outcome.refusals += refusals[: REFUSALS_MAX - len(outcome.refusals)]
             self._progress(outcome.replayed + outcome.refused)
 
-    def _pace(self) -> Pace | None:
+    def _pace(self) -> RateLimiter | None:
         rate_per_s = self._request.rate_per_s
         return (
-            None if rate_per_s is None else Pace(rate_per_s, burst=self._request.chunk, now_s=self._clock())
+            None
+            if rate_per_s is None
+            else RateLimiter(rate_per_s, burst=self._request.chunk, now_s=self._clock())
         )
 
-    def _await_pace(self, pace: Pace | None, count: int) -> bool:
+    def _await_pace(self, pace: RateLimiter | None, count: int) -> bool:
         """False where somebody wants it to end."""
         while not self._should_stop():
             wait_s = pace.wait_s(count, self._clock()) if pace is not None else 0.0
             if wait_s <= 0:
                 return True
-            self._sleep(min(wait_s, _NAP_S))
+            self._sleep(min(wait_s, _STOP_CHECK_S))
         return False

@@ -1,16 +1,14 @@
-"""The transactional outbox: messages written with the business change in one database transaction, and relayed.
+"""The transactional outbox: messages written with a business change in one database transaction, and relayed to topics.
 
-`add` puts a message into a table of the caller's database, in the caller's transaction. `Relay` takes the rows to
-their topics: ordered by key, none lost, none twice, whatever dies on the way.
+`add` writes a message into a table of the caller's database, in the caller's transaction. `Relay` publishes the rows
+to their topics: in order by key, none lost, none twice, whatever crashes on the way.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.client.outbox.adding import add, create_table
-from penstock.client.outbox.errors import OutboxError
-from penstock.client.outbox.schema import schema
+from penstock.client.outbox.messages import OutboxError, add, create_table, schema
 
 if TYPE_CHECKING:
     from penstock.client.outbox.relay import OnReject, Relay

@@ -1,16 +1,52 @@
-"""Settings and errors of the client library, as relays use them."""
+"""The relay's side of Kafka: sends each batch of rows and its marker in one transaction, and reads the markers back.
+
+A marker says which rows a shard published last. The markers are in a compacted topic, with one key for each shard of
+each number of shards. A marker names a row by its id and by a fingerprint of its message id, so that a database which
+assigns an id a second time (because it was restored or created again) does not lose the row that has it then.
+
+The sender distinguishes what the broker refuses for good from what a retry may fix. A refusal concerns all messages
+that the library put into one request for a partition; which of them caused it shows only when they are sent one by
+one.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
-from penstock.client.outbox.errors import Disturbed, OutboxError
+from penstock.client.outbox.messages import (
+    OutboxError,
+    OutboxRow,
+    RelayInterrupted,
+    RowsRefused,
+    fingerprint,
+    row_headers,
+    topic_name_error,
+)
 
-__all__ = ["consumer_of", "is_hopeless", "passing", "producer_of", "settings_of", "words"]
+__all__ = (
+    "MARKER_SETTINGS",
+    "Marker",
+    "TransactionalSender",
+    "check_name",
+    "client_settings",
+    "ensure_marker_topic",
+    "error_text",
+    "is_relay_error",
+    "make_consumer",
+    "make_producer",
+    "marker_topic",
+    "read_markers",
+    "retry_until_done",
+    "transactional_id",
+)
+
 
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 #: The broker judges how large a message may be; the library keeps batches of several below `batch.size`.
@@ -23,20 +59,20 @@ STOP_S: Final = 10.0
 Settings = dict[str, Any]
 
 
-def settings_of(bootstrap: str, given: Mapping[str, Any] | None) -> Settings:
+def client_settings(bootstrap: str, given: Mapping[str, Any] | None) -> Settings:
     """What a user gave, checked. Raises OutboxError."""
-    from penstock.client.app.settings import checked
+    from penstock.client.app.librdkafka import checked_settings
 
     try:
-        return {"bootstrap.servers": bootstrap, **checked(given)}
+        return {"bootstrap.servers": bootstrap, **checked_settings(given)}
     except ClientError as error:
         raise OutboxError(str(error)) from None
 
 
-def producer_of(settings: Settings, transactional_id: str) -> Any:
+def make_producer(settings: Settings, transactional_id: str) -> Any:
     from confluent_kafka import Producer
 
-    from penstock.client.app.settings import producer_settings
+    from penstock.client.app.librdkafka import producer_settings
 
     given = {name: value for name, value in settings.items() if name != "bootstrap.servers"}
     ours = {
@@ -49,14 +85,14 @@ def producer_of(settings: Settings, transactional_id: str) -> Any:
     }
     made = producer_settings(settings["bootstrap.servers"], transactional_id, ours)
     timeout_ms = {"message.timeout.ms": made["transaction.timeout.ms"]}
-    return _made(Producer, {**timeout_ms, **made, "transactional.id": transactional_id})
+    return _make_client(Producer, {**timeout_ms, **made, "transactional.id": transactional_id})
 
 
-def consumer_of(settings: Settings, name: str, *, isolation: str) -> Any:
+def make_consumer(settings: Settings, name: str, *, isolation: str) -> Any:
     """Reads what it is told to, and belongs to no group."""
     from confluent_kafka import Consumer
 
-    from penstock.client.app.settings import consumer_settings
+    from penstock.client.app.librdkafka import consumer_settings
 
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], name, given, group=name)
@@ -66,41 +102,41 @@ def consumer_of(settings: Settings, name: str, *, isolation: str) -> Any:
         "enable.partition.eof": True,
         "fetch.wait.max.ms": 20,
     }
-    return _made(Consumer, {**made, **ours})
+    return _make_client(Consumer, {**made, **ours})
 
 
-def admin_of(settings: Settings) -> Any:
+def make_admin_client(settings: Settings) -> Any:
     from confluent_kafka.admin import AdminClient
 
-    from penstock.client.app.settings import consumer_settings
+    from penstock.client.app.librdkafka import consumer_settings
 
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], "penstock-outbox", given, group="none")
     of_clients = ("client.", "sasl.", "security.", "socket.", "ssl.", "logger", "broker.", "reconnect.")
     chosen = {name: value for name, value in made.items() if name.startswith(of_clients)}
-    return _made(AdminClient, {"bootstrap.servers": settings["bootstrap.servers"], **chosen})
+    return _make_client(AdminClient, {"bootstrap.servers": settings["bootstrap.servers"], **chosen})
 
 
-def _made(kind: Callable[[Settings], Any], settings: Settings) -> Any:
+def _make_client(kind: Callable[[Settings], Any], settings: Settings) -> Any:
     from confluent_kafka import KafkaException
 
     try:
         return kind(settings)
     except (KafkaException, TypeError, ValueError) as error:
-        raise OutboxError(f"the client library does not take these settings: {words(error)}") from None
+        raise OutboxError(f"the client library does not take these settings: {error_text(error)}") from None
 
 
-def words(error: BaseException | Any) -> str:
+def error_text(error: BaseException | Any) -> str:
     """What the library has to say."""
-    cause = _cause(error)
+    cause = _kafka_error(error)
     return str(cause.str()) if hasattr(cause, "str") else str(cause)
 
 
-def _cause(error: Any) -> Any:
+def _kafka_error(error: Any) -> Any:
     return error.args[0] if isinstance(error, BaseException) and error.args else error
 
 
-def passing(call: Callable[[float], Any], what: str, stopping: threading.Event) -> Any:
+def retry_until_done(call: Callable[[float], Any], what: str, stopping: threading.Event) -> Any:
     """Make a call of the transactional producer again until it is through.
 
     Raises Disturbed for what beginning anew may mend, and where it is time to stop; OutboxError for what it does not.
@@ -113,17 +149,17 @@ def passing(call: Callable[[float], Any], what: str, stopping: threading.Event) 
             return call(CALL_S)
         except KafkaException as error:
             cause = error.args[0]
-            if is_hopeless(cause):
+            if is_relay_error(cause):
                 raise OutboxError(f"{what}: {cause.str()}") from None
             if not cause.retriable() or cause.fatal() or cause.txn_requires_abort():
-                raise Disturbed(f"{what}: {cause.str()}", cause=cause) from None
+                raise RelayInterrupted(f"{what}: {cause.str()}", cause=cause) from None
         if stopping.is_set():
             asked_to_stop_at = asked_to_stop_at or time.monotonic()
             if time.monotonic() - asked_to_stop_at > STOP_S:
-                raise Disturbed(f"{what}: no answer, and it is time to stop")
+                raise RelayInterrupted(f"{what}: no answer, and it is time to stop")
 
 
-def is_hopeless(error: Any) -> bool:
+def is_relay_error(error: Any) -> bool:
     """Of the relay as such: no row has anything to do with it."""
     from confluent_kafka import KafkaError
 
@@ -135,4 +171,392 @@ def is_hopeless(error: Any) -> bool:
         KafkaError._AUTHENTICATION,
         KafkaError._UNSUPPORTED_FEATURE,
         KafkaError.UNSUPPORTED_VERSION,
+    )
+
+
+MARKER_SETTINGS: Final = {"cleanup.policy": "compact"}
+SHARDS_MAX: Final = 256
+_OUTBOX_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def check_name(name: str) -> str:
+    if not _OUTBOX_NAME.fullmatch(name):
+        raise OutboxError(
+            f"{name!r} is no name of an outbox: 1 to 100 letters, digits, full stops, hyphens and underscores"
+        )
+    return name
+
+
+def marker_topic(name: str) -> str:
+    return f"penstock.outbox.{name}"
+
+
+def transactional_id(name: str, shards: int, shard: int) -> str:
+    return f"penstock-outbox-{name}-{shards}-{shard}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """The rows of one batch, and whose they are."""
+
+    #: Of the database.
+    identity: str
+    shards: int
+    shard: int
+    #: Fingerprints by id.
+    rows: Mapping[int, str]
+
+    @classmethod
+    def of(cls, rows: Iterable[OutboxRow], *, identity: str, shards: int, shard: int) -> Marker:
+        row_fingerprint = {row.id: fingerprint(row.message_id) for row in rows}
+        return cls(identity=identity, shards=shards, shard=shard, rows=row_fingerprint)
+
+    @property
+    def key(self) -> bytes:
+        return b"%d/%d" % (self.shards, self.shard)
+
+    def to_bytes(self) -> bytes:
+        document = {
+            "version": 1,
+            "identity": self.identity,
+            "shards": self.shards,
+            "shard": self.shard,
+            "rows": {str(number): row_fingerprint for number, row_fingerprint in self.rows.items()},
+        }
+        return json.dumps(document, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Marker:
+        """Raises ValueError."""
+        document: Any = json.loads(data)
+        try:
+            if document["version"] != 1:
+                raise ValueError(f"version {document['version']!r} of markers is newer than this program")
+            rows = {int(number): str(row_fingerprint) for number, row_fingerprint in document["rows"].items()}
+            shards, shard = int(document["shards"]), int(document["shard"])
+            return cls(identity=str(document["identity"]), shards=shards, shard=shard, rows=rows)
+        except (TypeError, KeyError, AttributeError) as flaw:
+            raise ValueError(f"no marker: {flaw!r}") from None
+
+
+_CLEANUP_POLICY: Final = "cleanup.policy"
+_ADMIN_TIMEOUT_S: Final = 10.0
+#: Another relay's open transaction holds readers back until it ends, at the latest when its time is over.
+_READ_TIMEOUT_S: Final = 180.0
+
+
+def ensure_marker_topic(settings: Settings, name: str) -> None:
+    """Raises OutboxError where it is there and forgets markers, Disturbed where no broker answers."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    topic, admin = marker_topic(name), make_admin_client(settings)
+    wanted = NewTopic(topic, num_partitions=1, config=dict(MARKER_SETTINGS))
+    made = admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT_S)
+    try:
+        made[topic].result()
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise _marker_topic_error(error, f"topic {topic}") from None
+        _check_cleanup_policy(admin, topic)
+
+
+def _check_cleanup_policy(admin: Any, topic: str) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource
+
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    try:
+        policy = (
+            admin.describe_configs([resource], request_timeout=_ADMIN_TIMEOUT_S)[resource]
+            .result()[_CLEANUP_POLICY]
+            .value
+        )
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return  # not everyone may look at settings
+        raise _marker_topic_error(error, f"topic {topic}") from None
+    if policy != MARKER_SETTINGS[_CLEANUP_POLICY]:
+        raise OutboxError(
+            f"topic {topic} has {_CLEANUP_POLICY}={policy}, and would forget what was published: set it to compact"
+        )
+
+
+def read_markers(settings: Settings, name: str, stopping: threading.Event) -> list[Marker]:
+    """The last committed marker of every shard, of this and of earlier shardings. Raises Disturbed, OutboxError.
+
+    Readers of committed records see nothing behind a transaction that is still open, and other shards have theirs in
+    the same partition. So the end is where the log ends, not where such a reader is held back.
+    """
+    end = _log_end_offset(settings, name)
+    latest: dict[bytes, bytes] = {}
+    reader = make_consumer(settings, f"penstock-outbox-{name}", isolation="read_committed")
+    try:
+        reader.assign([_marker_partition(name)])
+        deadline = time.monotonic() + _READ_TIMEOUT_S
+        position = 0
+        while position < end:
+            if time.monotonic() > deadline or stopping.is_set():
+                raise RelayInterrupted(f"{marker_topic(name)} could not be read to its end, {end}")
+            message = reader.poll(0.1)
+            if message is not None:
+                position = _apply_message(message, latest, position)
+    finally:
+        reader.close()
+    return [_decode_marker(name, value) for _, value in sorted(latest.items())]
+
+
+def _apply_message(message: Any, latest: dict[bytes, bytes], position: int) -> int:
+    """The position behind it."""
+    from confluent_kafka import KafkaError
+
+    if message.error() is None:
+        latest.pop(message.key(), None)
+        if message.value() is not None:
+            latest[message.key()] = message.value()
+        return int(message.offset()) + 1
+    if message.error().code() == KafkaError._PARTITION_EOF:
+        return int(message.offset())
+    if message.error().retriable() or message.error().code() == KafkaError._TRANSPORT:
+        return position
+    raise _marker_topic_error(message.error(), f"topic {message.topic()}")
+
+
+def _log_end_offset(settings: Settings, name: str) -> int:
+    from confluent_kafka import KafkaException
+
+    reader = make_consumer(settings, f"penstock-outbox-{name}", isolation="read_uncommitted")
+    try:
+        return int(reader.get_watermark_offsets(_marker_partition(name), timeout=2 * CALL_S)[1])
+    except KafkaException as error:
+        raise _marker_topic_error(error, f"topic {marker_topic(name)}") from None
+    finally:
+        reader.close()
+
+
+def _marker_partition(name: str) -> Any:
+    from confluent_kafka import TopicPartition
+
+    # A number is at hand at once; where the log begins is asked for only if it is not there.
+    return TopicPartition(marker_topic(name), 0, 0)
+
+
+def _decode_marker(name: str, value: bytes) -> Marker:
+    try:
+        return Marker.from_bytes(value)
+    except ValueError as flaw:
+        raise OutboxError(
+            f"topic {marker_topic(name)} has something in it that is no marker: {flaw}"
+        ) from None
+
+
+def _marker_topic_error(error: Any, what: str) -> OutboxError | RelayInterrupted:
+    from confluent_kafka import KafkaError
+
+    cause = error if isinstance(error, KafkaError) else error.args[0]
+    forbidden = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+    kind = OutboxError if cause.code() in (*forbidden, KafkaError.POLICY_VIOLATION) else RelayInterrupted
+    return kind(f"{what}: {error_text(cause)}")
+
+
+_QUEUE_FULL_WAIT_S: Final = 0.05
+_FLUSH_S: Final = 0.1
+#: A topic that was just made is known to every broker within this time.
+_UNKNOWN_TOPIC_S: Final = 5.0
+_UNKNOWN_TOPIC_WAIT_S: Final = 0.1
+_INIT_TIMEOUT_S: Final = 30.0
+
+
+class TransactionalSender:
+    """One transactional producer at a time, under one transactional id. Making it fences whoever had the id before."""
+
+    def __init__(
+        self, settings: Settings, transactional_id: str, topic: str, stopping: threading.Event
+    ) -> None:
+        """`topic` is that of the markers."""
+        self._settings = settings
+        self.transactional_id = transactional_id
+        self._topic = topic
+        self._stopping = stopping
+        self._producer: Any = None
+        self._partitions: dict[str, int] = {}
+        self._failures: list[Any] = []
+
+    def open(self) -> None:
+        """When it returns, what was under way under this id is over. Raises Disturbed, OutboxError."""
+        self.close()
+        self._producer = make_producer(self._settings, self.transactional_id)
+        deadline = time.monotonic() + _INIT_TIMEOUT_S
+
+        def init(timeout_s: float) -> None:
+            if time.monotonic() > deadline:
+                raise RelayInterrupted(
+                    f"no broker has let {self.transactional_id} begin within {_INIT_TIMEOUT_S:g} s"
+                )
+            self._producer.init_transactions(timeout_s)
+
+        retry_until_done(init, "beginning", self._stopping)
+
+    def close(self) -> None:
+        """What is open is left to whoever opens this id next."""
+        self._producer = None
+        self._partitions.clear()
+
+    def send(self, rows: Sequence[OutboxRow], markers: Mapping[bytes, bytes | None]) -> None:
+        """The rows and their markers by key are on their way, in a transaction that is ready to be committed.
+
+        Raises RowsRefused once the transaction is aborted, Disturbed where beginning anew has to settle it.
+        """
+        self._check_partitions(rows)
+        self._failures = []
+        retry_until_done(
+            lambda _: self._producer.begin_transaction(), "beginning a transaction", self._stopping
+        )
+        try:
+            for row in rows:
+                self._produce_row(row)
+            for key, marker in markers.items():
+                self._produce(self._topic, marker, key)
+            self._await_reports()
+        except RowsRefused:
+            self._abort()
+            raise
+
+    def commit(self) -> None:
+        """Raises RowsRefused as `send` does, and Disturbed where nobody knows: the marker will tell."""
+        try:
+            retry_until_done(self._producer.commit_transaction, "committing", self._stopping)
+        except RelayInterrupted as error:
+            if error.cause is None or not error.cause.txn_requires_abort():
+                raise
+            refusals = [each for each, _ in self._failures if is_permanent_error(each)]
+            if not refusals and not is_permanent_error(error.cause):
+                raise
+            self._abort()
+            raise RowsRefused(error_text(refusals[0] if refusals else error.cause)) from None
+
+    def _abort(self) -> None:
+        retry_until_done(self._producer.abort_transaction, "aborting", self._stopping)
+        # After a refusal the library goes on with a sequence that the broker has never seen.
+        self.open()
+
+    def _produce_row(self, row: OutboxRow) -> None:
+        from confluent_kafka import KafkaException
+
+        try:
+            partition_argument = {} if row.partition is None else {"partition": row.partition}
+            self._produce(row.topic, row.value, row.key, headers=row_headers(row), **partition_argument)
+        except (KafkaException, ValueError, TypeError) as error:
+            reason = error_text(error)
+            if isinstance(error, KafkaException) and not is_permanent_error(error.args[0]):
+                raise RelayInterrupted(f"{row.topic}: {reason}") from None
+            raise RowsRefused(reason, {row.id: reason}) from None
+
+    def _produce(self, topic: str, value: bytes | None, key: bytes | None, **more: Any) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, on_delivery=self._report, **more)
+                return
+            except BufferError:
+                self._call_library(self._producer.poll, _QUEUE_FULL_WAIT_S)
+
+    def _call_library(self, call: Callable[[float], Any], timeout_s: float) -> Any:
+        """Raises Disturbed for what the library cannot get over: another relay has taken our place, most likely."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return call(timeout_s)
+        except KafkaException as error:
+            raise RelayInterrupted(error_text(error), cause=error.args[0]) from None
+
+    def _report(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self._failures.append((error, message.topic()))
+
+    def _await_reports(self) -> None:
+        """For a while: `commit` waits for the rest. After a failure the others stay where they are."""
+        deadline = time.monotonic() + CALL_S
+        while (
+            self._call_library(self._producer.flush, _FLUSH_S)
+            and not self._failures
+            and time.monotonic() < deadline
+        ):
+            pass
+        for error, topic in self._failures:
+            if is_permanent_error(error):
+                raise RowsRefused(f"{topic}: {error.str()}")
+        for error, topic in self._failures:
+            raise RelayInterrupted(f"{topic}: {error.str()}", cause=error)
+
+    # Topics and partitions are looked at first: the library takes long to say that there is no such topic.
+
+    def _check_partitions(self, rows: Sequence[OutboxRow]) -> None:
+        missing = {row.topic for row in rows if row.topic not in self._partitions}
+        flaws = {topic: flaw for topic in sorted(missing) if (flaw := self._look_up(topic))}
+        for row in rows:
+            if row.partition is not None and row.partition >= self._partitions.get(row.topic, 1 << 31):
+                self._look_up(row.topic)  # it may have grown
+        if culprits := {row.id: flaw for row in rows if (flaw := self._flaw(row, flaws))}:
+            raise RowsRefused("; ".join(sorted(set(culprits.values()))), culprits)
+
+    def _flaw(self, row: OutboxRow, flaws: dict[str, str]) -> str | None:
+        if row.topic in flaws:
+            return flaws[row.topic]
+        if row.partition is not None and not 0 <= row.partition < self._partitions[row.topic]:
+            return f"{row.topic} has no partition {row.partition}"
+        return None
+
+    def _look_up(self, topic: str) -> str | None:
+        """How many partitions it has, or why it cannot be written to."""
+        if (flaw := topic_name_error(topic)) is not None:
+            return flaw
+        deadline = time.monotonic() + _UNKNOWN_TOPIC_S
+        while True:
+            found = self._metadata(topic)
+            if found.error is None and found.partitions:
+                self._partitions[topic] = len(found.partitions)
+                return None
+            if found.error is not None and not _is_unknown_topic(found.error):
+                return f"{topic}: {found.error.str()}"
+            if time.monotonic() > deadline or self._stopping.wait(_UNKNOWN_TOPIC_WAIT_S):
+                break
+        if self._stopping.is_set():
+            raise RelayInterrupted(f"{topic} is not known yet, and it is time to stop")
+        return f"there is no topic {topic}"
+
+    def _metadata(self, topic: str) -> Any:
+        """Where the broker makes topics that it is asked for, this makes it."""
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._producer.list_topics(topic, timeout=CALL_S).topics[topic]
+        except KafkaException as error:
+            raise RelayInterrupted(f"{topic}: {error_text(error)}") from None
+
+
+def is_permanent_error(error: Any) -> bool:
+    """Sending it again does not help: the message, its topic or our rights have to change."""
+    from confluent_kafka import KafkaError
+
+    return error.code() in (
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        KafkaError._INVALID_ARG,
+    )
+
+
+def _is_unknown_topic(error: Any) -> bool:
+    from confluent_kafka import KafkaError
+
+    return error.code() in (
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._WAIT_CACHE,
     )

@@ -1,9 +1,16 @@
-"""The relay: rows of one shard become messages, in the order of their ids, each of them once.
+"""The relay: publishes the rows of one shard in the order of their ids, each of them once.
 
-A batch and a marker with its row ids are one Kafka transaction; then the rows are deleted. Whatever ends a relay in
-between, the next one begins with the same three steps: it makes the transactional id its own, which commits or aborts
-what was under way; it reads the last markers; and it deletes the rows that they name. Where it goes on is for the table
-to say, and no memory of an id: ids are given out in one order and committed in another.
+A batch and a marker with its row ids are one Kafka transaction; then the relay deletes the rows. Whatever ends a relay
+in between, the next one starts with the same three steps: it takes over the transactional id, which commits or aborts
+what was under way; it reads the last markers; and it deletes the rows that they name. The table alone says where to
+continue, never a remembered id, because ids are assigned in one order and committed in another.
+
+Relays may run together if they use the same number of shards and the same name, because the marker of the relay that
+published a row is what identifies it until it is deleted. A relay that changes either waits until no relay with the
+old values is left, fences those that only seem to be gone, and deletes the rows that their markers name. Only then
+does it divide the rows again.
+
+`run_relays` runs several relays in one process, a thread for each: all of them continue, or none.
 """
 
 from __future__ import annotations
@@ -16,18 +23,78 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final
 
-from penstock.client.outbox.agreeing import agree
-from penstock.client.outbox.databases.base import Agreement, Database
-from penstock.client.outbox.databases.opening import open_database
-from penstock.client.outbox.errors import Disturbed, OutboxError, RowsRefused
-from penstock.client.outbox.kafka import settings_of
-from penstock.client.outbox.marker_log import ensure_topic, read_markers
-from penstock.client.outbox.markers import SHARDS_MAX, Marker, check_name, marker_topic, transactional_id
-from penstock.client.outbox.rows import Row
-from penstock.client.outbox.sending import Sender
-from penstock.client.retrying import Backoff, Deadline
+from penstock.client.outbox.database import OutboxDatabase, RelayAgreement, open_database
+from penstock.client.outbox.kafka import (
+    SHARDS_MAX,
+    Marker,
+    TransactionalSender,
+    check_name,
+    client_settings,
+    ensure_marker_topic,
+    marker_topic,
+    read_markers,
+    transactional_id,
+)
+from penstock.client.outbox.messages import OutboxError, OutboxRow, RelayInterrupted, RowsRefused
+from penstock.client.retry import Backoff, Deadline, attempts
 
-__all__ = ["OnReject", "Relay", "RelayCounts"]
+__all__ = ("OnReject", "Relay", "RelayCounts", "agree_on_shards", "run_relays")
+
+
+#: Relays that start together step on each other's toes for a moment.
+PATIENCE_MS: Final = 10_000
+_AGREEMENT_BACKOFF: Final = Backoff(base_ms=20, cap_ms=500)
+
+SettlePrevious = Callable[[RelayAgreement], None]
+
+
+def agree_on_shards(
+    database: OutboxDatabase, name: str, shards: int, *, settle: SettlePrevious, stopping: threading.Event
+) -> RelayAgreement | None:
+    """Hold the table together with all relays of the same kind. None if it is time to stop.
+
+    `settle` ends what relays of another kind have left. Raises OutboxError while they are at work.
+    """
+    found: RelayAgreement | None = None
+    for _ in attempts(
+        Deadline(PATIENCE_MS),
+        _AGREEMENT_BACKOFF,
+        Random(),
+        sleep=lambda rest_s: _wait_unless_stopping(stopping, rest_s),
+    ):
+        if stopping.is_set():
+            return None
+        if database.hold_table(alone=False):
+            found = database.agreement()
+            if found is not None and (found.name, found.shards) == (name, shards):
+                return found
+            database.release_table()
+        if database.hold_table(alone=True):
+            _change_agreement(database, name, shards, settle)
+            database.release_table()
+    raise OutboxError(_disagreement_text(found, name, shards))
+
+
+def _change_agreement(database: OutboxDatabase, name: str, shards: int, settle: SettlePrevious) -> None:
+    """Alone: nobody else reads or writes the agreement."""
+    before = database.agreement()
+    if before is not None and (before.name, before.shards) != (name, shards):
+        settle(before)
+    database.agree(name, shards)
+
+
+def _wait_unless_stopping(stopping: threading.Event, rest_s: float) -> None:
+    stopping.wait(rest_s)
+
+
+def _disagreement_text(found: RelayAgreement | None, name: str, shards: int) -> str:
+    if found is None:
+        return "other relays of this database come and go all the time: start them one after the other"
+    return (
+        f"relays of this database are at work with {found.shards} shards under the name {found.name}: "
+        f"stop them all before starting any with {shards} shards under the name {name}"
+    )
+
 
 BATCH_ROWS: Final = 500
 BATCH_ROWS_MAX: Final = 10_000
@@ -35,8 +102,8 @@ BATCH_BYTES: Final = 8 << 20
 _POLL_S: Final = 5.0
 _STANDBY_S: Final = 0.5
 #: Who only looks whether there is a relay holds its lock for a moment.
-_ONCE_MS: Final = 500
-_RESTS: Final = Backoff(base_ms=100, cap_ms=10_000)
+_ONCE_WAIT_MS: Final = 500
+_RESTART_BACKOFF: Final = Backoff(base_ms=100, cap_ms=10_000)
 
 
 class OnReject(StrEnum):
@@ -82,7 +149,7 @@ class Relay:
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         """`settings` are librdkafka's. Raises OutboxError for what cannot be."""
-        _check(shards, shard, batch_rows)
+        _check_arguments(shards, shard, batch_rows)
         self.name, self.shards, self.shard = check_name(name), shards, shard
         self.counts = RelayCounts()
         self._url = url
@@ -91,8 +158,8 @@ class Relay:
         self._rows_max = batch_rows
         self._on_reject = OnReject(on_reject)
         self._may_take_over = take_over
-        self._settings = settings_of(bootstrap, settings)
-        self._tell = say
+        self._settings = client_settings(bootstrap, settings)
+        self._report = say
 
     def run(self, stopping: threading.Event | None = None, *, once: bool = False) -> RelayCounts:
         """Until `stopping` is set, or with `once` until nothing is left to relay. Raises OutboxError.
@@ -106,21 +173,21 @@ class Relay:
             try:
                 self._work(stopping, once)
                 break
-            except Disturbed as error:
+            except RelayInterrupted as error:
                 self.counts.disturbances += 1
                 failures = 0 if self.counts.batches > before else failures + 1
                 if not stopping.is_set():
                     self.say(f"{error}; begins anew")
-                stopping.wait(_RESTS.delay_ms(failures, chance) / 1000)
+                stopping.wait(_RESTART_BACKOFF.delay_ms(failures, chance) / 1000)
         return self.counts
 
     def say(self, sentence: str) -> None:
-        self._tell(f"shard {self.shard} of {self.shards}: {sentence}")
+        self._report(f"shard {self.shard} of {self.shards}: {sentence}")
 
     def _work(self, stopping: threading.Event, once: bool) -> None:
         database = self._open_database()
         try:
-            agreement = agree(
+            agreement = agree_on_shards(
                 database,
                 self.name,
                 self.shards,
@@ -129,55 +196,59 @@ class Relay:
             )
             if agreement is None or not self._await_shard(database, stopping, once):
                 return
-            ensure_topic(self._settings, self.name)
+            ensure_marker_topic(self._settings, self.name)
             sender = self._open_sender(self.name, self.shards, self.shard, stopping)
             try:
                 markers = self._read_markers(self.name, stopping)
-                strangers = self._strangers(markers, agreement)
+                foreign_keys = self._foreign_marker_keys(markers, agreement)
                 self._settle(database, agreement, markers)
-                shift = _Shift(self, database, sender, agreement)
-                shift.mark(strangers)
-                self._relay_all(shift, stopping, once)
+                session = _RelaySession(self, database, sender, agreement)
+                session.mark(foreign_keys)
+                self._relay_all(session, stopping, once)
             finally:
                 sender.close()
         finally:
             database.close()
 
-    def _open_database(self) -> Database:
+    def _open_database(self) -> OutboxDatabase:
         return open_database(self._url)
 
-    def _open_sender(self, name: str, shards: int, shard: int, stopping: threading.Event) -> Sender:
+    def _open_sender(
+        self, name: str, shards: int, shard: int, stopping: threading.Event
+    ) -> TransactionalSender:
         identity = transactional_id(name, shards, shard)
-        sender = Sender(self._settings, identity, marker_topic(name), stopping)
+        sender = TransactionalSender(self._settings, identity, marker_topic(name), stopping)
         sender.open()
         return sender
 
-    def _await_shard(self, database: Database, stopping: threading.Event, once: bool) -> bool:
+    def _await_shard(self, database: OutboxDatabase, stopping: threading.Event, once: bool) -> bool:
         """False if it is time to stop."""
-        is_told = False
-        patience = Deadline(_ONCE_MS)
+        is_reported = False
+        deadline = Deadline(_ONCE_WAIT_MS)
         while not database.hold_shard(self.shard):
-            if once and patience.is_over:
+            if once and deadline.is_over:
                 raise OutboxError(f"another relay is at work on shard {self.shard} of {self.shards}")
-            if not is_told and not once:
+            if not is_reported and not once:
                 self.say("another relay is at work; waits to take its place")
-                is_told = True
-            if stopping.wait(_ONCE_MS / 10_000 if once else _STANDBY_S):
+                is_reported = True
+            if stopping.wait(_ONCE_WAIT_MS / 10_000 if once else _STANDBY_S):
                 return False
             database.query("SELECT 1")  # a session that is lost waits for nothing
         return True
 
     # What earlier relays have left
 
-    def _settle_others(self, database: Database, before: Agreement, stopping: threading.Event) -> None:
+    def _settle_others(
+        self, database: OutboxDatabase, before: RelayAgreement, stopping: threading.Event
+    ) -> None:
         """Of another kind: even one that is not gone, and only cut off from the database, can commit nothing now."""
         self.say(f"follows {before.shards} shards under the name {before.name}; settles what they have left")
-        ensure_topic(self._settings, before.name)
+        ensure_marker_topic(self._settings, before.name)
         for shard in range(before.shards):
             self._open_sender(before.name, before.shards, shard, stopping).close()
         self._settle(database, before, self._read_markers(before.name, stopping))
 
-    def _settle(self, database: Database, agreement: Agreement, markers: Sequence[Marker]) -> None:
+    def _settle(self, database: OutboxDatabase, agreement: RelayAgreement, markers: Sequence[Marker]) -> None:
         """Delete what is published. A marker that is committed says so whosever shard it is."""
         for marker in markers:
             if marker.identity == agreement.identity:
@@ -186,36 +257,36 @@ class Relay:
     def _read_markers(self, name: str, stopping: threading.Event) -> list[Marker]:
         return read_markers(self._settings, name, stopping)
 
-    def _strangers(self, markers: Sequence[Marker], agreement: Agreement) -> list[bytes]:
+    def _foreign_marker_keys(self, markers: Sequence[Marker], agreement: RelayAgreement) -> list[bytes]:
         """Keys of markers that another database has left, if we may take them over. Other shards see to their own."""
         ours = b"%d/%d" % (self.shards, self.shard)
         found = [marker for marker in markers if marker.shards != self.shards or marker.key == ours]
-        strangers = [marker.key for marker in found if marker.identity != agreement.identity]
-        if strangers and not self._may_take_over:
+        foreign_keys = [marker.key for marker in found if marker.identity != agreement.identity]
+        if foreign_keys and not self._may_take_over:
             raise OutboxError(
                 f"topic {marker_topic(self.name)} has markers of another database: relay this one under "
                 "another --name, or with --take-over if the other one is gone for good"
             )
-        return [key for key in strangers if key != ours]
+        return [key for key in foreign_keys if key != ours]
 
     # What is new
 
-    def _relay_all(self, shift: _Shift, stopping: threading.Event, once: bool) -> None:
+    def _relay_all(self, session: _RelaySession, stopping: threading.Event, once: bool) -> None:
         self.say(f"relays to {self._settings['bootstrap.servers']}, markers in {marker_topic(self.name)}")
         while not stopping.is_set():
-            rows = self._select(shift.database, self._rows_max)
+            rows = self._select(session.database, self._rows_max)
             if not rows and once:
                 return
             if not rows:
-                shift.database.wait(self._poll_s, stopping)
+                session.database.wait(self._poll_s, stopping)
                 continue
             try:
-                shift.relay(rows)
+                session.relay(rows)
                 self._rows_max = min(2 * self._rows_max, self._batch_rows)
             except RowsRefused as refusal:
-                self._rows_max = self._refused(shift.database, rows, refusal)
+                self._rows_max = self._refused(session.database, rows, refusal)
 
-    def _select(self, database: Database, rows_max: int) -> list[Row]:
+    def _select(self, database: OutboxDatabase, rows_max: int) -> list[OutboxRow]:
         return database.batch(
             self.shard,
             self.shards,
@@ -224,7 +295,7 @@ class Relay:
             holds_keys=self._on_reject is not OnReject.SKIP,
         )
 
-    def _refused(self, database: Database, rows: Sequence[Row], refusal: RowsRefused) -> int:
+    def _refused(self, database: OutboxDatabase, rows: Sequence[OutboxRow], refusal: RowsRefused) -> int:
         """How many to send together next. A row is rejected once it was refused alone, or is known to be the one."""
         culprits = refusal.culprits or ({rows[0].id: refusal.reason} if len(rows) == 1 else {})
         if not culprits:
@@ -238,7 +309,7 @@ class Relay:
                 held.add((row.topic, row.key))  # later ones of its key wait where they are
         return len(rows)
 
-    def _reject(self, database: Database, row: Row, reason: str) -> None:
+    def _reject(self, database: OutboxDatabase, row: OutboxRow, reason: str) -> None:
         if self._on_reject is OnReject.STOP:
             raise OutboxError(f"row {row.id} ({row.topic}, message {row.message_id}) was refused: {reason}")
         database.check_held()
@@ -247,38 +318,63 @@ class Relay:
         self.say(f"REJECTED row {row.id} ({row.topic}, message {row.message_id}): {reason}")
 
 
-class _Shift:
+class _RelaySession:
     """One stretch of work: a lock that is held, a transactional id that is ours, and nothing left to settle."""
 
-    def __init__(self, relay: Relay, database: Database, sender: Sender, agreement: Agreement) -> None:
+    def __init__(
+        self, relay: Relay, database: OutboxDatabase, sender: TransactionalSender, agreement: RelayAgreement
+    ) -> None:
         self._counts, self._topic = relay.counts, marker_topic(relay.name)
-        self._place = {"identity": agreement.identity, "shards": relay.shards, "shard": relay.shard}
+        self._marker_fields = {"identity": agreement.identity, "shards": relay.shards, "shard": relay.shard}
         self.database, self._sender = database, sender
 
-    def mark(self, strangers: Sequence[bytes]) -> None:
+    def mark(self, foreign_keys: Sequence[bytes]) -> None:
         """A transaction with nothing but a marker of no rows: what it fails of, no row is to blame for."""
         try:
-            self._publish([], dict.fromkeys(strangers))
+            self._publish([], dict.fromkeys(foreign_keys))
         except RowsRefused as refusal:
             raise OutboxError(f"topic {self._topic}: {refusal.reason}") from None
 
-    def relay(self, rows: Sequence[Row]) -> None:
+    def relay(self, rows: Sequence[OutboxRow]) -> None:
         self._publish(rows)
         self.database.delete(row.id for row in rows)
         self._counts.relayed += len(rows)
         self._counts.batches += 1
 
-    def _publish(self, rows: Sequence[Row], more: Mapping[bytes, None] = MappingProxyType({})) -> None:
-        marker = Marker.of(rows, **self._place)  # type: ignore[arg-type]
+    def _publish(self, rows: Sequence[OutboxRow], more: Mapping[bytes, None] = MappingProxyType({})) -> None:
+        marker = Marker.of(rows, **self._marker_fields)  # type: ignore[arg-type]
         self._sender.send(rows, {marker.key: marker.to_bytes(), **more})
         self.database.check_held()
         self._sender.commit()
 
 
-def _check(shards: int, shard: int, batch_rows: int) -> None:
+def _check_arguments(shards: int, shard: int, batch_rows: int) -> None:
     if not 1 <= shards <= SHARDS_MAX:
         raise OutboxError(f"an outbox has 1 to {SHARDS_MAX} shards, not {shards}")
     if not 0 <= shard < shards:
         raise OutboxError(f"of {shards} shards there is no shard {shard}: they are counted from 0")
     if not 1 <= batch_rows <= BATCH_ROWS_MAX:
         raise OutboxError(f"a batch has 1 to {BATCH_ROWS_MAX} rows, not {batch_rows}")
+
+
+def run_relays(relays: Sequence[Relay], stopping: threading.Event, *, once: bool = False) -> None:
+    """Returns when all have ended. Raises what the first of them has raised; the others then stop too."""
+    failures: list[BaseException] = []
+
+    def run(relay: Relay) -> None:
+        try:
+            relay.run(stopping, once=once)
+        except BaseException as error:
+            failures.append(error)
+            stopping.set()
+
+    threads = [
+        threading.Thread(target=run, args=(relay,), name=f"outbox-{relay.shard}", daemon=True)
+        for relay in relays
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,4 +1,4 @@
-"""A cluster as one partner: finds who is in charge, asks there, and asks again elsewhere while that changes."""
+"""A cluster: sends a request to the leader, coordinator or controller, and follows when that role moves."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from functools import partial
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from penstock.client.connection import Connection
-from penstock.client.errors import Refused, TopicChanged, Unavailable, check, refusal
-from penstock.client.metadata import (
+from penstock.client.errors import (
+    RETRIABLE_ERRORS,
+    UNKNOWN_TOPIC_ERRORS,
+    Refused,
+    RetryAction,
+    TopicChanged,
+    Unavailable,
+    broker_error,
+    raise_for_error,
+)
+from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import (
+    METADATA_VERSION_MIN,
     NO_LEADER,
-    OLDEST_METADATA,
+    BrokerInfo,
     MetadataView,
-    Node,
     PartitionInfo,
     TopicInfo,
     metadata_request,
     metadata_view,
 )
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC, Remedy
-from penstock.client.retrying import Backoff, Deadline, attempts
-from penstock.client.settings import ConnectionSettings
+from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 #: Asks one broker, once. Raises Refused or Unavailable.
-Ask = Callable[[Connection], Answer]
+BrokerCall = Callable[[Connection], Reply]
 
 _FIND_COORDINATOR: Final = 10
-_MANY_KEYS_FROM: Final = 4
+_KEY_LIST_VERSION: Final = 4
 #: Everyone knows the answer, so whoever is slow is left for the next.
 _METADATA_TIMEOUT_MS: Final = 10_000
 #: A node that must be connected to first comes before one that is there already in one case of eight.
-_STRANGENESS: Final = 0.5
+_UNCONNECTED_PENALTY: Final = 0.5
 
 
-class Coordinates(IntEnum):
+class CoordinatorType(IntEnum):
     """Kinds of coordinators, numbered as on the wire."""
 
     GROUP = 0
@@ -63,9 +71,9 @@ class Cluster:
         self.chance = chance or random.Random()
         self._owner = os.getpid()
         self._connections: dict[int, Connection] = {}
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, BrokerInfo] = {}
         self._topics: dict[str, tuple[TopicInfo, Deadline]] = {}
-        self._coordinators: dict[tuple[Coordinates, str], int] = {}
+        self._coordinators: dict[tuple[CoordinatorType, str], int] = {}
         self._controller_id = NO_LEADER
         self._cluster_id: str | None = None
 
@@ -91,13 +99,13 @@ class Cluster:
             self._refresh(())
         return self._cluster_id
 
-    def known_nodes(self) -> list[Node]:
+    def known_nodes(self) -> list[BrokerInfo]:
         """As they were when somebody last told, without asking again."""
         return list(self._nodes.values())
 
-    def nodes(self) -> dict[int, Node]:
+    def nodes(self) -> dict[int, BrokerInfo]:
         """As they are now. Raises Unavailable."""
-        self._insist(lambda: None, lambda _: self._refresh(()), "the cluster")
+        self._call_with_retries(lambda: None, lambda _: self._refresh(()), "the cluster")
         return dict(self._nodes)
 
     def topics(self, wanted: Iterable[str] | re.Pattern[str] | None = None) -> dict[str, TopicInfo]:
@@ -108,7 +116,7 @@ class Cluster:
         names = None if wanted is None or isinstance(wanted, re.Pattern) else tuple(wanted)
         if names == ():
             return {}
-        view = self._insist(lambda: None, lambda _: self._refresh(names), "the cluster")
+        view = self._call_with_retries(lambda: None, lambda _: self._refresh(names), "the cluster")
         if isinstance(wanted, re.Pattern):
             return {
                 name: topic
@@ -131,7 +139,7 @@ class Cluster:
         """As it was lately. Raises TopicChanged where it has another id, Refused where it does not exist."""
         found = self._recent(name) or self._refresh((name,)).topics.get(name)
         if found is None:
-            raise refusal(ErrorCode.unknown_topic_or_partition, f"topic {name}")
+            raise broker_error(ErrorCode.unknown_topic_or_partition, f"topic {name}")
         if topic_id is not None and found.id is not None and found.id != topic_id:
             raise TopicChanged(
                 f"topic {name} was deleted and created anew: its id is {found.id}, not {topic_id}"
@@ -140,7 +148,7 @@ class Cluster:
 
     def await_topic(self, name: str, topic_id: UUID | None = None) -> TopicInfo:
         """The same, for a topic that may have been made a moment ago. Raises Unavailable too."""
-        return self._insist(
+        return self._call_with_retries(
             lambda: None,
             lambda _: self.topic(name, topic_id),
             f"topic {name}",
@@ -150,16 +158,18 @@ class Cluster:
     def topic_to_write(self, name: str) -> TopicInfo:
         """The same; where there is none, brokers make one if they are set to (auto.create.topics.enable)."""
         if self._recent(name) is None:
-            self._insist(lambda: None, lambda _: self._refresh((name,), creates=True), f"topic {name}")
+            self._call_with_retries(
+                lambda: None, lambda _: self._refresh((name,), creates=True), f"topic {name}"
+            )
         return self.await_topic(name)
 
     def leader(self, topic: str, partition: int, topic_id: UUID | None = None) -> PartitionInfo:
         """Who leads, as far as is known. Raises Refused where nobody does, TopicChanged as `topic` does."""
         info = self.topic(topic, topic_id).partition(partition)
         if info is None:
-            raise refusal(ErrorCode.unknown_topic_or_partition, f"{topic}[{partition}]")
+            raise broker_error(ErrorCode.unknown_topic_or_partition, f"{topic}[{partition}]")
         if info.leader_id == NO_LEADER or info.leader_id not in self._nodes:
-            raise refusal(ErrorCode.leader_not_available, f"{topic}[{partition}]")
+            raise broker_error(ErrorCode.leader_not_available, f"{topic}[{partition}]")
         return info
 
     def forget_topic(self, topic: str) -> None:
@@ -172,13 +182,13 @@ class Cluster:
         self,
         topic: str,
         partition: int,
-        ask: Ask[Answer],
+        ask: BrokerCall[Reply],
         *,
         topic_id: UUID | None = None,
         deadline: Deadline | None = None,
-    ) -> Answer:
+    ) -> Reply:
         """Raises Unavailable, TopicChanged (of `topic_id`), and what `ask` raises unless it passes."""
-        return self._insist(
+        return self._call_with_retries(
             lambda: self.connection(self.leader(topic, partition, topic_id).leader_id),
             ask,
             f"the leader of {topic}[{partition}]",
@@ -187,10 +197,10 @@ class Cluster:
         )
 
     def call_coordinator(
-        self, kind: Coordinates, key: str, ask: Ask[Answer], *, deadline: Deadline | None = None
-    ) -> Answer:
+        self, kind: CoordinatorType, key: str, ask: BrokerCall[Reply], *, deadline: Deadline | None = None
+    ) -> Reply:
         """Of a group or a transactional id. Raises Unavailable, and what `ask` raises unless it passes."""
-        return self._insist(
+        return self._call_with_retries(
             lambda: self.connection(self._coordinator(kind, key)),
             ask,
             f"the coordinator of {key}",
@@ -198,21 +208,23 @@ class Cluster:
             deadline=deadline,
         )
 
-    def coordinator_id(self, kind: Coordinates, key: str) -> int:
+    def coordinator_id(self, kind: CoordinatorType, key: str) -> int:
         """The node that coordinates. Raises Unavailable."""
-        return self._insist(lambda: None, lambda _: self._coordinator(kind, key), f"the coordinator of {key}")
+        return self._call_with_retries(
+            lambda: None, lambda _: self._coordinator(kind, key), f"the coordinator of {key}"
+        )
 
-    def call_controller(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+    def call_controller(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
         """Raises Unavailable, and what `ask` raises unless it passes."""
-        return self._insist(
+        return self._call_with_retries(
             self._controller, ask, "the controller", forget=self._forget_controller, deadline=deadline
         )
 
-    def call_any(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+    def call_any(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
         """Whoever is there. Raises Unavailable, and what `ask` raises unless it passes."""
-        return self._insist(self._anyone, ask, "the cluster", deadline=deadline)
+        return self._call_with_retries(self._any_connection, ask, "the cluster", deadline=deadline)
 
-    def call_node(self, node_id: int, ask: Ask[Answer], *, deadline: Deadline | None = None) -> Answer:
+    def call_node(self, node_id: int, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
         """This node and no other. Raises Unavailable, and what `ask` raises unless it passes."""
 
         def find() -> Connection:
@@ -220,59 +232,61 @@ class Cluster:
                 self._refresh(())
             return self.connection(node_id)
 
-        return self._insist(find, ask, f"node {node_id}", deadline=deadline)
+        return self._call_with_retries(find, ask, f"node {node_id}", deadline=deadline)
 
-    def call_every_node(self, ask: Ask[Answer], *, deadline: Deadline | None = None) -> list[Answer]:
+    def call_every_node(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> list[Reply]:
         """All nodes that there are, each once and none left out. Raises as `call_any` does."""
 
-        def ask_all(_: object) -> list[Answer]:
+        def ask_all(_: object) -> list[Reply]:
             self._refresh(())
             return [ask(self.connection(node_id)) for node_id in sorted(self._nodes)]
 
-        return self._insist(lambda: None, ask_all, "every node", deadline=deadline)
+        return self._call_with_retries(lambda: None, ask_all, "every node", deadline=deadline)
 
     def attempts(self, deadline: Deadline) -> Iterator[int]:
         return attempts(deadline, self.backoff, self.chance)
 
-    def _insist(
+    def _call_with_retries(
         self,
         find: Callable[[], Any],
-        ask: Callable[[Any], Answer],
-        whom: str,
+        ask: Callable[[Any], Reply],
+        target: str,
         *,
         forget: Callable[[], object] = lambda: None,
         deadline: Deadline | None = None,
-    ) -> Answer:
+    ) -> Reply:
         deadline = deadline or Deadline(self.settings.retry_deadline_ms)
         unknown = Deadline(self.settings.unknown_topic_ms_max)
-        trouble: Exception | None = None
+        last_error: Exception | None = None
         for _ in self.attempts(deadline):
             try:
                 return ask(find())
             except Unavailable as error:
-                trouble = error
+                last_error = error
                 forget()
             except TopicChanged as error:
                 # One broker may be behind the others; what they all say is true.
                 if unknown.is_over:
                     raise
-                trouble = error
+                last_error = error
                 forget()
             except Refused as error:
-                if error.code not in REMEDIES or (error.code in UNKNOWN_TOPIC and unknown.is_over):
+                if error.code not in RETRIABLE_ERRORS or (
+                    error.code in UNKNOWN_TOPIC_ERRORS and unknown.is_over
+                ):
                     raise
-                trouble = error
-                if REMEDIES[error.code] is Remedy.LOOK_AROUND:
+                last_error = error
+                if RETRIABLE_ERRORS[error.code] is RetryAction.REFRESH_METADATA:
                     forget()
-        if isinstance(trouble, TopicChanged):
-            raise trouble
-        raise Unavailable(f"{whom} could not be had within {deadline.timeout_ms / 1000:g} s: {trouble}")
+        if isinstance(last_error, TopicChanged):
+            raise last_error
+        raise Unavailable(f"{target} could not be had within {deadline.timeout_ms / 1000:g} s: {last_error}")
 
     # Connections
 
     def connection(self, node_id: int) -> Connection:
         """Shared by all who use this cluster. Raises Unavailable."""
-        self._leave_to_parent()
+        self._drop_parent_connections()
         known = self._connections.get(node_id)
         if known is not None and known.is_usable:
             return known
@@ -288,31 +302,31 @@ class Cluster:
             raise Unavailable(f"node {node_id} is nowhere to be found")
         return Connection(node.address, self.settings)
 
-    def _leave_to_parent(self) -> None:
+    def _drop_parent_connections(self) -> None:
         """Connections that were made before a fork are the parent's: closing our copies leaves them to it."""
         if self._owner != os.getpid():
             self.close()
             self._owner = os.getpid()
 
-    def _anyone(self) -> Connection:
+    def _any_connection(self) -> Connection:
         """Raises Unavailable."""
         if not self._nodes:
             self._refresh(())
-        troubles = []
-        for node_id in self._by_chance():
+        failures = []
+        for node_id in self._shuffled_node_ids():
             try:
                 return self.connection(node_id)
             except Unavailable as error:
-                troubles.append(str(error))
+                failures.append(str(error))
         # They may all have moved: begin anew where one begins.
         self._nodes = {}
-        raise Unavailable(f"no broker can be reached: {'; '.join(troubles)}")
+        raise Unavailable(f"no broker can be reached: {'; '.join(failures)}")
 
-    def _by_chance(self) -> list[int]:
+    def _shuffled_node_ids(self) -> list[int]:
         """Nodes, those with a connection before others as a rule, so that one that is cut off is not asked for ever."""
 
         def order(node_id: int) -> float:
-            return self.chance.random() + (0 if node_id in self._connections else _STRANGENESS)
+            return self.chance.random() + (0 if node_id in self._connections else _UNCONNECTED_PENALTY)
 
         return sorted(self._nodes, key=order)
 
@@ -320,44 +334,44 @@ class Cluster:
 
     def _refresh(self, names: tuple[str, ...] | None, *, creates: bool = False) -> MetadataView:
         """Ask around until somebody tells. Raises Unavailable, Refused."""
-        troubles: list[str] = []
+        failures: list[str] = []
         for connect in self._sources():
             try:
-                asked = connect()
-                view = self._ask_metadata(asked, names, creates=creates)
+                source = connect()
+                view = self._fetch_metadata(source, names, creates=creates)
             except Unavailable as error:
-                troubles.append(str(error))
+                failures.append(str(error))
             else:
-                self._learn(view, asked, names)
+                self._learn(view, source, names)
                 return view
-        raise Unavailable(f"no broker tells what the cluster looks like: {'; '.join(troubles)}")
+        raise Unavailable(f"no broker tells what the cluster looks like: {'; '.join(failures)}")
 
     def _sources(self) -> Iterator[Callable[[], Connection]]:
         """Ways to somebody who may know: the nodes, then where one begins."""
-        self._leave_to_parent()
-        for node_id in self._by_chance():
+        self._drop_parent_connections()
+        for node_id in self._shuffled_node_ids():
             yield partial(self.connection, node_id)
         addresses = list(self.settings.bootstrap)
         self.chance.shuffle(addresses)
         for address in addresses:
             yield partial(Connection, address, self.settings)
 
-    def _ask_metadata(
-        self, asked: Connection, names: tuple[str, ...] | None, *, creates: bool
+    def _fetch_metadata(
+        self, source: Connection, names: tuple[str, ...] | None, *, creates: bool
     ) -> MetadataView:
         timeout_ms = min(self.settings.request_timeout_ms, _METADATA_TIMEOUT_MS)
         request = metadata_request(names, creates=creates)
-        answer = asked.call(request, oldest=OLDEST_METADATA, timeout_ms=timeout_ms)
-        view = metadata_view(answer)
+        response = source.call(request, oldest=METADATA_VERSION_MIN, timeout_ms=timeout_ms)
+        view = metadata_view(response)
         if not view.nodes:
-            raise Unavailable(f"{asked.peer} knows no brokers")
+            raise Unavailable(f"{source.peer} knows no brokers")
         return view
 
-    def _learn(self, view: MetadataView, told_by: Connection, names: tuple[str, ...] | None) -> None:
+    def _learn(self, view: MetadataView, source: Connection, names: tuple[str, ...] | None) -> None:
         self._nodes = view.nodes
         self._controller_id = view.controller_id
         self._cluster_id = view.cluster_id
-        self._adopt(told_by)
+        self._adopt(source)
         for name in names or ():
             self._topics.pop(name, None)
         for name, topic in view.topics.items():
@@ -379,26 +393,26 @@ class Cluster:
         if self._controller_id not in self._nodes:
             self._refresh(())
         if self._controller_id not in self._nodes:
-            return self._anyone()
+            return self._any_connection()
         return self.connection(self._controller_id)
 
     def _forget_controller(self) -> None:
         self._controller_id = NO_LEADER
 
-    def _coordinator(self, kind: Coordinates, key: str) -> int:
+    def _coordinator(self, kind: CoordinatorType, key: str) -> int:
         """Raises Refused, Unavailable."""
         known = self._coordinators.get((kind, key))
         if known is not None and known in self._nodes:
             return known
-        node = _find_coordinator(self._anyone(), kind, key)
+        node = _find_coordinator(self._any_connection(), kind, key)
         self._nodes.setdefault(node.id, node)
         self._coordinators[kind, key] = node.id
         return node.id
 
 
-def _find_coordinator(connection: Connection, kind: Coordinates, key: str) -> Node:
-    version = connection.version(_FIND_COORDINATOR, _MANY_KEYS_FROM)
-    if version >= _MANY_KEYS_FROM:
+def _find_coordinator(connection: Connection, kind: CoordinatorType, key: str) -> BrokerInfo:
+    version = connection.version(_FIND_COORDINATOR, _KEY_LIST_VERSION)
+    if version >= _KEY_LIST_VERSION:
         request = schema_class("find_coordinator.v4.request:FindCoordinatorRequest")(
             key_type=int(kind), coordinator_keys=(key,)
         )
@@ -408,5 +422,5 @@ def _find_coordinator(connection: Connection, kind: Coordinates, key: str) -> No
             key=key, key_type=int(kind)
         )
         found = connection.call(request)
-    check(found.error_code, f"the coordinator of {key}", getattr(found, "error_message", None))
-    return Node(id=int(found.node_id), host=str(found.host), port=int(found.port))
+    raise_for_error(found.error_code, f"the coordinator of {key}", getattr(found, "error_message", None))
+    return BrokerInfo(id=int(found.node_id), host=str(found.host), port=int(found.port))

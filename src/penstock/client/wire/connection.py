@@ -1,39 +1,214 @@
-"""A connection to one broker: who it talks to is proven, what versions both know is settled, answers come in order."""
+"""A connection to one broker: a socket, TLS, authentication, API versions, requests and their responses.
+
+`Transport` sends and receives frames within a deadline; any failure closes it for good. `Connection` authenticates the
+broker, agrees on the API versions and matches responses to requests. A certificate or key that the settings hold as
+text is on disk for a moment, in a file that only this user can read, because OpenSSL loads it from files only.
+"""
 
 from __future__ import annotations
 
 import io
 import os
 import secrets
+import socket
+import ssl
 import struct
+import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
 
 from penstock import __version__
 from penstock.client.errors import AuthenticationFailed, ClientError, Unavailable, UnsupportedVersion
-from penstock.client.retrying import Deadline
-from penstock.client.sasl import exchange
-from penstock.client.settings import Address, ConnectionSettings, SaslSettings
-from penstock.client.transport import Transport
+from penstock.client.retry import Deadline
+from penstock.client.wire.sasl import sasl_exchange
+from penstock.client.wire.settings import Address, ConnectionSettings, SaslSettings, TlsSettings
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.produce import skip_tags
 from penstock.protocol.schemas import request_encoder, request_is_flexible, response_reader, schema_class
 
+
+def tls_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Raises ClientError when a file or a key cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = tls.checks_hostname and tls.verifies
+    context.verify_mode = ssl.CERT_REQUIRED if tls.verifies else ssl.CERT_NONE
+    _load_authorities(context, tls)
+    _load_certificate(context, tls)
+    return context
+
+
+def _load_authorities(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    if tls.ca_location is None and tls.ca_pem is None:
+        context.load_default_certs()
+        return
+    where = tls.ca_location
+    is_folder = where is not None and Path(where).is_dir()
+    try:
+        context.load_verify_locations(
+            cafile=None if is_folder else where, capath=where if is_folder else None, cadata=tls.ca_pem
+        )
+    except (OSError, ValueError) as error:
+        raise ClientError(f"ssl.ca.location={where}: cannot be read as PEM: {error}") from None
+
+
+def _load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
+    if tls.certificate_location is None and tls.certificate_pem is None:
+        return
+    with ExitStack() as stack:
+        certificate = tls.certificate_location or _temporary_file(stack, tls.certificate_pem)
+        key = tls.key_location or _temporary_file(stack, tls.key_pem)
+        try:
+            # Without a password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(certificate or "", key, password=tls.key_password or "")
+        except (OSError, ValueError) as error:
+            raise ClientError(
+                f"ssl.certificate.location and ssl.key.location (or ssl.keystore.*) cannot be used: {error}"
+            ) from None
+
+
+def _temporary_file(stack: ExitStack, pem: str | None) -> str | None:
+    """OpenSSL reads certificates and keys of one's own from files only."""
+    if pem is None:
+        return None
+    handle, path = tempfile.mkstemp(suffix=".pem")
+    stack.callback(os.unlink, path)
+    with os.fdopen(handle, "w") as file:
+        file.write(pem)
+    return path
+
+
+_FRAME_SIZE: Final = struct.Struct(">i")
+_FRAME_BYTES_MIN: Final = 4
+#: Below this one copy costs less than a second packet.
+_JOIN_BYTES_MAX: Final = 64 * 1024
+#: A socket with a timeout of nothing would not wait at all, and say so in another way.
+_TIMEOUT_S_MIN: Final = 0.001
+
+
+class Transport:
+    """Raises Unavailable when the peer is not there or too slow, AuthenticationFailed when it is not trusted."""
+
+    def __init__(self, address: Address, settings: ConnectionSettings) -> None:
+        self.address = address
+        self._answer_bytes_max = settings.answer_bytes_max
+        self._socket: socket.socket | None = None
+        deadline = Deadline(settings.connect_timeout_ms)
+        try:
+            self._socket = socket.create_connection(address, timeout=_socket_timeout_s(deadline))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if settings.security is not None:
+                self._secure(settings, deadline)
+        except (OSError, ssl.SSLError) as error:
+            self._fail(error, deadline)
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "closed"
+        return f"<Transport to {self.peer} ({state})>"
+
+    @property
+    def peer(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def send(self, buffers: Sequence[BytesLike], deadline: Deadline) -> None:
+        """One frame; its size goes before it."""
+        size = sum(map(len, buffers))
+        parts: list[BytesLike] = [_FRAME_SIZE.pack(size), *buffers]
+        if size <= _JOIN_BYTES_MAX:
+            parts = [b"".join(parts)]
+        else:
+            parts[:2] = [b"".join(parts[:2])]
+        try:
+            for part in parts:
+                connected = self._connected(deadline)
+                connected.sendall(part)
+        except OSError as error:
+            self._fail(error, deadline)
+
+    def receive(self, deadline: Deadline) -> memoryview:
+        """The next frame, without its size."""
+        try:
+            (size,) = _FRAME_SIZE.unpack(self._exactly(_FRAME_SIZE.size, deadline))
+            if not _FRAME_BYTES_MIN <= size <= self._answer_bytes_max:
+                raise ConnectionError(
+                    f"an answer of {size} bytes, where {self._answer_bytes_max} are allowed"
+                )
+            return self._exactly(size, deadline)
+        except OSError as error:
+            self._fail(error, deadline)
+
+    def close(self) -> None:
+        closing, self._socket = self._socket, None
+        if closing is not None:
+            closing.close()
+
+    def _secure(self, settings: ConnectionSettings, deadline: Deadline) -> None:
+        assert settings.security is not None
+        assert self._socket is not None
+        self._socket.settimeout(_socket_timeout_s(deadline))
+        try:
+            context = tls_context(settings.security)
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.address[0])
+        except ClientError:
+            self.close()
+            raise
+
+    def _exactly(self, size: int, deadline: Deadline) -> memoryview:
+        data = memoryview(bytearray(size))
+        filled = 0
+        while filled < size:
+            count = self._connected(deadline).recv_into(data[filled:])
+            if count == 0:
+                raise ConnectionError("the connection was closed")
+            filled += count
+        return data
+
+    def _connected(self, deadline: Deadline) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("the connection is closed")
+        self._socket.settimeout(_socket_timeout_s(deadline))
+        return self._socket
+
+    def _fail(self, error: OSError, deadline: Deadline) -> NoReturn:
+        """A late answer must never be taken for the answer to something else."""
+        self.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise AuthenticationFailed(
+                f"{self.peer}: its certificate is not trusted: {error.verify_message}"
+            ) from None
+        raise Unavailable(f"{self.peer}: {_failure_reason(error, deadline)}") from None
+
+
+def _socket_timeout_s(deadline: Deadline) -> float:
+    return max(deadline.left_s, _TIMEOUT_S_MIN)
+
+
+def _failure_reason(error: Any, deadline: Deadline) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {deadline.timeout_ms:g} ms"
+    return str(error.strerror or error)
+
+
 API_VERSIONS: Final = 18
-_HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
+_REQUEST_HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _CORRELATION_BYTES: Final = 4
-_CORRELATIONS: Final = 1 << 31
+_CORRELATION_IDS: Final = 1 << 31
 #: Before a broker ends the session of its own accord we begin a new one.
-_SESSION_SHARE: Final = 0.8
+_SESSION_LIFETIME_SHARE: Final = 0.8
 _NONCE_BYTES: Final = 24
 
 
-class Ticket(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that is on its way."""
 
     correlation_id: int
@@ -49,7 +224,7 @@ class Connection:
         self._client_id = settings.client_id.encode()
         self._owner = os.getpid()
         self._next_correlation = 0
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: deque[PendingRequest] = deque()
         self._session_end: Deadline | None = None
         self._versions: dict[int, tuple[int, int]] = {}
         self._features: dict[str, int] = {}
@@ -132,33 +307,33 @@ class Connection:
         assert not self._waiting, f"{self} has answers to come"
         return self.finish(self.begin(api_key, version, body), timeout_ms=timeout_ms)
 
-    def begin(self, api_key: int, version: int, body: Sequence[BytesLike]) -> Ticket:
+    def begin(self, api_key: int, version: int, body: Sequence[BytesLike]) -> PendingRequest:
         """Send it, and ask for the answer later: `finish` takes tickets in the order of `begin`."""
         self._check_owner()
-        ticket = Ticket(self._next_correlation, api_key, version)
-        self._next_correlation = (self._next_correlation + 1) % _CORRELATIONS
+        pending = PendingRequest(self._next_correlation, api_key, version)
+        self._next_correlation = (self._next_correlation + 1) % _CORRELATION_IDS
         deadline = Deadline(self._settings.request_timeout_ms)
-        self._transport.send([self._header(ticket), *body], deadline)
-        self._waiting.append(ticket)
-        return ticket
+        self._transport.send([self._header(pending), *body], deadline)
+        self._waiting.append(pending)
+        return pending
 
-    def finish(self, ticket: Ticket, *, timeout_ms: float | None = None) -> memoryview:
+    def finish(self, pending: PendingRequest, *, timeout_ms: float | None = None) -> memoryview:
         """The body of the answer to this ticket, which is the oldest."""
         self._check_owner()
-        assert self._waiting, f"{ticket} of {self} was answered, or its connection has failed"
-        assert self._waiting[0] == ticket, f"{ticket} is not the oldest of {self}"
+        assert self._waiting, f"{pending} of {self} was answered, or its connection has failed"
+        assert self._waiting[0] == pending, f"{pending} is not the oldest of {self}"
         try:
             frame = self._transport.receive(Deadline(timeout_ms or self._settings.request_timeout_ms))
         except Unavailable:
             self.close()
             raise
         self._waiting.popleft()
-        return frame[self._body_at(frame, ticket) :]
+        return frame[self._body_at(frame, pending) :]
 
-    def decode(self, ticket: Ticket, body: memoryview) -> Any:
+    def decode(self, pending: PendingRequest, body: memoryview) -> Any:
         """The response in that version's own class."""
         try:
-            return response_reader(ticket.api_key, ticket.version)(body, 0)
+            return response_reader(pending.api_key, pending.version)(body, 0)
         except MalformedFrame as error:
             raise self._broken(str(error)) from None
 
@@ -166,22 +341,24 @@ class Connection:
         out = io.BytesIO()
         request_encoder(api_key, version)(out, request)
         assert not self._waiting, f"{self} has answers to come"
-        ticket = self.begin(api_key, version, [out.getvalue()])
-        return self.decode(ticket, self.finish(ticket, timeout_ms=timeout_ms))
+        pending = self.begin(api_key, version, [out.getvalue()])
+        return self.decode(pending, self.finish(pending, timeout_ms=timeout_ms))
 
-    def _header(self, ticket: Ticket) -> bytes:
-        head = _HEADER.pack(ticket.api_key, ticket.version, ticket.correlation_id, len(self._client_id))
-        tags = b"\x00" if request_is_flexible(ticket.api_key, ticket.version) else b""
+    def _header(self, pending: PendingRequest) -> bytes:
+        head = _REQUEST_HEADER.pack(
+            pending.api_key, pending.version, pending.correlation_id, len(self._client_id)
+        )
+        tags = b"\x00" if request_is_flexible(pending.api_key, pending.version) else b""
         return head + self._client_id + tags
 
-    def _body_at(self, frame: memoryview, ticket: Ticket) -> int:
+    def _body_at(self, frame: memoryview, pending: PendingRequest) -> int:
         (correlation_id,) = _INT32.unpack_from(frame)
-        if correlation_id != ticket.correlation_id:
+        if correlation_id != pending.correlation_id:
             raise self._broken(
-                f"an answer to request {correlation_id} came in place of {ticket.correlation_id}"
+                f"an answer to request {correlation_id} came in place of {pending.correlation_id}"
             )
         # This one is read by who cannot know yet which headers the broker writes.
-        if ticket.api_key == API_VERSIONS or not request_is_flexible(ticket.api_key, ticket.version):
+        if pending.api_key == API_VERSIONS or not request_is_flexible(pending.api_key, pending.version):
             return _CORRELATION_BYTES
         try:
             return skip_tags(frame, _CORRELATION_BYTES, len(frame))
@@ -199,15 +376,15 @@ class Connection:
     # Becoming acquainted
 
     def _negotiate(self) -> None:
-        answer = self._api_versions(_newest_api_versions())
-        if answer is None:
-            answer = self._api_versions(schema_class("api_versions.v0.request:ApiVersionsRequest")())
-        if answer is None or answer.error_code is not ErrorCode.none:
+        response = self._api_versions(_api_versions_request())
+        if response is None:
+            response = self._api_versions(schema_class("api_versions.v0.request:ApiVersionsRequest")())
+        if response is None or response.error_code is not ErrorCode.none:
             raise UnsupportedVersion(f"{self.peer} does not tell which requests it knows")
         self._versions = {
-            int(api.api_key): (int(api.min_version), int(api.max_version)) for api in answer.api_keys
+            int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys
         }
-        features = getattr(answer, "finalized_features", ())
+        features = getattr(response, "finalized_features", ())
         self._features = {str(each.name): int(each.max_version_level) for each in features}
 
     def _api_versions(self, request: Any) -> Any:
@@ -215,45 +392,45 @@ class Connection:
         version = int(request.__version__)
         out = io.BytesIO()
         request_encoder(API_VERSIONS, version)(out, request)
-        ticket = self.begin(API_VERSIONS, version, [out.getvalue()])
+        pending = self.begin(API_VERSIONS, version, [out.getvalue()])
         # One who listens and never answers is found out as soon as one who does not listen.
-        body = self.finish(ticket, timeout_ms=self._settings.connect_timeout_ms)
+        body = self.finish(pending, timeout_ms=self._settings.connect_timeout_ms)
         if len(body) >= _INT16.size and _INT16.unpack_from(body)[0] == ErrorCode.unsupported_version:
             return None
-        return self.decode(ticket, body)
+        return self.decode(pending, body)
 
     def _authenticate(self, sasl: SaslSettings) -> None:
-        shake = schema_class("sasl_handshake.v1.request:SaslHandshakeRequest")(mechanism=sasl.mechanism)
-        answer = self.call(shake)
-        if answer.error_code is not ErrorCode.none:
-            offered = ", ".join(map(str, answer.mechanisms)) or "none"
+        handshake = schema_class("sasl_handshake.v1.request:SaslHandshakeRequest")(mechanism=sasl.mechanism)
+        response = self.call(handshake)
+        if response.error_code is not ErrorCode.none:
+            offered = ", ".join(map(str, response.mechanisms)) or "none"
             raise AuthenticationFailed(
                 f"{self.peer} does not take sasl.mechanism={sasl.mechanism}; it offers: {offered}"
             )
-        talk = exchange(
+        exchange = sasl_exchange(
             sasl.mechanism, sasl.username, sasl.password, nonce=secrets.token_urlsafe(_NONCE_BYTES)
         )
-        message: bytes | None = talk.first()
+        message: bytes | None = exchange.first()
         while message is not None:
-            message = talk.next(self._say(message, sasl))
+            message = exchange.next(self._send_sasl(message, sasl))
 
-    def _say(self, message: bytes, sasl: SaslSettings) -> bytes:
+    def _send_sasl(self, message: bytes, sasl: SaslSettings) -> bytes:
         request = schema_class("sasl_authenticate.v2.request:SaslAuthenticateRequest")(auth_bytes=message)
-        answer = self.call(request)
-        if answer.error_code is not ErrorCode.none:
-            reason = answer.error_message or answer.error_code.name.replace("_", " ")
+        response = self.call(request)
+        if response.error_code is not ErrorCode.none:
+            reason = response.error_message or response.error_code.name.replace("_", " ")
             raise AuthenticationFailed(f"{self.peer} does not let {sasl.username} in: {reason}")
-        self._note_lifetime(answer)
-        return bytes(answer.auth_bytes)
+        self._note_lifetime(response)
+        return bytes(response.auth_bytes)
 
-    def _note_lifetime(self, answer: Any) -> None:
-        lifetime = getattr(answer, "session_lifetime", None)
+    def _note_lifetime(self, response: Any) -> None:
+        lifetime = getattr(response, "session_lifetime", None)
         if lifetime:
-            self._session_end = Deadline(lifetime.total_seconds() * 1000 * _SESSION_SHARE)
+            self._session_end = Deadline(lifetime.total_seconds() * 1000 * _SESSION_LIFETIME_SHARE)
 
 
 @cache
-def _newest_api_versions() -> Any:
+def _api_versions_request() -> Any:
     return schema_class("api_versions.v3.request:ApiVersionsRequest")(
         client_software_name="penstock-client", client_software_version=__version__
     )

@@ -1,29 +1,112 @@
-"""Reading one partition from whoever leads it, batch by batch, untouched."""
+"""Fetches raw record batches of a partition from its leader, checks them, and hides aborted transactions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from penstock.client.batches import Aborted, whole
-from penstock.client.cluster import Cluster
-from penstock.client.connection import Connection
-from penstock.client.errors import OutOfRange, Refused, TopicChanged, Unavailable, check, code_of
-from penstock.client.metadata import Isolation
-from penstock.client.positions import EARLIEST, LATEST, list_offsets
-from penstock.client.remedies import UNKNOWN_TOPIC
-from penstock.client.retrying import Deadline
-from penstock.protocol import client_fetch
+from penstock.client.errors import (
+    UNKNOWN_TOPIC_ERRORS,
+    CorruptRecords,
+    OutOfRange,
+    Refused,
+    TopicChanged,
+    Unavailable,
+    parse_error_code,
+    raise_for_error,
+)
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.offsets import EARLIEST, LATEST, list_offsets
+from penstock.protocol import fetch
+from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.fetch import TOPIC_IDS_FROM, FetchPartition, PartitionData
-from penstock.protocol.records import iter_batches
+from penstock.protocol.record_batch import (
+    BATCH_HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    BatchHeader,
+    checksum,
+    iter_batches,
+    parse_end_marker,
+)
+
+_MAGIC: Final = 2
+_MAGIC_OFFSET: Final = 16
+#: Producer id and first offset of a transaction that was aborted.
+AbortedTransaction = tuple[int, int]
+
+
+class BatchView(NamedTuple):
+    header: BatchHeader
+    data: memoryview
+
+
+def whole_batches(data: memoryview) -> memoryview:
+    """Without the last batch where that was cut short. Raises CorruptRecords for what is no batch at all."""
+    end = 0
+    for header, _ in iter_batches(data):
+        end += header.size
+    if end < len(data):
+        _check_partial_batch(data[end:])
+    return data[:end]
+
+
+def _check_partial_batch(rest: memoryview) -> None:
+    """A batch that is cut short is longer than what is left of it, and of the format that we read."""
+    if len(rest) > _MAGIC_OFFSET and rest[_MAGIC_OFFSET] != _MAGIC:
+        raise CorruptRecords(
+            f"records of format {rest[_MAGIC_OFFSET]} cannot be read, only those of format {_MAGIC} "
+            "(as written by Apache Kafka 0.11 and newer)"
+        )
+    length = int.from_bytes(rest[8:12], "big", signed=True) if len(rest) >= LOG_OVERHEAD_BYTES else None
+    if length is not None and length + LOG_OVERHEAD_BYTES < BATCH_HEADER_BYTES:
+        raise CorruptRecords(f"a record batch of {length} bytes is no record batch")
+
+
+def checked_batches(data: BytesLike, *, checks_crc: bool = True) -> Iterator[BatchView]:
+    """Whole batches, control batches among them. Raises CorruptRecords."""
+    for header, batch in iter_batches(data):
+        if header.magic != _MAGIC:
+            _check_partial_batch(batch)
+        if checks_crc and checksum(batch) != header.crc:
+            raise CorruptRecords(f"the checksum of the batch at offset {header.base_offset} is wrong")
+        yield BatchView(header, batch)
+
+
+def visible_batches(
+    found: Iterable[BatchView], aborted: Iterable[AbortedTransaction] | None
+) -> Iterator[BatchView]:
+    """The batches that have records for an application.
+
+    Control batches have none. With the list of aborted transactions that came with the batches (None: everything is
+    to be read) those of aborted transactions are left out: from the first offset of each up to its abort marker.
+    """
+    if aborted is None:
+        yield from (view for view in found if not view.header.is_control)
+        return
+    to_come = sorted(aborted, key=lambda each: each[1], reverse=True)
+    hidden: set[int] = set()
+    for view in found:
+        while to_come and to_come[-1][1] <= view.header.last_offset:
+            hidden.add(to_come.pop()[0])
+        if view.header.is_control:
+            marker = parse_end_marker(view.data)
+            if marker is not None and not marker.committed:
+                hidden.discard(marker.producer_id)
+        elif not (view.header.is_transactional and view.header.producer_id in hidden):
+            yield view
+
 
 FETCH: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
+class FetchResult:
     """Whole batches from the one that holds `offset` on, which may begin before it."""
 
     offset: int
@@ -32,7 +115,7 @@ class Fetched:
     last_stable_offset: int
     log_start_offset: int
     #: Transactions among these batches that were aborted, when only committed ones are to be read.
-    aborted: tuple[Aborted, ...] = ()
+    aborted: tuple[AbortedTransaction, ...] = ()
 
     @property
     def next_offset(self) -> int:
@@ -53,7 +136,7 @@ class PartitionReader:
         topic_id: UUID | None,
         partition: int,
         *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
         bytes_max: int | None = None,
     ) -> None:
         self._cluster = cluster
@@ -66,7 +149,7 @@ class PartitionReader:
     def __repr__(self) -> str:
         return f"<PartitionReader of {self.topic}[{self.partition}]>"
 
-    def fetch(self, offset: int, *, wait_ms: int, bytes_min: int = 1) -> Fetched:
+    def fetch(self, offset: int, *, wait_ms: int, bytes_min: int = 1) -> FetchResult:
         """What is there, after waiting up to `wait_ms` for `bytes_min` bytes; nothing at the end of the log.
 
         Raises OutOfRange, TopicChanged, Unavailable, Refused.
@@ -76,7 +159,7 @@ class PartitionReader:
             try:
                 return self._fetch(offset, wait_ms, bytes_min, deadline)
             except Refused as error:
-                if error.code in UNKNOWN_TOPIC and self.topic_id is not None:
+                if error.code in UNKNOWN_TOPIC_ERRORS and self.topic_id is not None:
                     self._refuse_deleted(self.topic_id)
                 if error.code is not ErrorCode.offset_out_of_range:
                     raise
@@ -102,13 +185,15 @@ class PartitionReader:
         if not first <= offset <= last:
             raise OutOfRange(self.topic, self.partition, offset, first, last)
 
-    def _fetch(self, offset: int, wait_ms: int, bytes_min: int, deadline: Deadline) -> Fetched:
-        def ask(connection: Connection) -> Fetched:
-            found = self._ask(connection, offset, wait_ms, bytes_min)
-            check(code_of(found.error), f"{self.topic}[{self.partition}] at offset {offset}")
-            return Fetched(
+    def _fetch(self, offset: int, wait_ms: int, bytes_min: int, deadline: Deadline) -> FetchResult:
+        def ask(connection: Connection) -> FetchResult:
+            found = self._send_fetch(connection, offset, wait_ms, bytes_min)
+            raise_for_error(
+                parse_error_code(found.error), f"{self.topic}[{self.partition}] at offset {offset}"
+            )
+            return FetchResult(
                 offset=offset,
-                data=whole(memoryview(found.records)),
+                data=whole_batches(memoryview(found.records)),
                 high_watermark=found.high_watermark,
                 last_stable_offset=found.last_stable_offset,
                 log_start_offset=found.log_start_offset,
@@ -119,35 +204,37 @@ class PartitionReader:
             self.topic, self.partition, ask, topic_id=self.topic_id, deadline=deadline
         )
 
-    def _ask(self, connection: Connection, offset: int, wait_ms: int, bytes_min: int) -> PartitionData:
+    def _send_fetch(self, connection: Connection, offset: int, wait_ms: int, bytes_min: int) -> PartitionData:
         info = self._cluster.leader(self.topic, self.partition, self.topic_id)
         topic_id = self.topic_id or self._cluster.topic(self.topic).id
-        newest = client_fetch.NEWEST if topic_id is not None else TOPIC_IDS_FROM - 1
-        version = connection.version(FETCH, newest, client_fetch.OLDEST)
+        newest = fetch.CONSUMER_VERSION_MAX if topic_id is not None else TOPIC_IDS_FROM - 1
+        version = connection.version(FETCH, newest, fetch.CONSUMER_VERSION_MIN)
         by_id = topic_id is not None and version >= TOPIC_IDS_FROM
         key = topic_id.bytes if topic_id is not None and by_id else self.topic.encode()
-        asked = FetchPartition(self.partition, info.leader_epoch, offset, -1, -1, self._bytes_max)
-        body = client_fetch.encode_client_fetch(
+        requested = FetchPartition(self.partition, info.leader_epoch, offset, -1, -1, self._bytes_max)
+        body = fetch.encode_consumer_fetch_request(
             version,
             key,
-            asked,
+            requested,
             wait_ms=wait_ms,
             bytes_min=bytes_min,
             bytes_max=self._bytes_max,
             isolation=self._isolation,
         )
         timeout_ms = self._cluster.settings.request_timeout_ms + wait_ms
-        answer = connection.call_raw(FETCH, version, [body], timeout_ms=timeout_ms)
-        return self._found(connection, answer, version, key)
+        response = connection.call_raw(FETCH, version, [body], timeout_ms=timeout_ms)
+        return self._parse_fetch(connection, response, version, key)
 
-    def _found(self, connection: Connection, answer: memoryview, version: int, key: bytes) -> PartitionData:
+    def _parse_fetch(
+        self, connection: Connection, response: memoryview, version: int, key: bytes
+    ) -> PartitionData:
         """Raises Unavailable for an answer to something else."""
         try:
-            error, partitions = client_fetch.parse_client_fetch(answer, version)
+            error, partitions = fetch.parse_consumer_fetch_response(response, version)
         except MalformedFrame as flaw:
             connection.close()
             raise Unavailable(f"{connection.peer}: {flaw}") from None
-        check(code_of(error), f"{self.topic}[{self.partition}]")
+        raise_for_error(parse_error_code(error), f"{self.topic}[{self.partition}]")
         if len(partitions) != 1 or (partitions[0][0], partitions[0][1].partition) != (key, self.partition):
             connection.close()
             raise Unavailable(f"{connection.peer} answered about something else than {self.topic}")

@@ -1,8 +1,14 @@
-"""Batches of an idempotent producer on their way to leaders: several at a time, each once, in order.
+"""In-flight batches of an idempotent producer: several at a time, each written once, in order.
 
-While all goes well, answers are read only when there is no room for more. When a connection breaks or a batch is
-refused for a reason that passes, everything under way is waited for first; then each partition concerned sends what is
-not acknowledged again, to whoever leads it by then.
+A broker accepts the batches of a producer in sequence only, and recognises the last five of them. So a partition has
+at most five unacknowledged batches, and when one fails, the producer sends it and all later ones again in the same
+order with the same sequence numbers. A broker accepts any sequence number from a producer that it does not know. The
+first batch therefore travels alone: otherwise the broker might accept a later one first. `PartitionQueue` holds these
+rules, without I/O.
+
+While all goes well, `InFlightBatches` reads responses only when there is no room for more requests. When a connection
+breaks or a broker refuses a batch with a retriable error, it first waits for every request that is under way. Then
+each partition concerned sends its unacknowledged batches again, to the current leader.
 """
 
 from __future__ import annotations
@@ -11,48 +17,151 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.client.cluster import Cluster
-from penstock.client.connection import Connection, Ticket
-from penstock.client.errors import ClientError, Refused, TopicChanged, Unavailable, refusal
-from penstock.client.metadata import Place
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC
-from penstock.client.retrying import Deadline
-from penstock.client.sequencing import Delivery, Lane, Producer
-from penstock.protocol import client_produce
+from penstock.client.errors import (
+    RETRIABLE_ERRORS,
+    UNKNOWN_TOPIC_ERRORS,
+    ClientError,
+    Refused,
+    TopicChanged,
+    Unavailable,
+    broker_error,
+)
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection, PendingRequest
+from penstock.client.wire.metadata import TopicPartition
+from penstock.protocol import produce
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.produce import TOPIC_IDS_FROM
+from penstock.protocol.record_batch import BATCH_HEADER_BYTES, read_header, set_producer_state
+
+UNACKED_MAX: Final = 5
+#: After the last of them comes 0 again.
+SEQUENCE_NUMBERS: Final = 1 << 31
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    """Who sends: an id, and which incarnation of it."""
+
+    id: int = NO_PRODUCER_ID
+    epoch: int = NO_PRODUCER_EPOCH
+
+
+NO_PRODUCER: Final = ProducerIdAndEpoch()
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch on its way. `offset` is that of its first record; None when the broker had it, but forgot where."""
+
+    topic: str
+    partition: int
+    data: bytearray
+    sequence: int
+    is_acknowledged: bool = False
+    offset: int | None = None
+
+
+class PartitionQueue:
+    """One partition of one producer, in one epoch of it."""
+
+    def __init__(self, topic: str, partition: int, topic_id: UUID | None) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.unacked: deque[SentBatch] = deque()
+        #: Set while what is not acknowledged has to be sent again, before anything new.
+        self.is_stalled = False
+        #: How much longer it is tried, counted from the first failure since the last success.
+        self.retry_deadline: Deadline | None = None
+        self._next_sequence = 0
+        self._is_known = False
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.topic}[{self.partition}], {len(self.unacked)} unacknowledged>"
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.unacked) >= (UNACKED_MAX if self._is_known else 1)
+
+    def admit(self, batch: bytearray, producer: ProducerIdAndEpoch, *, is_transactional: bool) -> SentBatch:
+        """Number the batch and keep it until it is acknowledged."""
+        assert not self.is_full, f"{self} has no room"
+        count = _record_count(batch)
+        set_producer_state(
+            batch,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            base_sequence=self._next_sequence,
+            is_transactional=is_transactional,
+        )
+        delivery = SentBatch(self.topic, self.partition, batch, self._next_sequence)
+        self._next_sequence = (self._next_sequence + count) % SEQUENCE_NUMBERS
+        self.unacked.append(delivery)
+        return delivery
+
+    def acknowledge(self, delivery: SentBatch, offset: int | None) -> None:
+        delivery.is_acknowledged, delivery.offset = True, offset
+        delivery.data = bytearray()  # whoever keeps the delivery need not keep the batch
+        self._is_known = True
+        # One may be acknowledged before one ahead of it, which was appended and answered with an error.
+        while self.unacked and self.unacked[0].is_acknowledged:
+            self.unacked.popleft()
+
+    def waits_for_another(self, delivery: SentBatch) -> bool:
+        """Whether one before it is not acknowledged, so that it could not be in order."""
+        return bool(self.unacked) and self.unacked[0] is not delivery
+
+    def to_send_again(self) -> list[SentBatch]:
+        return [delivery for delivery in self.unacked if not delivery.is_acknowledged]
+
+
+def _record_count(batch: bytearray) -> int:
+    """Raises ClientError for what no broker would take."""
+    header = read_header(batch) if len(batch) >= BATCH_HEADER_BYTES else None
+    if header is None or header.size != len(batch) or header.magic != 2:
+        raise ClientError(f"{len(batch)} bytes are not one whole record batch of format 2")
+    if header.record_count < 1 or header.record_count != header.last_offset_delta + 1:
+        raise ClientError(
+            f"a batch of {header.record_count} records over {header.last_offset_delta + 1} offsets cannot be sent"
+        )
+    return header.record_count
+
 
 PRODUCE: Final = 0
 IN_FLIGHT_MAX: Final = 5
 _ACKS_ALL: Final = -1
 #: A broker that gives up waiting for replicas says so, if it is waited for a little longer.
-_GRACE_MS: Final = 2_000
+_RESPONSE_GRACE_MS: Final = 2_000
 
 
-class _Sent(NamedTuple):
+class _InFlightRequest(NamedTuple):
     number: int
-    lane: Lane
-    delivery: Delivery
-    ticket: Ticket
+    queue: PartitionQueue
+    delivery: SentBatch
+    pending: PendingRequest
 
 
-class _Line:
+class _LeaderLink:
     """A connection to one leader, and what was sent on it and not answered yet."""
 
     def __init__(self, node_id: int, connection: Connection) -> None:
         self.node_id = node_id
         self.connection = connection
-        self.sent: deque[_Sent] = deque()
+        self.sent: deque[_InFlightRequest] = deque()
 
     @property
     def is_full(self) -> bool:
         return len(self.sent) >= IN_FLIGHT_MAX
 
 
-class Pipeline:
+class InFlightBatches:
     """Once it has raised, only `reset` makes it usable again: what became of unacknowledged batches is not known."""
 
     def __init__(
@@ -60,19 +169,19 @@ class Pipeline:
         cluster: Cluster,
         *,
         transactional_id: str | None = None,
-        version_max: int = client_produce.NEWEST,
+        version_max: int = produce.PRODUCER_VERSION_MAX,
     ) -> None:
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._version_max = version_max
-        self._producer = Producer()
+        self._producer = ProducerIdAndEpoch()
         self._owner = os.getpid()
-        self._lanes: dict[Place, Lane] = {}
-        self._stalled: dict[Place, Lane] = {}
-        self._lines: dict[int, _Line] = {}
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._stalled: dict[TopicPartition, PartitionQueue] = {}
+        self._links: dict[int, _LeaderLink] = {}
         self._sent_count = 0
-        self._rounds = 0
-        self._trouble: ClientError | None = None
+        self._retry_rounds = 0
+        self._last_error: ClientError | None = None
         self.failure: ClientError | None = None
 
     def __repr__(self) -> str:
@@ -80,34 +189,34 @@ class Pipeline:
 
     @property
     def unacknowledged(self) -> int:
-        return sum(len(lane.unacked) for lane in self._lanes.values())
+        return sum(len(queue.unacked) for queue in self._queues.values())
 
-    def reset(self, producer: Producer, *, version_max: int = client_produce.NEWEST) -> None:
+    def reset(self, producer: ProducerIdAndEpoch, *, version_max: int = produce.PRODUCER_VERSION_MAX) -> None:
         """Begin anew in another epoch; what is not acknowledged is let go."""
         assert producer != self._producer, f"{producer} has sent before"
         if self._stalled or self.failure is not None:
             self.close()
         self._producer = producer
         self._version_max = version_max
-        self._lanes, self._stalled = {}, {}
+        self._queues, self._stalled = {}, {}
         self.failure = None
 
     def close(self) -> None:
-        lines, self._lines = self._lines, {}
-        for line in lines.values():
-            line.connection.close()
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.connection.close()
 
     # What users do
 
-    def submit(self, topic: str, partition: int, batch: bytearray) -> Delivery:
+    def submit(self, topic: str, partition: int, batch: bytearray) -> SentBatch:
         """Send it, or wait for room to. Raises Unavailable, Refused, TopicChanged."""
         self._check_usable()
-        lane = self._lane(topic, partition)
-        while self._stalled or lane.is_full:
+        queue = self._queue(topic, partition)
+        while self._stalled or queue.is_full:
             self._step()
         is_transactional = self._transactional_id is not None
-        delivery = lane.admit(batch, self._producer, is_transactional=is_transactional)
-        self._transmit(lane, delivery)
+        delivery = queue.admit(batch, self._producer, is_transactional=is_transactional)
+        self._transmit(queue, delivery)
         return delivery
 
     def drain(self) -> None:
@@ -121,9 +230,9 @@ class Pipeline:
 
         Raises nothing: it is for who gives up what was not acknowledged.
         """
-        while (line := self._oldest()) is not None:
+        while (link := self._oldest()) is not None:
             try:
-                self._receive(line)
+                self._receive(link)
             except ClientError as error:
                 self.failure = self.failure or error
         return self.failure is None and not self.unacknowledged
@@ -134,193 +243,197 @@ class Pipeline:
         if self.failure is not None:
             raise self.failure
 
-    def _lane(self, topic: str, partition: int) -> Lane:
-        known = self._lanes.get((topic, partition))
+    def _queue(self, topic: str, partition: int) -> PartitionQueue:
+        known = self._queues.get((topic, partition))
         if known is None:
-            known = Lane(topic, partition, self._topic_id(topic))
-            self._lanes[topic, partition] = known
+            known = PartitionQueue(topic, partition, self._topic_id(topic))
+            self._queues[topic, partition] = known
         return known
 
     def _topic_id(self, topic: str) -> UUID | None:
         """A later topic of the same name would take the batches out of sequence: so the id is held on to."""
-        siblings = (lane.topic_id for (name, _), lane in self._lanes.items() if name == topic)
+        siblings = (queue.topic_id for (name, _), queue in self._queues.items() if name == topic)
         return next(siblings, None) or self._cluster.await_topic(topic).id
 
     # Sending
 
-    def _transmit(self, lane: Lane, delivery: Delivery) -> None:
+    def _transmit(self, queue: PartitionQueue, delivery: SentBatch) -> None:
         """Send it, unless that would be out of order; what cannot be sent is sent again later."""
         try:
-            line = self._line(lane)
-            while line.is_full:
-                self._receive(line)
-                if lane.is_stalled:
+            link = self._link(queue)
+            while link.is_full:
+                self._receive(link)
+                if queue.is_stalled:
                     return
-            self._send(line, lane, delivery)
+            self._send(link, queue, delivery)
         except Unavailable as error:
-            self._stall(lane, error)
+            self._stall(queue, error)
         except (Refused, TopicChanged) as error:
-            self._stall_or_fail(lane, error)
+            self._stall_or_fail(queue, error)
         except ClientError as error:
             self.failure = error
             raise
 
-    def _line(self, lane: Lane) -> _Line:
+    def _link(self, queue: PartitionQueue) -> _LeaderLink:
         """Raises Unavailable; Refused where nobody leads; TopicChanged."""
-        node_id = self._cluster.leader(lane.topic, lane.partition, lane.topic_id).leader_id
-        line = self._lines.get(node_id)
-        if line is not None and not line.sent and not line.connection.is_usable:
-            line.connection.close()
-            line = None
-        if line is None:
-            line = self._lines[node_id] = _Line(node_id, self._cluster.connect(node_id))
-        return line
+        node_id = self._cluster.leader(queue.topic, queue.partition, queue.topic_id).leader_id
+        link = self._links.get(node_id)
+        if link is not None and not link.sent and not link.connection.is_usable:
+            link.connection.close()
+            link = None
+        if link is None:
+            link = self._links[node_id] = _LeaderLink(node_id, self._cluster.connect(node_id))
+        return link
 
-    def _send(self, line: _Line, lane: Lane, delivery: Delivery) -> None:
-        connection = line.connection
-        newest = self._version_max if lane.topic_id is not None else TOPIC_IDS_FROM - 1
-        version = connection.version(PRODUCE, min(newest, self._version_max), client_produce.OLDEST)
-        is_by_id = version >= TOPIC_IDS_FROM and lane.topic_id is not None
-        key = lane.topic_id.bytes if lane.topic_id is not None and is_by_id else lane.topic.encode()
-        body = client_produce.encode_client_produce(
+    def _send(self, link: _LeaderLink, queue: PartitionQueue, delivery: SentBatch) -> None:
+        connection = link.connection
+        newest = self._version_max if queue.topic_id is not None else TOPIC_IDS_FROM - 1
+        version = connection.version(PRODUCE, min(newest, self._version_max), produce.PRODUCER_VERSION_MIN)
+        is_by_id = version >= TOPIC_IDS_FROM and queue.topic_id is not None
+        key = queue.topic_id.bytes if queue.topic_id is not None and is_by_id else queue.topic.encode()
+        body = produce.encode_produce_request(
             version,
             key,
-            lane.partition,
+            queue.partition,
             delivery.data,
             transactional_id=self._transactional_id,
             acks=_ACKS_ALL,
             timeout_ms=self._cluster.settings.request_timeout_ms,
         )
         try:
-            ticket = connection.begin(PRODUCE, version, body)
+            pending = connection.begin(PRODUCE, version, body)
         except Unavailable as error:
-            self._break(line, error)
+            self._close_link(link, error)
             raise
         self._sent_count += 1
-        line.sent.append(_Sent(self._sent_count, lane, delivery, ticket))
+        link.sent.append(_InFlightRequest(self._sent_count, queue, delivery, pending))
 
     # Hearing what became of it
 
     def _step(self) -> None:
         """Come a little nearer to where all is acknowledged. Raises what ends this."""
-        line = self._oldest()
-        if line is not None:
-            self._receive(line)
+        link = self._oldest()
+        if link is not None:
+            self._receive(link)
         else:
             self._recover()
 
-    def _oldest(self) -> _Line | None:
-        busy = [line for line in self._lines.values() if line.sent]
-        return min(busy, key=lambda line: line.sent[0].number, default=None)
+    def _oldest(self) -> _LeaderLink | None:
+        busy = [link for link in self._links.values() if link.sent]
+        return min(busy, key=lambda link: link.sent[0].number, default=None)
 
-    def _receive(self, line: _Line) -> None:
+    def _receive(self, link: _LeaderLink) -> None:
         """The answer to the oldest on this line. Raises what ends this."""
-        sent = line.sent[0]
-        timeout_ms = self._cluster.settings.request_timeout_ms + _GRACE_MS
+        sent = link.sent[0]
+        timeout_ms = self._cluster.settings.request_timeout_ms + _RESPONSE_GRACE_MS
         try:
-            body = line.connection.finish(sent.ticket, timeout_ms=timeout_ms)
-            answer = line.connection.decode(sent.ticket, body)
-            told = _told(line.connection, answer, sent.lane)
+            body = link.connection.finish(sent.pending, timeout_ms=timeout_ms)
+            response = link.connection.decode(sent.pending, body)
+            reply = _partition_response(link.connection, response, sent.queue)
         except Unavailable as error:
-            self._break(line, error)
+            self._close_link(link, error)
             return
-        line.sent.popleft()
-        self._settle(sent.lane, sent.delivery, told)
+        link.sent.popleft()
+        self._settle(sent.queue, sent.delivery, reply)
 
-    def _settle(self, lane: Lane, delivery: Delivery, told: Any) -> None:
-        code = told.error_code
+    def _settle(self, queue: PartitionQueue, delivery: SentBatch, reply: Any) -> None:
+        code = reply.error_code
         if code is ErrorCode.none:
-            self._acknowledge(lane, delivery, int(told.base_offset))
+            self._acknowledge(queue, delivery, int(reply.base_offset))
         elif code is ErrorCode.duplicate_sequence_number:
-            self._acknowledge(lane, delivery, None)
+            self._acknowledge(queue, delivery, None)
         else:
-            message = getattr(told, "error_message", None)
-            error = refusal(code, f"{lane.topic}[{lane.partition}]", message)
+            message = getattr(reply, "error_message", None)
+            error = broker_error(code, f"{queue.topic}[{queue.partition}]", message)
             # Behind one that was refused everything is out of order, and will not be when that is there.
-            if code is ErrorCode.out_of_order_sequence_number and lane.waits_for_another(delivery):
-                self._stall(lane, error)
+            if code is ErrorCode.out_of_order_sequence_number and queue.waits_for_another(delivery):
+                self._stall(queue, error)
             else:
-                self._stall_or_fail(lane, error)
+                self._stall_or_fail(queue, error)
 
-    def _acknowledge(self, lane: Lane, delivery: Delivery, offset: int | None) -> None:
-        lane.acknowledge(delivery, offset)
-        self._rounds = 0
-        lane.patience = self._patience() if lane.is_stalled else None
+    def _acknowledge(self, queue: PartitionQueue, delivery: SentBatch, offset: int | None) -> None:
+        queue.acknowledge(delivery, offset)
+        self._retry_rounds = 0
+        queue.retry_deadline = self._new_retry_deadline() if queue.is_stalled else None
 
-    def _patience(self) -> Deadline:
+    def _new_retry_deadline(self) -> Deadline:
         return Deadline(self._cluster.settings.retry_deadline_ms)
 
-    def _break(self, line: _Line, error: ClientError) -> None:
+    def _close_link(self, link: _LeaderLink, error: ClientError) -> None:
         """Nobody knows what became of what was sent on it."""
-        line.connection.close()
-        if self._lines.get(line.node_id) is line:
-            del self._lines[line.node_id]
-        while line.sent:
-            self._stall(line.sent.popleft().lane, error)
+        link.connection.close()
+        if self._links.get(link.node_id) is link:
+            del self._links[link.node_id]
+        while link.sent:
+            self._stall(link.sent.popleft().queue, error)
 
     # Sending again
 
-    def _stall(self, lane: Lane, error: ClientError) -> None:
-        self._trouble = error
-        self._stalled[lane.topic, lane.partition] = lane
-        lane.is_stalled = True
-        lane.patience = lane.patience or self._patience()
+    def _stall(self, queue: PartitionQueue, error: ClientError) -> None:
+        self._last_error = error
+        self._stalled[queue.topic, queue.partition] = queue
+        queue.is_stalled = True
+        queue.retry_deadline = queue.retry_deadline or self._new_retry_deadline()
 
-    def _stall_or_fail(self, lane: Lane, error: Refused | TopicChanged) -> None:
+    def _stall_or_fail(self, queue: PartitionQueue, error: Refused | TopicChanged) -> None:
         """Raises the error where sending again cannot help."""
-        may_pass = isinstance(error, TopicChanged) or error.code in REMEDIES
-        is_of_topic = isinstance(error, TopicChanged) or error.code in UNKNOWN_TOPIC
-        tried_ms = 0.0 if lane.patience is None else lane.patience.timeout_ms - lane.patience.left_ms
+        may_pass = isinstance(error, TopicChanged) or error.code in RETRIABLE_ERRORS
+        is_of_topic = isinstance(error, TopicChanged) or error.code in UNKNOWN_TOPIC_ERRORS
+        tried_ms = (
+            0.0
+            if queue.retry_deadline is None
+            else queue.retry_deadline.timeout_ms - queue.retry_deadline.left_ms
+        )
         if not may_pass or (is_of_topic and tried_ms > self._cluster.settings.unknown_topic_ms_max):
             self.failure = error
             raise error
-        self._stall(lane, error)
+        self._stall(queue, error)
 
     def _recover(self) -> None:
         """Nothing is under way: rest, look who leads, and send again what is not acknowledged."""
         assert self._stalled, f"{self} waits for nothing"
-        lanes = list(self._stalled.values())
-        self._rest(lanes)
-        self._look_around({lane.topic for lane in lanes})
+        queues = list(self._stalled.values())
+        self._wait_before_retry(queues)
+        self._refresh_metadata({queue.topic for queue in queues})
         self._stalled = {}
-        for lane in lanes:
-            lane.is_stalled = False
-        for lane in lanes:
-            self._send_again(lane)
+        for queue in queues:
+            queue.is_stalled = False
+        for queue in queues:
+            self._send_again(queue)
 
-    def _rest(self, lanes: list[Lane]) -> None:
+    def _wait_before_retry(self, queues: list[PartitionQueue]) -> None:
         """Raises Unavailable when it was long enough."""
-        for lane in lanes:
-            if lane.patience is not None and lane.patience.is_over:
-                seconds = lane.patience.timeout_ms / 1000
+        for queue in queues:
+            if queue.retry_deadline is not None and queue.retry_deadline.is_over:
+                seconds = queue.retry_deadline.timeout_ms / 1000
                 self.failure = Unavailable(
-                    f"{lane.topic}[{lane.partition}] took no batch within {seconds:g} s: {self._trouble}"
+                    f"{queue.topic}[{queue.partition}] took no batch within {seconds:g} s: {self._last_error}"
                 )
                 raise self.failure
-        time.sleep(self._cluster.backoff.delay_ms(self._rounds, self._cluster.chance) / 1000)
-        self._rounds += 1
+        time.sleep(self._cluster.backoff.delay_ms(self._retry_rounds, self._cluster.chance) / 1000)
+        self._retry_rounds += 1
 
-    def _look_around(self, topics: set[str]) -> None:
+    def _refresh_metadata(self, topics: set[str]) -> None:
         for topic in topics:
             self._cluster.forget_topic(topic)
         # Whoever cannot be heard of now is asked for once more, one by one.
         with suppress(Refused, Unavailable):
             self._cluster.learn_topics(topics)
 
-    def _send_again(self, lane: Lane) -> None:
-        for delivery in lane.to_send_again():
-            if lane.is_stalled:
+    def _send_again(self, queue: PartitionQueue) -> None:
+        for delivery in queue.to_send_again():
+            if queue.is_stalled:
                 return
             if not delivery.is_acknowledged:
-                self._transmit(lane, delivery)
+                self._transmit(queue, delivery)
 
 
-def _told(connection: Connection, answer: Any, lane: Lane) -> Any:
+def _partition_response(connection: Connection, response: Any, queue: PartitionQueue) -> Any:
     """Raises Unavailable for an answer about something else."""
-    partitions = [each for topic in answer.responses for each in topic.partition_responses]
-    if len(partitions) != 1 or int(partitions[0].index) != lane.partition:
+    partitions = [each for topic in response.responses for each in topic.partition_responses]
+    if len(partitions) != 1 or int(partitions[0].index) != queue.partition:
         connection.close()
         raise Unavailable(
-            f"{connection.peer} answered about something else than {lane.topic}[{lane.partition}]"
+            f"{connection.peer} answered about something else than {queue.topic}[{queue.partition}]"
         )
     return partitions[0]

@@ -1,27 +1,27 @@
-"""What a cluster looks like from outside: its nodes, its topics, and who leads each partition."""
+"""Cluster metadata as a client sees it: brokers, topics, and the leader of each partition."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from penstock.client.errors import check
-from penstock.client.settings import Address
+from penstock.client.errors import raise_for_error
+from penstock.client.wire.settings import Address
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 #: Topic and partition.
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 #: In versions before this one whoever asks for a topic makes it.
-OLDEST_METADATA: Final = 4
+METADATA_VERSION_MIN: Final = 4
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1
 _NO_ID: Final = UUID(int=0)
 #: What a broker says of a topic that is not there, or not yet.
-_ABSENT: Final = frozenset(
+_ABSENT_ERRORS: Final = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
         ErrorCode.unknown_topic_id,
@@ -30,7 +30,7 @@ _ABSENT: Final = frozenset(
 )
 
 
-class Isolation(IntEnum):
+class IsolationLevel(IntEnum):
     """Numbered as on the wire."""
 
     READ_UNCOMMITTED = 0
@@ -38,7 +38,7 @@ class Isolation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class BrokerInfo:
     id: int
     host: str
     port: int
@@ -75,7 +75,7 @@ class MetadataView:
 
     cluster_id: str | None
     controller_id: int
-    nodes: dict[int, Node]
+    nodes: dict[int, BrokerInfo]
     topics: dict[str, TopicInfo]
 
 
@@ -94,10 +94,12 @@ def metadata_request(names: Iterable[str] | None, *, creates: bool = False) -> A
 def metadata_view(response: Any) -> MetadataView:
     """Raises Refused when a topic may not be looked at."""
     nodes = [
-        Node(id=int(each.node_id), host=str(each.host), port=int(each.port), rack=getattr(each, "rack", None))
+        BrokerInfo(
+            id=int(each.node_id), host=str(each.host), port=int(each.port), rack=getattr(each, "rack", None)
+        )
         for each in response.brokers
     ]
-    topics = [_topic(each) for each in response.topics if each.error_code not in _ABSENT]
+    topics = [_topic_info(each) for each in response.topics if each.error_code not in _ABSENT_ERRORS]
     return MetadataView(
         cluster_id=getattr(response, "cluster_id", None),
         controller_id=int(getattr(response, "controller_id", NO_LEADER)),
@@ -106,26 +108,36 @@ def metadata_view(response: Any) -> MetadataView:
     )
 
 
-def _topic(told: Any) -> TopicInfo:
-    check(told.error_code, f"topic {told.name}")
-    topic_id = getattr(told, "topic_id", None)
+def _topic_info(reply: Any) -> TopicInfo:
+    raise_for_error(reply.error_code, f"topic {reply.name}")
+    topic_id = getattr(reply, "topic_id", None)
     return TopicInfo(
-        name=str(told.name),
+        name=str(reply.name),
         id=topic_id if topic_id not in (None, _NO_ID) else None,
-        partitions=tuple(_partition(each) for each in sorted(told.partitions, key=_index)),
-        is_internal=bool(getattr(told, "is_internal", False)),
+        partitions=tuple(_partition_info(each) for each in sorted(reply.partitions, key=_partition_index)),
+        is_internal=bool(getattr(reply, "is_internal", False)),
     )
 
 
-def _index(told: Any) -> int:
-    return int(told.partition_index)
+def _partition_index(reply: Any) -> int:
+    return int(reply.partition_index)
 
 
-def _partition(told: Any) -> PartitionInfo:
+def _partition_info(reply: Any) -> PartitionInfo:
     return PartitionInfo(
-        index=int(told.partition_index),
-        leader_id=int(told.leader_id),
-        leader_epoch=int(getattr(told, "leader_epoch", NO_EPOCH)),
-        replicas=tuple(map(int, told.replica_nodes)),
-        in_sync=tuple(map(int, told.isr_nodes)),
+        index=int(reply.partition_index),
+        leader_id=int(reply.leader_id),
+        leader_epoch=int(getattr(reply, "leader_epoch", NO_EPOCH)),
+        replicas=tuple(map(int, reply.replica_nodes)),
+        in_sync=tuple(map(int, reply.isr_nodes)),
     )
+
+
+Value = TypeVar("Value")
+
+
+def by_topic(items: Iterable[tuple[TopicPartition, Value]]) -> dict[str, list[tuple[int, Value]]]:
+    grouped: dict[str, list[tuple[int, Value]]] = {}
+    for (topic, partition), value in items:
+        grouped.setdefault(topic, []).append((partition, value))
+    return grouped

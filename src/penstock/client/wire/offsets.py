@@ -1,4 +1,4 @@
-"""Offsets: where a log begins and ends, what lies at a time, and how far a group has come."""
+"""Offsets: the start and end of a log, the offset at a time, and the committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.client.cluster import Cluster, Coordinates
-from penstock.client.connection import Connection
-from penstock.client.errors import ClientError, Refused, Unavailable, check, refusal
-from penstock.client.grouping import by_topic
-from penstock.client.metadata import Isolation, Place
-from penstock.client.remedies import REMEDIES, UNKNOWN_TOPIC
-from penstock.client.retrying import Deadline
+from penstock.client.errors import (
+    RETRIABLE_ERRORS,
+    UNKNOWN_TOPIC_ERRORS,
+    ClientError,
+    Refused,
+    Unavailable,
+    broker_error,
+    raise_for_error,
+)
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster, CoordinatorType
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition, by_topic
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
@@ -21,18 +27,18 @@ LATEST: Final = -1
 EARLIEST: Final = -2
 
 _OFFSET_FETCH: Final = 9
-_GROUPS_FROM: Final = 8
+_GROUP_LIST_VERSION: Final = 8
 #: Before it nobody can ask for all partitions.
-_OLDEST_FETCH: Final = 2
+_OFFSET_FETCH_VERSION_MIN: Final = 2
 #: Before it the client says how long offsets are kept.
-_OLDEST_COMMIT: Final = 5
+_OFFSET_COMMIT_VERSION_MIN: Final = 5
 _NO_OFFSET: Final = -1
 _NO_MEMBER: Final = ""
 _NO_GENERATION: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetAt:
+class OffsetAndTimestamp:
     offset: int
     timestamp_ms: int  # -1 for the ends of the log
     leader_epoch: int
@@ -59,79 +65,94 @@ class GroupInfo:
 
 def list_offsets(
     cluster: Cluster,
-    wanted: Mapping[Place, int],
+    wanted: Mapping[TopicPartition, int],
     *,
-    isolation: Isolation = Isolation.READ_UNCOMMITTED,
-) -> dict[Place, OffsetAt | None]:
+    isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """For each partition EARLIEST, LATEST, or the first offset at or after a timestamp; None where there is none.
 
     With READ_COMMITTED the end is where the first open transaction begins. One request for each leader.
     Raises Unavailable, Refused.
     """
-    found: dict[Place, OffsetAt | None] = {}
+    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     left = dict(wanted)
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     unknown = Deadline(cluster.settings.unknown_topic_ms_max)
-    trouble: ClientError | None = None
+    last_error: ClientError | None = None
     for _ in cluster.attempts(deadline):
-        trouble = _ask_leaders(cluster, left, isolation, found)
-        left = {place: when for place, when in left.items() if place not in found}
+        last_error = _list_from_leaders(cluster, left, isolation, found)
+        left = {
+            topic_partition: when for topic_partition, when in left.items() if topic_partition not in found
+        }
         if not left:
-            return {place: found[place] for place in wanted}
-        if isinstance(trouble, Refused) and (trouble.code not in UNKNOWN_TOPIC or unknown.is_over):
-            raise trouble
+            return {topic_partition: found[topic_partition] for topic_partition in wanted}
+        if isinstance(last_error, Refused) and (
+            last_error.code not in UNKNOWN_TOPIC_ERRORS or unknown.is_over
+        ):
+            raise last_error
         for topic, _ in left:
             cluster.forget_topic(topic)
-    raise Unavailable(f"no offsets of {_names(left)} within {deadline.timeout_ms / 1000:g} s: {trouble}")
+    raise Unavailable(
+        f"no offsets of {_partition_names(left)} within {deadline.timeout_ms / 1000:g} s: {last_error}"
+    )
 
 
-def _ask_leaders(
-    cluster: Cluster, wanted: Mapping[Place, int], isolation: Isolation, found: dict[Place, OffsetAt | None]
+def _list_from_leaders(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, int],
+    isolation: IsolationLevel,
+    found: dict[TopicPartition, OffsetAndTimestamp | None],
 ) -> ClientError | None:
     """Put into `found` what the leaders tell; returns why one of them did not, with Refused only what may last."""
-    led: dict[int, dict[Place, int]] = {}
-    trouble: ClientError | None = None
+    led: dict[int, dict[TopicPartition, int]] = {}
+    last_error: ClientError | None = None
     try:
         cluster.learn_topics({topic for topic, _ in wanted})
-        for place, when in wanted.items():
-            led.setdefault(cluster.leader(*place).leader_id, {})[place] = when
+        for topic_partition, when in wanted.items():
+            led.setdefault(cluster.leader(*topic_partition).leader_id, {})[topic_partition] = when
     except (Refused, Unavailable) as error:
-        trouble = _passing(error)
-    for node_id, asked in led.items():
+        last_error = _as_retriable(error)
+    for node_id, requested in led.items():
         try:
-            _ask_offsets(cluster, node_id, asked, isolation, found)
+            _list_from_node(cluster, node_id, requested, isolation, found)
         except (Refused, Unavailable) as error:
-            trouble = _passing(error)
-    return trouble
+            last_error = _as_retriable(error)
+    return last_error
 
 
-def _passing(error: Refused | Unavailable) -> ClientError:
-    is_passing = isinstance(error, Refused) and error.code in REMEDIES and error.code not in UNKNOWN_TOPIC
+def _as_retriable(error: Refused | Unavailable) -> ClientError:
+    is_passing = (
+        isinstance(error, Refused)
+        and error.code in RETRIABLE_ERRORS
+        and error.code not in UNKNOWN_TOPIC_ERRORS
+    )
     return Unavailable(str(error)) if is_passing else error
 
 
-def _ask_offsets(
+def _list_from_node(
     cluster: Cluster,
     node_id: int,
-    wanted: Mapping[Place, int],
-    isolation: Isolation,
-    found: dict[Place, OffsetAt | None],
+    wanted: Mapping[TopicPartition, int],
+    isolation: IsolationLevel,
+    found: dict[TopicPartition, OffsetAndTimestamp | None],
 ) -> None:
     """Raises Refused with the last of its refusals."""
     refused: Refused | None = None
-    answer = cluster.connection(node_id).call(_offsets_request(cluster, wanted, isolation))
-    for topic in answer.topics:
+    response = cluster.connection(node_id).call(_list_offsets_request(cluster, wanted, isolation))
+    for topic in response.topics:
         for each in topic.partitions:
-            place = (str(topic.name), int(each.partition_index))
+            topic_partition = (str(topic.name), int(each.partition_index))
             if each.error_code is ErrorCode.none:
-                found[place] = _offset_at(each)
+                found[topic_partition] = _offset_and_timestamp(each)
             else:
-                refused = refusal(each.error_code, _names([place]))
+                refused = broker_error(each.error_code, _partition_names([topic_partition]))
     if refused is not None:
         raise refused
 
 
-def _offsets_request(cluster: Cluster, wanted: Mapping[Place, int], isolation: Isolation) -> Any:
+def _list_offsets_request(
+    cluster: Cluster, wanted: Mapping[TopicPartition, int], isolation: IsolationLevel
+) -> Any:
     module = "list_offsets.v7.request"
     partition = schema_class(f"{module}:ListOffsetsPartition")
     topic = schema_class(f"{module}:ListOffsetsTopic")
@@ -154,42 +175,46 @@ def _offsets_request(cluster: Cluster, wanted: Mapping[Place, int], isolation: I
     )
 
 
-def _offset_at(told: Any) -> OffsetAt | None:
-    if int(told.offset) == _NO_OFFSET:
+def _offset_and_timestamp(reply: Any) -> OffsetAndTimestamp | None:
+    if int(reply.offset) == _NO_OFFSET:
         return None
-    return OffsetAt(
-        offset=int(told.offset),
-        timestamp_ms=int(told.timestamp),
-        leader_epoch=int(getattr(told, "leader_epoch", -1)),
+    return OffsetAndTimestamp(
+        offset=int(reply.offset),
+        timestamp_ms=int(reply.timestamp),
+        leader_epoch=int(getattr(reply, "leader_epoch", -1)),
     )
 
 
 # Of a group
 
 
-def committed(
-    cluster: Cluster, group: str, partitions: Iterable[Place] | None = None, *, stable: bool = True
-) -> dict[Place, CommittedOffset]:
+def committed_offsets(
+    cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None, *, stable: bool = True
+) -> dict[TopicPartition, CommittedOffset]:
     """What the group has committed, for these partitions or for all; those without a position are left out.
 
     `stable` waits for the end of transactions that commit offsets of it; who asks for all does not learn of partitions
     that have a position only in such a transaction. Raises Unavailable, Refused.
     """
-    wanted = None if partitions is None else by_topic((place, None) for place in partitions)
+    wanted = (
+        None if partitions is None else by_topic((topic_partition, None) for topic_partition in partitions)
+    )
 
-    def ask(connection: Connection) -> dict[Place, CommittedOffset]:
-        answer = connection.call(_committed_request(connection, group, wanted, stable), oldest=_OLDEST_FETCH)
-        told = answer.groups[0] if hasattr(answer, "groups") else answer
-        check(getattr(told, "error_code", ErrorCode.none), f"group {group}")
-        return dict(_committed(group, told))
+    def ask(connection: Connection) -> dict[TopicPartition, CommittedOffset]:
+        response = connection.call(
+            _offset_fetch_request(connection, group, wanted, stable), oldest=_OFFSET_FETCH_VERSION_MIN
+        )
+        reply = response.groups[0] if hasattr(response, "groups") else response
+        raise_for_error(getattr(reply, "error_code", ErrorCode.none), f"group {group}")
+        return dict(_parse_committed(group, reply))
 
-    return cluster.call_coordinator(Coordinates.GROUP, group, ask)
+    return cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
 
 
-def _committed_request(
+def _offset_fetch_request(
     connection: Connection, group: str, wanted: Mapping[str, list[tuple[int, None]]] | None, stable: bool
 ) -> Any:
-    is_many = connection.version(_OFFSET_FETCH, _GROUPS_FROM) >= _GROUPS_FROM
+    is_many = connection.version(_OFFSET_FETCH, _GROUP_LIST_VERSION) >= _GROUP_LIST_VERSION
     module = "offset_fetch.v8.request" if is_many else "offset_fetch.v7.request"
     topic = schema_class(f"{module}:OffsetFetchRequestTopic{'s' if is_many else ''}")
     topics = None
@@ -201,18 +226,18 @@ def _committed_request(
     request = schema_class(f"{module}:OffsetFetchRequest")
     if not is_many:
         return request(group_id=group, topics=topics, require_stable=stable)
-    asked = schema_class(f"{module}:OffsetFetchRequestGroup")(group_id=group, topics=topics)
-    return request(groups=(asked,), require_stable=stable)
+    requested = schema_class(f"{module}:OffsetFetchRequestGroup")(group_id=group, topics=topics)
+    return request(groups=(requested,), require_stable=stable)
 
 
-def _committed(group: str, told: Any) -> Iterable[tuple[Place, CommittedOffset]]:
-    for topic in told.topics:
+def _parse_committed(group: str, reply: Any) -> Iterable[tuple[TopicPartition, CommittedOffset]]:
+    for topic in reply.topics:
         for each in topic.partitions:
-            place = (str(topic.name), int(each.partition_index))
-            check(each.error_code, f"group {group} in {place[0]}[{place[1]}]")
+            topic_partition = (str(topic.name), int(each.partition_index))
+            raise_for_error(each.error_code, f"group {group} in {topic_partition[0]}[{topic_partition[1]}]")
             if int(each.committed_offset) != _NO_OFFSET:
                 yield (
-                    place,
+                    topic_partition,
                     CommittedOffset(
                         offset=int(each.committed_offset),
                         leader_epoch=int(getattr(each, "committed_leader_epoch", -1)),
@@ -221,10 +246,10 @@ def _committed(group: str, told: Any) -> Iterable[tuple[Place, CommittedOffset]]
                 )
 
 
-def commit(
+def commit_offsets(
     cluster: Cluster,
     group: str,
-    offsets: Mapping[Place, int | CommittedOffset],
+    offsets: Mapping[TopicPartition, int | CommittedOffset],
     *,
     metadata: str = "",
     generation: int = _NO_GENERATION,
@@ -233,12 +258,12 @@ def commit(
     """As somebody outside the group, which may have no members then, or as a member. Raises Unavailable, Refused."""
     if not offsets:
         return
-    request = _commit_request(group, offsets, metadata, generation, member)
+    request = _offset_commit_request(group, offsets, metadata, generation, member)
 
     def ask(connection: Connection) -> None:
-        for topic in connection.call(request, oldest=_OLDEST_COMMIT).topics:
+        for topic in connection.call(request, oldest=_OFFSET_COMMIT_VERSION_MIN).topics:
             for each in topic.partitions:
-                check(
+                raise_for_error(
                     each.error_code,
                     f"position of group {group} in {topic.name}[{each.partition_index}]",
                     "the group has members of its own"
@@ -246,11 +271,15 @@ def commit(
                     else None,
                 )
 
-    cluster.call_coordinator(Coordinates.GROUP, group, ask)
+    cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
 
 
-def _commit_request(
-    group: str, offsets: Mapping[Place, int | CommittedOffset], metadata: str, generation: int, member: str
+def _offset_commit_request(
+    group: str,
+    offsets: Mapping[TopicPartition, int | CommittedOffset],
+    metadata: str,
+    generation: int,
+    member: str,
 ) -> Any:
     module = "offset_commit.v8.request"
     return schema_class(f"{module}:OffsetCommitRequest")(
@@ -263,12 +292,14 @@ def _commit_request(
 
 
 def offset_topics(
-    module: str, prefix: str, offsets: Mapping[Place, int | CommittedOffset], metadata: str
+    module: str, prefix: str, offsets: Mapping[TopicPartition, int | CommittedOffset], metadata: str
 ) -> tuple[Any, ...]:
     """Offsets as OffsetCommit and TxnOffsetCommit carry them."""
     partition = schema_class(f"{module}:{prefix}Partition")
     topic = schema_class(f"{module}:{prefix}Topic")
-    values = ((place, _committing(value, metadata)) for place, value in offsets.items())
+    values = (
+        (topic_partition, _as_committed_offset(value, metadata)) for topic_partition, value in offsets.items()
+    )
     return tuple(
         topic(
             name=name,
@@ -286,7 +317,7 @@ def offset_topics(
     )
 
 
-def _committing(value: int | CommittedOffset, metadata: str) -> CommittedOffset:
+def _as_committed_offset(value: int | CommittedOffset, metadata: str) -> CommittedOffset:
     return value if isinstance(value, CommittedOffset) else CommittedOffset(offset=value, metadata=metadata)
 
 
@@ -295,14 +326,14 @@ def group_info(cluster: Cluster, group: str) -> GroupInfo | None:
     request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
 
     def ask(connection: Connection) -> GroupInfo | None:
-        answer = connection.call(request)
-        check(answer.error_code, f"group {group}")
-        for each in answer.groups:
+        response = connection.call(request)
+        raise_for_error(response.error_code, f"group {group}")
+        for each in response.groups:
             if each.group_id == group:
                 return _group_info(each)
         return None
 
-    return cluster.call_coordinator(Coordinates.GROUP, group, ask)
+    return cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
 
 
 def list_groups(cluster: Cluster) -> list[GroupInfo]:
@@ -310,22 +341,22 @@ def list_groups(cluster: Cluster) -> list[GroupInfo]:
     request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
 
     def ask(connection: Connection) -> list[GroupInfo]:
-        answer = connection.call(request)
-        check(answer.error_code, "groups")
-        return [_group_info(each) for each in answer.groups]
+        response = connection.call(request)
+        raise_for_error(response.error_code, "groups")
+        return [_group_info(each) for each in response.groups]
 
     found = {each.group: each for some in cluster.call_every_node(ask) for each in some}
     return [found[name] for name in sorted(found)]
 
 
-def _group_info(told: Any) -> GroupInfo:
+def _group_info(reply: Any) -> GroupInfo:
     return GroupInfo(
-        group=str(told.group_id),
-        state=str(getattr(told, "group_state", "")),
-        kind=str(getattr(told, "group_type", "")).lower(),
-        protocol=str(told.protocol_type),
+        group=str(reply.group_id),
+        state=str(getattr(reply, "group_state", "")),
+        kind=str(getattr(reply, "group_type", "")).lower(),
+        protocol=str(reply.protocol_type),
     )
 
 
-def _names(places: Iterable[Place]) -> str:
-    return ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(places))
+def _partition_names(topic_partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic}[{partition}]" for topic, partition in sorted(topic_partitions))

@@ -1,35 +1,91 @@
-"""A producer of raw record batches: idempotent always, transactional on request, in one phase or in two.
+"""A producer of raw record batches: always idempotent, transactional on request, with one-phase or two-phase commit.
 
 Without a transactional id: `init`, `send`..., `flush`. With one: `init`, then for each transaction `send`...,
-`commit_offsets`..., and `end`; or `prepare` instead of `end`, when somebody else is to end it.
+`commit_offsets`..., and `end`. With `prepare` in place of `end`, another process may end the transaction:
+`end_prepared_transaction`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from penstock.client import transactions
-from penstock.client.cluster import Cluster, Coordinates
-from penstock.client.errors import ClientError, Refused, UnsupportedVersion
-from penstock.client.metadata import Place
-from penstock.client.pipeline import Pipeline
-from penstock.client.positions import CommittedOffset
-from penstock.client.prepared import Prepared
-from penstock.client.sequencing import NO_PRODUCER, Delivery, Producer
-from penstock.client.topics import broker_settings
-from penstock.client.transactions import EPOCH_PER_TRANSACTION, Begun
-from penstock.protocol import client_produce
+from penstock.client.errors import ClientError, Fenced, Refused, UnsupportedVersion
+from penstock.client.wire import transactions
+from penstock.client.wire.cluster import Cluster, CoordinatorType
+from penstock.client.wire.in_flight import NO_PRODUCER, InFlightBatches, ProducerIdAndEpoch, SentBatch
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.offsets import CommittedOffset
+from penstock.client.wire.topics import broker_settings
+from penstock.client.wire.transactions import (
+    EPOCH_PER_TRANSACTION,
+    InitProducerIdResult,
+    describe_transaction,
+    end_transaction,
+)
+from penstock.protocol import produce
 from penstock.protocol.errors import ErrorCode
 
+_ABORT_STATES: Final = ("PrepareAbort", "CompleteAbort")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTransaction:
+    """All that is needed to end it, from anywhere. Everything in it was acknowledged."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    partitions: tuple[TopicPartition, ...]
+    #: Groups whose offsets are committed with it.
+    groups: tuple[str, ...] = ()
+    transaction_version: int = EPOCH_PER_TRANSACTION
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was written, so that there is nothing to end."""
+        return not self.partitions and not self.groups
+
+
+def end_prepared_transaction(cluster: Cluster, prepared: PreparedTransaction, *, commit: bool) -> None:
+    """Commit or abort it. It is no error where it has ended that way already, however often this is asked.
+
+    Raises Refused (INVALID_TXN_STATE) where it ended the other way; Fenced where it was aborted, because it took too
+    long or its id was taken over, and is to be committed; Unavailable where this is to be asked again.
+    """
+    if prepared.is_empty:
+        return
+    producer = ProducerIdAndEpoch(prepared.producer_id, prepared.epoch)
+    try:
+        end_transaction(
+            cluster,
+            prepared.transactional_id,
+            producer,
+            commit=commit,
+            version=prepared.transaction_version,
+        )
+    except Fenced:
+        if commit or not _was_aborted(cluster, prepared):
+            raise
+
+
+def _was_aborted(cluster: Cluster, prepared: PreparedTransaction) -> bool:
+    """The coordinator aborts with the epoch above the transaction's own, so that its producer is fenced."""
+    info = describe_transaction(cluster, prepared.transactional_id)
+    if info is None or info.state not in _ABORT_STATES:
+        return False
+    return info.producer == ProducerIdAndEpoch(prepared.producer_id, prepared.epoch + 1)
+
+
 #: The last version of Produce before leaders began to add partitions to transactions.
-_PRODUCE_OLDER: Final = 11
+_PRODUCE_VERSION_BEFORE_EPOCHS: Final = 11
 _TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 #: What Apache Kafka and Penstock allow unless told otherwise.
 _TIMEOUT_MS_DEFAULT: Final = 900_000
 #: How brokers refuse two phases, which have to be switched on or allowed.
-_NOT_ALLOWED: Final = frozenset(
+_TWO_PHASE_REFUSALS: Final = frozenset(
     {
         ErrorCode.transactional_id_authorization_failed,
         ErrorCode.cluster_authorization_failed,
@@ -68,10 +124,10 @@ class RawProducer:
         self._version_max = transaction_version_max
         self._version = 0
         self._producer = NO_PRODUCER
-        self._pipeline = Pipeline(cluster, transactional_id=transactional_id)
-        self._partitions: dict[Place, None] = {}
+        self._in_flight = InFlightBatches(cluster, transactional_id=transactional_id)
+        self._partitions: dict[TopicPartition, None] = {}
         self._groups: dict[str, None] = {}
-        self._is_kept = False
+        self._has_kept_transaction = False
         self._is_prepared = False
 
     def __repr__(self) -> str:
@@ -85,10 +141,10 @@ class RawProducer:
 
     def close(self) -> None:
         """Give up connections. An open transaction stays open until somebody ends it, or its time is up."""
-        self._pipeline.close()
+        self._in_flight.close()
 
     @property
-    def producer(self) -> Producer:
+    def producer(self) -> ProducerIdAndEpoch:
         return self._producer
 
     @property
@@ -98,11 +154,11 @@ class RawProducer:
 
     @property
     def is_in_transaction(self) -> bool:
-        return bool(self._partitions or self._groups or self._is_kept)
+        return bool(self._partitions or self._groups or self._has_kept_transaction)
 
     # Beginning
 
-    def init(self, *, keep_prepared: bool = False) -> Begun:
+    def init(self, *, keep_prepared: bool = False) -> InitProducerIdResult:
         """Get an id, and with a transactional id fence whoever had that. To be called first, and once.
 
         With `keep_prepared` the open transaction of a predecessor is not aborted: `end` decides about it.
@@ -110,32 +166,34 @@ class RawProducer:
         """
         assert self._producer == NO_PRODUCER, f"{self} has begun"
         if self.transactional_id is None:
-            begun = transactions.init_producer(self._cluster)
+            result = transactions.init_producer(self._cluster)
         else:
-            begun = self._init_transactional(self.transactional_id, keep_prepared=keep_prepared)
+            result = self._init_transactional(self.transactional_id, keep_prepared=keep_prepared)
             self._version = self._cluster.call_coordinator(
-                Coordinates.TRANSACTION,
+                CoordinatorType.TRANSACTION,
                 self.transactional_id,
                 lambda connection: transactions.transaction_version(connection, self._version_max),
             )
-        self._is_kept = begun.ongoing is not None
-        self._become(begun.producer)
-        return begun
+        self._has_kept_transaction = result.ongoing is not None
+        self._use_producer(result.producer)
+        return result
 
-    def _init_transactional(self, name: str, *, keep_prepared: bool) -> Begun:
+    def _init_transactional(self, name: str, *, keep_prepared: bool) -> InitProducerIdResult:
         if not self._two_phase:
-            return self._ask_init(name, keep_prepared=keep_prepared)
+            return self._init_producer_id(name, keep_prepared=keep_prepared)
         self.two_phase_kind = TwoPhaseKind.UNTIL_ENDED
         try:
-            return self._ask_init(name, keep_prepared=keep_prepared)
+            return self._init_producer_id(name, keep_prepared=keep_prepared)
         except (UnsupportedVersion, Refused) as error:
-            if isinstance(error, Refused) and error.code not in _NOT_ALLOWED:
+            if isinstance(error, Refused) and error.code not in _TWO_PHASE_REFUSALS:
                 raise
         self.two_phase_kind = TwoPhaseKind.UNTIL_TIMEOUT
         self.transaction_timeout_ms = self._longest_timeout_ms(name)
-        return self._ask_init(name, keep_prepared=keep_prepared)
+        return self._init_producer_id(name, keep_prepared=keep_prepared)
 
-    def _ask_init(self, name: str, *, keep_prepared: bool = False, current: Producer = NO_PRODUCER) -> Begun:
+    def _init_producer_id(
+        self, name: str, *, keep_prepared: bool = False, current: ProducerIdAndEpoch = NO_PRODUCER
+    ) -> InitProducerIdResult:
         return transactions.init_transactional(
             self._cluster,
             name,
@@ -147,21 +205,23 @@ class RawProducer:
 
     def _longest_timeout_ms(self, name: str) -> int:
         """As the coordinator, who judges, is set."""
-        node_id = self._cluster.coordinator_id(Coordinates.TRANSACTION, name)
+        node_id = self._cluster.coordinator_id(CoordinatorType.TRANSACTION, name)
         try:
             found = broker_settings(self._cluster, node_id, [_TIMEOUT_SETTING]).get(_TIMEOUT_SETTING)
         except (Refused, UnsupportedVersion):
             found = None  # not everyone may look at the settings of brokers
         return int(found) if found else _TIMEOUT_MS_DEFAULT
 
-    def _become(self, producer: Producer) -> None:
+    def _use_producer(self, producer: ProducerIdAndEpoch) -> None:
         self._producer = producer
         is_older = self.transactional_id is not None and self._version < EPOCH_PER_TRANSACTION
-        self._pipeline.reset(producer, version_max=_PRODUCE_OLDER if is_older else client_produce.NEWEST)
+        self._in_flight.reset(
+            producer, version_max=_PRODUCE_VERSION_BEFORE_EPOCHS if is_older else produce.PRODUCER_VERSION_MAX
+        )
 
     # Writing
 
-    def send(self, topic: str, partition: int, batch: bytearray) -> Delivery:
+    def send(self, topic: str, partition: int, batch: bytearray) -> SentBatch:
         """Stamp the encoded batch and send it, waiting for room if need be; it must not be touched until `flush`.
 
         Raises what an earlier batch failed with, too: Unavailable, Refused, Fenced, TopicChanged. After that a
@@ -169,7 +229,7 @@ class RawProducer:
         """
         self._check_open()
         self._join(topic, partition)
-        return self._pipeline.submit(topic, partition, batch)
+        return self._in_flight.submit(topic, partition, batch)
 
     def _join(self, topic: str, partition: int) -> None:
         """Let the transaction know of the partition; with the newer protocol its leader does that."""
@@ -183,12 +243,12 @@ class RawProducer:
 
     def flush(self) -> None:
         """Wait until everything that was sent is acknowledged. Raises as `send` does."""
-        self._pipeline.drain()
+        self._in_flight.drain()
 
     def commit_offsets(
         self,
         group: str,
-        offsets: Mapping[Place, int | CommittedOffset],
+        offsets: Mapping[TopicPartition, int | CommittedOffset],
         *,
         generation: int = -1,
         member: str = "",
@@ -213,11 +273,11 @@ class RawProducer:
 
     # Ending
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedTransaction:
         """Flush, and leave it to `end` or `end_prepared` how this ends. Raises as `send` does."""
         self.flush()
         self._is_prepared = True
-        return Prepared(
+        return PreparedTransaction(
             transactional_id=self._name,
             producer_id=self._producer.id,
             epoch=self._producer.epoch,
@@ -233,19 +293,19 @@ class RawProducer:
         """
         if commit:
             self.flush()
-        is_clean = self._pipeline.settle()
+        is_clean = self._in_flight.settle()
         following = self._producer
         if self.is_in_transaction:
             following = transactions.end_transaction(
                 self._cluster, self._name, self._producer, commit=commit, version=self._version
             )
         self._partitions, self._groups = {}, {}
-        self._is_kept = self._is_prepared = False
+        self._has_kept_transaction = self._is_prepared = False
         if following == self._producer and not is_clean:
             # What became of some batches is not known, so their numbers cannot be used again.
-            following = self._ask_init(self._name, current=self._producer).producer
+            following = self._init_producer_id(self._name, current=self._producer).producer
         if following != self._producer:
-            self._become(following)
+            self._use_producer(following)
 
     @property
     def _name(self) -> str:
@@ -259,5 +319,5 @@ class RawProducer:
             raise ClientError(
                 f"the transaction of {self.transactional_id} is prepared: nothing can be added to it"
             )
-        if self._is_kept:
+        if self._has_kept_transaction:
             raise ClientError(f"the transaction that {self.transactional_id} found has to be ended first")

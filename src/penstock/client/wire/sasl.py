@@ -1,4 +1,4 @@
-"""SASL exchanges without a socket: PLAIN (RFC 4616) and SCRAM (RFC 5802, RFC 7677)."""
+"""The client side of SASL exchanges, without a socket: PLAIN (RFC 4616) and SCRAM (RFC 5802, RFC 7677)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ITERATIONS_MIN: Final = 4_096
 _ITERATIONS_MAX: Final = 10_000_000
 
 
-class Exchange(Protocol):
+class SaslExchange(Protocol):
     """The client's half of a conversation."""
 
     def first(self) -> bytes: ...
@@ -32,7 +32,7 @@ class Exchange(Protocol):
         """
 
 
-class Plain:
+class PlainExchange:
     def __init__(self, username: str, password: str) -> None:
         self._message = f"\0{username}\0{password}".encode()
 
@@ -43,7 +43,7 @@ class Plain:
         return None
 
 
-class Scram:
+class ScramExchange:
     """`nonce` is printable and used once; `digest` names a hash of hashlib."""
 
     def __init__(self, digest: str, username: str, password: str, *, nonce: str) -> None:
@@ -59,52 +59,52 @@ class Scram:
 
     def next(self, challenge: bytes) -> bytes | None:
         if self._expected is None:
-            return self._final(_attributes(challenge), challenge)
-        self._check_server(_attributes(challenge))
+            return self._final(_parse_attributes(challenge), challenge)
+        self._check_server(_parse_attributes(challenge))
         return None
 
-    def _final(self, told: dict[str, str], challenge: bytes) -> bytes:
-        salt, iterations = self._checked(told)
+    def _final(self, reply: dict[str, str], challenge: bytes) -> bytes:
+        salt, iterations = self._checked(reply)
         salted = hashlib.pbkdf2_hmac(self._digest, self._password, salt, iterations)
         client_key = self._hmac(salted, b"Client Key")
         stored_key = hashlib.new(self._digest, client_key).digest()
-        unproven = f"c=biws,r={told['r']}"
+        unproven = f"c=biws,r={reply['r']}"
         signed = b",".join((self._bare.encode(), challenge, unproven.encode()))
         self._expected = self._hmac(self._hmac(salted, b"Server Key"), signed)
         signature = self._hmac(stored_key, signed)
         proof = bytes(left ^ right for left, right in zip(client_key, signature, strict=True))
         return f"{unproven},p={base64.b64encode(proof).decode()}".encode()
 
-    def _checked(self, told: dict[str, str]) -> tuple[bytes, int]:
-        if not told.get("r", "").startswith(self._nonce) or told["r"] == self._nonce:
+    def _checked(self, reply: dict[str, str]) -> tuple[bytes, int]:
+        if not reply.get("r", "").startswith(self._nonce) or reply["r"] == self._nonce:
             raise AuthenticationFailed("SCRAM: the broker answered to somebody else's nonce")
-        salt = _decoded(told.get("s", ""))
-        iterations = int(told["i"]) if told.get("i", "").isdecimal() else 0
+        salt = _decode_base64(reply.get("s", ""))
+        iterations = int(reply["i"]) if reply.get("i", "").isdecimal() else 0
         if not salt or not _ITERATIONS_MIN <= iterations <= _ITERATIONS_MAX:
             raise AuthenticationFailed(
-                f"SCRAM: the broker asks for {told.get('i')} iterations; "
+                f"SCRAM: the broker asks for {reply.get('i')} iterations; "
                 f"it should be from {_ITERATIONS_MIN} to {_ITERATIONS_MAX}, with a salt"
             )
         return salt, iterations
 
-    def _check_server(self, told: dict[str, str]) -> None:
-        if "e" in told:
-            raise AuthenticationFailed(f"SCRAM: the broker refused: {told['e']}")
+    def _check_server(self, reply: dict[str, str]) -> None:
+        if "e" in reply:
+            raise AuthenticationFailed(f"SCRAM: the broker refused: {reply['e']}")
         assert self._expected is not None
-        if not hmac.compare_digest(_decoded(told.get("v", "")), self._expected):
+        if not hmac.compare_digest(_decode_base64(reply.get("v", "")), self._expected):
             raise AuthenticationFailed("SCRAM: the broker could not prove that it knows the password")
 
     def _hmac(self, key: bytes, message: bytes) -> bytes:
         return hmac.digest(key, message, self._digest)
 
 
-def exchange(mechanism: str, username: str, password: str, *, nonce: str) -> Exchange:
+def sasl_exchange(mechanism: str, username: str, password: str, *, nonce: str) -> SaslExchange:
     if mechanism == PLAIN:
-        return Plain(username, password)
-    return Scram(SCRAM_HASHES[mechanism], username, password, nonce=nonce)
+        return PlainExchange(username, password)
+    return ScramExchange(SCRAM_HASHES[mechanism], username, password, nonce=nonce)
 
 
-def _attributes(message: bytes) -> dict[str, str]:
+def _parse_attributes(message: bytes) -> dict[str, str]:
     """`r=...,s=...,i=...` by letter. Raises AuthenticationFailed."""
     try:
         parts = message.decode().split(",")
@@ -113,7 +113,7 @@ def _attributes(message: bytes) -> dict[str, str]:
     return {part[:1]: part[2:] for part in parts if part[1:2] == "="}
 
 
-def _decoded(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -1,4 +1,9 @@
-"""Topics made, grown, set and deleted; settings of topics and brokers read."""
+"""Creates, grows, configures and deletes topics; reads settings; checks the delivery contracts of topics.
+
+The topic setting `penstock.delivery.contract` names the contract that a topic asks of its subscribers. Applications
+and pipelines check it when they start. Brokers that do not know the setting, such as Apache Kafka's, describe none,
+and then every contract is good enough.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +13,36 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Final
 
-from penstock.client.cluster import Cluster
-from penstock.client.connection import Connection
-from penstock.client.errors import Refused, Unavailable, check
-from penstock.client.metadata import NO_LEADER, TopicInfo
-from penstock.client.retrying import Deadline
+from penstock.client.errors import ClientError, Refused, Unavailable, UnsupportedVersion, raise_for_error
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import NO_LEADER, TopicInfo
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
+__all__ = (
+    "CONTRACT_SETTING",
+    "InsufficientContract",
+    "check_topic_contracts",
+    "satisfies_contract",
+)
+
+
 _DELETE_TOPICS: Final = 20
-_STATES_FROM: Final = 6
+_TOPIC_STATES_VERSION: Final = 6
 #: Leaves the choice to the broker.
 BROKER_DEFAULT: Final = -1
 
 
-class Resource(IntEnum):
+class ConfigResourceType(IntEnum):
     """Whose settings, numbered as on the wire."""
 
     TOPIC = 2
     BROKER = 4
 
 
-class _Change(IntEnum):
+class _ConfigOperation(IntEnum):
     SET = 0
     DELETE = 1
 
@@ -51,10 +64,10 @@ def create_topics(cluster: Cluster, topics: Iterable[NewTopic]) -> dict[str, Top
 
     def ask(connection: Connection) -> None:
         for each in connection.call(request).topics:
-            check(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
+            raise_for_error(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
 
     cluster.call_controller(ask)
-    return _led(cluster, [topic.name for topic in wanted])
+    return _wait_for_leaders(cluster, [topic.name for topic in wanted])
 
 
 def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
@@ -73,13 +86,13 @@ def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
 def _create_request(cluster: Cluster, topics: tuple[NewTopic, ...]) -> Any:
     module = "create_topics.v7.request"
     return schema_class(f"{module}:CreateTopicsRequest")(
-        topics=tuple(_creatable(module, topic) for topic in topics),
-        timeout=_timeout(cluster),
+        topics=tuple(_creatable_topic(module, topic) for topic in topics),
+        timeout=_request_timeout(cluster),
         validate_only=False,
     )
 
 
-def _creatable(module: str, topic: NewTopic) -> Any:
+def _creatable_topic(module: str, topic: NewTopic) -> Any:
     assignment = schema_class(f"{module}:CreatableReplicaAssignment")
     setting = schema_class(f"{module}:CreatableTopicConfig")
     is_assigned = bool(topic.assignment)
@@ -95,7 +108,7 @@ def _creatable(module: str, topic: NewTopic) -> Any:
     )
 
 
-def _led(cluster: Cluster, names: list[str]) -> dict[str, TopicInfo]:
+def _wait_for_leaders(cluster: Cluster, names: list[str]) -> dict[str, TopicInfo]:
     """Wait until these can be used."""
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
@@ -112,7 +125,7 @@ def delete_topics(cluster: Cluster, names: Iterable[str]) -> None:
 
     def ask(connection: Connection) -> None:
         for each in connection.call(_delete_request(cluster, connection, wanted)).responses:
-            check(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
+            raise_for_error(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
 
     cluster.call_controller(ask)
     for name in wanted:
@@ -120,13 +133,13 @@ def delete_topics(cluster: Cluster, names: Iterable[str]) -> None:
 
 
 def _delete_request(cluster: Cluster, connection: Connection, names: tuple[str, ...]) -> Any:
-    if connection.version(_DELETE_TOPICS, _STATES_FROM) < _STATES_FROM:
+    if connection.version(_DELETE_TOPICS, _TOPIC_STATES_VERSION) < _TOPIC_STATES_VERSION:
         request = schema_class("delete_topics.v5.request:DeleteTopicsRequest")
-        return request(topic_names=names, timeout=_timeout(cluster))
+        return request(topic_names=names, timeout=_request_timeout(cluster))
     module = "delete_topics.v6.request"
     state = schema_class(f"{module}:DeleteTopicState")
     return schema_class(f"{module}:DeleteTopicsRequest")(
-        topics=tuple(state(name=name, topic_id=None) for name in names), timeout=_timeout(cluster)
+        topics=tuple(state(name=name, topic_id=None) for name in names), timeout=_request_timeout(cluster)
     )
 
 
@@ -135,17 +148,17 @@ def create_partitions(cluster: Cluster, topic: str, count: int) -> TopicInfo:
     module = "create_partitions.v3.request"
     wanted = schema_class(f"{module}:CreatePartitionsTopic")(name=topic, count=count, assignments=None)
     request = schema_class(f"{module}:CreatePartitionsRequest")(
-        topics=(wanted,), timeout=_timeout(cluster), validate_only=False
+        topics=(wanted,), timeout=_request_timeout(cluster), validate_only=False
     )
 
     def ask(connection: Connection) -> None:
         for each in connection.call(request).results:
-            check(each.error_code, f"topic {topic}", each.error_message)
+            raise_for_error(each.error_code, f"topic {topic}", each.error_message)
 
     cluster.call_controller(ask)
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
-        found = _led(cluster, [topic])[topic]
+        found = _wait_for_leaders(cluster, [topic])[topic]
         if len(found.partitions) >= count:
             return found
     raise Unavailable(f"{topic}: not {count} partitions within {deadline.timeout_ms / 1000:g} s")
@@ -156,7 +169,9 @@ def create_partitions(cluster: Cluster, topic: str, count: int) -> TopicInfo:
 
 def topic_settings(cluster: Cluster, topic: str) -> dict[str, str | None]:
     """All of them, defaults included. Raises Refused, Unavailable."""
-    return cluster.call_any(lambda connection: _settings(connection, Resource.TOPIC, topic, None))
+    return cluster.call_any(
+        lambda connection: _describe_settings(connection, ConfigResourceType.TOPIC, topic, None)
+    )
 
 
 def broker_settings(
@@ -165,12 +180,13 @@ def broker_settings(
     """Of one broker: these, or all. Raises Refused, Unavailable."""
     wanted = None if names is None else tuple(names)
     return cluster.call_node(
-        node_id, lambda connection: _settings(connection, Resource.BROKER, str(node_id), wanted)
+        node_id,
+        lambda connection: _describe_settings(connection, ConfigResourceType.BROKER, str(node_id), wanted),
     )
 
 
-def _settings(
-    connection: Connection, kind: Resource, name: str, names: tuple[str, ...] | None
+def _describe_settings(
+    connection: Connection, kind: ConfigResourceType, name: str, names: tuple[str, ...] | None
 ) -> dict[str, str | None]:
     module = "describe_configs.v4.request"
     resource = schema_class(f"{module}:DescribeConfigsResource")(
@@ -179,9 +195,9 @@ def _settings(
     request = schema_class(f"{module}:DescribeConfigsRequest")(
         resources=(resource,), include_synonyms=False, include_documentation=False
     )
-    (answer,) = connection.call(request).results
-    check(answer.error_code, f"settings of {kind.name.lower()} {name}", answer.error_message)
-    return {str(each.name): each.value for each in answer.configs}
+    (response,) = connection.call(request).results
+    raise_for_error(response.error_code, f"settings of {kind.name.lower()} {name}", response.error_message)
+    return {str(each.name): each.value for each in response.configs}
 
 
 def alter_topic_settings(cluster: Cluster, topic: str, changes: Mapping[str, str | None]) -> None:
@@ -190,23 +206,66 @@ def alter_topic_settings(cluster: Cluster, topic: str, changes: Mapping[str, str
     setting = schema_class(f"{module}:AlterableConfig")
     configs = tuple(
         setting(
-            name=name, config_operation=int(_Change.DELETE if value is None else _Change.SET), value=value
+            name=name,
+            config_operation=int(_ConfigOperation.DELETE if value is None else _ConfigOperation.SET),
+            value=value,
         )
         for name, value in changes.items()
     )
     resource = schema_class(f"{module}:AlterConfigsResource")(
-        resource_type=int(Resource.TOPIC), resource_name=topic, configs=configs
+        resource_type=int(ConfigResourceType.TOPIC), resource_name=topic, configs=configs
     )
     request = schema_class(f"{module}:IncrementalAlterConfigsRequest")(
         resources=(resource,), validate_only=False
     )
 
     def ask(connection: Connection) -> None:
-        (answer,) = connection.call(request).responses
-        check(answer.error_code, f"settings of topic {topic}", answer.error_message)
+        (response,) = connection.call(request).responses
+        raise_for_error(response.error_code, f"settings of topic {topic}", response.error_message)
 
     cluster.call_controller(ask)
 
 
-def _timeout(cluster: Cluster) -> timedelta:
+def _request_timeout(cluster: Cluster) -> timedelta:
     return timedelta(milliseconds=cluster.settings.request_timeout_ms)
+
+
+CONTRACT_SETTING: Final = "penstock.delivery.contract"
+_NO_CONTRACT: Final = "none"
+_AT_MOST_ONCE, _AT_LEAST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE = (
+    "at-most-once",
+    "at-least-once",
+    "effectively-once",
+    "exactly-once",
+)
+#: Which contracts keep what another one promises. At most once loses and at least once repeats, so neither keeps the
+#: other.
+_SATISFIED_BY: Final = {
+    _AT_MOST_ONCE: (_AT_MOST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE),
+    _AT_LEAST_ONCE: (_AT_LEAST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE),
+    _EFFECTIVELY_ONCE: (_EFFECTIVELY_ONCE, _EXACTLY_ONCE),
+    _EXACTLY_ONCE: (_EXACTLY_ONCE,),
+}
+
+
+class InsufficientContract(ClientError):
+    """A subscription promises less than its topic asks for."""
+
+
+def satisfies_contract(promised: str, required: str) -> bool:
+    """Whether whoever keeps the one contract keeps the other. Pure."""
+    return required not in _SATISFIED_BY or promised in _SATISFIED_BY[required]
+
+
+def check_topic_contracts(cluster: Cluster, topics: Iterable[str], promised: str, *, who: str) -> None:
+    """Raises LesserContract, and Unavailable where no broker answers."""
+    for topic in topics:
+        try:
+            required = topic_settings(cluster, topic).get(CONTRACT_SETTING) or _NO_CONTRACT
+        except (Refused, UnsupportedVersion):
+            continue  # not everyone may look at settings
+        if not satisfies_contract(promised, required):
+            raise InsufficientContract(
+                f"{who}: topic {topic} asks for {required} ({CONTRACT_SETTING}), and {promised} does not keep that; "
+                f"subscribe with delivery={' or '.join(repr(each) for each in _SATISFIED_BY[required])}"
+            )

@@ -1,4 +1,4 @@
-"""What is asked of transaction coordinators: one function for each request, each insisting until its deadline."""
+"""Requests to transaction coordinators: one function for each request, each of which retries until its deadline."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from penstock.client.cluster import Cluster, Coordinates
-from penstock.client.connection import Connection
-from penstock.client.errors import Unavailable, UnsupportedVersion, check, code_of
-from penstock.client.grouping import by_topic
-from penstock.client.metadata import Place
-from penstock.client.positions import CommittedOffset, offset_topics
-from penstock.client.sequencing import NO_PRODUCER, NO_PRODUCER_ID, Producer
+from penstock.client.errors import Unavailable, UnsupportedVersion, parse_error_code, raise_for_error
+from penstock.client.wire.cluster import Cluster, CoordinatorType
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.in_flight import NO_PRODUCER, NO_PRODUCER_ID, ProducerIdAndEpoch
+from penstock.client.wire.metadata import TopicPartition, by_topic
+from penstock.client.wire.offsets import CommittedOffset, offset_topics
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.produce import encode_uvarint
@@ -22,57 +21,59 @@ from penstock.protocol.schemas import schema_class
 
 #: From this level of the feature on every transaction has an epoch of its own, and leaders add partitions (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2
-FEATURE: Final = "transaction.version"
+TRANSACTION_VERSION_FEATURE: Final = "transaction.version"
 
 _INIT_PRODUCER_ID: Final = 22
-_TWO_PHASE_FROM: Final = 6
+_TWO_PHASE_VERSION: Final = 6
 _PRODUCE: Final = 0
-_PRODUCE_ADDS_FROM: Final = 12
+_PRODUCE_ADDS_PARTITIONS_VERSION: Final = 12
 _END_TXN: Final = 26
-_END_BUMPS_FROM: Final = 5
+_END_TXN_BUMPS_EPOCH_VERSION: Final = 5
 #: For one who begins nothing; whoever uses the id next says how long it may take.
-_BRIEFLY_MS: Final = 60_000
+_FENCE_TIMEOUT_MS: Final = 60_000
 #: A transaction that has not begun has no time at which it did, and cannot be described.
-_EMPTY: Final = "Empty"
-_OPEN: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
+_EMPTY_STATE: Final = "Empty"
+_OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 _DESCRIBE_TRANSACTIONS: Final = 65
 #: After how long it was throttled, and how many are described.
-_FIRST_AT: Final = 5
-_ERROR: Final = struct.Struct(">h")
+_FIRST_STATE_OFFSET: Final = 5
+_ERROR_CODE: Final = struct.Struct(">h")
 #: Timeout and start.
-_TIMES_BYTES: Final = 12
-_HOLDER: Final = struct.Struct(">qh")
+_TIMEOUT_AND_START_BYTES: Final = 12
+_PRODUCER_ID_AND_EPOCH: Final = struct.Struct(">qh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    producer: Producer
+class InitProducerIdResult:
+    producer: ProducerIdAndEpoch
     #: Whose open transaction was kept for this producer to end; None where there is none.
-    ongoing: Producer | None = None
+    ongoing: ProducerIdAndEpoch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionInfo:
     transactional_id: str
     state: str
-    producer: Producer
+    producer: ProducerIdAndEpoch
     timeout_ms: int
     start_ms: int
-    partitions: tuple[Place, ...]
+    partitions: tuple[TopicPartition, ...]
 
 
 def transaction_version(connection: Connection, at_most: int = EPOCH_PER_TRANSACTION) -> int:
     """The newest protocol that the cluster, this broker and we speak."""
-    knows = connection.knows(_END_TXN, _END_BUMPS_FROM) and connection.knows(_PRODUCE, _PRODUCE_ADDS_FROM)
-    level = connection.features().get(FEATURE, 0) if knows else 0
+    knows = connection.knows(_END_TXN, _END_TXN_BUMPS_EPOCH_VERSION) and connection.knows(
+        _PRODUCE, _PRODUCE_ADDS_PARTITIONS_VERSION
+    )
+    level = connection.features().get(TRANSACTION_VERSION_FEATURE, 0) if knows else 0
     return min(level, at_most) if level >= EPOCH_PER_TRANSACTION else 0
 
 
-def init_producer(cluster: Cluster) -> Begun:
+def init_producer(cluster: Cluster) -> InitProducerIdResult:
     """An id for a producer without transactions. Raises Unavailable, Refused."""
     request = _init_request(None, 1, NO_PRODUCER)
-    return cluster.call_any(lambda connection: _begun(connection.call(request), "a producer"))
+    return cluster.call_any(lambda connection: _init_result(connection.call(request), "a producer"))
 
 
 def init_transactional(
@@ -80,10 +81,10 @@ def init_transactional(
     transactional_id: str,
     *,
     timeout_ms: int,
-    current: Producer = NO_PRODUCER,
+    current: ProducerIdAndEpoch = NO_PRODUCER,
     two_phase: bool = False,
     keep_prepared: bool = False,
-) -> Begun:
+) -> InitProducerIdResult:
     """Take the id over: whoever had it is fenced, and its transaction aborted unless that is to be kept.
 
     `current` is for a producer that goes on after a failure of its own. Raises Fenced, Refused, Unavailable, and
@@ -91,18 +92,18 @@ def init_transactional(
     """
     request = _init_request(transactional_id, timeout_ms, current, two_phase, keep_prepared)
 
-    def ask(connection: Connection) -> Begun:
-        if (two_phase or keep_prepared) and not connection.knows(_INIT_PRODUCER_ID, _TWO_PHASE_FROM):
+    def ask(connection: Connection) -> InitProducerIdResult:
+        if (two_phase or keep_prepared) and not connection.knows(_INIT_PRODUCER_ID, _TWO_PHASE_VERSION):
             raise UnsupportedVersion(f"{connection.peer} knows nothing of two-phase transactions")
-        return _begun(connection.call(request), f"transactional id {transactional_id}")
+        return _init_result(connection.call(request), f"transactional id {transactional_id}")
 
-    return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
 def _init_request(
     transactional_id: str | None,
     timeout_ms: int,
-    current: Producer,
+    current: ProducerIdAndEpoch,
     two_phase: bool = False,
     keep_prepared: bool = False,
 ) -> Any:
@@ -116,20 +117,23 @@ def _init_request(
     )
 
 
-def _begun(answer: Any, subject: str) -> Begun:
-    check(answer.error_code, subject)
-    ongoing = Producer(
-        int(getattr(answer, "ongoing_txn_producer_id", NO_PRODUCER.id)),
-        int(getattr(answer, "ongoing_txn_producer_epoch", NO_PRODUCER.epoch)),
+def _init_result(response: Any, subject: str) -> InitProducerIdResult:
+    raise_for_error(response.error_code, subject)
+    ongoing = ProducerIdAndEpoch(
+        int(getattr(response, "ongoing_txn_producer_id", NO_PRODUCER.id)),
+        int(getattr(response, "ongoing_txn_producer_epoch", NO_PRODUCER.epoch)),
     )
-    return Begun(
-        producer=Producer(int(answer.producer_id), int(answer.producer_epoch)),
+    return InitProducerIdResult(
+        producer=ProducerIdAndEpoch(int(response.producer_id), int(response.producer_epoch)),
         ongoing=None if ongoing.id == NO_PRODUCER_ID else ongoing,
     )
 
 
 def add_partitions(
-    cluster: Cluster, transactional_id: str, producer: Producer, places: Iterable[Place]
+    cluster: Cluster,
+    transactional_id: str,
+    producer: ProducerIdAndEpoch,
+    topic_partitions: Iterable[TopicPartition],
 ) -> None:
     """Of the older protocol: before the first batch to each. Raises Fenced, Refused, Unavailable."""
     module = "add_partitions_to_txn.v3.request"
@@ -140,25 +144,27 @@ def add_partitions(
         v3_and_below_producer_epoch=producer.epoch,
         v3_and_below_topics=tuple(
             topic(name=name, partitions=tuple(index for index, _ in parts))
-            for name, parts in by_topic((place, None) for place in places).items()
+            for name, parts in by_topic(
+                (topic_partition, None) for topic_partition in topic_partitions
+            ).items()
         ),
     )
 
     def ask(connection: Connection) -> None:
-        for told in connection.call(request).results_by_topic_v3_and_below:
-            for each in told.results_by_partition:
+        for reply in connection.call(request).results_by_topic_v3_and_below:
+            for each in reply.results_by_partition:
                 if each.partition_error_code is not ErrorCode.operation_not_attempted:
-                    check(each.partition_error_code, f"{told.name}[{each.partition_index}]")
+                    raise_for_error(each.partition_error_code, f"{reply.name}[{each.partition_index}]")
 
-    cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
 def commit_offsets(
     cluster: Cluster,
     transactional_id: str,
-    producer: Producer,
+    producer: ProducerIdAndEpoch,
     group: str,
-    offsets: Mapping[Place, int | CommittedOffset],
+    offsets: Mapping[TopicPartition, int | CommittedOffset],
     *,
     version: int,
     generation: int = -1,
@@ -181,12 +187,14 @@ def commit_offsets(
     def ask(connection: Connection) -> None:
         for topic in connection.call(request).topics:
             for each in topic.partitions:
-                check(each.error_code, f"position of group {group} in {topic.name}[{each.partition_index}]")
+                raise_for_error(
+                    each.error_code, f"position of group {group} in {topic.name}[{each.partition_index}]"
+                )
 
-    cluster.call_coordinator(Coordinates.GROUP, group, ask)
+    cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
 
 
-def add_offsets(cluster: Cluster, transactional_id: str, producer: Producer, group: str) -> None:
+def add_offsets(cluster: Cluster, transactional_id: str, producer: ProducerIdAndEpoch, group: str) -> None:
     """Of the older protocol: before the first offsets of each group. Raises Fenced, Refused, Unavailable."""
     request = schema_class("add_offsets_to_txn.v3.request:AddOffsetsToTxnRequest")(
         transactional_id=transactional_id,
@@ -196,19 +204,21 @@ def add_offsets(cluster: Cluster, transactional_id: str, producer: Producer, gro
     )
 
     def ask(connection: Connection) -> None:
-        check(connection.call(request).error_code, f"group {group}")
+        raise_for_error(connection.call(request).error_code, f"group {group}")
 
-    cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
 def end_transaction(
-    cluster: Cluster, transactional_id: str, producer: Producer, *, commit: bool, version: int
-) -> Producer:
+    cluster: Cluster, transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool, version: int
+) -> ProducerIdAndEpoch:
     """Who has the next transaction; to ask again for the same end is no error.
 
     Raises Fenced, Unavailable (its fate is not known then), Refused: INVALID_TXN_STATE where it ended the other way.
     """
-    number = _END_BUMPS_FROM if version >= EPOCH_PER_TRANSACTION else _END_BUMPS_FROM - 1
+    number = (
+        _END_TXN_BUMPS_EPOCH_VERSION if version >= EPOCH_PER_TRANSACTION else _END_TXN_BUMPS_EPOCH_VERSION - 1
+    )
     request = schema_class(f"end_txn.v{number}.request:EndTxnRequest")(
         transactional_id=transactional_id,
         producer_id=producer.id,
@@ -216,24 +226,24 @@ def end_transaction(
         committed=commit,
     )
 
-    def ask(connection: Connection) -> Producer:
-        answer = connection.call(request)
-        check(answer.error_code, f"the {'commit' if commit else 'abort'} of {transactional_id}")
-        following = Producer(
-            int(getattr(answer, "producer_id", NO_PRODUCER.id)),
-            int(getattr(answer, "producer_epoch", NO_PRODUCER.epoch)),
+    def ask(connection: Connection) -> ProducerIdAndEpoch:
+        response = connection.call(request)
+        raise_for_error(response.error_code, f"the {'commit' if commit else 'abort'} of {transactional_id}")
+        following = ProducerIdAndEpoch(
+            int(getattr(response, "producer_id", NO_PRODUCER.id)),
+            int(getattr(response, "producer_epoch", NO_PRODUCER.epoch)),
         )
         return producer if following.id == NO_PRODUCER_ID else following
 
-    return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
-def fence(cluster: Cluster, transactional_id: str) -> None:
+def fence_producer(cluster: Cluster, transactional_id: str) -> None:
     """Abort what is open under this id, prepared or not, and keep whoever had it from going on.
 
     Raises Refused, Unavailable.
     """
-    init_transactional(cluster, transactional_id, timeout_ms=_BRIEFLY_MS)
+    init_transactional(cluster, transactional_id, timeout_ms=_FENCE_TIMEOUT_MS)
 
 
 # Looking
@@ -246,16 +256,16 @@ def describe_transaction(cluster: Cluster, transactional_id: str) -> Transaction
     )
 
     def ask(connection: Connection) -> TransactionInfo | None:
-        listed = {each.transactional_id: each for each in _listed(connection)}
-        if transactional_id not in listed or listed[transactional_id].transaction_state == _EMPTY:
+        listed = {each.transactional_id: each for each in _list_on_node(connection)}
+        if transactional_id not in listed or listed[transactional_id].transaction_state == _EMPTY_STATE:
             return None
-        (told,) = connection.call(request).transaction_states
-        if told.error_code is ErrorCode.transactional_id_not_found:
+        (reply,) = connection.call(request).transaction_states
+        if reply.error_code is ErrorCode.transactional_id_not_found:
             return None
-        check(told.error_code, f"transactional id {transactional_id}")
-        return _info(told)
+        raise_for_error(reply.error_code, f"transactional id {transactional_id}")
+        return _transaction_info(reply)
 
-    return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
 def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...] = ()) -> dict[str, str]:
@@ -266,8 +276,8 @@ def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...
     """
     return {
         str(each.transactional_id): str(each.transaction_state)
-        for told in cluster.call_every_node(lambda connection: _listed(connection, states))
-        for each in told
+        for reply in cluster.call_every_node(lambda connection: _list_on_node(connection, states))
+        for each in reply
         if str(each.transactional_id).startswith(prefix)
     }
 
@@ -276,20 +286,20 @@ def open_transactions(cluster: Cluster) -> list[TransactionInfo]:
     """All that have begun and not ended, oldest first. Raises Refused, Unavailable."""
 
     def ask(connection: Connection) -> list[TransactionInfo]:
-        names = tuple(each.transactional_id for each in _listed(connection, _OPEN))
+        names = tuple(each.transactional_id for each in _list_on_node(connection, _OPEN_STATES))
         if not names:
             return []
         request = schema_class("describe_transactions.v0.request:DescribeTransactionsRequest")(
             transactional_ids=names
         )
-        told = connection.call(request).transaction_states
-        return [_info(each) for each in told if each.transaction_state in _OPEN]
+        reply = connection.call(request).transaction_states
+        return [_transaction_info(each) for each in reply if each.transaction_state in _OPEN_STATES]
 
     found = (each for some in cluster.call_every_node(ask) for each in some)
     return sorted(found, key=lambda each: (each.start_ms, each.transactional_id))
 
 
-def holder(cluster: Cluster, transactional_id: str) -> Producer | None:
+def current_producer(cluster: Cluster, transactional_id: str) -> ProducerIdAndEpoch | None:
     """Who has the id now, whether a transaction is open or not; None where it is not known.
 
     Raises Refused, Unavailable.
@@ -297,49 +307,49 @@ def holder(cluster: Cluster, transactional_id: str) -> Producer | None:
     name = transactional_id.encode()
     body = b"\x02" + encode_uvarint(len(name) + 1) + name + b"\x00"
 
-    def ask(connection: Connection) -> Producer | None:
-        answer = connection.call_raw(_DESCRIBE_TRANSACTIONS, 0, [body])
+    def ask(connection: Connection) -> ProducerIdAndEpoch | None:
+        response = connection.call_raw(_DESCRIBE_TRANSACTIONS, 0, [body])
         try:
-            code, producer = _described(answer)
+            code, producer = _parse_description(response)
         except (MalformedFrame, struct.error):
             connection.close()
             raise Unavailable(f"{connection.peer} does not describe {transactional_id}") from None
         if code is ErrorCode.transactional_id_not_found:
             return None
-        check(code, f"transactional id {transactional_id}")
+        raise_for_error(code, f"transactional id {transactional_id}")
         return producer
 
-    return cluster.call_coordinator(Coordinates.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
 
 
-def _described(answer: memoryview) -> tuple[ErrorCode, Producer]:
+def _parse_description(response: memoryview) -> tuple[ErrorCode, ProducerIdAndEpoch]:
     """By hand: an id without a transaction has no time at which it began, which the schema's reader does not take."""
-    (code,) = _ERROR.unpack_from(answer, _FIRST_AT)
-    position = _FIRST_AT + _ERROR.size
+    (code,) = _ERROR_CODE.unpack_from(response, _FIRST_STATE_OFFSET)
+    position = _FIRST_STATE_OFFSET + _ERROR_CODE.size
     for _ in ("id", "state"):
-        length, position = read_uvarint(answer, position, len(answer))
+        length, position = read_uvarint(response, position, len(response))
         position += length - 1
-    producer_id, epoch = _HOLDER.unpack_from(answer, position + _TIMES_BYTES)
-    return code_of(code), Producer(producer_id, epoch)
+    producer_id, epoch = _PRODUCER_ID_AND_EPOCH.unpack_from(response, position + _TIMEOUT_AND_START_BYTES)
+    return parse_error_code(code), ProducerIdAndEpoch(producer_id, epoch)
 
 
-def _listed(connection: Connection, states: tuple[str, ...] = ()) -> tuple[Any, ...]:
+def _list_on_node(connection: Connection, states: tuple[str, ...] = ()) -> tuple[Any, ...]:
     request = schema_class("list_transactions.v1.request:ListTransactionsRequest")(
         state_filters=states, producer_id_filters=(), duration_filter=-1
     )
-    answer = connection.call(request)
-    check(answer.error_code, f"the transactions that {connection.peer} coordinates")
-    return tuple(answer.transaction_states)
+    response = connection.call(request)
+    raise_for_error(response.error_code, f"the transactions that {connection.peer} coordinates")
+    return tuple(response.transaction_states)
 
 
-def _info(told: Any) -> TransactionInfo:
+def _transaction_info(reply: Any) -> TransactionInfo:
     return TransactionInfo(
-        transactional_id=str(told.transactional_id),
-        state=str(told.transaction_state),
-        producer=Producer(int(told.producer_id), int(told.producer_epoch)),
-        timeout_ms=int(told.transaction_timeout / timedelta(milliseconds=1)),
-        start_ms=int(told.transaction_start_time.timestamp() * 1000),
+        transactional_id=str(reply.transactional_id),
+        state=str(reply.transaction_state),
+        producer=ProducerIdAndEpoch(int(reply.producer_id), int(reply.producer_epoch)),
+        timeout_ms=int(reply.transaction_timeout / timedelta(milliseconds=1)),
+        start_ms=int(reply.transaction_start_time.timestamp() * 1000),
         partitions=tuple(
-            sorted((str(topic.topic), int(index)) for topic in told.topics for index in topic.partitions)
+            sorted((str(topic.topic), int(index)) for topic in reply.topics for index in topic.partitions)
         ),
     )

@@ -1,4 +1,4 @@
-"""The controller's decisions: each takes the image and what was asked, and returns records and a reply.
+"""The controller's decisions: each takes the image and a request, and returns records and a reply.
 
-They change nothing: what they decide takes effect when the records are appended and replayed.
+A decision changes nothing itself; it takes effect when its records are appended and replayed.
 """

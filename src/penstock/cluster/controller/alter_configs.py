@@ -1,4 +1,7 @@
-"""Changing the settings of topics, brokers and groups. A resource changes as a whole or not at all."""
+"""AlterConfigs and IncrementalAlterConfigs for topics, brokers, groups and client metrics.
+
+A resource changes as a whole or not at all.
+"""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -8,30 +11,28 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from penstock.cluster.client_metrics import CLIENT_METRICS_SETTINGS, validate_client_metrics
-from penstock.cluster.controller.leadership import all_partitions
-from penstock.cluster.controller.partition_change import Changes
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision
-from penstock.cluster.effective import (
-    Layer,
+from penstock.cluster.controller.decision import ControllerConfig, Decision
+from penstock.cluster.controller.partition_change import PartitionChanges, all_partitions
+from penstock.cluster.group_settings import (
+    GROUP_BOUNDS,
+    GROUP_SETTINGS,
+    clamp_to_bounds,
+    validate_group_settings,
+)
+from penstock.cluster.image import ClusterImage, ConfigResource, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord
+from penstock.cluster.topic_names import parse_node_id, topic_name_error
+from penstock.cluster.topic_settings import (
+    FLUSH_POLICY,
+    MIN_ISR,
+    TOPIC_SETTINGS,
+    ConfigLayer,
     effective_topic_setting,
     validate_topic_defaults,
     validate_topic_settings,
 )
-from penstock.cluster.group_settings import (
-    GROUP_BOUNDS,
-    GROUP_SETTINGS,
-    validate_group_settings,
-    within_bounds,
-)
-from penstock.cluster.guarantees import FLUSH, MIN_ISR
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import parse_node_id, topic_name_flaw
-from penstock.cluster.records import ConfigRecord
-from penstock.cluster.state import ConfigResource, ResourceType
-from penstock.cluster.topic_settings import TOPIC_SETTINGS
+from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.settings import InvalidSetting, Setting, SettingType, Value
 
 
 class ConfigOp(IntEnum):
@@ -48,24 +49,24 @@ class ConfigChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterResource:
+class AlterConfigsResource:
     resource: ConfigResource
     changes: tuple[ConfigChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterResult:
+class AlterConfigsResult:
     resource: ConfigResource
     error: ErrorCode = ErrorCode.none
     message: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigRules:
-    """What brokers may be told to change, and what topics fall back on."""
+class NodeConfig:
+    """The broker settings that exist, and the node's config layers that topics inherit from."""
 
     node_settings: Mapping[str, Setting]
-    node: tuple[Layer, ...] = ()
+    node: tuple[ConfigLayer, ...] = ()
 
 
 _EVERY_BROKER: Final = ConfigResource(ResourceType.BROKER, "")
@@ -79,54 +80,61 @@ Merge = Callable[["_Resource", tuple[ConfigChange, ...]], Values]
 
 def incremental_alter_configs(
     image: ClusterImage,
-    resources: Sequence[AlterResource],
+    resources: Sequence[AlterConfigsResource],
     *,
-    rules: ConfigRules,
+    rules: NodeConfig,
     validate_only: bool = False,
-) -> Decision[tuple[AlterResult, ...]]:
-    """What is not named stays."""
-    return _alter(image, resources, rules, validate_only, _merge_incrementally)
+) -> Decision[tuple[AlterConfigsResult, ...]]:
+    """Keeps the settings that the request does not name."""
+    return _alter_resources(image, resources, rules, validate_only, _merge_incrementally)
 
 
 def replace_configs(
     image: ClusterImage,
-    resources: Sequence[AlterResource],
+    resources: Sequence[AlterConfigsResource],
     *,
-    rules: ConfigRules,
+    rules: NodeConfig,
     validate_only: bool = False,
-) -> Decision[tuple[AlterResult, ...]]:
-    """The older AlterConfigs: what is not named goes back to its default."""
-    return _alter(image, resources, rules, validate_only, _replace)
+) -> Decision[tuple[AlterConfigsResult, ...]]:
+    """The older AlterConfigs: settings that the request does not name go back to their defaults."""
+    return _alter_resources(image, resources, rules, validate_only, _replace)
 
 
-def _alter(
+def _alter_resources(
     image: ClusterImage,
-    resources: Sequence[AlterResource],
-    rules: ConfigRules,
+    resources: Sequence[AlterConfigsResource],
+    rules: NodeConfig,
     validate_only: bool,
     merge: Merge,
-) -> Decision[tuple[AlterResult, ...]]:
+) -> Decision[tuple[AlterConfigsResult, ...]]:
     asked = Counter(item.resource for item in resources)
     records: list[ConfigRecord] = []
-    results: list[AlterResult] = []
+    results: list[AlterConfigsResult] = []
     for item in resources:
         try:
             if asked[item.resource] > 1:
                 raise ApiError(ErrorCode.invalid_request, "Each resource must appear at most once.")
             records += _alter_one(image, item, rules, merge)
-            results.append(AlterResult(resource=item.resource))
+            results.append(AlterConfigsResult(resource=item.resource))
         except ApiError as error:
-            results.append(AlterResult(resource=item.resource, error=error.code, message=error.message))
-    changes = _without_eligible(image, records, rules)
+            results.append(
+                AlterConfigsResult(resource=item.resource, error=error.code, message=error.message)
+            )
+    changes = _drop_eligible_replicas(image, records, rules)
     if validate_only:
         return Decision((), tuple(results))
     return changes.decision(tuple(results), first=records)
 
 
-def _without_eligible(image: ClusterImage, records: Sequence[ConfigRecord], rules: ConfigRules) -> Changes:
-    """With a lower min.insync.replicas a leader may go on without those who were eligible until now. Where nobody
-    leads nothing goes on, and they stay."""
-    changes = Changes(image, ControllerRules(node=rules.node))
+def _drop_eligible_replicas(
+    image: ClusterImage, records: Sequence[ConfigRecord], rules: NodeConfig
+) -> PartitionChanges:
+    """Drops the eligible leader replicas where min.insync.replicas changes.
+
+    With a lower value the leader may advance the high watermark without them. A partition without a leader keeps them:
+    its high watermark cannot advance.
+    """
+    changes = PartitionChanges(image, ControllerConfig(node=rules.node))
     names = {record.resource_name for record in records if record.name == MIN_ISR}
     for_all = any(
         record.name == MIN_ISR and record.resource_type == ResourceType.BROKER for record in records
@@ -134,20 +142,20 @@ def _without_eligible(image: ClusterImage, records: Sequence[ConfigRecord], rule
     for topic, index, partition in all_partitions(image) if names else ():
         if (for_all or topic.name in names) and partition.elr and partition.has_leader:
             change = changes.of(topic, index)
-            change.forget_eligible()
+            change.drop_eligible()
             changes.add(change)
     return changes
 
 
 def _alter_one(
-    image: ClusterImage, item: AlterResource, rules: ConfigRules, merge: Merge
+    image: ClusterImage, item: AlterConfigsResource, rules: NodeConfig, merge: Merge
 ) -> list[ConfigRecord]:
     _refuse_malformed(item.changes)
     resource = _resource(image, item.resource, item.changes, rules)
     current = image.configs.get(item.resource, {})
     wanted = merge(resource, item.changes)
-    # What another version has stored and this one does not accept stays until it is named; it is no reason to refuse
-    # other changes.
+    # A stored value that this version does not accept (another version wrote it) stays until a request names it. It is
+    # no reason to refuse other changes.
     resource.validate(
         {
             name: text
@@ -156,10 +164,10 @@ def _alter_one(
         }
     )
     if item.resource == _EVERY_BROKER and MIN_ISR in current and MIN_ISR not in wanted:
-        # The brokers' own values, which may differ, must not count again.
+        # Otherwise the values of the individual brokers, which may differ, would apply again.
         message = f"Cluster-level {MIN_ISR} cannot be removed while ELR is enabled."
         raise ApiError(ErrorCode.invalid_config, message)
-    # In the order of the names, so that the same request always gives the same records.
+    # Sorted by name, so that the same request always gives the same records.
     return [
         ConfigRecord(
             resource_type=item.resource.type,
@@ -197,11 +205,11 @@ def _merge_incrementally(resource: "_Resource", changes: tuple[ConfigChange, ...
         if change.op == ConfigOp.SET:
             values[change.name] = change.value
         else:
-            values[change.name] = _changed_list(resource, change.name, ConfigOp(change.op), change.value)
+            values[change.name] = _merge_list(resource, change.name, ConfigOp(change.op), change.value)
     return values
 
 
-def _changed_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> str:
+def _merge_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> str:
     setting = resource.settings.get(name)
     if setting is None or setting.type is not SettingType.LIST:
         raise ApiError(
@@ -218,11 +226,11 @@ def _changed_list(resource: "_Resource", name: str, op: ConfigOp, text: str) -> 
 
 
 class _Resource(ABC):
-    """What altering needs to know of a kind of resource."""
+    """The settings, defaults and validation of one resource type."""
 
     settings: Mapping[str, Setting]
 
-    def __init__(self, current: Mapping[str, str], rules: ConfigRules) -> None:
+    def __init__(self, current: Mapping[str, str], rules: NodeConfig) -> None:
         self.current = current
         self.rules = rules
 
@@ -231,7 +239,7 @@ class _Resource(ABC):
         return setting is not None and setting.accepts(text)
 
     @abstractmethod
-    def default(self, name: str) -> Value: ...
+    def default(self, name: str) -> SettingValue: ...
 
     @abstractmethod
     def validate(self, values: Mapping[str, str]) -> None: ...
@@ -240,7 +248,7 @@ class _Resource(ABC):
 class _TopicResource(_Resource):
     settings = TOPIC_SETTINGS
 
-    def default(self, name: str) -> Value:
+    def default(self, name: str) -> SettingValue:
         return effective_topic_setting(name, {}, self.rules.node).value
 
     def validate(self, values: Mapping[str, str]) -> None:
@@ -248,15 +256,15 @@ class _TopicResource(_Resource):
 
 
 class _BrokerResource(_Resource):
-    def __init__(self, current: Mapping[str, str], rules: ConfigRules) -> None:
+    def __init__(self, current: Mapping[str, str], rules: NodeConfig) -> None:
         super().__init__(current, rules)
         self.settings = rules.node_settings
 
-    def default(self, name: str) -> Value:
+    def default(self, name: str) -> SettingValue:
         return self.settings[name].default
 
     def validate(self, values: Mapping[str, str]) -> None:
-        """INVALID_REQUEST for a bad value of a broker is what clients know from Kafka (KAFKA-13609)."""
+        """Raises INVALID_REQUEST for a bad broker value, as Apache Kafka does (KAFKA-13609)."""
         fixed = [name for name in values if name in self.settings and self.settings[name].read_only]
         if fixed:
             names = ", ".join(fixed)
@@ -273,19 +281,19 @@ class _BrokerResource(_Resource):
             self._refuse_beyond_bounds(name, text)
 
     def _refuse_beyond_bounds(self, name: str, text: str) -> None:
-        """A default of groups must be one that a group could have of its own."""
+        """Refuses a group default that no single group could be given."""
         of_group = name.removeprefix("group.")
         if name != of_group and of_group in GROUP_BOUNDS:
             value = self.settings[name].parse(text)
-            if (held := within_bounds(of_group, value, self.rules.node)) != value:
+            if (held := clamp_to_bounds(of_group, value, self.rules.node)) != value:
                 message = f"{name} must be within the bounds that brokers have for {of_group} ({held})"
                 raise ApiError(ErrorCode.invalid_request, message)
 
 
 def _refuse_lockout(name: str, text: str, values: Mapping[str, str]) -> None:
-    """Refuses what Apache Kafka refuses for one broker. Set for all brokers, no client could connect to undo it."""
+    """Refuses the zeros that Apache Kafka refuses. With 0 connections on all brokers no client could undo it."""
     if text.strip().lstrip("+-").strip("0"):
-        return  # any other number than 0
+        return  # not 0
     if name == _PER_IP and not values.get(_PER_IP_OVERRIDES, "").strip(", "):
         message = f"{_PER_IP} can be set to zero only if {_PER_IP_OVERRIDES} property is set."
         raise ApiError(ErrorCode.invalid_request, message)
@@ -301,7 +309,7 @@ class _ClientMetricsResource(_Resource):
 
     settings = CLIENT_METRICS_SETTINGS
 
-    def default(self, name: str) -> Value:
+    def default(self, name: str) -> SettingValue:
         return self.settings[name].default
 
     def validate(self, values: Mapping[str, str]) -> None:
@@ -309,11 +317,11 @@ class _ClientMetricsResource(_Resource):
 
 
 class _GroupResource(_Resource):
-    """A group need not exist to be told how it is to be."""
+    """Settings may be stored for a group that does not exist yet."""
 
     settings = GROUP_SETTINGS
 
-    def default(self, name: str) -> Value:
+    def default(self, name: str) -> SettingValue:
         return self.settings[name].default
 
     def validate(self, values: Mapping[str, str]) -> None:
@@ -321,7 +329,7 @@ class _GroupResource(_Resource):
 
 
 def _resource(
-    image: ClusterImage, resource: ConfigResource, changes: tuple[ConfigChange, ...], rules: ConfigRules
+    image: ClusterImage, resource: ConfigResource, changes: tuple[ConfigChange, ...], rules: NodeConfig
 ) -> _Resource:
     current = image.configs.get(resource, {})
     match resource.type:
@@ -344,9 +352,9 @@ def _resource(
 
 
 def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None:
-    """The controller decides who is eligible by these, so every leader has to go by the same ones."""
+    """The controller uses these settings to decide which replicas are eligible, so all leaders must use the same."""
     for change in changes:
-        if name and change.name in (MIN_ISR, FLUSH) and change.value is not None:
+        if name and change.name in (MIN_ISR, FLUSH_POLICY) and change.value is not None:
             message = f"Broker-level {change.name} cannot be altered while ELR is enabled."
             raise ApiError(ErrorCode.invalid_config, message)
 
@@ -359,7 +367,7 @@ def _refuse_nameless_group(name: str) -> None:
 def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
     if not name:
         raise ApiError(ErrorCode.invalid_request, "Default topic resources are not allowed.")
-    if (flaw := topic_name_flaw(name)) is not None:
+    if (flaw := topic_name_error(name)) is not None:
         raise ApiError(ErrorCode.invalid_topic_exception, flaw)
     if name not in image.topics:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")

@@ -1,22 +1,23 @@
-"""AlterPartition: a leader asks for another in-sync set. Fenced by broker, leader and partition epochs."""
+"""AlterPartition and AssignReplicasToDirs: what brokers report about their replicas.
+
+With AlterPartition a leader requests another ISR; the request is fenced by broker, leader and partition epochs.
+With AssignReplicasToDirs a broker reports where its replicas are, or that a copy is gone or damaged.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
-from penstock.cluster.controller.leadership import current_broker
-from penstock.cluster.controller.partition_change import Changes
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision
-from penstock.cluster.image import ClusterImage, changed_partition
-from penstock.cluster.records import NO_LEADER_CHANGE
-from penstock.cluster.state import PartitionState, TopicState
+from penstock.cluster.controller.decision import ControllerConfig, Decision
+from penstock.cluster.controller.partition_change import PartitionChanges, current_broker
+from penstock.cluster.image import BrokerState, ClusterImage, PartitionState, TopicState, changed_partition
+from penstock.cluster.metadata_records import NO_LEADER_CHANGE
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 class IsrMember(NamedTuple):
-    """The epoch is that of the fetches which made it a member; -1 where the leader does not know it."""
+    """`broker_epoch` is the epoch of the fetches that brought the replica into the ISR; -1 if the leader lacks it."""
 
     broker_id: int
     broker_epoch: int = -1
@@ -34,8 +35,11 @@ class AlterPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterPartitionResult:
-    """The partition as it is now, unless there is an error. NEW_LEADER_ELECTED is one that changed something:
-    the in-sync set asked for completed a reassignment that takes the lead away."""
+    """`state` is the partition after the change, None on error.
+
+    NEW_LEADER_ELECTED is an error although the change took effect: the requested ISR completed a reassignment that
+    moves leadership to another broker.
+    """
 
     topic_id: UUID
     partition: int
@@ -49,11 +53,11 @@ def alter_partitions(
     *,
     broker_id: int,
     broker_epoch: int,
-    rules: ControllerRules,
+    rules: ControllerConfig,
 ) -> Decision[tuple[AlterPartitionResult, ...]]:
     """One result per item, in order. Raises STALE_BROKER_EPOCH."""
     current_broker(image, broker_id, broker_epoch)
-    changes = Changes(image, rules)
+    changes = PartitionChanges(image, rules)
     done: set[tuple[UUID, int]] = set()
     results = []
     for item in items:
@@ -61,14 +65,14 @@ def alter_partitions(
             if (item.topic_id, item.partition) in done:
                 raise ApiError(ErrorCode.invalid_request)
             done.add((item.topic_id, item.partition))
-            results.append(_alter(changes, item, broker_id))
+            results.append(_alter_one(changes, item, broker_id))
         except ApiError as error:
             results.append(_result(item, error.code))
     return changes.decision(tuple(results))
 
 
-def _alter(changes: Changes, item: AlterPartition, broker_id: int) -> AlterPartitionResult:
-    topic, partition = _find(changes.image, item)
+def _alter_one(changes: PartitionChanges, item: AlterPartition, broker_id: int) -> AlterPartitionResult:
+    topic, partition = _find_partition(changes.image, item)
     refuse_other_epochs(partition, item, broker_id)
     _refuse_bad_isr(partition, item)
     refuse_ineligible(changes.image, item)
@@ -83,7 +87,7 @@ def _alter(changes: Changes, item: AlterPartition, broker_id: int) -> AlterParti
     return _result(item, state=changed_partition(partition, record))
 
 
-def _find(image: ClusterImage, item: AlterPartition) -> tuple[TopicState, PartitionState]:
+def _find_partition(image: ClusterImage, item: AlterPartition) -> tuple[TopicState, PartitionState]:
     topic = image.topics_by_id.get(item.topic_id)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id)
@@ -94,7 +98,7 @@ def _find(image: ClusterImage, item: AlterPartition) -> tuple[TopicState, Partit
 
 def refuse_other_epochs(partition: PartitionState, item: AlterPartition, broker_id: int) -> None:
     if item.leader_epoch > partition.leader_epoch or item.partition_epoch > partition.partition_epoch:
-        # It knows more than we do: somebody else is the active controller.
+        # The broker has seen later epochs than this controller, so another controller is active.
         raise ApiError(ErrorCode.not_controller)
     if item.leader_epoch < partition.leader_epoch:
         raise ApiError(ErrorCode.fenced_leader_epoch)
@@ -123,7 +127,7 @@ def refuse_ineligible(image: ClusterImage, item: AlterPartition) -> None:
 
 
 def is_eligible(image: ClusterImage, member: IsrMember) -> bool:
-    """Alive, staying, and still the one whose fetches were counted: a restart may have lost what it had."""
+    """Whether the broker is active and in the epoch of its fetches. After a restart it may have lost records."""
     broker = image.brokers.get(member.broker_id)
     return broker is not None and broker.is_active and member.broker_epoch in (-1, broker.epoch)
 
@@ -132,3 +136,67 @@ def _result(
     item: AlterPartition, error: ErrorCode = ErrorCode.none, state: PartitionState | None = None
 ) -> AlterPartitionResult:
     return AlterPartitionResult(topic_id=item.topic_id, partition=item.partition, error=error, state=state)
+
+
+#: The directory id of a replica whose copy is lost.
+LOST_DIRECTORY: Final = UUID(int=2)
+
+
+class DirectoryAssignment(NamedTuple):
+    topic_id: UUID
+    partition: int
+    directory: UUID
+
+
+class DirectoryResult(NamedTuple):
+    topic_id: UUID
+    partition: int
+    directory: UUID
+    error: ErrorCode = ErrorCode.none
+
+
+def assign_replicas_to_dirs(
+    image: ClusterImage,
+    items: Sequence[DirectoryAssignment],
+    *,
+    broker_id: int,
+    broker_epoch: int,
+    rules: ControllerConfig,
+) -> Decision[tuple[DirectoryResult, ...]]:
+    """Records the directories of the broker's replicas.
+
+    A lost copy leaves the ISR and may not lead until it has been fetched again; its recorded directory stays the same.
+    One result per item, in order. Raises STALE_BROKER_EPOCH.
+    """
+    broker = current_broker(image, broker_id, broker_epoch)
+    changes = PartitionChanges(image, rules)
+    done: set[tuple[UUID, int]] = set()
+    results = []
+    for item in items:
+        try:
+            if (item.topic_id, item.partition) in done:
+                raise ApiError(ErrorCode.invalid_request)
+            done.add((item.topic_id, item.partition))
+            _assign_one(changes, broker, item)
+            results.append(DirectoryResult(*item))
+        except ApiError as error:
+            results.append(DirectoryResult(*item, error.code))
+    return changes.decision(tuple(results))
+
+
+def _assign_one(changes: PartitionChanges, broker: BrokerState, item: DirectoryAssignment) -> None:
+    topic = changes.image.topics_by_id.get(item.topic_id)
+    if topic is None:
+        raise ApiError(ErrorCode.unknown_topic_id)
+    if item.partition not in topic.partitions:
+        raise ApiError(ErrorCode.unknown_topic_or_partition)
+    if broker.id not in topic.partitions[item.partition].replicas:
+        raise ApiError(ErrorCode.not_leader_or_follower)
+    change = changes.of(topic, item.partition)
+    if item.directory == LOST_DIRECTORY:
+        change.mark_lost(broker.id)
+    elif item.directory in broker.log_dirs:
+        change.directories[broker.id] = item.directory
+    else:
+        raise ApiError(ErrorCode.invalid_request)
+    changes.add(change)

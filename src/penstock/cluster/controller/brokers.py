@@ -1,28 +1,41 @@
-"""Brokers say who and where they are, with every start anew."""
+"""Brokers: registration, sessions, feature levels and blocks of producer ids.
 
+A broker registers its listeners, features and directories at every start. The active controller keeps a session per
+broker, which is soft state: a new controller starts with fresh sessions. A feature level is what the whole cluster
+supports; it is raised only when every broker supports it. Brokers get producer ids in blocks, so that a single id costs
+no metadata record.
+"""
+
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from penstock.cluster.controller.leadership import all_partitions
-from penstock.cluster.controller.partition_change import Changes, PartitionChange
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import (
+from penstock.cluster.controller.decision import ControllerConfig, Decision
+from penstock.cluster.controller.partition_change import (
+    PartitionChangeBuilder,
+    PartitionChanges,
+    all_partitions,
+)
+from penstock.cluster.image import BrokerState, ClusterImage, ResourceType
+from penstock.cluster.metadata_records import (
     UNASSIGNED_DIRECTORY,
     BrokerEndpoint,
     BrokerFeature,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
 )
-from penstock.cluster.state import BrokerState
+from penstock.cluster.topic_settings import MIN_ISR
 from penstock.protocol.errors import ApiError, ErrorCode
 
-#: Directory ids below this one have a meaning of their own.
+#: Directory ids below this one are reserved for special meanings.
 _RESERVED_DIRECTORIES: Final = 100
 
 
 class BrokerRegistration(NamedTuple):
-    """What a broker says of itself; `incarnation` is new with every start."""
+    """What a broker reports about itself when it registers; `incarnation` is new with every start."""
 
     broker_id: int
     incarnation: UUID
@@ -30,7 +43,7 @@ class BrokerRegistration(NamedTuple):
     features: tuple[BrokerFeature, ...] = ()
     rack: str | None = None
     log_dirs: tuple[UUID, ...] = ()
-    #: Nothing written was lost: it was stopped cleanly, or its machine has not been restarted since.
+    #: Whether no written data was lost: the broker stopped cleanly, or its machine has not restarted since.
     was_clean: bool = True
 
 
@@ -40,19 +53,21 @@ def register_broker(
     *,
     broker_epoch: int,
     silent_ms: int | None,
-    rules: ControllerRules,
+    rules: ControllerConfig,
 ) -> Decision[int]:
-    """The broker starts fenced; the reply is its epoch. `silent_ms`: how long its earlier incarnation has not
-    been heard of, None when it is known to be gone. Raises DUPLICATE_BROKER_REGISTRATION,
-    INVALID_REGISTRATION, UNSUPPORTED_VERSION."""
+    """Registers the broker as fenced and replies with its epoch.
+
+    `silent_ms` is the time since the controller last heard from the broker's earlier incarnation, None if that is known
+    to be gone. Raises DUPLICATE_BROKER_REGISTRATION, INVALID_REGISTRATION, UNSUPPORTED_VERSION.
+    """
     known = image.brokers.get(registration.broker_id)
     if known is not None and known.incarnation == registration.incarnation:
-        return Decision((), known.epoch)  # asked again: the answer was lost
+        return Decision((), known.epoch)  # a retry: the response was lost
     refuse_second_incarnation(known, registration, silent_ms, rules)
     _refuse_foreign_directories(image, registration)
     _refuse_unsupported_features(image, registration)
     register = _register_record(registration, broker_epoch, fenced=True)
-    changes = Changes(image, rules, going=(registration.broker_id,))
+    changes = PartitionChanges(image, rules, going=(registration.broker_id,))
     for change in _own_replicas(changes, registration):
         change.leave_isr((registration.broker_id,))
         changes.add(change)
@@ -64,13 +79,15 @@ def restart_sole_broker(
     registration: BrokerRegistration,
     *,
     broker_epoch: int,
-    rules: ControllerRules,
+    rules: ControllerConfig,
 ) -> Decision[int]:
-    """For a cluster of one, whose data folder lock proves that the earlier incarnation is gone: registered
-    and unfenced at once, and leader again, in a new epoch, of all that it may lead."""
+    """For a cluster of one broker, whose data folder lock proves that the earlier incarnation is gone.
+
+    Registers the broker unfenced. It becomes leader, in a new epoch, of every partition that it may lead.
+    """
     broker = registration.broker_id
     register = _register_record(registration, broker_epoch, fenced=False)
-    changes = Changes(image, rules, coming=(broker,))
+    changes = PartitionChanges(image, rules, coming=(broker,))
     for change in _own_replicas(changes, registration):
         change.new_epoch = change.old.leader == broker
         changes.add(change)
@@ -81,12 +98,12 @@ def refuse_second_incarnation(
     known: BrokerState | None,
     registration: BrokerRegistration,
     silent_ms: int | None,
-    rules: ControllerRules,
+    rules: ControllerConfig,
 ) -> None:
-    """Two live brokers with one id: the second waits until the first is fenced or surely gone."""
+    """Refuses a second broker with the same id until the first one is fenced or certainly gone."""
     if known is None or known.fenced or silent_ms is None:
         return
-    # Whoever has the first one's folder holds its lock; silence makes sure that the folder was not copied.
+    # A broker that has the first one's folder also holds its lock. The silence rules out that the folder is a copy.
     same_folder = bool(registration.log_dirs) and known.log_dirs == registration.log_dirs
     if same_folder and silent_ms >= 2 * rules.heartbeat_interval_ms:
         return
@@ -123,8 +140,10 @@ def _refuse_unsupported_features(image: ClusterImage, registration: BrokerRegist
             )
 
 
-def _own_replicas(changes: Changes, registration: BrokerRegistration) -> list[PartitionChange]:
-    """Its replicas as its word leaves them: in doubt after an unclean stop, lost with another directory."""
+def _own_replicas(
+    changes: PartitionChanges, registration: BrokerRegistration
+) -> list[PartitionChangeBuilder]:
+    """Its partitions, updated: a replica is uncertain after an unclean stop, and lost if its directory is gone."""
     broker = registration.broker_id
     found = []
     for topic, index, partition in all_partitions(changes.image):
@@ -134,14 +153,14 @@ def _own_replicas(changes: Changes, registration: BrokerRegistration) -> list[Pa
         if not registration.was_clean:
             change.doubt(broker)
         if has_other_directory(change, registration):
-            change.lose(broker)
+            change.mark_lost(broker)
         if len(registration.log_dirs) == 1:
             change.directories[broker] = registration.log_dirs[0]
         found.append(change)
     return found
 
 
-def has_other_directory(change: PartitionChange, registration: BrokerRegistration) -> bool:
+def has_other_directory(change: PartitionChangeBuilder, registration: BrokerRegistration) -> bool:
     directory = change.directories[registration.broker_id]
     known = directory is not None and directory != UNASSIGNED_DIRECTORY
     return known and directory not in registration.log_dirs
@@ -160,3 +179,183 @@ def _register_record(
         fenced=fenced,
         log_dirs=registration.log_dirs,
     )
+
+
+#: A live broker has at least this long to report over a new connection, even with a shorter heartbeat interval.
+_RECONNECT_MS_MIN: Final = 1000
+
+
+class _Session:
+    __slots__ = ("cut_ms", "epoch", "handed_over_at", "heard_ms", "metadata_offset")
+
+    def __init__(self, epoch: int, heard_ms: int, metadata_offset: int = -1) -> None:
+        self.epoch = epoch
+        self.heard_ms = heard_ms
+        self.metadata_offset = metadata_offset
+        #: The session ends at this time, before its timeout, because the connection of the heartbeats has closed.
+        self.cut_ms: int | None = None
+        #: The metadata offset at which the controller first saw that this broker leads no partition.
+        self.handed_over_at: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<epoch {self.epoch}, heard at {self.heard_ms} ms>"
+
+    def ends_ms(self, timeout_ms: int) -> int:
+        silent = self.heard_ms + timeout_ms
+        return silent if self.cut_ms is None else min(silent, self.cut_ms)
+
+
+class BrokerSessions:
+    """Finds the brokers to fence: those that have been silent for longer than the session timeout."""
+
+    __slots__ = ("_fetch_timeout_ms", "_reconnect_ms", "_sessions", "_timeout_ms")
+
+    def __init__(
+        self, *, session_timeout_ms: int, fetch_timeout_ms: int = 0, heartbeat_interval_ms: int = 0
+    ) -> None:
+        self._timeout_ms = session_timeout_ms
+        self._reconnect_ms = max(2 * heartbeat_interval_ms, _RECONNECT_MS_MIN)
+        self._fetch_timeout_ms = fetch_timeout_ms
+        self._sessions: dict[int, _Session] = {}
+
+    def __repr__(self) -> str:
+        return f"<BrokerSessions {self._sessions}>"
+
+    def elected(self, image: ClusterImage, now_ms: int, deposed: int | None = None) -> None:
+        """Gives every broker a fresh session.
+
+        The previous controller, `deposed`, starts with the silence that it took to replace it: the fetch timeout.
+        """
+        self._sessions.clear()
+        for broker in image.brokers.values():
+            silent_ms = self._fetch_timeout_ms if broker.id == deposed else 0
+            self._sessions[broker.id] = _Session(broker.epoch, now_ms - silent_ms)
+
+    def contacted(self, broker: int, epoch: int, now_ms: int, *, metadata_offset: int = -1) -> None:
+        """`metadata_offset` is the last one that the broker has applied. A report of an earlier epoch is ignored."""
+        session = self._sessions.get(broker)
+        if session is None or session.epoch < epoch:
+            self._sessions[broker] = _Session(epoch, now_ms, metadata_offset)
+        elif session.epoch == epoch:
+            session.heard_ms = max(session.heard_ms, now_ms)
+            session.cut_ms = None
+            session.metadata_offset = max(session.metadata_offset, metadata_offset)
+
+    def connection_lost(self, broker: int, epoch: int, now_ms: int) -> None:
+        """The connection that the broker reports over has closed: its process has probably ended.
+
+        A live broker reports over a new connection within two heartbeats, so its session ends after that time.
+        """
+        session = self._sessions.get(broker)
+        if session is not None and session.epoch == epoch and session.cut_ms is None:
+            session.cut_ms = now_ms + self._reconnect_ms
+
+    def expired(self, image: ClusterImage, now_ms: int) -> list[int]:
+        """Returns the unfenced brokers whose session has expired. A broker without a session gets one now."""
+        self._sync_with_image(image, now_ms)
+        return [
+            broker.id
+            for broker in image.brokers.values()
+            if not broker.fenced and self._has_expired(broker.id, now_ms)
+        ]
+
+    def silent_ms(self, broker: int, now_ms: int) -> int:
+        """Returns 0 for a broker without a session: it is unknown how long it has been silent."""
+        session = self._sessions.get(broker)
+        return 0 if session is None else now_ms - session.heard_ms
+
+    def next_deadline_ms(self) -> int | None:
+        """Returns when the next session may expire. Fenced brokers count too, which costs only an extra check."""
+        return min((s.ends_ms(self._timeout_ms) for s in self._sessions.values()), default=None)
+
+    def record_handover(self, broker: int, offset: int) -> int:
+        """Remembers and returns the first offset at which the broker led no partition."""
+        session = self._sessions.get(broker)
+        if session is None:
+            return offset
+        if session.handed_over_at is None:
+            session.handed_over_at = offset
+        return session.handed_over_at
+
+    def all_have_applied(self, image: ClusterImage, offset: int) -> bool:
+        """Whether every active broker has applied the metadata up to this offset."""
+        return all(
+            broker.id in self._sessions and self._sessions[broker.id].metadata_offset >= offset
+            for broker in image.active_brokers()
+        )
+
+    def _has_expired(self, broker: int, now_ms: int) -> bool:
+        return now_ms >= self._sessions[broker].ends_ms(self._timeout_ms)
+
+    def _sync_with_image(self, image: ClusterImage, now_ms: int) -> None:
+        for broker in image.brokers.values():
+            self._begin_if_new(broker.id, broker.epoch, now_ms)
+        for gone in self._sessions.keys() - image.brokers.keys():
+            del self._sessions[gone]
+
+    def _begin_if_new(self, broker: int, epoch: int, now_ms: int) -> None:
+        session = self._sessions.get(broker)
+        if session is None or session.epoch < epoch:
+            self._sessions[broker] = _Session(epoch, now_ms)
+
+
+ELIGIBLE_LEADER_REPLICAS: Final = "eligible.leader.replicas.version"
+
+
+def set_feature_levels(
+    image: ClusterImage, levels: Mapping[str, int], *, isr_min: str | None = None
+) -> Decision[None]:
+    """Level 0 removes a feature. Raises INVALID_UPDATE_VERSION when a registered broker lacks the level.
+
+    With eligible leader replicas all brokers must use the same min.insync.replicas: `isr_min`, the value configured on
+    the deciding node, becomes the cluster-wide value, unless there already is one.
+    """
+    for name, level in levels.items():
+        _refuse_unsupported_level(image, name, level)
+    records: list[MetadataRecord] = [
+        FeatureLevelRecord(name=name, feature_level=level)
+        for name, level in sorted(levels.items())
+        if image.features.get(name, 0) != level
+    ]
+    begins = levels.get(ELIGIBLE_LEADER_REPLICAS, 0) > image.features.get(ELIGIBLE_LEADER_REPLICAS, 0)
+    if begins and isr_min is not None and MIN_ISR not in image.config(ResourceType.BROKER, ""):
+        records.append(
+            ConfigRecord(resource_type=ResourceType.BROKER, resource_name="", name=MIN_ISR, value=isr_min)
+        )
+    return Decision(tuple(records), None)
+
+
+def _refuse_unsupported_level(image: ClusterImage, name: str, level: int) -> None:
+    for broker in image.brokers.values():
+        lowest, highest = broker.features.get(name, (0, 0))
+        if level and not lowest <= level <= highest:
+            raise ApiError(
+                ErrorCode.invalid_update_version,
+                f"Invalid update version {level} for feature {name}. Broker {broker.id} only supports "
+                f"versions {lowest}-{highest}",
+            )
+
+
+PRODUCER_ID_BLOCK: Final = 1000
+_PRODUCER_ID_MAX = (1 << 63) - 1
+
+
+class ProducerIdBlock(NamedTuple):
+    first: int
+    length: int
+
+
+def allocate_producer_ids(
+    image: ClusterImage, *, broker_id: int, broker_epoch: int
+) -> Decision[ProducerIdBlock]:
+    """Raises STALE_BROKER_EPOCH for a broker that has been replaced."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.epoch != broker_epoch:
+        raise ApiError(ErrorCode.stale_broker_epoch, f"Broker {broker_id} is not registered at this epoch.")
+    first = image.next_producer_id
+    if first > _PRODUCER_ID_MAX - PRODUCER_ID_BLOCK:
+        raise ApiError(ErrorCode.unknown_server_error, "All producer ids have been used.")
+    record = ProducerIdsRecord(
+        broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=first + PRODUCER_ID_BLOCK
+    )
+    return Decision((record,), ProducerIdBlock(first, PRODUCER_ID_BLOCK))

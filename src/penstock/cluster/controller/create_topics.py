@@ -1,4 +1,4 @@
-"""Creating topics: names, numbers, replicas and settings are checked one topic at a time."""
+"""CreateTopics: checks names, counts, replicas and settings one topic at a time, and builds the records."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,27 +6,30 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
-from penstock.cluster.controller.assignment import (
-    UNBOUNDED,
-    BrokerLoad,
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.placement import (
+    REPLICAS_UNLIMITED,
+    Draw,
+    ReplicaLimit,
     Replicas,
+    assign_replicas,
     partition_records,
-    placed,
     refuse_bad_replicas,
 )
-from penstock.cluster.decision import Decision
-from penstock.cluster.effective import Effective, Layer, effective_topic_settings, validate_topic_settings
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.names import CLUSTER_METADATA, collision_key, topic_name_flaw
-from penstock.cluster.placement import Draw
-from penstock.cluster.records import ConfigRecord, TopicRecord
-from penstock.cluster.state import ResourceType
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord, MetadataRecord, TopicRecord
+from penstock.cluster.topic_names import CLUSTER_METADATA, collision_key, topic_name_error
+from penstock.cluster.topic_settings import (
+    ConfigLayer,
+    EffectiveSetting,
+    effective_topic_settings,
+    validate_topic_settings,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 class NewTopic(NamedTuple):
-    """-1 partitions or replicas ask for the cluster's default; `assignments` are (partition, replicas)."""
+    """-1 partitions or replicas stands for the cluster's default; `assignments` are (partition, replicas)."""
 
     name: str
     partitions: int = -1
@@ -35,45 +38,45 @@ class NewTopic(NamedTuple):
     configs: tuple[tuple[str, str | None], ...] = ()
 
 
-class TopicRules(NamedTuple):
-    """What the cluster says where a request does not, and how much one request may ask for."""
+class TopicDefaults(NamedTuple):
+    """The cluster's defaults for what a request leaves out, and the limits of one request."""
 
     partitions: int
     replication_factor: int
     partitions_max: int
-    node: tuple[Layer, ...] = ()
-    #: Replicas that one broker may have.
-    broker_replicas_max: int = UNBOUNDED
+    node: tuple[ConfigLayer, ...] = ()
+    #: How many replicas one broker may have.
+    broker_replicas_max: int = REPLICAS_UNLIMITED
 
 
-class Chance(NamedTuple):
-    """Where randomness comes from."""
+class Randomness(NamedTuple):
+    """The random choices, passed in so that a test can make them repeatable."""
 
     draw: Draw
     fresh_id: Callable[[], UUID]
 
 
-class TopicResult(NamedTuple):
+class CreateTopicResult(NamedTuple):
     name: str
     error: ErrorCode = ErrorCode.none
     message: str | None = None
     topic_id: UUID | None = None
     partitions: int = -1
     replication_factor: int = -1
-    settings: Mapping[str, Effective] = MappingProxyType({})
+    settings: Mapping[str, EffectiveSetting] = MappingProxyType({})
 
 
 def create_topics(
     image: ClusterImage,
     topics: Sequence[NewTopic],
     *,
-    rules: TopicRules,
-    chance: Chance,
+    rules: TopicDefaults,
+    chance: Randomness,
     validate_only: bool = False,
-) -> Decision[tuple[TopicResult, ...]]:
-    """One result per name, in the order asked. A topic that fails leaves the others alone."""
+) -> Decision[tuple[CreateTopicResult, ...]]:
+    """One result per name, in request order. A topic that fails does not affect the others."""
     asked = Counter(topic.name for topic in topics)
-    maker = _Maker(image, rules, chance)
+    maker = _TopicBuilder(image, rules, chance)
     results = [
         maker.make(topic) if asked[topic.name] == 1 else _duplicate(topic.name)
         for topic in {topic.name: topic for topic in topics}.values()
@@ -81,36 +84,36 @@ def create_topics(
     return Decision(() if validate_only else tuple(maker.records), tuple(results))
 
 
-def _duplicate(name: str) -> TopicResult:
-    return TopicResult(name=name, error=ErrorCode.invalid_request, message="Duplicate topic name.")
+def _duplicate(name: str) -> CreateTopicResult:
+    return CreateTopicResult(name=name, error=ErrorCode.invalid_request, message="Duplicate topic name.")
 
 
-class _Maker:
-    """Collects the records of one request, and what counts against its bounds."""
+class _TopicBuilder:
+    """Collects the records of one request, and counts its partitions and replicas against the limits."""
 
-    def __init__(self, image: ClusterImage, rules: TopicRules, chance: Chance) -> None:
+    def __init__(self, image: ClusterImage, rules: TopicDefaults, chance: Randomness) -> None:
         self.records: list[MetadataRecord] = []
         self._image = image
         self._rules = rules
         self._chance = chance
         self._partitions = 0
-        self._load = BrokerLoad(image, rules.broker_replicas_max)
+        self._load = ReplicaLimit(image, rules.broker_replicas_max)
         self._collisions: dict[str, str] = {}
 
-    def make(self, topic: NewTopic) -> TopicResult:
+    def make(self, topic: NewTopic) -> CreateTopicResult:
         try:
             return self._make(topic)
         except ApiError as error:
-            return TopicResult(name=topic.name, error=error.code, message=error.message)
+            return CreateTopicResult(name=topic.name, error=error.code, message=error.message)
 
-    def _make(self, topic: NewTopic) -> TopicResult:
+    def _make(self, topic: NewTopic) -> CreateTopicResult:
         self._refuse_bad_name(topic.name)
         configs = _given_configs(topic.configs)
         validate_topic_settings(configs, self._rules.node)
         assignments = self._assignments(topic)
         self._load.add(assignments)
         topic_id = self._chance.fresh_id()
-        # Partition records come last, so that whoever opens the partitions knows their settings.
+        # Partition records come last, so that a broker that opens the partitions knows their settings.
         self.records += (
             TopicRecord(name=topic.name, topic_id=topic_id),
             *_config_records(topic.name, configs),
@@ -118,7 +121,7 @@ class _Maker:
         )
         self._partitions += len(assignments)
         self._collisions[collision_key(topic.name)] = topic.name
-        return TopicResult(
+        return CreateTopicResult(
             name=topic.name,
             topic_id=topic_id,
             partitions=len(assignments),
@@ -127,7 +130,7 @@ class _Maker:
         )
 
     def _refuse_bad_name(self, name: str) -> None:
-        if (flaw := topic_name_flaw(name)) is not None:
+        if (flaw := topic_name_error(name)) is not None:
             raise ApiError(ErrorCode.invalid_topic_exception, flaw)
         if name == CLUSTER_METADATA:
             raise ApiError(ErrorCode.invalid_request, f"Creation of internal topic {name} is prohibited.")
@@ -153,7 +156,7 @@ class _Maker:
             )
         partitions = self._rules.partitions if topic.partitions == -1 else topic.partitions
         self._refuse_too_many(partitions)
-        return placed(
+        return assign_replicas(
             self._image,
             partitions=partitions,
             replication_factor=(

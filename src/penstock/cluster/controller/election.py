@@ -1,32 +1,32 @@
-"""Who leads a partition. Every election in the cluster is decided by `elect`."""
+"""The election of a partition's leader. `elect` decides every election in the cluster."""
 
 from collections.abc import Callable
 from enum import Enum
 from typing import Final, NamedTuple
 
-from penstock.cluster.records import NO_LEADER
+from penstock.cluster.metadata_records import NO_LEADER
 
 Replicas = tuple[int, ...]
 
 
 class Election(Enum):
-    """What a change of leader is wanted for."""
+    """The purpose of an election."""
 
     ONLINE = "keep the leader while it can lead"
     PREFERRED = "the first replica, if it can lead"
     UNCLEAN = "somebody, whatever is lost"
 
 
-class Candidates(NamedTuple):
-    """A partition as it will be, but for its leader."""
+class ElectionInput(NamedTuple):
+    """A partition's new state, before its leader is elected."""
 
     replicas: Replicas
-    leader: int  # as it was
+    leader: int  # the leader before the election
     isr: Replicas
     elr: Replicas
     last_known_elr: Replicas
     is_active: Callable[[int], bool]
-    #: The last leader may come back on its own, although it may have lost something.
+    #: The last leader may be elected again without an operator, although it may have lost records.
     trusts_last_leader: bool
 
 
@@ -35,38 +35,38 @@ class Elected(NamedTuple):
     unclean: bool = False
 
 
-NOBODY: Final = Elected(NO_LEADER)
+NONE_ELECTED: Final = Elected(NO_LEADER)
 
 
-def elect(candidates: Candidates, election: Election) -> Elected:
-    """First who is known to have everything, then, only where allowed, who is there."""
+def elect(candidates: ElectionInput, election: Election) -> Elected:
+    """Elects a replica known to have every acknowledged record; otherwise, only where allowed, one that is alive."""
     leader = first_complete(candidates, election)
     if leader is not None:
         return Elected(leader)
-    if may_return(candidates):
+    if may_elect_last_leader(candidates):
         return Elected(candidates.last_known_elr[0], unclean=True)
     if election is Election.UNCLEAN:
         return first_alive(candidates)
-    return NOBODY
+    return NONE_ELECTED
 
 
-def first_complete(candidates: Candidates, election: Election) -> int | None:
+def first_complete(candidates: ElectionInput, election: Election) -> int | None:
     order = candidates.replicas
     if election is not Election.PREFERRED:
-        order = (candidates.leader, *order)  # who leads well goes on leading
+        order = (candidates.leader, *order)  # a leader that can lead stays
     else:
         order = (order[0], candidates.leader, *order)
     return next((replica for replica in order if is_complete(candidates, replica)), None)
 
 
-def is_complete(candidates: Candidates, replica: int) -> bool:
-    """Alive, and known to have everything that was acknowledged."""
+def is_complete(candidates: ElectionInput, replica: int) -> bool:
+    """Whether the replica is active and known to have every acknowledged record."""
     known = candidates.isr or candidates.elr
     return replica in known and candidates.is_active(replica)
 
 
-def may_return(candidates: Candidates) -> bool:
-    """Nobody is known to have everything, and the last leader alone knows best."""
+def may_elect_last_leader(candidates: ElectionInput) -> bool:
+    """Whether no replica is known to be complete, and the last leader, the next best, is known and active."""
     return (
         candidates.trusts_last_leader
         and not candidates.isr
@@ -76,6 +76,6 @@ def may_return(candidates: Candidates) -> bool:
     )
 
 
-def first_alive(candidates: Candidates) -> Elected:
+def first_alive(candidates: ElectionInput) -> Elected:
     alive = next(filter(candidates.is_active, candidates.replicas), None)
-    return NOBODY if alive is None else Elected(alive, unclean=True)
+    return NONE_ELECTED if alive is None else Elected(alive, unclean=True)

@@ -1,24 +1,27 @@
-"""How a partition's replicas, in-sync set, eligible leaders and leader change. All such changes go this way."""
+"""Changes of a partition: its replicas, in-sync replicas, eligible leader replicas and leader.
 
-from collections.abc import Callable, Collection, Iterable
+Every such change is built here. The functions at the end look up the partitions and brokers that a decision about
+leaders concerns.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 from uuid import UUID
 
-from penstock.cluster.controller.election import Candidates, Elected, Election, elect
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision, UncleanElection
-from penstock.cluster.guarantees import capped_isr_min
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.records import (
+from penstock.cluster.controller.decision import ControllerConfig, Decision, UncleanElection
+from penstock.cluster.controller.election import Elected, Election, ElectionInput, elect
+from penstock.cluster.image import BrokerState, ClusterImage, PartitionState, TopicState
+from penstock.cluster.metadata_records import (
     NO_LEADER_CHANGE,
     UNASSIGNED_DIRECTORY,
+    MetadataRecord,
     PartitionChangeRecord,
 )
-from penstock.cluster.state import PartitionState, TopicState
-from penstock.cluster.wire import MetadataRecord
+from penstock.cluster.topic_settings import capped_isr_min
+from penstock.protocol.errors import ApiError, ErrorCode
 
 Replicas = tuple[int, ...]
-ActiveTest = Callable[[int], bool]
+IsActive = Callable[[int], bool]
 Answer = TypeVar("Answer")
 
 
@@ -27,8 +30,8 @@ def default_directory(image: ClusterImage, broker: int) -> UUID:
     return directories[0] if len(directories) == 1 else UNASSIGNED_DIRECTORY
 
 
-class PartitionChange:
-    """The state a partition shall have. Say what is wanted, then `build` the record that leads there."""
+class PartitionChangeBuilder:
+    """Builds the record of one partition's change. Set the wanted state, then call `build`."""
 
     __slots__ = (
         "_guarantees",
@@ -58,8 +61,8 @@ class PartitionChange:
         topic: TopicState,
         index: int,
         *,
-        rules: ControllerRules,
-        is_active: ActiveTest,
+        rules: ControllerConfig,
+        is_active: IsActive,
     ) -> None:
         self._image, self._topic, self._index, self._is_active = image, topic, index, is_active
         self._guarantees = rules.guarantees(image, topic.name)
@@ -73,33 +76,33 @@ class PartitionChange:
         self.directories = dict(zip(old.replicas, old.directories, strict=True))
         self.election = Election.UNCLEAN if self._guarantees.unclean_allowed else Election.ONLINE
         self.elected: Elected | None = None
-        self.new_epoch = False  # start a leader epoch even when nothing else asks for it
+        self.new_epoch = False  # start a leader epoch even if nothing else requires it
 
-    # --- what is wanted ---
+    # --- requested changes ---
 
     def leave_isr(self, gone: Collection[int]) -> None:
         self.isr = tuple(replica for replica in self.isr if replica not in gone)
 
     def doubt(self, broker: int) -> None:
-        """It stopped uncleanly and may lack what it was counted for, unless it counts only what it synced."""
+        """For a broker that stopped uncleanly: it may lack acknowledged records, unless it syncs before the ack."""
         if self._guarantees.syncs_before_ack or self.replicas == (broker,):
             return
         self._uncertain.add(broker)
         self.leave_isr((broker,))
 
-    def lose(self, broker: int) -> None:
-        """Its copy is gone or damaged."""
+    def mark_lost(self, broker: int) -> None:
+        """For a broker whose copy is gone or damaged."""
         self._lost.add(broker)
         self.leave_isr((broker,))
 
-    def forget_eligible(self) -> None:
-        """The high watermark may have moved, or be about to, without them."""
+    def drop_eligible(self) -> None:
+        """For when the high watermark has advanced, or may advance, without the eligible replicas."""
         self._uncertain.update(self.old.elr)
 
-    # --- what follows ---
+    # --- the resulting record ---
 
     def build(self) -> PartitionChangeRecord | None:
-        """None when nothing would change. Called once."""
+        """Returns None if nothing would change. Called once."""
         assert self.elected is None, "a change is built once"
         self._complete_reassignment()
         self.elr = self._eligible() if self._below_min_isr() else ()
@@ -125,7 +128,7 @@ class PartitionChange:
         self.adding = self.removing = ()
 
     def _reassignment_is_complete(self) -> bool:
-        """All newcomers are in sync, and enough of those who stay to keep what was promised."""
+        """Whether all added replicas are in sync, and the ISR that remains satisfies min.insync.replicas."""
         staying = set(self.isr) - set(self.removing)
         target = self._target_replicas()
         enough = capped_isr_min(self._guarantees.isr_min, len(target), 0)
@@ -141,21 +144,22 @@ class PartitionChange:
         return len(self.isr) < self.isr_min()
 
     def _eligible(self) -> Replicas:
-        """Below min.insync.replicas the high watermark stands still, so who leaves still has everything."""
+        """Below min.insync.replicas the high watermark does not advance, so replicas that leave still have all
+        records."""
         known = {*self.old.elr, *self.old.isr} - set(self.isr) - self._uncertain - self._lost
         return tuple(replica for replica in self.replicas if replica in known)
 
     def _elect(self) -> None:
         self.elected = elected = elect(self._candidates(), self.election)
         if elected.unclean:
-            # Another history begins: nobody else is known to share it.
+            # The new leader's log may differ from all others, so no other replica is known to be in sync.
             self.isr, self.elr, self.leader_recovering = (elected.leader,), (), True
         elif elected.leader in self.elr:
             self.isr = (elected.leader,)
             self.elr = tuple(replica for replica in self.elr if replica != elected.leader)
 
-    def _candidates(self) -> Candidates:
-        return Candidates(
+    def _candidates(self) -> ElectionInput:
+        return ElectionInput(
             replicas=self.replicas,
             leader=self.old.leader,
             isr=self.isr,
@@ -166,7 +170,7 @@ class PartitionChange:
         )
 
     def _last_known(self) -> Replicas:
-        """The last leader, or who left last; one whose copy is lost knows nothing, unless there is no other."""
+        """The last leader, or else an uncertain replica. A lost copy is left out, unless it is the only replica."""
         if len(self.replicas) == 1:
             return self.replicas
         before = (self.old.leader,) if self.old.has_leader else self.old.last_known_elr
@@ -180,7 +184,7 @@ class PartitionChange:
         self.last_known_elr = () if self.isr else self._last_known()
 
     def _starts_epoch(self) -> bool:
-        """A replica that no longer belongs is cut off by the epoch, as a deposed leader is."""
+        """Whether a leader epoch starts. A new epoch also fences a removed replica, as it fences a deposed leader."""
         assert self.elected is not None
         changed = self.elected.leader != self.old.leader or self.elected.unclean
         return changed or self.new_epoch or not set(self.old.replicas) <= set(self.replicas)
@@ -219,15 +223,15 @@ class PartitionChange:
         )
 
 
-class Changes:
-    """The partitions that one decision changes. `coming` and `going` are brokers as they will be."""
+class PartitionChanges:
+    """The partition changes of one decision. `coming` and `going` are brokers that it makes active or inactive."""
 
     __slots__ = ("_coming", "_going", "image", "records", "rules", "unclean")
 
     def __init__(
         self,
         image: ClusterImage,
-        rules: ControllerRules,
+        rules: ControllerConfig,
         *,
         coming: Collection[int] = (),
         going: Collection[int] = (),
@@ -243,10 +247,10 @@ class Changes:
         known = self.image.brokers.get(broker)
         return broker in self._coming or (known is not None and known.is_active)
 
-    def of(self, topic: TopicState, index: int) -> PartitionChange:
-        return PartitionChange(self.image, topic, index, rules=self.rules, is_active=self.is_active)
+    def of(self, topic: TopicState, index: int) -> PartitionChangeBuilder:
+        return PartitionChangeBuilder(self.image, topic, index, rules=self.rules, is_active=self.is_active)
 
-    def add(self, change: PartitionChange) -> PartitionChangeRecord | None:
+    def add(self, change: PartitionChangeBuilder) -> PartitionChangeRecord | None:
         record = change.build()
         if record is None:
             return None
@@ -260,10 +264,51 @@ class Changes:
         return Decision((*first, *self.records), reply, tuple(self.unclean))
 
 
-def is_concerned(partition: PartitionState, brokers: Collection[int]) -> bool:
+def is_affected(partition: PartitionState, brokers: Collection[int]) -> bool:
     """Whether these brokers lead, or could be chosen to lead, this partition."""
     return any(
         broker in members
         for members in (partition.isr, partition.elr, partition.last_known_elr)
         for broker in brokers
     )
+
+
+def all_partitions(image: ClusterImage) -> Iterator[tuple[TopicState, int, PartitionState]]:
+    for topic in image.topics.values():
+        for index, partition in topic.partitions.items():
+            yield topic, index, partition
+
+
+def affected_partitions(image: ClusterImage, brokers: Collection[int]) -> Iterator[tuple[TopicState, int]]:
+    """Yields the partitions where one of these brokers is in the ISR or ELR, or was the last leader."""
+    for topic, index, partition in all_partitions(image):
+        if is_affected(partition, brokers):
+            yield topic, index
+
+
+def leads_any_partition(image: ClusterImage, broker: int) -> bool:
+    return any(partition.leader == broker for _, _, partition in all_partitions(image))
+
+
+def registered_broker(image: ClusterImage, broker_id: int) -> BrokerState:
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise ApiError(
+            ErrorCode.broker_id_not_registered, f"Broker ID {broker_id} is not currently registered"
+        )
+    return broker
+
+
+def current_broker(image: ClusterImage, broker_id: int, broker_epoch: int) -> BrokerState:
+    """Returns the broker that sent the request. Raises STALE_BROKER_EPOCH if it was replaced or unregistered."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise ApiError(
+            ErrorCode.stale_broker_epoch, f"No broker registration found for broker id {broker_id}"
+        )
+    if broker.epoch != broker_epoch:
+        raise ApiError(
+            ErrorCode.stale_broker_epoch,
+            f"Expected broker epoch {broker.epoch}, but got broker epoch {broker_epoch}",
+        )
+    return broker

@@ -1,32 +1,125 @@
-"""Replica lists for new partitions: chosen by placement, or given by hand and checked."""
+"""Replica placement for new partitions: over racks first, then evenly over brokers, from a random start.
+
+Each partition starts with the next rack, so that leaders spread; inside a rack, brokers are chosen round-robin. A
+fenced broker is chosen only when its rack has no other left for the partition, and never leads; a rack without any live
+broker is chosen only when there are too few others. Manual replica lists of requests are checked here as well.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from penstock.cluster.controller.partition_change import default_directory
 from penstock.cluster.image import ClusterImage
-from penstock.cluster.placement import Candidate, Draw, place_replicas
-from penstock.cluster.records import PartitionRecord
+from penstock.cluster.metadata_records import PartitionRecord
 from penstock.protocol.errors import ApiError, ErrorCode
+
+#: `draw(n)` gives a number from 0 to n - 1.
+Draw = Callable[[int], int]
+T = TypeVar("T")
+
+
+class UsableBroker(NamedTuple):
+    id: int
+    rack: str | None = None
+    fenced: bool = False
+
+
+def place_replicas(
+    brokers: Sequence[UsableBroker], *, partitions: int, replication_factor: int, draw: Draw
+) -> list[tuple[int, ...]]:
+    """The replicas of each new partition, leader first. Raises INVALID_REPLICATION_FACTOR."""
+    _refuse_impossible(brokers, replication_factor)
+    racks = _racks(brokers, draw)
+    start = draw(len(racks))
+    return [_place_one(racks, start + number, replication_factor) for number in range(partitions)]
+
+
+class _Rack:
+    """The brokers of one rack, chosen round-robin: separately as leaders, and as followers of another rack."""
+
+    __slots__ = ("_follows", "_leads", "fenced", "live")
+
+    def __init__(self, live: list[int], fenced: list[int], draw: Draw) -> None:
+        self.live = live
+        self.fenced = fenced
+        self._leads = draw(max(1, len(live)))
+        self._follows = draw(max(1, len(live)))
+
+    def next_leader(self) -> list[int]:
+        """Returns the next leader, then its possible followers, whose order changes with every round."""
+        turn, self._leads = self._leads, self._leads + 1
+        leader, *others = _rotated(self.live, turn)
+        return [leader, *_rotated(others, turn // len(self.live)), *_rotated(self.fenced, turn)]
+
+    def next_followers(self) -> list[int]:
+        """Starts every round one broker further, so that a leader does not always have the same follower."""
+        turn, self._follows = self._follows, self._follows + 1
+        return _rotated(self.live, turn + turn // max(1, len(self.live))) + _rotated(self.fenced, turn)
+
+
+def _refuse_impossible(brokers: Sequence[UsableBroker], replication_factor: int) -> None:
+    if replication_factor <= 0:
+        raise _cannot_place(replication_factor, "the replication factor must be larger than 0.")
+    if all(broker.fenced for broker in brokers):
+        raise _cannot_place(replication_factor, "All brokers are currently fenced.")
+    if replication_factor > len(brokers):
+        raise _cannot_place(
+            replication_factor,
+            f"The target replication factor of {replication_factor} cannot be reached because only "
+            f"{len(brokers)} broker(s) are registered.",
+        )
+
+
+def _racks(brokers: Sequence[UsableBroker], draw: Draw) -> list[_Rack]:
+    by_rack: dict[str, tuple[list[int], list[int]]] = {}
+    for broker in sorted(brokers):
+        live, fenced = by_rack.setdefault(broker.rack or "", ([], []))
+        (fenced if broker.fenced else live).append(broker.id)
+    return [_Rack(live, fenced, draw) for _, (live, fenced) in sorted(by_rack.items())]
+
+
+def _place_one(racks: list[_Rack], start: int, replication_factor: int) -> tuple[int, ...]:
+    live, fenced = [rack for rack in racks if rack.live], [rack for rack in racks if not rack.live]
+    ring = (_rotated(live, start) + _rotated(fenced, start))[:replication_factor]
+    orders = [ring[0].next_leader(), *(rack.next_followers() for rack in ring[1:])]
+    laps = max(len(order) for order in orders)
+    taken = [order[lap] for lap in range(laps) for order in orders if lap < len(order)]
+    return tuple(taken[:replication_factor])
+
+
+def _rotated(items: list[T], by: int) -> list[T]:
+    by %= max(1, len(items))
+    return items[by:] + items[:by]
+
+
+def _cannot_place(replication_factor: int, why: str) -> ApiError:
+    return ApiError(
+        ErrorCode.invalid_replication_factor,
+        f"Unable to replicate the partition {replication_factor} time(s): {why}",
+    )
+
 
 Replicas = tuple[int, ...]
 
-#: More replicas than any broker has.
-UNBOUNDED: Final = 1 << 31
+#: Above the number of replicas of any broker.
+REPLICAS_UNLIMITED: Final = 1 << 31
 
 
-def placed(image: ClusterImage, *, partitions: int, replication_factor: int, draw: Draw) -> list[Replicas]:
+def assign_replicas(
+    image: ClusterImage, *, partitions: int, replication_factor: int, draw: Draw
+) -> list[Replicas]:
     """Raises INVALID_REPLICATION_FACTOR."""
     candidates = [
-        Candidate(broker.id, broker.rack_or_host, not broker.is_active) for broker in image.brokers.values()
+        UsableBroker(broker.id, broker.rack_or_host, not broker.is_active)
+        for broker in image.brokers.values()
     ]
     return place_replicas(candidates, partitions=partitions, replication_factor=replication_factor, draw=draw)
 
 
 def refuse_bad_replicas(image: ClusterImage, replicas: Replicas, expected: int | None) -> None:
-    """A replica list given by hand; `expected` is the number that the topic's other partitions have."""
+    """Checks a manual replica list; `expected` is the number of replicas of the topic's other partitions."""
     if not replicas:
         raise _bad_assignment("The manual partition assignment includes an empty replica list.")
     for broker in sorted(replicas):
@@ -48,7 +141,7 @@ def refuse_bad_replicas(image: ClusterImage, replicas: Replicas, expected: int |
 def partition_records(
     image: ClusterImage, topic_id: UUID, assignments: Sequence[Replicas], *, first: int = 0
 ) -> list[PartitionRecord]:
-    """New partitions from `first` on. Raises INVALID_REPLICA_ASSIGNMENT when one has nobody to lead."""
+    """Numbers the partitions from `first`. Raises INVALID_REPLICA_ASSIGNMENT if one has no active replica."""
     return [
         _partition_record(image, topic_id, first + number, replicas)
         for number, replicas in enumerate(assignments)
@@ -80,8 +173,8 @@ def _bad_assignment(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_replica_assignment, message)
 
 
-class BrokerLoad:
-    """How many replicas each broker has, and gets by one request."""
+class ReplicaLimit:
+    """Counts the replicas that each broker has and that one request adds."""
 
     def __init__(self, image: ClusterImage, replicas_max: int) -> None:
         self._image = image
@@ -91,9 +184,9 @@ class BrokerLoad:
         self._existing: Counter[int] | None = None
 
     def add(self, assignments: Sequence[Replicas]) -> None:
-        """Raises POLICY_VIOLATION, and has added nothing, where a broker would have more than it may."""
+        """Raises POLICY_VIOLATION, and adds nothing, if a broker would exceed its limit."""
         added = self._added + Counter(broker for replicas in assignments for broker in replicas)
-        # A broker has at most one replica of each partition, so counting them is seldom needed.
+        # A broker has at most one replica of each partition, so replicas are counted only near the limit.
         if self._partitions + max(added.values(), default=0) > self._replicas_max:
             self._existing = self._existing or self._counted()
             broker, count = max((self._existing + added).items(), key=lambda item: item[1])

@@ -1,16 +1,16 @@
-"""Moving replicas: newcomers are added beside the old ones, and these go once the newcomers are in sync."""
+"""AlterPartitionReassignments: adds the new replicas, and removes the old ones once the new ones are in sync."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.cluster.controller.assignment import refuse_bad_replicas
-from penstock.cluster.controller.leadership import all_partitions
-from penstock.cluster.controller.partition_change import Changes, PartitionChange
-from penstock.cluster.controller.rules import ControllerRules
-from penstock.cluster.decision import Decision
-from penstock.cluster.delta import TopicPartition
-from penstock.cluster.image import ClusterImage
-from penstock.cluster.state import PartitionState, TopicState
+from penstock.cluster.controller.decision import ControllerConfig, Decision
+from penstock.cluster.controller.partition_change import (
+    PartitionChangeBuilder,
+    PartitionChanges,
+    all_partitions,
+)
+from penstock.cluster.controller.placement import refuse_bad_replicas
+from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition, TopicState
 from penstock.protocol.errors import ApiError, ErrorCode
 
 Replicas = tuple[int, ...]
@@ -18,7 +18,7 @@ Replicas = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reassignment:
-    """`replicas` is what is wanted in the end, preferred leader first; None takes back what is under way."""
+    """`replicas` is the final assignment, preferred leader first; None cancels the reassignment in progress."""
 
     topic: str
     partition: int
@@ -46,11 +46,11 @@ def alter_reassignments(
     image: ClusterImage,
     items: Sequence[Reassignment],
     *,
-    rules: ControllerRules,
+    rules: ControllerConfig,
     allow_replication_factor_change: bool = True,
 ) -> Decision[tuple[ReassignmentResult, ...]]:
-    """One result per item, in order; what fails leaves the others alone."""
-    changes = Changes(image, rules)
+    """One result per item, in order; an item that fails does not affect the others."""
+    changes = PartitionChanges(image, rules)
     done: set[tuple[str, int]] = set()
     results = []
     for item in items:
@@ -58,7 +58,7 @@ def alter_reassignments(
             if (item.topic, item.partition) in done:
                 raise ApiError(ErrorCode.invalid_request, "Each partition must appear at most once.")
             done.add((item.topic, item.partition))
-            _alter(changes, item, allow_replication_factor_change)
+            _alter_one(changes, item, allow_replication_factor_change)
             results.append(ReassignmentResult(topic=item.topic, partition=item.partition))
         except ApiError as error:
             results.append(
@@ -72,7 +72,7 @@ def alter_reassignments(
 def list_reassignments(
     image: ClusterImage, partitions: Iterable[TopicPartition] | None = None
 ) -> tuple[OngoingReassignment, ...]:
-    """All that are under way, or those of the partitions that are named."""
+    """Returns all reassignments in progress, or those of the given partitions."""
     if partitions is None:
         found = ((topic.name, index, partition) for topic, index, partition in all_partitions(image))
     else:
@@ -98,16 +98,16 @@ def is_reassigning(partition: PartitionState) -> bool:
     return bool(partition.adding_replicas or partition.removing_replicas)
 
 
-def reassign(change: PartitionChange, target: Replicas) -> None:
-    """What holds a replica now goes on holding it until the target is in sync."""
+def reassign(change: PartitionChangeBuilder, target: Replicas) -> None:
+    """Keeps the current replicas until the target is in sync."""
     current = change.old.replicas
     change.adding = tuple(replica for replica in target if replica not in current)
     change.removing = tuple(replica for replica in current if replica not in target)
     change.replicas = (*target, *change.removing)
 
 
-def _alter(changes: Changes, item: Reassignment, allow_replication_factor_change: bool) -> None:
-    topic = _find(changes.image, item)
+def _alter_one(changes: PartitionChanges, item: Reassignment, allow_replication_factor_change: bool) -> None:
+    topic = _find_topic(changes.image, item)
     change = changes.of(topic, item.partition)
     if item.replicas is None:
         _cancel(change, item)
@@ -119,7 +119,7 @@ def _alter(changes: Changes, item: Reassignment, allow_replication_factor_change
     changes.add(change)
 
 
-def _find(image: ClusterImage, item: Reassignment) -> TopicState:
+def _find_topic(image: ClusterImage, item: Reassignment) -> TopicState:
     topic = image.topics.get(item.topic)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"Unable to find a topic named {item.topic}.")
@@ -131,8 +131,8 @@ def _find(image: ClusterImage, item: Reassignment) -> TopicState:
     return topic
 
 
-def _cancel(change: PartitionChange, item: Reassignment) -> None:
-    """Back to the replicas from before; impossible once only newcomers have everything."""
+def _cancel(change: PartitionChangeBuilder, item: Reassignment) -> None:
+    """Restores the previous replicas; impossible once only added replicas have every acknowledged record."""
     if not is_reassigning(change.old):
         raise ApiError(ErrorCode.no_reassignment_in_progress, "No partition reassignment is in progress.")
     change.replicas = tuple(replica for replica in change.replicas if replica not in change.adding)

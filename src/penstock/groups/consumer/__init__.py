@@ -1,1 +1,1 @@
-"""Groups whose members are assigned partitions by the coordinator, each at its own pace (KIP-848)."""
+"""Consumer groups (KIP-848): the coordinator assigns partitions, and each member moves to them at its own pace."""

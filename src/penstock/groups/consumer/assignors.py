@@ -1,40 +1,145 @@
-"""`uniform`: as even as can be, with as few moves as possible, close to the replicas where there is a choice.
+"""The assignors of consumer groups, by name.
 
-Members with one and the same subscription differ by one partition at most. Where subscriptions differ, no partition
-could move to a member with two fewer. A member that has too many gives up those without a replica in its rack first,
-and what is free goes to members in the racks of its replicas before it goes to others.
+`range`: neighbouring partitions of a topic go to one member. Topics with the same number of partitions and the same
+subscribers are split into the same ranges, and one member gets the same range in all of them. Members stay in the
+order in which they hold partitions now; new members come last. If racks are known, a range goes to a member in the
+rack that holds most of its replicas.
+
+`uniform`: as even as possible, with as few moves as possible. Members with the same subscription differ by at most one
+partition. If subscriptions differ, no partition can move to a member with at least two fewer. A member with too many
+partitions first loses those without a replica in its rack, and free partitions go first to members in the racks of
+their replicas.
 """
 
 import heapq
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
 from uuid import UUID
 
-from penstock.groups.consumer.assignor import Candidate, Candidates, Targets
-from penstock.groups.consumer.values import assignment
+from penstock.groups.consumer.consumer_group_records import Assignment, to_assignment
 from penstock.groups.topics import Topic
 
-Place = tuple[UUID, int]
-Topics = Mapping[UUID, Topic]
-#: What each member has so far.
-Hands = dict[str, list[Place]]
+
+class ConsumerAssignorMember(NamedTuple):
+    """The input of an assignor for one member."""
+
+    topics: frozenset[UUID]
+    rack: str | None
+    #: The previous target, of which the assignor keeps as much as possible.
+    target: Assignment
+    #: Static members are sorted by this, so that they keep their position after a restart.
+    instance_id: str | None = None
 
 
-def assign_uniformly(members: Candidates, topics: Topics) -> Targets:
+#: By member id, in an order that does not depend on when members joined.
+ConsumerAssignorMembers = Mapping[str, ConsumerAssignorMember]
+TargetAssignments = dict[str, Assignment]
+#: Assigns every partition of the topics to one of the subscribed members, if there are any.
+ConsumerAssignor = Callable[[ConsumerAssignorMembers, Mapping[UUID, Topic]], TargetAssignments]
+
+
+@cache
+def consumer_assignor(name: str) -> ConsumerAssignor:
+
+    return {"uniform": assign_uniformly, "range": assign_ranges}[name]
+
+
+def assign_ranges(members: ConsumerAssignorMembers, topics: Mapping[UUID, Topic]) -> TargetAssignments:
+    subscribers: dict[UUID, list[str]] = defaultdict(list)
+    for member_id, member in members.items():
+        for topic_id in member.topics:
+            subscribers[topic_id].append(member_id)
+    alike: dict[tuple[int, tuple[str, ...]], list[Topic]] = defaultdict(list)
+    for topic_id, topic in topics.items():
+        if topic_id in subscribers:
+            alike[topic.partition_count, tuple(subscribers[topic_id])].append(topic)
+    targets: dict[str, dict[UUID, frozenset[int]]] = {member_id: {} for member_id in members}
+    for (_, names), group in alike.items():
+        for member_id, piece in _pieces(members, names, group):
+            if piece:
+                targets[member_id].update((topic.id, frozenset(piece)) for topic in group)
+    return dict(targets.items())
+
+
+def _pieces(
+    members: ConsumerAssignorMembers, names: tuple[str, ...], topics: list[Topic]
+) -> list[tuple[str, range]]:
+    fair, over = divmod(topics[0].partition_count, len(names))
+    sizes = [fair + (place < over) for place in range(len(names))]
+    ends = list(accumulate(sizes))
+    pieces = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    order = _range_order(members, names, topics)
+    if not any(members[member_id].rack for member_id in names):
+        return list(zip(order, pieces, strict=True))
+    return _assign_near_replicas(members, order, pieces, topics)
+
+
+def _range_order(members: ConsumerAssignorMembers, names: tuple[str, ...], topics: list[Topic]) -> list[str]:
+    """Order by the first partition that a member holds, then by name."""
+
+    def first_held(member_id: str) -> int:
+        target = members[member_id].target
+        return min((min(target[topic.id]) for topic in topics if target.get(topic.id)), default=1 << 31)
+
+    def place(member_id: str) -> tuple[int, str]:
+        return first_held(member_id), members[member_id].instance_id or member_id
+
+    return sorted(names, key=place)
+
+
+def _assign_near_replicas(
+    members: ConsumerAssignorMembers, order: list[str], pieces: list[range], topics: list[Topic]
+) -> list[tuple[str, range]]:
+    """Search by rack instead of by member, because there are few racks."""
+    waiting: dict[str | None, deque[tuple[int, str]]] = defaultdict(deque)
+    for rank, member_id in enumerate(order):
+        waiting[members[member_id].rack].append((rank, member_id))
+    result = []
+    for piece in pieces:
+        local = _replicas_by_rack(piece, topics)
+        best = min(waiting, key=lambda rack: (-local.get(rack, 0), waiting[rack][0]))
+        _, member_id = waiting[best].popleft()
+        if not waiting[best]:
+            del waiting[best]
+        result.append((member_id, piece))
+    return result
+
+
+def _replicas_by_rack(piece: range, topics: list[Topic]) -> dict[str | None, int]:
+    counts: dict[str | None, int] = defaultdict(int)
+    for topic in topics:
+        for partition in piece:
+            for rack in topic.racks[partition]:
+                counts[rack] += 1
+    return counts
+
+
+TopicIdPartition = tuple[UUID, int]
+TopicsById = Mapping[UUID, Topic]
+#: The partitions of each member so far.
+HeldPartitions = dict[str, list[TopicIdPartition]]
+
+
+def assign_uniformly(members: ConsumerAssignorMembers, topics: TopicsById) -> TargetAssignments:
     if not members:
         return {}
-    kept, free = _keep(members, topics)
+    kept, free = _kept_and_free(members, topics)
     if len({member.topics for member in members.values()}) == 1:
         hands = _share_evenly(members, topics, kept, free)
     else:
         hands = _share_by_load(members, topics, kept, free)
-    return {member_id: assignment(places) for member_id, places in hands.items()}
+    return {member_id: to_assignment(places) for member_id, places in hands.items()}
 
 
-def _keep(members: Candidates, topics: Topics) -> tuple[Hands, list[Place]]:
-    """What of the last target still holds, and what nobody has."""
-    taken: dict[Place, str] = {}
-    kept: Hands = {}
+def _kept_and_free(
+    members: ConsumerAssignorMembers, topics: TopicsById
+) -> tuple[HeldPartitions, list[TopicIdPartition]]:
+    """The part of the previous target that is still valid, and the partitions that no member holds."""
+    taken: dict[TopicIdPartition, str] = {}
+    kept: HeldPartitions = {}
     for member_id, member in members.items():
         places = kept[member_id] = []
         for topic_id, partitions in member.target.items():
@@ -54,7 +159,7 @@ def _keep(members: Candidates, topics: Topics) -> tuple[Hands, list[Place]]:
     return kept, free
 
 
-def _is_local(topics: Topics, place: Place, rack: str | None) -> bool:
+def _is_local(topics: TopicsById, place: TopicIdPartition, rack: str | None) -> bool:
     topic_id, partition = place
     return rack is not None and rack in topics[topic_id].racks[partition]
 
@@ -62,7 +167,9 @@ def _is_local(topics: Topics, place: Place, rack: str | None) -> bool:
 # --- one subscription ---
 
 
-def _share_evenly(members: Candidates, topics: Topics, kept: Hands, free: list[Place]) -> Hands:
+def _share_evenly(
+    members: ConsumerAssignorMembers, topics: TopicsById, kept: HeldPartitions, free: list[TopicIdPartition]
+) -> HeldPartitions:
     some = next(iter(members.values()))
     free = [place for place in free if place[0] in some.topics]
     total = len(free) + sum(len(places) for places in kept.values())
@@ -70,7 +177,7 @@ def _share_evenly(members: Candidates, topics: Topics, kept: Hands, free: list[P
     for member_id, member in members.items():
         places, quota = kept[member_id], quotas[member_id]
         if len(places) > quota:
-            # Stable: among those in its rack, and among the others, the first ones stay.
+            # A stable sort: of the local partitions, and of the others, the first ones stay.
             places.sort(key=lambda place: not _is_local(topics, place, member.rack))
             free += places[quota:]
             del places[quota:]
@@ -78,19 +185,23 @@ def _share_evenly(members: Candidates, topics: Topics, kept: Hands, free: list[P
     return kept
 
 
-def _quotas(kept: Hands, total: int) -> dict[str, int]:
-    """Those that have most keep one more, where it does not divide evenly."""
+def _quotas(kept: HeldPartitions, total: int) -> dict[str, int]:
+    """If the total does not divide evenly, the members that hold most get one more."""
     fair, over = divmod(total, len(kept))
     by_size = sorted(kept, key=lambda member_id: -len(kept[member_id]))
     return {member_id: fair + (rank < over) for rank, member_id in enumerate(by_size)}
 
 
 def _fill(
-    members: Candidates, topics: Topics, hands: Hands, quotas: Mapping[str, int], free: list[Place]
+    members: ConsumerAssignorMembers,
+    topics: TopicsById,
+    hands: HeldPartitions,
+    quotas: Mapping[str, int],
+    free: list[TopicIdPartition],
 ) -> None:
-    """First everyone what is in their rack, then what is left."""
+    """Give every member free partitions in its rack first, then the remaining ones."""
     left = dict.fromkeys(free)
-    by_rack: dict[str, list[Place]] = defaultdict(list)
+    by_rack: dict[str, list[TopicIdPartition]] = defaultdict(list)
     for topic_id, partition in reversed(free):
         for rack in topics[topic_id].racks[partition]:
             by_rack[rack].append((topic_id, partition))
@@ -110,7 +221,9 @@ def _fill(
 # --- different subscriptions ---
 
 
-def _share_by_load(members: Candidates, topics: Topics, kept: Hands, free: list[Place]) -> Hands:
+def _share_by_load(
+    members: ConsumerAssignorMembers, topics: TopicsById, kept: HeldPartitions, free: list[TopicIdPartition]
+) -> HeldPartitions:
     subscribers: dict[UUID, list[str]] = defaultdict(list)
     for member_id, member in members.items():
         for topic_id in member.topics:
@@ -120,35 +233,37 @@ def _share_by_load(members: Candidates, topics: Topics, kept: Hands, free: list[
         for topic_id, partition in places:
             held[topic_id][partition] = member_id
     load = Counter({member_id: len(places) for member_id, places in kept.items()})
-    # Topics that few can have come first: who has a choice makes room for who has none.
+    # Topics with few subscribers come first, so that members with a choice leave room for members without one.
     order = sorted((topic for topic in topics if topic in subscribers), key=lambda id: len(subscribers[id]))
     unheld: dict[UUID, list[int]] = defaultdict(list)
     for topic_id, partition in free:
         unheld[topic_id].append(partition)
     for topic_id in order:
-        _hand_out(topics[topic_id], unheld[topic_id], subscribers[topic_id], members, load, held[topic_id])
-    while sum(_level(topics[id], held[id], subscribers[id], members, load) for id in order):
+        _assign_free(topics[topic_id], unheld[topic_id], subscribers[topic_id], members, load, held[topic_id])
+    while sum(_move_to_lighter(topics[id], held[id], subscribers[id], members, load) for id in order):
         pass
-    return _hands(members, held)
+    return _held_by_member(members, held)
 
 
-def _hands(members: Candidates, held: Mapping[UUID, Mapping[int, str]]) -> Hands:
-    hands: Hands = {member_id: [] for member_id in members}
+def _held_by_member(
+    members: ConsumerAssignorMembers, held: Mapping[UUID, Mapping[int, str]]
+) -> HeldPartitions:
+    hands: HeldPartitions = {member_id: [] for member_id in members}
     for topic_id, owners in held.items():
         for partition, member_id in owners.items():
             hands[member_id].append((topic_id, partition))
     return hands
 
 
-def _hand_out(
+def _assign_free(
     topic: Topic,
     partitions: Iterable[int],
     subscribers: list[str],
-    members: Candidates,
+    members: ConsumerAssignorMembers,
     load: Counter[str],
     owners: dict[int, str],
 ) -> None:
-    """Each to one of those with least, in a rack of its replicas if one is there."""
+    """Give each partition to a member with the lowest load, if possible in a rack of its replicas."""
     heaps: dict[str | None, list[tuple[int, int, str]]] = defaultdict(list)
     for rank, member_id in enumerate(subscribers):
         heaps[members[member_id].rack].append((load[member_id], rank, member_id))
@@ -166,14 +281,18 @@ def _hand_out(
         load[member_id] += 1
 
 
-def _near(topic: Topic, partition: int, member: Candidate) -> bool:
+def _has_local_replica(topic: Topic, partition: int, member: ConsumerAssignorMember) -> bool:
     return member.rack is not None and member.rack in topic.racks[partition]
 
 
-def _level(
-    topic: Topic, owners: dict[int, str], subscribers: list[str], members: Candidates, load: Counter[str]
+def _move_to_lighter(
+    topic: Topic,
+    owners: dict[int, str],
+    subscribers: list[str],
+    members: ConsumerAssignorMembers,
+    load: Counter[str],
 ) -> bool:
-    """Move partitions of this topic to members with at least two fewer. Every move evens the loads: this ends."""
+    """Move partitions of this topic to members with at least two fewer. Ends, because every move evens the loads."""
     lightest = [(load[member_id], rank, member_id) for rank, member_id in enumerate(subscribers)]
     heapq.heapify(lightest)
     by_owner: dict[str, list[int]] = defaultdict(list)
@@ -181,9 +300,9 @@ def _level(
         by_owner[member_id].append(partition)
     moved = False
     for owner in sorted(by_owner, key=lambda member_id: -load[member_id]):
-        # Those without a replica in its rack go first.
-        partitions = sorted(by_owner[owner], key=lambda p: not _near(topic, p, members[owner]))
-        while partitions and load[owner] - _least(lightest, load) > 1:
+        # Partitions without a replica in the owner's rack move first.
+        partitions = sorted(by_owner[owner], key=lambda p: not _has_local_replica(topic, p, members[owner]))
+        while partitions and load[owner] - _least_load(lightest, load) > 1:
             _, rank, member_id = heapq.heappop(lightest)
             owners[partitions.pop()] = member_id
             load[owner] -= 1
@@ -193,8 +312,8 @@ def _level(
     return moved
 
 
-def _least(heap: list[tuple[int, int, str]], load: Mapping[str, int]) -> int:
-    """An entry may be of before its member gave something up."""
+def _least_load(heap: list[tuple[int, int, str]], load: Mapping[str, int]) -> int:
+    """Update heap entries that are out of date because their member has lost partitions."""
     while heap[0][0] != load[heap[0][2]]:
         _, rank, member_id = heapq.heappop(heap)
         heapq.heappush(heap, (load[member_id], rank, member_id))

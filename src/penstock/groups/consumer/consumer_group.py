@@ -1,14 +1,30 @@
-"""A consumer group as one kind of group among others in its shard."""
+"""A consumer group as one kind of group in the shard, and the replay of its records."""
 
 from typing import ClassVar
 
-from penstock.groups.consumer import classic_members
-from penstock.groups.consumer.departure import fence
-from penstock.groups.consumer.draft import JOIN, REBALANCE, SESSION, SYNC, cancel_timers, expect_heartbeat
-from penstock.groups.consumer.messages import DescribedConsumer, DescribedConsumerGroup
-from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import AWAY, JOINING, NOTHING, Member, Phase
-from penstock.groups.messages import (
+from penstock.groups.consumer import membership
+from penstock.groups.consumer.consumer_group_data import (
+    JOIN_TIMER,
+    REBALANCE_TIMER,
+    SESSION_TIMER,
+    SYNC_TIMER,
+    ConsumerGroupData,
+    cancel_timers,
+    schedule_session_timeout,
+)
+from penstock.groups.consumer.consumer_group_records import (
+    CONSUMER_GROUP_CODEC,
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    ConsumerGroupMember,
+    ConsumerGroupRecordType,
+    MemberState,
+)
+from penstock.groups.consumer.membership import DescribedConsumerGroup, DescribedConsumerMember, fence_member
+from penstock.groups.coordinator_records import CommittedOffset
+from penstock.groups.embedded_protocol import CONSUMER_PROTOCOL_TYPE
+from penstock.groups.group import (
     CommitRequest,
     DescribedGroup,
     HeartbeatRequest,
@@ -16,23 +32,24 @@ from penstock.groups.messages import (
     LeaveRequest,
     LeaveResults,
     OffsetToCommit,
+    Operation,
+    ReplyToken,
     SyncRequest,
+    TimerKey,
+    Timers,
 )
-from penstock.groups.records import CommittedOffset
-from penstock.groups.shard import GroupShard
-from penstock.groups.subscription import CONSUMER_PROTOCOL_TYPE
-from penstock.groups.timers import Timers
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import replay_modern_group
 from penstock.groups.topics import Topics
-from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
-class ConsumerGroup(GroupState):
+class ConsumerGroup(ConsumerGroupData):
     __slots__ = ()
 
     kind: ClassVar[str] = "consumer"
 
-    # What it is
+    # Properties
 
     @property
     def protocol_name(self) -> str:
@@ -60,7 +77,7 @@ class ConsumerGroup(GroupState):
         return not self.members
 
     @property
-    def gives_way(self) -> bool:
+    def can_be_replaced(self) -> bool:
         return not self.members
 
     @property
@@ -76,22 +93,24 @@ class ConsumerGroup(GroupState):
 
     # The classic protocol
 
-    def join(self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None:
-        classic_members.join(self, request, token, step, new_member_id=new_member_id)
+    def join(
+        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
+    ) -> None:
+        membership.handle_classic_join(self, request, token, operation, new_member_id=new_member_id)
 
-    def sync(self, request: SyncRequest, token: Token, step: Step) -> None:
-        classic_members.sync(self, request, token, step)
+    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
+        membership.handle_classic_sync(self, request, token, operation)
 
-    def heartbeat(self, request: HeartbeatRequest, step: Step) -> ErrorCode:
-        return classic_members.heartbeat(self, request, step)
+    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
+        return membership.handle_classic_heartbeat(self, request, operation)
 
-    def leave(self, request: LeaveRequest, step: Step) -> LeaveResults:
-        return classic_members.leave(self, request, step)
+    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
+        return membership.handle_classic_leave(self, request, operation)
 
     def described(self) -> DescribedGroup | None:
         return None
 
-    def described_as_such(self, default_assignor: str) -> DescribedConsumerGroup:
+    def description(self, default_assignor: str) -> DescribedConsumerGroup:
         return DescribedConsumerGroup(
             group_id=self.group_id,
             state=self.state_name,
@@ -101,9 +120,9 @@ class ConsumerGroup(GroupState):
             members=tuple(self._described(member) for member in self.members.values()),
         )
 
-    def _described(self, member: Member) -> DescribedConsumer:
+    def _described(self, member: ConsumerGroupMember) -> DescribedConsumerMember:
         subscription = member.subscription
-        return DescribedConsumer(
+        return DescribedConsumerMember(
             member_id=member.member_id,
             instance_id=subscription.instance_id,
             rack_id=subscription.rack_id,
@@ -113,7 +132,7 @@ class ConsumerGroup(GroupState):
             topic_names=subscription.topic_names,
             topic_regex=subscription.topic_regex or None,
             assigned=member.current.assigned,
-            target=self.targets.get(member.member_id, NOTHING),
+            target=self.targets.get(member.member_id, NO_PARTITIONS),
             is_classic=member.is_classic,
         )
 
@@ -122,21 +141,21 @@ class ConsumerGroup(GroupState):
     def check_commit(
         self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
-        """A member that was fenced is no longer in the group.
+        """A fenced member is no longer in the group.
 
-        One that has not heard of its last epochs yet may commit what it has had without a break since it last heard:
-        nobody else can have moved that offset meanwhile.
+        A member that has not received its latest epochs yet may commit offsets of partitions that it has held without
+        interruption since the epoch of the request: no other member can have moved those offsets meanwhile.
         """
         member_id, epoch = request.member_id, request.generation
         if epoch < 0 and self.is_empty:
             return ErrorCode.none
         if is_transactional and epoch < 0 and not member_id and request.instance_id is None:
-            # Older transactional producers do not say for which member they commit.
+            # Older transactional producers do not send the member for which they commit.
             return ErrorCode.none
         member = self.members.get(member_id)
-        if member is not None and JOINING < epoch < member.current.epoch:
-            has_had = all(_has_had(member, each, epoch, topics) for each in request.offsets)
-            return ErrorCode.none if has_had else _wrong_epoch(member)
+        if member is not None and JOIN_GROUP_MEMBER_EPOCH < epoch < member.current.epoch:
+            has_had = all(_was_assigned_at(member, each, epoch, topics) for each in request.offsets)
+            return ErrorCode.none if has_had else _wrong_epoch_error(member)
         return self._check_epoch(member_id, epoch)
 
     def needs_member_epoch(self, member_id: str) -> bool:
@@ -152,9 +171,9 @@ class ConsumerGroup(GroupState):
         member = self.members.get(member_id)
         if member is None:
             return ErrorCode.unknown_member_id
-        if epoch == member.current.epoch and epoch != AWAY:
+        if epoch == member.current.epoch and epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH:
             return ErrorCode.none
-        return _wrong_epoch(member)
+        return _wrong_epoch_error(member)
 
     def check_offset_deletion(self) -> ErrorCode:
         return ErrorCode.none
@@ -165,45 +184,54 @@ class ConsumerGroup(GroupState):
     def retained_from_ms(self, offset: CommittedOffset) -> int | None:
         return offset.commit_timestamp_ms
 
-    # Life
+    # Lifecycle
 
-    def loaded(self, step: Step) -> None:
-        timeout_ms = step.config_of(self.group_id).consumer_session_timeout_ms
+    def loaded(self, operation: Operation) -> None:
+        timeout_ms = operation.config_of(self.group_id).consumer_session_timeout_ms
         for member in self.members.values():
-            expect_heartbeat(step, self.group_id, member, timeout_ms)
-            if member.current.phase is Phase.UNREVOKED and not member.is_classic:
-                timer = Timer(REBALANCE, self.group_id, member.member_id)
-                step.schedule_in(timer, member.subscription.rebalance_timeout_ms)
+            schedule_session_timeout(operation, self.group_id, member, timeout_ms)
+            if member.current.phase is MemberState.UNREVOKED and not member.is_classic:
+                timer = TimerKey(REBALANCE_TIMER, self.group_id, member.member_id)
+                operation.schedule_in(timer, member.subscription.rebalance_timeout_ms)
 
-    def heard_of(self, member_id: str, step: Step) -> None:
-        """Only heartbeats count."""
+    def member_committed(self, member_id: str, operation: Operation) -> None:
+        """Do nothing: only heartbeats extend the session."""
 
-    def time_out(self, timer: Timer, step: Step) -> None:
-        """Not heard of, not let go of partitions, not come back when it was called, or not asked for its assignment."""
+    def time_out(self, timer: TimerKey, operation: Operation) -> None:
+        """Fence a member that sent no heartbeat, revoked no partitions, did not rejoin, or did not sync in time."""
         member = self.members.get(timer.member_id)
-        if member is not None and timer.kind in (SESSION, REBALANCE, JOIN, SYNC):
-            fence(self, member, step)
+        if member is not None and timer.kind in (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER):
+            fence_member(self, member, operation)
 
-    def dropped(self, timers: Timers[Timer]) -> None:
+    def removed(self, timers: Timers[TimerKey]) -> None:
         for member_id in self.members:
             cancel_timers(timers, self.group_id, member_id)
 
 
-def _wrong_epoch(member: Member) -> ErrorCode:
+def _wrong_epoch_error(member: ConsumerGroupMember) -> ErrorCode:
     return ErrorCode.illegal_generation if member.is_classic else ErrorCode.stale_member_epoch
 
 
-def _has_had(member: Member, offset: OffsetToCommit, epoch: int, topics: Topics) -> bool:
-    """Whether the partition is the member's, and was already at this epoch."""
+def _was_assigned_at(member: ConsumerGroupMember, offset: OffsetToCommit, epoch: int, topics: Topics) -> bool:
+    """Whether the member holds the partition and already held it at this epoch."""
     topic = topics.get(offset.topic)
     since = {} if topic is None else member.current.since.get(topic.id, {})
     return since.get(offset.partition, epoch + 1) <= epoch
 
 
-def described(shard: GroupShard, group_id: str) -> DescribedConsumerGroup:
+def describe_consumer_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedConsumerGroup:
     """Raises GROUP_ID_NOT_FOUND."""
     group = shard.groups.get(group_id)
     if not isinstance(group, ConsumerGroup):
         flaw = "not found" if group is None else "is not a consumer group"
         raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} {flaw}.")
-    return group.described_as_such(shard.settings.consumer_assignors[0])
+    return group.description(shard.settings.consumer_assignors[0])
+
+
+def replay_consumer_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
+    replay_modern_group(
+        shard,
+        CONSUMER_GROUP_CODEC.decode(key, value),
+        ConsumerGroup,
+        ends_with=ConsumerGroupRecordType.GROUP_EPOCH,
+    )

@@ -1,26 +1,38 @@
-"""The state of a consumer group: changed by its records only, whether they are decided on, replayed or loaded."""
+"""The data of a consumer group, the draft of an operation on it, and the topics that it subscribes to.
 
+Only records change the data, in the same way whether they are decided, replayed or loaded. Regular expressions are
+matched against whole topic names. A hash over everything that an assignment depends on is stored with the group epoch,
+so that the next coordinator of the group can detect a change.
+"""
+
+import struct
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, Final
 from uuid import UUID
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.records import FORMS, Kind
-from penstock.groups.consumer.values import (
-    NOTHING,
+from penstock.groups.consumer.consumer_group_records import (
+    CONSUMER_GROUP_CODEC,
+    NO_PARTITIONS,
     Assignment,
-    Current,
+    ConsumerCurrentAssignment,
+    ConsumerGroupMember,
+    ConsumerGroupRecordType,
+    ConsumerSubscription,
     GroupEpoch,
-    Member,
-    Resolved,
-    Subscription,
-    TargetEpoch,
+    ResolvedRegularExpression,
+    TargetAssignmentEpoch,
 )
-from penstock.groups.records import KeyValue
+from penstock.groups.coordinator_records import KeyValue
+from penstock.groups.group import Operation, TimerKey, Timers
+from penstock.groups.modern_group import GroupDraft, ModernGroupRecord
+from penstock.groups.topics import Topics
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.regex import InvalidRegex, compile_regex
 
 
-class GroupState:
+class ConsumerGroupData:
     __slots__ = (
         "_subscribed",
         "epoch",
@@ -41,17 +53,17 @@ class GroupState:
         self.group_id = group_id
         self.epoch = 0
         self.metadata_hash = 0
-        self.target_epoch, self.target_timestamp_ms = TargetEpoch()
-        self.members: dict[str, Member] = {}
+        self.target_epoch, self.target_timestamp_ms = TargetAssignmentEpoch()
+        self.members: dict[str, ConsumerGroupMember] = {}
         self.static_ids: dict[str, str] = {}
         self.targets: dict[str, Assignment] = {}
-        #: By whom a partition is held: whoever was told to have it, and has not confirmed that it let go.
+        #: The owner of each partition: the member to which it was assigned, until that member confirms the revocation.
         self.owners: dict[UUID, dict[int, str]] = {}
-        self.regexes: dict[str, Resolved] = {}
+        self.regexes: dict[str, ResolvedRegularExpression] = {}
         self._subscribed: frozenset[str] | None = None
-        #: What members last said they own; not stored, and nothing is decided here that needs it to be complete.
+        #: The partitions that members last reported as owned. Not stored; no decision needs it to be complete.
         self.reported: dict[str, Assignment] = {}
-        #: As of when topics were last looked at; not stored, so who loads the group looks again.
+        #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
         self.topics_version: int | None = None
 
     def __repr__(self) -> str:
@@ -60,8 +72,8 @@ class GroupState:
             f" members={list(self.members.values())}>"
         )
 
-    def fork(self) -> "GroupState":
-        copy = GroupState(self.group_id)
+    def fork(self) -> "ConsumerGroupData":
+        copy = ConsumerGroupData(self.group_id)
         copy.epoch, copy.metadata_hash = self.epoch, self.metadata_hash
         copy.target_epoch, copy.target_timestamp_ms = self.target_epoch, self.target_timestamp_ms
         copy.members, copy.static_ids = dict(self.members), dict(self.static_ids)
@@ -71,14 +83,14 @@ class GroupState:
         copy.reported = self.reported
         return copy
 
-    # What it is
+    # Properties
 
-    def static_member(self, instance_id: str) -> Member | None:
+    def static_member(self, instance_id: str) -> ConsumerGroupMember | None:
         member_id = self.static_ids.get(instance_id)
         return None if member_id is None else self.members.get(member_id)
 
-    def topics_of(self, member: Member) -> frozenset[str]:
-        """The names that a member subscribed to, and those that its regular expression has matched."""
+    def topics_of(self, member: ConsumerGroupMember) -> frozenset[str]:
+        """The names that a member subscribed to, and the topics that its regular expression has matched."""
         names = frozenset(member.subscription.topic_names)
         resolved = self.regexes.get(member.subscription.topic_regex)
         return names if resolved is None else names | resolved.topics
@@ -99,7 +111,7 @@ class GroupState:
 
     @property
     def preferred_assignor(self) -> str | None:
-        """The one that most members ask for."""
+        """The assignor that most members request."""
         votes = Counter(member.subscription.assignor for member in self.members.values())
         del votes[None]
         return max(votes, key=votes.__getitem__) if votes else None
@@ -107,52 +119,52 @@ class GroupState:
     def is_free(self, topic_id: UUID, partition: int, for_member: str) -> bool:
         return self.owners.get(topic_id, {}).get(partition, for_member) == for_member
 
-    def waits_for_others(self, member: Member) -> bool:
-        """Whether somebody else still holds a partition that this member is to have."""
+    def waits_for_others(self, member: ConsumerGroupMember) -> bool:
+        """Whether another member still holds a partition of this member's target."""
         return any(
             not self.is_free(topic_id, partition, member.member_id)
-            for topic_id, partitions in self.targets.get(member.member_id, NOTHING).items()
+            for topic_id, partitions in self.targets.get(member.member_id, NO_PARTITIONS).items()
             for partition in partitions
         )
 
     def tombstones(self) -> Iterator[KeyValue]:
-        """Records that take all of it from the log."""
-        for kind in (Kind.CURRENT, Kind.TARGET):
+        """The tombstones that delete all records of the group."""
+        for kind in (ConsumerGroupRecordType.CURRENT, ConsumerGroupRecordType.TARGET):
             for member_id in self.members:
                 yield self._tombstone(kind, member_id)
-        yield self._tombstone(Kind.TARGET_EPOCH)
+        yield self._tombstone(ConsumerGroupRecordType.TARGET_EPOCH)
         for member_id in self.members:
-            yield self._tombstone(Kind.SUBSCRIPTION, member_id)
+            yield self._tombstone(ConsumerGroupRecordType.SUBSCRIPTION, member_id)
         for expression in self.regexes:
-            yield self._tombstone(Kind.REGEX, expression)
-        yield self._tombstone(Kind.GROUP_EPOCH)
+            yield self._tombstone(ConsumerGroupRecordType.REGEX, expression)
+        yield self._tombstone(ConsumerGroupRecordType.GROUP_EPOCH)
 
-    def _tombstone(self, kind: Kind, name: str = "") -> KeyValue:
+    def _tombstone(self, kind: ConsumerGroupRecordType, name: str = "") -> KeyValue:
         return self.record_of(kind, name, None)
 
-    def record_of(self, kind: Kind, name: str, value: Any) -> KeyValue:
-        return FORMS.encode(Record(kind, self.group_id, name, value))
+    def record_of(self, kind: ConsumerGroupRecordType, name: str, value: Any) -> KeyValue:
+        return CONSUMER_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
 
     # Changes
 
-    def apply(self, kind: Kind, name: str, value: Any) -> None:
-        """A record's key says what it is about. Deleting what is not there is harmless: tombstones outlive it."""
+    def apply(self, kind: ConsumerGroupRecordType, name: str, value: Any) -> None:
+        """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
         match kind:
-            case Kind.GROUP_EPOCH:
+            case ConsumerGroupRecordType.GROUP_EPOCH:
                 self.epoch, self.metadata_hash = value or GroupEpoch(0)
-            case Kind.TARGET_EPOCH:
-                self.target_epoch, self.target_timestamp_ms = value or TargetEpoch()
-            case Kind.TARGET:
-                _put(self.targets, name, value)
-            case Kind.SUBSCRIPTION:
+            case ConsumerGroupRecordType.TARGET_EPOCH:
+                self.target_epoch, self.target_timestamp_ms = value or TargetAssignmentEpoch()
+            case ConsumerGroupRecordType.TARGET:
+                _put_or_remove(self.targets, name, value)
+            case ConsumerGroupRecordType.SUBSCRIPTION:
                 self._subscribe(name, value)
-            case Kind.CURRENT:
-                self._tell(name, value)
-            case Kind.REGEX:
-                _put(self.regexes, name, value)
+            case ConsumerGroupRecordType.CURRENT:
+                self._set_current(name, value)
+            case ConsumerGroupRecordType.REGEX:
+                _put_or_remove(self.regexes, name, value)
                 self._subscribed = None
 
-    def _subscribe(self, member_id: str, subscription: Subscription | None) -> None:
+    def _subscribe(self, member_id: str, subscription: ConsumerSubscription | None) -> None:
         self._subscribed = None
         old = self.members.get(member_id)
         if old is not None and self.static_ids.get(old.instance_id or "") == member_id:
@@ -162,19 +174,19 @@ class GroupState:
             self.members.pop(member_id, None)
             self.reported.pop(member_id, None)
             return
-        self.members[member_id] = (old or Member(member_id))._replace(subscription=subscription)
+        self.members[member_id] = (old or ConsumerGroupMember(member_id))._replace(subscription=subscription)
         if subscription.instance_id is not None:
             self.static_ids[subscription.instance_id] = member_id
 
-    def _tell(self, member_id: str, current: Current | None) -> None:
-        """A log that was compacted may tell of an assignment before it tells of the subscription."""
+    def _set_current(self, member_id: str, current: ConsumerCurrentAssignment | None) -> None:
+        """After compaction the log may have a member's assignment before its subscription."""
         self._release(member_id)
         member = self.members.get(member_id)
         if current is None:
             if member is not None:
-                self.members[member_id] = member._replace(current=Current())
+                self.members[member_id] = member._replace(current=ConsumerCurrentAssignment())
             return
-        self.members[member_id] = (member or Member(member_id))._replace(current=current)
+        self.members[member_id] = (member or ConsumerGroupMember(member_id))._replace(current=current)
         for topic_id, partition in current.owned():
             self.owners.setdefault(topic_id, {})[partition] = member_id
 
@@ -188,8 +200,113 @@ class GroupState:
                     del self.owners[topic_id]
 
 
-def _put(values: dict[str, Any], name: str, value: Any) -> None:
+def _put_or_remove(values: dict[str, Any], name: str, value: Any) -> None:
     if value is None:
         values.pop(name, None)
     else:
         values[name] = value
+
+
+class ConsumerGroupDraft(GroupDraft[ConsumerGroupData]):
+    __slots__ = ()
+
+    @property
+    def subscribed_before(self) -> frozenset[str]:
+        return self._origin.subscribed
+
+    # Combined changes
+
+    def tell(self, member: ConsumerGroupMember, current: ConsumerCurrentAssignment) -> ConsumerGroupMember:
+        self.change(ConsumerGroupRecordType.CURRENT, member.member_id, current)
+        return self.state.members[member.member_id]
+
+    def remove(self, member: ConsumerGroupMember) -> None:
+        for kind in (
+            ConsumerGroupRecordType.CURRENT,
+            ConsumerGroupRecordType.TARGET,
+            ConsumerGroupRecordType.SUBSCRIPTION,
+        ):
+            self.change(kind, member.member_id, None)
+        cancel_timers(self.operation.timers, self.group_id, member.member_id)
+
+    def begin_epoch(self, metadata_hash: int) -> None:
+        self.change(ConsumerGroupRecordType.GROUP_EPOCH, "", GroupEpoch(self.state.epoch + 1, metadata_hash))
+
+
+# Timers of a member
+
+SESSION_TIMER, REBALANCE_TIMER = "consumer session", "consumer rebalance"
+JOIN_TIMER, SYNC_TIMER = "consumer join", "consumer sync"
+
+
+def cancel_timers(timers: Timers[TimerKey], group_id: str, member_id: str) -> None:
+    for kind in (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER):
+        timers.cancel(TimerKey(kind, group_id, member_id))
+
+
+def schedule_session_timeout(
+    operation: Operation, group_id: str, member: ConsumerGroupMember, session_timeout_ms: int
+) -> None:
+    """`session_timeout_ms` is the group's; members with the classic protocol have their own."""
+    classic = member.subscription.classic
+    delay_ms = session_timeout_ms if classic is None else classic.session_timeout_ms
+    operation.schedule_in(TimerKey(SESSION_TIMER, group_id, member.member_id), delay_ms)
+
+
+def matching_topics(expression: str, names: Iterable[str]) -> frozenset[str]:
+    """Raises ApiError for an expression that RE2 does not accept."""
+    match = compile_topic_regex(expression).fullmatch
+    return frozenset(name for name in names if match(name) is not None)
+
+
+def compile_topic_regex(expression: str) -> Any:
+    """Raises ApiError."""
+    try:
+        return compile_regex(expression)
+    except InvalidRegex as error:
+        message = f"SubscribedTopicRegex `{expression[:256]}` is not a valid regular expression: {error}."
+        raise ApiError(ErrorCode.invalid_regular_expression, message) from None
+
+
+_INT64: Final = struct.Struct(">q")
+_INT32: Final = struct.Struct(">i")
+
+
+def metadata_hash(names: Iterable[str], topics: Topics) -> int:
+    """A hash of the topics that exist; 0 if there are none."""
+    known = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
+    if not known:
+        return 0
+    digest = blake2b(digest_size=_INT64.size)
+    for topic in known:
+        digest.update(topic.name.encode())
+        digest.update(topic.id.bytes + _INT32.pack(topic.partition_count))
+        digest.update(";".join(",".join(sorted(racks)) for racks in topic.racks).encode())
+    (number,) = _INT64.unpack(digest.digest())
+    return int(number)
+
+
+def subscription_hash(draft: ConsumerGroupDraft) -> int:
+    """The hash of the subscribed topics; the stored one if neither topics nor subscriptions have changed."""
+    if draft.topics_unchanged and draft.state.subscribed == draft.subscribed_before:
+        return draft.state.metadata_hash
+    return metadata_hash(draft.state.subscribed, draft.operation.topics)
+
+
+def resolve_regular_expressions(draft: ConsumerGroupDraft) -> None:
+    """Drop expressions that no member uses any more, and match the others again if topics may have changed."""
+    topics = draft.operation.topics
+    used = {member.subscription.topic_regex: None for member in draft.state.members.values()}
+    for expression in [each for each in draft.state.regexes if each not in used]:
+        draft.change(ConsumerGroupRecordType.REGEX, expression, None)
+    for expression in used:
+        known = draft.state.regexes.get(expression)
+        if not expression or (known is not None and draft.topics_unchanged):
+            continue
+        found = matching_topics(expression, topics.names())
+        if known is None or known.topics != found:
+            draft.change(
+                ConsumerGroupRecordType.REGEX,
+                expression,
+                ResolvedRegularExpression(found, topics.version, draft.operation.now_ms),
+            )

@@ -1,34 +1,81 @@
-"""A group in use changes its protocol without losing who has what: classic to consumer, and back.
+"""Converts a group in use from the classic to the consumer protocol and back; every member keeps its partitions.
 
-The first member that joins with the consumer protocol makes it a consumer group, in which the others go on with the
-classic protocol. When the last such member has gone, it becomes a classic group again.
+The first member that joins with the consumer protocol makes the group a consumer group, in which the other members
+go on with the classic protocol. When the last member with the consumer protocol has left, the group becomes a
+classic group again.
 """
 
+from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
-from penstock.groups.classic_kind import Classic
-from penstock.groups.consumer.classic_part import embedded_assignment, places, with_classic_part
-from penstock.groups.consumer.draft import Draft, cancel_timers, expect_heartbeat
-from penstock.groups.consumer.embedded import Malformed, parse_assignment, parse_subscription
-from penstock.groups.consumer.records import Kind
-from penstock.groups.consumer.state import GroupState
-from penstock.groups.consumer.values import (
-    Current,
-    GroupEpoch,
-    Member,
-    Phase,
-    Subscription,
-    TargetEpoch,
-    assignment,
+from penstock.groups.classic.classic_group import ClassicGroup, prepare_rebalance, reply_to_waiting
+from penstock.groups.classic.classic_group_data import ClassicGroupMember as ClassicMember
+from penstock.groups.consumer.consumer_group_data import (
+    ConsumerGroupData,
+    ConsumerGroupDraft,
+    cancel_timers,
+    schedule_session_timeout,
 )
-from penstock.groups.member import Member as ClassicMember
-from penstock.groups.rebalance import answer_waiting, prepare
-from penstock.groups.records import GroupRecord, StoredGroup, StoredMember
-from penstock.groups.subscription import CONSUMER_PROTOCOL_TYPE
+from penstock.groups.consumer.consumer_group_records import (
+    Assignment,
+    ClassicMemberMetadata,
+    ConsumerCurrentAssignment,
+    ConsumerGroupMember,
+    ConsumerGroupRecordType,
+    ConsumerSubscription,
+    GroupEpoch,
+    MemberState,
+    TargetAssignmentEpoch,
+    to_assignment,
+)
+from penstock.groups.coordinator_records import GroupMetadataRecord, StoredGroup, StoredMember
+from penstock.groups.embedded_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    EmbeddedSubscription,
+    MalformedConsumerProtocol,
+    NamedPartitions,
+    encode_assignment,
+    parse_assignment,
+    parse_subscription,
+)
+from penstock.groups.group import Operation, Protocols
 from penstock.groups.topics import Topics
-from penstock.groups.work import Step
 from penstock.protocol.errors import ApiError, ErrorCode
+
+
+def with_classic_metadata(
+    known: ConsumerSubscription, embedded: EmbeddedSubscription, protocols: Protocols, session_timeout_ms: int
+) -> ConsumerSubscription:
+    return known._replace(
+        rack_id=known.rack_id if embedded.rack_id is None else embedded.rack_id,
+        topic_names=tuple(sorted(set(embedded.topics))),
+        topic_regex="",
+        assignor=None,
+        classic=ClassicMemberMetadata(session_timeout_ms, protocols),
+    )
+
+
+def topic_id_partitions(partitions: NamedPartitions, topics: Topics) -> Iterator[tuple[UUID, int]]:
+    """The partitions of existing topics, by topic id."""
+    for name, numbers in partitions:
+        topic = topics.get(name)
+        if topic is not None:
+            yield from ((topic.id, number) for number in numbers)
+
+
+def embedded_assignment(member: ConsumerGroupMember, assigned: Assignment, topics: Topics) -> bytes:
+    """Encode for the member: by topic names, in the version of its subscription."""
+    classic = member.subscription.classic
+    assert classic is not None, member
+    _, metadata = classic.protocols[0]
+    named = [
+        (topic.name, partitions)
+        for topic_id, partitions in assigned.items()
+        if (topic := topics.by_id(topic_id)) is not None
+    ]
+    return encode_assignment(sorted(named), parse_subscription(metadata).version)
+
 
 _UPGRADES: Final = ("upgrade", "bidirectional")
 _DOWNGRADES: Final = ("downgrade", "bidirectional")
@@ -37,9 +84,9 @@ _DOWNGRADES: Final = ("downgrade", "bidirectional")
 # --- classic to consumer ---
 
 
-def upgraded(group: Classic, step: Step) -> Draft:
-    """Raises ApiError when this group may not be one. Members that wait are sent to join again."""
-    settings = step.settings
+def upgrade_to_consumer_group(group: ClassicGroup, operation: Operation) -> ConsumerGroupDraft:
+    """Tell waiting members to join again. Raises ApiError if the group cannot become a consumer group."""
+    settings = operation.settings
     is_allowed = (
         settings.consumer_migration_policy in _UPGRADES
         and group.is_consumer_group
@@ -47,34 +94,36 @@ def upgraded(group: Classic, step: Step) -> Draft:
     )
     if not is_allowed:
         raise _refusal(group, "is not a consumer group")
-    members = _members(group, step.topics)
+    members = _members_of_classic_group(group, operation.topics)
     for waiting in group.members.values():
         error = ErrorCode.rebalance_in_progress
-        answer_waiting(group, waiting, step, error, member_id=waiting.member_id)
-    step.store_all(group.tombstones())
-    draft = Draft(GroupState(group.group_id), step, is_new=True)
-    _install(draft, group.generation, members)
+        reply_to_waiting(group, waiting, operation, error, member_id=waiting.member_id)
+    operation.store_all(group.tombstones())
+    draft = ConsumerGroupDraft(ConsumerGroupData(group.group_id), operation, is_new=True)
+    _write_members(draft, group.generation, members)
     return draft
 
 
-def _refusal(group: Classic, why: str) -> ApiError:
+def _refusal(group: ClassicGroup, why: str) -> ApiError:
     return ApiError(ErrorCode.group_id_not_found, f"Group {group.group_id} {why}.")
 
 
-def _install(draft: Draft, epoch: int, members: list[Member]) -> None:
+def _write_members(draft: ConsumerGroupDraft, epoch: int, members: list[ConsumerGroupMember]) -> None:
     for member in members:
-        draft.change(Kind.SUBSCRIPTION, member.member_id, member.subscription)
-    draft.change(Kind.GROUP_EPOCH, "", GroupEpoch(epoch))
+        draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member.member_id, member.subscription)
+    draft.change(ConsumerGroupRecordType.GROUP_EPOCH, "", GroupEpoch(epoch))
     for member in members:
-        draft.change(Kind.TARGET, member.member_id, member.current.assigned)
-    draft.change(Kind.TARGET_EPOCH, "", TargetEpoch(epoch))
+        draft.change(ConsumerGroupRecordType.TARGET, member.member_id, member.current.assigned)
+    draft.change(ConsumerGroupRecordType.TARGET_EPOCH, "", TargetAssignmentEpoch(epoch))
     for member in members:
-        draft.change(Kind.CURRENT, member.member_id, member.current)
-        expect_heartbeat(draft.step, draft.group_id, member, draft.step.settings.consumer_session_timeout_ms)
+        draft.change(ConsumerGroupRecordType.CURRENT, member.member_id, member.current)
+        schedule_session_timeout(
+            draft.operation, draft.group_id, member, draft.operation.settings.consumer_session_timeout_ms
+        )
 
 
-def _members(group: Classic, topics: Topics) -> list[Member]:
-    """Raises ApiError. What was stored last is what members may still have, however far a rebalance has come."""
+def _members_of_classic_group(group: ClassicGroup, topics: Topics) -> list[ConsumerGroupMember]:
+    """The stored assignment is what members may still hold, however far a rebalance has come. Raises ApiError."""
     stored = (
         {} if group.stored is None else {each.member_id: each.assignment for each in group.stored.members}
     )
@@ -84,37 +133,39 @@ def _members(group: Classic, topics: Topics) -> list[Member]:
         try:
             has = parse_assignment(stored.get(member.member_id, b""))
             subscription = _subscription(group, member)
-        except Malformed:
+        except MalformedConsumerProtocol:
             why = "cannot be a consumer group because the embedded consumer protocol is malformed"
             raise _refusal(group, why) from None
-        # An assignor of the members' own may have given a partition to two of them.
-        held = [place for place in places(has, topics) if place not in taken]
+        # The members' own assignor may have assigned a partition to two of them.
+        held = [place for place in topic_id_partitions(has, topics) if place not in taken]
         taken.update(held)
-        current = Current(group.generation).moved(group.generation, Phase.STABLE, assignment(held))
-        members.append(Member(member.member_id, subscription, current))
+        current = ConsumerCurrentAssignment(group.generation).moved(
+            group.generation, MemberState.STABLE, to_assignment(held)
+        )
+        members.append(ConsumerGroupMember(member.member_id, subscription, current))
     return members
 
 
-def _subscription(group: Classic, member: ClassicMember) -> Subscription:
-    """Raises Malformed."""
+def _subscription(group: ClassicGroup, member: ClassicMember) -> ConsumerSubscription:
+    """Raises MalformedConsumerProtocol."""
     protocols = dict(member.protocols)
     metadata = protocols.get(group.protocol or "", next(iter(protocols.values())))
-    known = Subscription(
+    known = ConsumerSubscription(
         instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
     )
     embedded = parse_subscription(metadata)
-    return with_classic_part(known, embedded, member.protocols, member.session_timeout_ms)
+    return with_classic_metadata(known, embedded, member.protocols, member.session_timeout_ms)
 
 
 # --- consumer to classic ---
 
 
-def may_downgrade(state: GroupState, step: Step, *, others: int = 0) -> bool:
-    """Whether all but so many of those that are left speak the classic protocol, and may have such a group."""
-    settings, members = step.settings, state.members
+def can_downgrade(state: ConsumerGroupData, operation: Operation, *, others: int = 0) -> bool:
+    """Whether all members except `others` use the classic protocol, and the settings allow a classic group."""
+    settings, members = operation.settings, state.members
     return (
         bool(members)
         and state.classic_count == len(members) - others
@@ -123,40 +174,42 @@ def may_downgrade(state: GroupState, step: Step, *, others: int = 0) -> bool:
     )
 
 
-def downgrade(state: GroupState, step: Step) -> Classic:
-    """Everyone is called to join again; until then they keep what they were told.
+def downgrade_to_classic_group(state: ConsumerGroupData, operation: Operation) -> ClassicGroup:
+    """Tell all members to join again; until then they keep their assignments.
 
-    No record that the group had something may precede this in the same step, only that it has it no longer: when they
-    are replayed the group is a classic one already.
+    Earlier in the same operation, only tombstones of the consumer group may be stored, no other records of it: when
+    they are replayed, the group is already a classic group.
     """
-    step.store_all(state.tombstones())
+    operation.store_all(state.tombstones())
     for member_id in state.members:
-        cancel_timers(step.timers, state.group_id, member_id)
-    stored = _stored(state, step)
-    group = Classic(state.group_id)
+        cancel_timers(operation.timers, state.group_id, member_id)
+    stored = _stored_group(state, operation)
+    group = ClassicGroup(state.group_id)
     group.install(stored)
-    # In the group's place at once: the rebalance that begins here is in no record.
-    step.groups[state.group_id] = group
-    step.store_group(GroupRecord(group=state.group_id, value=stored))
-    group.loaded(step)
-    prepare(group, step)
+    # Replaced at once, because the rebalance that starts here is in no record.
+    operation.groups[state.group_id] = group
+    operation.store_group(GroupMetadataRecord(group=state.group_id, value=stored))
+    group.loaded(operation)
+    prepare_rebalance(group, operation)
     return group
 
 
-def _stored(state: GroupState, step: Step) -> StoredGroup:
-    protocol = _protocol(state)
+def _stored_group(state: ConsumerGroupData, operation: Operation) -> StoredGroup:
+    protocol = _common_protocol(state)
     return StoredGroup(
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         generation=state.epoch,
         protocol=protocol,
         leader=next(iter(state.members)),
-        state_timestamp_ms=step.now_ms,
-        members=tuple(_stored_member(member, protocol, step.topics) for member in state.members.values()),
+        state_timestamp_ms=operation.now_ms,
+        members=tuple(
+            _stored_member(member, protocol, operation.topics) for member in state.members.values()
+        ),
     )
 
 
-def _protocol(state: GroupState) -> str:
-    """The first that all support: members were let in only if there is one."""
+def _common_protocol(state: ConsumerGroupData) -> str:
+    """The first protocol that all members support. There is one, because members are admitted only if there is."""
     parts = [member.subscription.classic for member in state.members.values()]
     names = [{name for name, _ in part.protocols} for part in parts if part is not None]
     first = parts[0]
@@ -164,7 +217,7 @@ def _protocol(state: GroupState) -> str:
     return next(name for name, _ in first.protocols if all(name in each for each in names))
 
 
-def _stored_member(member: Member, protocol: str, topics: Topics) -> StoredMember:
+def _stored_member(member: ConsumerGroupMember, protocol: str, topics: Topics) -> StoredMember:
     subscription = member.subscription
     assert subscription.classic is not None
     return StoredMember(

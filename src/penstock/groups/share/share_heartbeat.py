@@ -1,87 +1,202 @@
-"""ShareGroupHeartbeat: one request for everything that a member of a share group says and hears.
+"""ShareGroupHeartbeat: the only request of a member of a share group, and the assignor behind it.
 
-In order: the member joins or changes its subscription, the group begins a new epoch if that matters, the target is
-worked out for it from what can be read by now, and the member is told its part at once: nobody has to let go first.
+In order: the member joins or changes its subscription, the group starts a new epoch if necessary, the coordinator
+computes the target assignment from the partitions whose state is initialized, and the member gets its part at once,
+because partitions are shared and none has to be revoked first.
+
+The `simple` assignor: every partition has a reader and every member reads a partition, as evenly as possible. With at
+least as many partitions as members each partition has one reader; with more members than partitions each member has
+one partition, which other members read too. The assignor keeps as much as balance allows. If all members have the same
+subscription it spreads all partitions at once, otherwise the partitions of each topic over its subscribers.
 """
 
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.groups.consumer.subscriptions import metadata_hash
-from penstock.groups.consumer.values import JOINING, LEFT, NOTHING, GroupEpoch
-from penstock.groups.records import can_store
-from penstock.groups.shard import GroupShard
-from penstock.groups.share.assignor import Candidate, assign_simply
-from penstock.groups.share.draft import Draft, session_timer
-from penstock.groups.share.group import ShareGroup, existing, fence
-from penstock.groups.share.messages import ShareHeartbeat, ShareHeartbeatReply
-from penstock.groups.share.places import refresh_states, upkeep_of
-from penstock.groups.share.records import Kind
-from penstock.groups.share.state import GroupState
-from penstock.groups.share.values import Current, Member, Subscription
-from penstock.groups.work import Step, Token, Work
+from penstock.groups.consumer.consumer_group_data import metadata_hash
+from penstock.groups.consumer.consumer_group_records import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    Assignment,
+    GroupEpoch,
+    to_assignment,
+)
+from penstock.groups.coordinator_records import can_store
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.share.share_group import (
+    ShareGroup,
+    ShareGroupData,
+    ShareGroupDraft,
+    ShareHeartbeatReply,
+    ShareHeartbeatRequest,
+    fence_member,
+    require_share_group,
+    session_timer,
+)
+from penstock.groups.share.share_group_offsets import pending_state_changes, refresh_state_partitions
+from penstock.groups.share.share_group_records import (
+    ShareCurrentAssignment,
+    ShareGroupMember,
+    ShareGroupRecordType,
+    ShareSubscription,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
+TopicIdPartition = tuple[UUID, int]
+Item = TypeVar("Item", bound=Hashable)
+Holder = TypeVar("Holder", bound=Hashable)
 
-def heartbeat(shard: GroupShard, request: ShareHeartbeat, token: Token, *, now_ms: int) -> Work:
-    step = shard.step(now_ms)
+
+class ShareAssignorMember(NamedTuple):
+    """The input of the assignor for one member."""
+
+    topics: frozenset[UUID]
+    #: The previous target, of which the assignor keeps as much as possible.
+    target: Assignment
+
+
+#: By member id, in an order that does not depend on when members joined.
+ShareAssignorMembers = Mapping[str, ShareAssignorMember]
+
+
+def assign_simply(members: ShareAssignorMembers, partitions: Assignment) -> dict[str, Assignment]:
+    """`partitions` are those whose state is initialized."""
+    hands: dict[str, list[TopicIdPartition]] = {member_id: [] for member_id in members}
+    for readers, places in _pools(members, partitions):
+        for member_id, place in _spread(readers, places, members):
+            hands[member_id].append(place)
+    return {member_id: to_assignment(places) for member_id, places in hands.items()}
+
+
+def _pools(
+    members: ShareAssignorMembers, partitions: Assignment
+) -> list[tuple[list[str], list[TopicIdPartition]]]:
+    """Sets of members, each with the partitions that they may read."""
+    subscribers: dict[UUID, list[str]] = defaultdict(list)
+    for member_id, member in members.items():
+        for topic_id in member.topics:
+            subscribers[topic_id].append(member_id)
+    pools = [
+        (subscribers[topic_id], [(topic_id, partition) for partition in sorted(partitions[topic_id])])
+        for topic_id in partitions
+        if topic_id in subscribers
+    ]
+    if pools and len({member.topics for member in members.values()}) == 1:
+        return [(list(members), [place for _, places in pools for place in places])]
+    return pools
+
+
+def _spread(
+    readers: list[str], places: list[TopicIdPartition], members: ShareAssignorMembers
+) -> list[tuple[str, TopicIdPartition]]:
+    if not places:
+        return []
+    held: dict[TopicIdPartition, list[str]] = defaultdict(list)
+    wanted = set(places)
+    for member_id in readers:
+        for topic_id, partitions in members[member_id].target.items():
+            for partition in sorted(partitions):
+                if (topic_id, partition) in wanted:
+                    held[topic_id, partition].append(member_id)
+    if len(places) >= len(readers):
+        return [(member_id, place) for place, member_id in _assign_evenly(places, readers, held).items()]
+    holds: dict[str, list[TopicIdPartition]] = defaultdict(list)
+    for place in places:
+        for member_id in held.get(place, ()):
+            holds[member_id].append(place)
+    return list(_assign_evenly(readers, places, holds).items())
+
+
+def _assign_evenly(
+    items: Sequence[Item], holders: Sequence[Holder], held: Mapping[Item, Sequence[Holder]]
+) -> dict[Item, Holder]:
+    """Give each item to one holder. Holders differ by at most one item; those that have most now keep one more."""
+    claims = Counter(holder for item in items for holder in held.get(item, ()))
+    fair, over = divmod(len(items), len(holders))
+    by_claims = sorted(holders, key=lambda holder: -claims[holder])
+    room = {holder: fair + (rank < over) for rank, holder in enumerate(by_claims)}
+    dealt: dict[Item, Holder] = {}
+    for item in items:
+        for holder in held.get(item, ()):
+            if room[holder]:
+                room[holder] -= 1
+                dealt[item] = holder
+                break
+    rounds = max(room.values())
+    free = iter([holder for turn in range(rounds) for holder in holders if room[holder] > turn])
+    return {item: dealt[item] if item in dealt else next(free) for item in items}
+
+
+def share_group_heartbeat(
+    shard: GroupCoordinatorShard, request: ShareHeartbeatRequest, token: ReplyToken, *, now_ms: int
+) -> CoordinatorResult:
+    operation = shard.operation(now_ms)
     try:
         _check_request(request)
-        if request.member_epoch == LEFT:
-            reply = _leave(existing(shard, request.group_id), request, step)
+        if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
+            reply = _leave(require_share_group(shard, request.group_id), request, operation)
         else:
-            reply = _beat(_open(shard, request, step), request)
+            reply = _process_heartbeat(_draft_for(shard, request, operation), request)
     except ApiError as error:
-        # What was noted before it was found out is not to be written.
+        # Records that the operation had collected before the error are discarded.
         refusal = ShareHeartbeatReply(error=error.code, message=error.message)
-        return Work(replies=((token, refusal),))
-    step.reply(token, reply)
-    return step.work()
+        return CoordinatorResult(replies=((token, refusal),))
+    operation.reply(token, reply)
+    return operation.work()
 
 
-# Who may say what
+# Checks
 
 
-def _check_request(request: ShareHeartbeat) -> None:
+def _check_request(request: ShareHeartbeatRequest) -> None:
     for name, text in (
         ("MemberId", request.member_id),
         ("GroupId", request.group_id),
         ("RackId", request.rack_id),
     ):
         if text is not None and not text.strip():
-            raise _invalid(f"{name} can't be empty.")
-    if request.member_epoch == JOINING and not request.topic_names:
-        raise _invalid("SubscribedTopicNames must be set in first request.")
-    if request.member_epoch < LEFT:
-        raise _invalid("MemberEpoch is invalid.")
+            raise _invalid_request(f"{name} can't be empty.")
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH and not request.topic_names:
+        raise _invalid_request("SubscribedTopicNames must be set in first request.")
+    if request.member_epoch < LEAVE_GROUP_MEMBER_EPOCH:
+        raise _invalid_request("MemberEpoch is invalid.")
     names = request.topic_names or ()
     if not can_store(request.group_id, request.member_id, request.rack_id or "", request.client_id, *names):
-        raise _invalid("A name is too long to be stored.")
+        raise _invalid_request("A name is too long to be stored.")
 
 
-def _invalid(message: str) -> ApiError:
+def _invalid_request(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_request, message)
 
 
-def _open(shard: GroupShard, request: ShareHeartbeat, step: Step) -> Draft:
-    """The group to beat in: it is made for a member that joins."""
-    if request.group_id not in shard.groups and request.member_epoch == JOINING:
-        return Draft(GroupState(request.group_id), step, is_new=True)
-    return Draft(existing(shard, request.group_id), step)
+def _draft_for(
+    shard: GroupCoordinatorShard, request: ShareHeartbeatRequest, operation: Operation
+) -> ShareGroupDraft:
+    """The group of the heartbeat. A joining member creates it."""
+    if request.group_id not in shard.groups and request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+        return ShareGroupDraft(ShareGroupData(request.group_id), operation, is_new=True)
+    return ShareGroupDraft(require_share_group(shard, request.group_id), operation)
 
 
-def _sender(state: GroupState, request: ShareHeartbeat, size_max: int) -> Member:
+def _member_of_request(
+    state: ShareGroupData, request: ShareHeartbeatRequest, size_max: int
+) -> ShareGroupMember:
     member = state.members.get(request.member_id)
     if member is None:
-        if request.member_epoch != JOINING:
+        if request.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
             message = f"Member {request.member_id} is not a member of group {state.group_id}."
             raise ApiError(ErrorCode.unknown_member_id, message)
         if len(state.members) >= size_max:
             message = f"The share group has reached its maximum capacity of {size_max} members."
             raise ApiError(ErrorCode.group_max_size_reached, message)
-        return Member(request.member_id)
+        return ShareGroupMember(request.member_id)
     current = member.current
-    # One epoch behind is a member that did not hear of the last one: it is told again.
-    if request.member_epoch not in (JOINING, current.epoch, current.previous_epoch):
+    # A member one epoch behind missed the last reply, and gets it again.
+    if request.member_epoch not in (JOIN_GROUP_MEMBER_EPOCH, current.epoch, current.previous_epoch):
         message = (
             f"The share group member has another member epoch ({request.member_epoch}) than the one known by the "
             f"group coordinator ({current.epoch}). The member must abandon all its partitions and rejoin."
@@ -90,31 +205,33 @@ def _sender(state: GroupState, request: ShareHeartbeat, size_max: int) -> Member
     return member
 
 
-# What comes of it
+# Effects
 
 
-def _leave(group: ShareGroup, request: ShareHeartbeat, step: Step) -> ShareHeartbeatReply:
+def _leave(group: ShareGroup, request: ShareHeartbeatRequest, operation: Operation) -> ShareHeartbeatReply:
     member = group.members.get(request.member_id)
     if member is None:
         message = f"Member {request.member_id} is not a member of group {group.group_id}."
         raise ApiError(ErrorCode.unknown_member_id, message)
-    fence(group, member, step)
-    return ShareHeartbeatReply(member_id=request.member_id, member_epoch=LEFT)
+    fence_member(group, member, operation)
+    return ShareHeartbeatReply(member_id=request.member_id, member_epoch=LEAVE_GROUP_MEMBER_EPOCH)
 
 
-def _beat(draft: Draft, request: ShareHeartbeat) -> ShareHeartbeatReply:
-    step = draft.step
-    before = _sender(draft.state, request, step.settings.share_size_max)
-    subscription = _subscription(before.subscription, request)
+def _process_heartbeat(draft: ShareGroupDraft, request: ShareHeartbeatRequest) -> ShareHeartbeatReply:
+    operation = draft.operation
+    before = _member_of_request(draft.state, request, operation.settings.share_size_max)
+    subscription = _updated_subscription(before.subscription, request)
     if subscription != before.subscription or before.member_id not in draft.state.members:
-        draft.change(Kind.SUBSCRIPTION, before.member_id, subscription)
-    _refresh(draft, begins_epoch=subscription.topic_names != before.subscription.topic_names)
-    _update_target(draft)
-    member = _told(draft, before.member_id)
-    step.schedule_in(session_timer(draft.group_id, member.member_id), request.session_timeout_ms)
-    # Who joins, or is not sure that its last request was heard, says what it subscribes to; who is an epoch behind
-    # has not heard the last reply.
-    is_told = (
+        draft.change(ShareGroupRecordType.SUBSCRIPTION, before.member_id, subscription)
+    _refresh_subscribed_topics(
+        draft, begins_epoch=subscription.topic_names != before.subscription.topic_names
+    )
+    _update_target_assignment(draft)
+    member = _assign_member(draft, before.member_id)
+    operation.schedule_in(session_timer(draft.group_id, member.member_id), request.session_timeout_ms)
+    # A member that joins, or that may have missed a reply, sends its subscription; a member one epoch behind has missed
+    # the last reply.
+    sends_assignment = (
         request.topic_names is not None
         or request.member_epoch != before.current.epoch
         or before.current.assigned != member.current.assigned
@@ -123,15 +240,15 @@ def _beat(draft: Draft, request: ShareHeartbeat) -> ShareHeartbeatReply:
         member_id=member.member_id,
         member_epoch=member.current.epoch,
         heartbeat_interval_ms=request.heartbeat_interval_ms,
-        assigned=member.current.assigned if is_told else None,
-        upkeep=upkeep_of(draft.state, step.topics),
+        assigned=member.current.assigned if sends_assignment else None,
+        upkeep=pending_state_changes(draft.state, operation.topics),
     )
 
 
-def _subscription(known: Subscription, request: ShareHeartbeat) -> Subscription:
-    """What is not said is as it was."""
+def _updated_subscription(known: ShareSubscription, request: ShareHeartbeatRequest) -> ShareSubscription:
+    """Fields that the request omits keep their value."""
     names = request.topic_names
-    return Subscription(
+    return ShareSubscription(
         rack_id=known.rack_id if request.rack_id is None else request.rack_id,
         client_id=request.client_id,
         client_host=request.client_host,
@@ -139,23 +256,23 @@ def _subscription(known: Subscription, request: ShareHeartbeat) -> Subscription:
     )
 
 
-def _refresh(draft: Draft, *, begins_epoch: bool) -> None:
-    """Look at the topics again if they or the subscriptions may have changed since this was last done."""
-    if draft.knows_topics and not begins_epoch:
+def _refresh_subscribed_topics(draft: ShareGroupDraft, *, begins_epoch: bool) -> None:
+    """Check the topics again if they or the subscriptions may have changed since the last check."""
+    if draft.topics_unchanged and not begins_epoch:
         return
-    refresh_states(draft)
-    number = metadata_hash(draft.state.subscribed, draft.step.topics)
+    refresh_state_partitions(draft)
+    number = metadata_hash(draft.state.subscribed, draft.operation.topics)
     if begins_epoch or number != draft.state.metadata_hash:
-        draft.change(Kind.GROUP_EPOCH, "", GroupEpoch(draft.state.epoch + 1, number))
-    draft.topics_seen()
+        draft.change(ShareGroupRecordType.GROUP_EPOCH, "", GroupEpoch(draft.state.epoch + 1, number))
+    draft.mark_topics_seen()
 
 
-def _update_target(draft: Draft) -> None:
-    """Records for those whose target has changed, and one that says that it is complete."""
+def _update_target_assignment(draft: ShareGroupDraft) -> None:
+    """Store each target that has changed, and then the target epoch, which marks the target as complete."""
     state = draft.state
     if state.epoch <= state.target_epoch:
         return
-    found = (draft.step.topics.get(name) for name in sorted(state.subscribed))
+    found = (draft.operation.topics.get(name) for name in sorted(state.subscribed))
     ids = {topic.name: topic.id for topic in found if topic is not None}
     known: dict[tuple[str, ...], frozenset[UUID]] = {}
     members = {}
@@ -163,7 +280,7 @@ def _update_target(draft: Draft) -> None:
         names = state.members[member_id].subscription.topic_names
         if names not in known:
             known[names] = frozenset(ids[name] for name in names if name in ids)
-        members[member_id] = Candidate(known[names], state.targets.get(member_id, NOTHING))
+        members[member_id] = ShareAssignorMember(known[names], state.targets.get(member_id, NO_PARTITIONS))
     readable = {
         topic_id: state.states.initialized[topic_id]
         for topic_id in ids.values()
@@ -171,15 +288,19 @@ def _update_target(draft: Draft) -> None:
     }
     for member_id, target in assign_simply(members, readable).items():
         if target != members[member_id].target or member_id not in state.targets:
-            draft.change(Kind.TARGET, member_id, target)
-    draft.change(Kind.TARGET_EPOCH, "", state.epoch)
+            draft.change(ShareGroupRecordType.TARGET, member_id, target)
+    draft.change(ShareGroupRecordType.TARGET_EPOCH, "", state.epoch)
 
 
-def _told(draft: Draft, member_id: str) -> Member:
-    """What a share group takes from a member, others may have been given before it hears of that."""
+def _assign_member(draft: ShareGroupDraft, member_id: str) -> ShareGroupMember:
+    """Assign without revoking first: another member may get a partition before this member loses it."""
     state = draft.state
     member = state.members[member_id]
     if member.current.epoch != state.target_epoch:
-        target = state.targets.get(member_id, NOTHING)
-        draft.change(Kind.CURRENT, member_id, Current(state.target_epoch, member.current.epoch, target))
+        target = state.targets.get(member_id, NO_PARTITIONS)
+        draft.change(
+            ShareGroupRecordType.CURRENT,
+            member_id,
+            ShareCurrentAssignment(state.target_epoch, member.current.epoch, target),
+        )
     return draft.state.members[member_id]

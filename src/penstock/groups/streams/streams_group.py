@@ -1,12 +1,20 @@
-"""A streams group: its state, changed by records only, and what a shard asks of a group of any kind."""
+"""A streams group as one kind of group in the shard: its data, its messages and its assignor.
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+Only records change the data. Messages are independent of the wire version. The `sticky` assignor makes each task
+active at one member, gives all members equally many, and leaves as much as possible in place. A task that must move
+goes to a member that has it as a standby task, because the state is there, or to the least loaded member. Only
+stateful tasks have standby tasks; no process has a task twice.
+"""
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.values import Phase
-from penstock.groups.drafting import GroupDraft
-from penstock.groups.messages import (
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from typing import Any, ClassVar, NamedTuple
+
+from penstock.groups.consumer.consumer_group_records import MemberState
+from penstock.groups.coordinator_records import CommittedOffset, KeyValue
+from penstock.groups.group import (
     CommitRequest,
     DescribedGroup,
     HeartbeatRequest,
@@ -15,34 +23,248 @@ from penstock.groups.messages import (
     LeaveRequest,
     LeaveResults,
     OffsetToCommit,
+    Operation,
+    ReplyToken,
     SyncReply,
     SyncRequest,
+    TimerKey,
+    Timers,
 )
-from penstock.groups.records import CommittedOffset, KeyValue
-from penstock.groups.shard import GroupShard
-from penstock.groups.streams.assignor import Candidate, assign_sticky
-from penstock.groups.streams.messages import DescribedStreamsGroup
-from penstock.groups.streams.records import FORMS, Kind
-from penstock.groups.streams.topology import ConfiguredTopology, configure
-from penstock.groups.streams.values import (
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import GroupDraft, ModernGroupRecord
+from penstock.groups.streams.streams_group_records import STREAMS_GROUP_CODEC, StreamsGroupRecordType
+from penstock.groups.streams.topology import (
     NO_TASK_SETS,
-    Current,
-    GroupEpoch,
-    Member,
-    Metadata,
-    TargetEpoch,
+    ConfiguredTopology,
+    Endpoint,
+    InternalTopic,
+    StreamsCurrentAssignment,
+    StreamsGroupEpoch,
+    StreamsGroupMember,
+    StreamsMemberMetadata,
+    StreamsStatus,
+    StreamsTargetEpoch,
+    Tasks,
     TaskSets,
     Topology,
+    configure_topology,
 )
-from penstock.groups.timers import Timers
 from penstock.groups.topics import Topics
-from penstock.groups.work import Step, Timer, Token
 from penstock.protocol.errors import ApiError, ErrorCode
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsHeartbeatRequest:
+    """None for what has not changed since the last one."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    endpoint_epoch: int = 0
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    topology: Topology | None = None
+    owned: TaskSets | None = None
+    process_id: str | None = None
+    endpoint: Endpoint | None = None
+    tags: tuple[tuple[str, str], ...] | None = None
+    has_task_offsets: bool = False
+    shutdown_application: bool = False
+    #: What holds for this group now.
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    assignment_interval_ms: int
+    initial_rebalance_delay_ms: int
+    standby_replicas: int
+
+
+class EndpointPartitions(NamedTuple):
+    """What can be queried at the endpoint of a member, by topic."""
+
+    endpoint: Endpoint
+    active: Mapping[str, tuple[int, ...]]
+    standby: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsHeartbeatReply:
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    member_id: str = ""
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    statuses: tuple[StreamsStatus, ...] = ()
+    #: None when it is what the member was assigned before.
+    assigned: TaskSets | None = None
+    endpoint_epoch: int = 0
+    #: None when it is what the member knows.
+    endpoints: tuple[EndpointPartitions, ...] | None = None
+    #: Internal topics that the group waits for.
+    topics_to_create: tuple[InternalTopic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedStreamsGroup:
+    group_id: str
+    state: str
+    epoch: int
+    target_epoch: int
+    topology: Topology | None
+    #: Internal topics with the numbers of partitions that were decided for them, where they were.
+    internal_topics: Mapping[str, InternalTopic]
+    members: tuple[StreamsGroupMember, ...]
+    targets: Mapping[str, TaskSets]
+
+
+Task = tuple[str, int]
+
+
+class StreamsAssignorMember(NamedTuple):
+    """A member, as the assignor sees it."""
+
+    process_id: str
+    #: Its target until now, of which as much as possible is kept.
+    target: TaskSets
+
+
+def assign_sticky(
+    members: Mapping[str, StreamsAssignorMember],
+    task_counts: Mapping[str, int],
+    stateful: Iterable[str],
+    standby_replicas: int,
+) -> dict[str, TaskSets]:
+    """`task_counts` by subtopology; `stateful` are the subtopologies with changelogs. The order of members matters."""
+    if not members:
+        return {}
+    tasks = [(name, partition) for name in sorted(task_counts) for partition in range(task_counts[name])]
+    active = _assign_active(members, tasks)
+    standby: dict[str, set[Task]] = {member_id: set() for member_id in members}
+    if standby_replicas:
+        with_state = frozenset(stateful)
+        _assign_standby(
+            members, active, standby, [task for task in tasks if task[0] in with_state], standby_replicas
+        )
+    owned: dict[str, set[Task]] = {member_id: set() for member_id in members}
+    for task, member_id in active.items():
+        owned[member_id].add(task)
+    return {
+        member_id: TaskSets(_by_subtopology(owned[member_id]), _by_subtopology(standby[member_id]))
+        for member_id in members
+    }
+
+
+def _assign_active(members: Mapping[str, StreamsAssignorMember], tasks: list[Task]) -> dict[Task, str]:
+    previous: dict[Task, str] = {}
+    standbys: dict[Task, list[str]] = defaultdict(list)
+    for member_id, member in members.items():
+        for task in _tasks_in_order(member.target.active):
+            previous.setdefault(task, member_id)
+        for task in _tasks_in_order(member.target.standby):
+            standbys[task].append(member_id)
+    # Those that have the most keep one more, where the tasks cannot be divided evenly.
+    claims = Counter(previous[task] for task in tasks if task in previous)
+    fair, over = divmod(len(tasks), len(members))
+    by_claims = sorted(members, key=lambda member_id: -claims[member_id])
+    room = {member_id: fair + (rank < over) for rank, member_id in enumerate(by_claims)}
+    owner: dict[Task, str] = {}
+
+    def give(task: Task, member_id: str) -> None:
+        owner[task] = member_id
+        room[member_id] -= 1
+
+    for task in tasks:
+        if task in previous and room[previous[task]]:
+            give(task, previous[task])
+    for task in tasks:
+        if task not in owner:
+            with_state = [member_id for member_id in standbys.get(task, ()) if room[member_id]]
+            if with_state:
+                give(task, max(with_state, key=room.__getitem__))
+    # The member with the most room, and of those the first, without looking at all of them for each task.
+    open_to = [(-room[member_id], rank, member_id) for rank, member_id in enumerate(members)]
+    heapify(open_to)
+    for task in tasks:
+        if task not in owner:
+            left, rank, member_id = open_to[0]
+            give(task, member_id)
+            heapreplace(open_to, (left + 1, rank, member_id))
+    return owner
+
+
+def _assign_standby(
+    members: Mapping[str, StreamsAssignorMember],
+    active: Mapping[Task, str],
+    standby: dict[str, set[Task]],
+    tasks: list[Task],
+    replicas: int,
+) -> None:
+    """Fewer than asked for where there are not enough processes."""
+    load = Counter(active.values())
+    previous: dict[Task, list[str]] = defaultdict(list)
+    for member_id, member in members.items():
+        # A member that had the task, in whatever role, still has its state.
+        for task in dict.fromkeys(
+            (*_tasks_in_order(member.target.standby), *_tasks_in_order(member.target.active))
+        ):
+            previous[task].append(member_id)
+    total = sum(load.values()) + len(tasks) * min(replicas, len({m.process_id for m in members.values()}) - 1)
+    quota = -(-total // len(members))
+    processes: dict[Task, set[str]] = {task: {members[active[task]].process_id} for task in tasks}
+    missing: list[Task] = []
+    for task in tasks:
+        for _ in range(replicas):
+            keepers = [
+                member_id
+                for member_id in previous.get(task, ())
+                if members[member_id].process_id not in processes[task] and load[member_id] < quota
+            ]
+            if keepers:
+                _add_standby(min(keepers, key=load.__getitem__), task, members, standby, processes, load)
+            else:
+                missing.append(task)
+    for task in missing:
+        others = [
+            member_id for member_id, member in members.items() if member.process_id not in processes[task]
+        ]
+        if others:
+            _add_standby(min(others, key=load.__getitem__), task, members, standby, processes, load)
+
+
+def _add_standby(
+    member_id: str,
+    task: Task,
+    members: Mapping[str, StreamsAssignorMember],
+    standby: dict[str, set[Task]],
+    processes: dict[Task, set[str]],
+    load: Counter[str],
+) -> None:
+    standby[member_id].add(task)
+    processes[task].add(members[member_id].process_id)
+    load[member_id] += 1
+
+
+def _tasks_in_order(tasks: Tasks) -> Iterable[Task]:
+    return ((name, partition) for name in sorted(tasks) for partition in sorted(tasks[name]))
+
+
+def _by_subtopology(tasks: Iterable[Task]) -> Tasks:
+    found: dict[str, set[int]] = defaultdict(set)
+    for name, partition in tasks:
+        found[name].add(partition)
+    return {name: frozenset(found[name]) for name in sorted(found)}
+
+
 # Timers: of a member, and of a group that waits for more members before its first assignment.
-SESSION, REBALANCE, INITIAL_DELAY = "streams session", "streams rebalance", "streams initial delay"
+SESSION_TIMER, REBALANCE_TIMER, INITIAL_DELAY_TIMER = (
+    "streams session",
+    "streams rebalance",
+    "streams initial delay",
+)
 #: The assignment setting that is stored with the epoch for which it was used, under Kafka's name.
-STANDBY_REPLICAS = "num.standby.replicas"
+NUM_STANDBY_REPLICAS = "num.standby.replicas"
 
 
 class StreamsGroup:
@@ -64,9 +286,9 @@ class StreamsGroup:
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
-        self.group_epoch = GroupEpoch()
-        self.target = TargetEpoch()
-        self.members: dict[str, Member] = {}
+        self.group_epoch = StreamsGroupEpoch()
+        self.target = StreamsTargetEpoch()
+        self.members: dict[str, StreamsGroupMember] = {}
         self.targets: dict[str, TaskSets] = {}
         self.topology: Topology | None = None
         # Not stored, so a coordinator that loads the group finds it out again:
@@ -94,53 +316,58 @@ class StreamsGroup:
 
     # Changes
 
-    def record_of(self, kind: Kind, name: str, value: Any) -> KeyValue:
-        return FORMS.encode(Record(kind, self.group_id, name, value))
+    def record_of(self, kind: StreamsGroupRecordType, name: str, value: Any) -> KeyValue:
+        return STREAMS_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
 
-    def apply(self, kind: Kind, name: str, value: Any) -> None:
+    def apply(self, kind: StreamsGroupRecordType, name: str, value: Any) -> None:
         """`value` is None for a deletion; deleting what is not there is harmless, because tombstones outlive it."""
         match kind:
-            case Kind.GROUP_EPOCH:
-                self.group_epoch = value or GroupEpoch()
-            case Kind.TARGET_EPOCH:
-                self.target = value or TargetEpoch()
-            case Kind.TOPOLOGY:
+            case StreamsGroupRecordType.GROUP_EPOCH:
+                self.group_epoch = value or StreamsGroupEpoch()
+            case StreamsGroupRecordType.TARGET_EPOCH:
+                self.target = value or StreamsTargetEpoch()
+            case StreamsGroupRecordType.TOPOLOGY:
                 self.topology, self.configured, self.topics_version = value, None, None
-            case Kind.TARGET:
+            case StreamsGroupRecordType.TARGET:
                 if value is None:
                     self.targets.pop(name, None)
                 else:
                     self.targets[name] = value
-            case Kind.MEMBER | Kind.CURRENT:
+            case StreamsGroupRecordType.MEMBER | StreamsGroupRecordType.CURRENT:
                 self._apply_to_member(kind, name, value)
 
-    def _apply_to_member(self, kind: Kind, member_id: str, value: Metadata | Current | None) -> None:
+    def _apply_to_member(
+        self,
+        kind: StreamsGroupRecordType,
+        member_id: str,
+        value: StreamsMemberMetadata | StreamsCurrentAssignment | None,
+    ) -> None:
         """A compacted log may have a member's assignment before its metadata."""
         member = self.members.get(member_id)
         if value is None:
-            if kind is Kind.MEMBER:
+            if kind is StreamsGroupRecordType.MEMBER:
                 self.members.pop(member_id, None)
                 self.reported.pop(member_id, None)
                 if not self.members:
                     self.shutdown_requested_by = None
             elif member is not None:
-                self.members[member_id] = member._replace(current=Current())
+                self.members[member_id] = member._replace(current=StreamsCurrentAssignment())
             return
-        member = member or Member(member_id)
-        if isinstance(value, Metadata):
+        member = member or StreamsGroupMember(member_id)
+        if isinstance(value, StreamsMemberMetadata):
             self.members[member_id] = member._replace(metadata=value)
         else:
             self.members[member_id] = member._replace(current=value)
 
     def tombstones(self) -> Iterator[KeyValue]:
-        for kind in (Kind.CURRENT, Kind.TARGET):
+        for kind in (StreamsGroupRecordType.CURRENT, StreamsGroupRecordType.TARGET):
             for member_id in self.members:
                 yield self.record_of(kind, member_id, None)
-        yield self.record_of(Kind.TARGET_EPOCH, "", None)
+        yield self.record_of(StreamsGroupRecordType.TARGET_EPOCH, "", None)
         for member_id in self.members:
-            yield self.record_of(Kind.MEMBER, member_id, None)
-        yield self.record_of(Kind.TOPOLOGY, "", None)
-        yield self.record_of(Kind.GROUP_EPOCH, "", None)
+            yield self.record_of(StreamsGroupRecordType.MEMBER, member_id, None)
+        yield self.record_of(StreamsGroupRecordType.TOPOLOGY, "", None)
+        yield self.record_of(StreamsGroupRecordType.GROUP_EPOCH, "", None)
 
     # What it is
 
@@ -176,7 +403,7 @@ class StreamsGroup:
         return not self.members
 
     @property
-    def gives_way(self) -> bool:
+    def can_be_replaced(self) -> bool:
         return False
 
     @property
@@ -194,17 +421,19 @@ class StreamsGroup:
 
     # The classic protocol, which no member speaks
 
-    def join(self, request: JoinRequest, token: Token, step: Step, *, new_member_id: str) -> None:
+    def join(
+        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
+    ) -> None:
         error = ErrorCode.inconsistent_group_protocol
-        step.reply(token, JoinReply(error=error, member_id=request.member_id))
+        operation.reply(token, JoinReply(error=error, member_id=request.member_id))
 
-    def sync(self, request: SyncRequest, token: Token, step: Step) -> None:
-        step.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
+    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
+        operation.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
 
-    def heartbeat(self, request: HeartbeatRequest, step: Step) -> ErrorCode:
+    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
         return ErrorCode.unknown_member_id
 
-    def leave(self, request: LeaveRequest, step: Step) -> LeaveResults:
+    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
         return tuple((member, ErrorCode.unknown_member_id) for member in request.members)
 
     def described(self) -> DescribedGroup | None:
@@ -225,7 +454,7 @@ class StreamsGroup:
         if member is not None and 0 < epoch < member.current.epoch:
             # It missed its last epochs, and may commit for tasks that it has had since the epoch it knows.
             readers = self.subtopologies_by_source
-            had = all(_has_had(member, each, epoch, readers) for each in request.offsets)
+            had = all(_was_assigned_at(member, each, epoch, readers) for each in request.offsets)
             return ErrorCode.none if had else ErrorCode.stale_member_epoch
         return self.check_fetch(member_id, epoch)
 
@@ -251,34 +480,36 @@ class StreamsGroup:
 
     # Life
 
-    def loaded(self, step: Step) -> None:
-        timeout_ms = step.config_of(self.group_id).streams_session_timeout_ms
+    def loaded(self, operation: Operation) -> None:
+        timeout_ms = operation.config_of(self.group_id).streams_session_timeout_ms
         for member in self.members.values():
-            step.schedule_in(Timer(SESSION, self.group_id, member.member_id), timeout_ms)
-            if member.current.phase is Phase.UNREVOKED:
-                timer = Timer(REBALANCE, self.group_id, member.member_id)
-                step.schedule_in(timer, member.metadata.rebalance_timeout_ms)
+            operation.schedule_in(TimerKey(SESSION_TIMER, self.group_id, member.member_id), timeout_ms)
+            if member.current.phase is MemberState.UNREVOKED:
+                timer = TimerKey(REBALANCE_TIMER, self.group_id, member.member_id)
+                operation.schedule_in(timer, member.metadata.rebalance_timeout_ms)
 
-    def heard_of(self, member_id: str, step: Step) -> None:
+    def member_committed(self, member_id: str, operation: Operation) -> None:
         """Only heartbeats count."""
 
-    def time_out(self, timer: Timer, step: Step) -> None:
-        if timer.kind == INITIAL_DELAY:
+    def time_out(self, timer: TimerKey, operation: Operation) -> None:
+        if timer.kind == INITIAL_DELAY_TIMER:
             if self.members:
-                Draft(self, step).update_target()
+                StreamsGroupDraft(self, operation).update_target()
             return
         member = self.members.get(timer.member_id)
-        if member is not None and timer.kind in (SESSION, REBALANCE):
-            fence(self, member, step)
+        if member is not None and timer.kind in (SESSION_TIMER, REBALANCE_TIMER):
+            fence_member(self, member, operation)
 
-    def dropped(self, timers: Timers[Timer]) -> None:
-        timers.cancel(Timer(INITIAL_DELAY, self.group_id))
+    def removed(self, timers: Timers[TimerKey]) -> None:
+        timers.cancel(TimerKey(INITIAL_DELAY_TIMER, self.group_id))
         for member_id in self.members:
-            for kind in (SESSION, REBALANCE):
-                timers.cancel(Timer(kind, self.group_id, member_id))
+            for kind in (SESSION_TIMER, REBALANCE_TIMER):
+                timers.cancel(TimerKey(kind, self.group_id, member_id))
 
 
-def _has_had(member: Member, offset: OffsetToCommit, epoch: int, readers: dict[str, list[str]]) -> bool:
+def _was_assigned_at(
+    member: StreamsGroupMember, offset: OffsetToCommit, epoch: int, readers: dict[str, list[str]]
+) -> bool:
     """Whether the member has a task that reads the partition, and had it in this epoch already."""
     return any(
         member.current.since.get(subtopology, {}).get(offset.partition, epoch + 1) <= epoch
@@ -286,26 +517,30 @@ def _has_had(member: Member, offset: OffsetToCommit, epoch: int, readers: dict[s
     )
 
 
-class Draft(GroupDraft[StreamsGroup]):
+class StreamsGroupDraft(GroupDraft[StreamsGroup]):
     """An operation on a streams group under way."""
 
     __slots__ = ()
 
-    def remove(self, member: Member) -> None:
-        for kind in (Kind.CURRENT, Kind.TARGET, Kind.MEMBER):
+    def remove(self, member: StreamsGroupMember) -> None:
+        for kind in (
+            StreamsGroupRecordType.CURRENT,
+            StreamsGroupRecordType.TARGET,
+            StreamsGroupRecordType.MEMBER,
+        ):
             self.change(kind, member.member_id, None)
-        for timer in (SESSION, REBALANCE):
-            self.step.timers.cancel(Timer(timer, self.group_id, member.member_id))
+        for timer in (SESSION_TIMER, REBALANCE_TIMER):
+            self.operation.timers.cancel(TimerKey(timer, self.group_id, member.member_id))
 
     def configured(self) -> ConfiguredTopology:
         """The topology on the topics as they are now. Raises ApiError for a topology that no topics could satisfy."""
         state = self.state
         assert state.topology is not None
-        if state.configured is None or not self.knows_topics:
-            state.configured = configure(state.topology, self.step.topics)
+        if state.configured is None or not self.topics_unchanged:
+            state.configured = configure_topology(state.topology, self.operation.topics)
             if self._origin.topology == state.topology:
                 self._origin.configured = state.configured
-            self.topics_seen()
+            self.mark_topics_seen()
         return state.configured
 
     def update_target(self) -> None:
@@ -315,7 +550,9 @@ class Draft(GroupDraft[StreamsGroup]):
             return
         configs = dict(state.group_epoch.assignment_configs)
         members = {
-            member_id: Candidate(member.metadata.process_id, state.targets.get(member_id, NO_TASK_SETS))
+            member_id: StreamsAssignorMember(
+                member.metadata.process_id, state.targets.get(member_id, NO_TASK_SETS)
+            )
             for member_id, member in sorted(state.members.items())
         }
         configured = self.configured()
@@ -324,22 +561,24 @@ class Draft(GroupDraft[StreamsGroup]):
             members,
             configured.task_counts if configured.is_ready else {},
             stateful,
-            int(configs.get(STANDBY_REPLICAS, "0")),
+            int(configs.get(NUM_STANDBY_REPLICAS, "0")),
         )
         for member_id, target in assigned.items():
             if target != members[member_id].target or member_id not in state.targets:
-                self.change(Kind.TARGET, member_id, target)
-        self.change(Kind.TARGET_EPOCH, "", TargetEpoch(state.epoch, self.step.now_ms))
+                self.change(StreamsGroupRecordType.TARGET, member_id, target)
+        self.change(
+            StreamsGroupRecordType.TARGET_EPOCH, "", StreamsTargetEpoch(state.epoch, self.operation.now_ms)
+        )
 
 
-def fence(group: StreamsGroup, member: Member, step: Step) -> None:
+def fence_member(group: StreamsGroup, member: StreamsGroupMember, operation: Operation) -> None:
     """Removes the member. Its tasks are assigned with the next heartbeat of another one."""
-    draft = Draft(group, step)
+    draft = StreamsGroupDraft(group, operation)
     draft.remove(member)
-    draft.change(Kind.GROUP_EPOCH, "", group.group_epoch._replace(epoch=group.epoch + 1))
+    draft.change(StreamsGroupRecordType.GROUP_EPOCH, "", group.group_epoch._replace(epoch=group.epoch + 1))
 
 
-def existing(shard: GroupShard, group_id: str) -> StreamsGroup:
+def require_streams_group(shard: GroupCoordinatorShard, group_id: str) -> StreamsGroup:
     """Raises ApiError."""
     group = shard.groups.get(group_id)
     if group is None:
@@ -349,9 +588,9 @@ def existing(shard: GroupShard, group_id: str) -> StreamsGroup:
     return group
 
 
-def described(shard: GroupShard, group_id: str) -> DescribedStreamsGroup:
+def describe_streams_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedStreamsGroup:
     """Raises ApiError."""
-    group = existing(shard, group_id)
+    group = require_streams_group(shard, group_id)
     return DescribedStreamsGroup(
         group_id=group_id,
         state=group.state_name,

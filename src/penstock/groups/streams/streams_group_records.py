@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 - wire() is dataclasses.field()
-"""What `__consumer_offsets` stores of streams groups, in Kafka's published formats (keys 17 and 19 to 23)."""
+"""Records of streams groups in `__consumer_offsets` (keys 17 and 19 to 23), in Kafka's published formats."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,19 +8,25 @@ from typing import Any, Final
 
 from kio.static.primitive import i8, i16, i32, i64, u16
 
-from penstock.groups.assigned_records import Forms, Record
-from penstock.groups.consumer.schemas import Part, TargetEpochValue, Value, wire
-from penstock.groups.consumer.values import Phase
-from penstock.groups.shard import GroupShard
-from penstock.groups.streams.values import (
+from penstock.groups.consumer.consumer_group_records import MemberState
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
+    GroupRecordCodec,
+    ModernGroupRecord,
+    NestedSchema,
+    TargetAssignmentMetadataValue,
+    ValueSchema,
+    kafka_field,
+)
+from penstock.groups.streams.topology import (
     CopartitionGroup,
-    Current,
     Endpoint,
-    GroupEpoch,
     InternalTopic,
-    Metadata,
+    StreamsCurrentAssignment,
+    StreamsGroupEpoch,
+    StreamsMemberMetadata,
+    StreamsTargetEpoch,
     Subtopology,
-    TargetEpoch,
     TaskEpochs,
     Tasks,
     TaskSets,
@@ -28,7 +34,7 @@ from penstock.groups.streams.values import (
 )
 
 
-class Kind(IntEnum):
+class StreamsGroupRecordType(IntEnum):
     """What a record is about, by the number that its key starts with."""
 
     GROUP_EPOCH = 17  # GroupEpoch
@@ -43,101 +49,101 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyValuePart(Part):
-    key: str = wire("string")
-    value: str = wire("string")
+class KeyValuePart(NestedSchema):
+    key: str = kafka_field("string")
+    value: str = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupEpochValue(Value):
-    epoch: i32 = wire("int32")
-    metadata_hash: i64 = wire("int64")
-    validated_topology_epoch: i32 = wire("int32", tag=0, default=i32(-1))
+class StreamsGroupMetadataValue(ValueSchema):
+    epoch: i32 = kafka_field("int32")
+    metadata_hash: i64 = kafka_field("int64")
+    validated_topology_epoch: i32 = kafka_field("int32", tag=0, default=i32(-1))
     last_assignment_configs: tuple[KeyValuePart, ...] = field(metadata={"tag": 1}, default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointPart(Part):
-    host: str = wire("string")
-    port: u16 = wire("uint16")
+class EndpointPart(NestedSchema):
+    host: str = kafka_field("string")
+    port: u16 = kafka_field("uint16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberValue(Value):
-    instance_id: str | None = wire("string")
-    rack_id: str | None = wire("string")
-    client_id: str = wire("string")
-    client_host: str = wire("string")
-    rebalance_timeout_ms: i32 = wire("int32")
-    topology_epoch: i32 = wire("int32")
-    process_id: str = wire("string")
+class StreamsGroupMemberMetadataValue(ValueSchema):
+    instance_id: str | None = kafka_field("string")
+    rack_id: str | None = kafka_field("string")
+    client_id: str = kafka_field("string")
+    client_host: str = kafka_field("string")
+    rebalance_timeout_ms: i32 = kafka_field("int32")
+    topology_epoch: i32 = kafka_field("int32")
+    process_id: str = kafka_field("string")
     user_endpoint: EndpointPart | None
     client_tags: tuple[KeyValuePart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskIdsPart(Part):
-    subtopology_id: str = wire("string")
-    partitions: tuple[i32, ...] = wire("int32")
+class TaskIdsPart(NestedSchema):
+    subtopology_id: str = kafka_field("string")
+    partitions: tuple[i32, ...] = kafka_field("int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetValue(Value):
+class StreamsGroupTargetAssignmentMemberValue(ValueSchema):
     active_tasks: tuple[TaskIdsPart, ...]
     standby_tasks: tuple[TaskIdsPart, ...]
     warmup_tasks: tuple[TaskIdsPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTaskIdsPart(Part):
-    subtopology_id: str = wire("string")
-    partitions: tuple[i32, ...] = wire("int32")
+class AssignedTaskIdsPart(NestedSchema):
+    subtopology_id: str = kafka_field("string")
+    partitions: tuple[i32, ...] = kafka_field("int32")
     #: One for each partition, of active tasks only.
-    assignment_epochs: tuple[i32, ...] | None = wire("int32", tag=0, default=None)
+    assignment_epochs: tuple[i32, ...] | None = kafka_field("int32", tag=0, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentValue(Value):
-    member_epoch: i32 = wire("int32")
-    previous_member_epoch: i32 = wire("int32")
-    state: i8 = wire("int8")
-    active_tasks: tuple[HeldTaskIdsPart, ...]
-    standby_tasks: tuple[HeldTaskIdsPart, ...]
-    warmup_tasks: tuple[HeldTaskIdsPart, ...]
-    active_tasks_pending_revocation: tuple[HeldTaskIdsPart, ...]
-    standby_tasks_pending_revocation: tuple[HeldTaskIdsPart, ...]
-    warmup_tasks_pending_revocation: tuple[HeldTaskIdsPart, ...]
+class StreamsGroupCurrentMemberAssignmentValue(ValueSchema):
+    member_epoch: i32 = kafka_field("int32")
+    previous_member_epoch: i32 = kafka_field("int32")
+    state: i8 = kafka_field("int8")
+    active_tasks: tuple[AssignedTaskIdsPart, ...]
+    standby_tasks: tuple[AssignedTaskIdsPart, ...]
+    warmup_tasks: tuple[AssignedTaskIdsPart, ...]
+    active_tasks_pending_revocation: tuple[AssignedTaskIdsPart, ...]
+    standby_tasks_pending_revocation: tuple[AssignedTaskIdsPart, ...]
+    warmup_tasks_pending_revocation: tuple[AssignedTaskIdsPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicInfoPart(Part):
-    name: str = wire("string")
-    partitions: i32 = wire("int32")
-    replication_factor: i16 = wire("int16")
+class TopicInfoPart(NestedSchema):
+    name: str = kafka_field("string")
+    partitions: i32 = kafka_field("int32")
+    replication_factor: i16 = kafka_field("int16")
     topic_configs: tuple[KeyValuePart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopartitionGroupPart(Part):
-    source_topics: tuple[i16, ...] = wire("int16")
-    source_topic_regex: tuple[i16, ...] = wire("int16")
-    repartition_source_topics: tuple[i16, ...] = wire("int16")
+class CopartitionGroupPart(NestedSchema):
+    source_topics: tuple[i16, ...] = kafka_field("int16")
+    source_topic_regex: tuple[i16, ...] = kafka_field("int16")
+    repartition_source_topics: tuple[i16, ...] = kafka_field("int16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubtopologyPart(Part):
-    subtopology_id: str = wire("string")
-    source_topics: tuple[str, ...] = wire("string")
-    source_topic_regex: tuple[str, ...] = wire("string")
+class SubtopologyPart(NestedSchema):
+    subtopology_id: str = kafka_field("string")
+    source_topics: tuple[str, ...] = kafka_field("string")
+    source_topic_regex: tuple[str, ...] = kafka_field("string")
     state_changelog_topics: tuple[TopicInfoPart, ...]
-    repartition_sink_topics: tuple[str, ...] = wire("string")
+    repartition_sink_topics: tuple[str, ...] = kafka_field("string")
     repartition_source_topics: tuple[TopicInfoPart, ...]
     copartition_groups: tuple[CopartitionGroupPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyValue(Value):
-    epoch: i32 = wire("int32")
+class StreamsGroupTopologyValue(ValueSchema):
+    epoch: i32 = kafka_field("int32")
     subtopologies: tuple[SubtopologyPart, ...]
 
 
@@ -152,8 +158,8 @@ def pairs_of(entities: Iterable[Any] | None) -> tuple[tuple[str, str], ...]:
     return tuple((entity.key, entity.value) for entity in entities or ())
 
 
-def _group_epoch_entity(value: GroupEpoch) -> Any:
-    return GroupEpochValue(
+def _group_epoch_entity(value: StreamsGroupEpoch) -> Any:
+    return StreamsGroupMetadataValue(
         epoch=value.epoch,
         metadata_hash=value.metadata_hash,
         validated_topology_epoch=value.validated_topology_epoch,
@@ -161,8 +167,8 @@ def _group_epoch_entity(value: GroupEpoch) -> Any:
     )
 
 
-def _group_epoch(entity: Any) -> GroupEpoch:
-    return GroupEpoch(
+def _group_epoch(entity: Any) -> StreamsGroupEpoch:
+    return StreamsGroupEpoch(
         entity.epoch,
         entity.metadata_hash,
         entity.validated_topology_epoch,
@@ -170,9 +176,9 @@ def _group_epoch(entity: Any) -> GroupEpoch:
     )
 
 
-def _member_entity(value: Metadata) -> Any:
+def _member_entity(value: StreamsMemberMetadata) -> Any:
     at = value.endpoint
-    return MemberValue(
+    return StreamsGroupMemberMetadataValue(
         instance_id=None,
         rack_id=value.rack_id,
         client_id=value.client_id,
@@ -185,9 +191,9 @@ def _member_entity(value: Metadata) -> Any:
     )
 
 
-def _member(entity: Any) -> Metadata:
+def _member(entity: Any) -> StreamsMemberMetadata:
     at = entity.user_endpoint
-    return Metadata(
+    return StreamsMemberMetadata(
         rack_id=entity.rack_id,
         client_id=entity.client_id,
         client_host=entity.client_host,
@@ -212,7 +218,7 @@ def task_ids(tasks: Tasks, part_class: Any) -> tuple[Any, ...]:
 
 
 def _target_entity(value: TaskSets) -> Any:
-    return TargetValue(
+    return StreamsGroupTargetAssignmentMemberValue(
         active_tasks=task_ids(value.active, TaskIdsPart),
         standby_tasks=task_ids(value.standby, TaskIdsPart),
         warmup_tasks=task_ids(value.warmup, TaskIdsPart),
@@ -223,24 +229,24 @@ def _target(entity: Any) -> TaskSets:
     return TaskSets(*map(tasks_of, (entity.active_tasks, entity.standby_tasks, entity.warmup_tasks)))
 
 
-def _current_entity(value: Current) -> Any:
+def _current_entity(value: StreamsCurrentAssignment) -> Any:
     assigned, revoking = value.assigned, value.revoking
-    return CurrentValue(
+    return StreamsGroupCurrentMemberAssignmentValue(
         member_epoch=value.epoch,
         previous_member_epoch=value.previous_epoch,
         state=value.phase,
-        active_tasks=_held(assigned.active, value.since),
-        standby_tasks=task_ids(assigned.standby, HeldTaskIdsPart),
-        warmup_tasks=task_ids(assigned.warmup, HeldTaskIdsPart),
-        active_tasks_pending_revocation=_held(revoking.active, value.since),
-        standby_tasks_pending_revocation=task_ids(revoking.standby, HeldTaskIdsPart),
-        warmup_tasks_pending_revocation=task_ids(revoking.warmup, HeldTaskIdsPart),
+        active_tasks=_assigned_task_ids(assigned.active, value.since),
+        standby_tasks=task_ids(assigned.standby, AssignedTaskIdsPart),
+        warmup_tasks=task_ids(assigned.warmup, AssignedTaskIdsPart),
+        active_tasks_pending_revocation=_assigned_task_ids(revoking.active, value.since),
+        standby_tasks_pending_revocation=task_ids(revoking.standby, AssignedTaskIdsPart),
+        warmup_tasks_pending_revocation=task_ids(revoking.warmup, AssignedTaskIdsPart),
     )
 
 
-def _held(tasks: Tasks, since: TaskEpochs) -> tuple[Any, ...]:
+def _assigned_task_ids(tasks: Tasks, since: TaskEpochs) -> tuple[Any, ...]:
     return tuple(
-        HeldTaskIdsPart(
+        AssignedTaskIdsPart(
             subtopology_id=name,
             partitions=tuple(sorted(partitions)),
             assignment_epochs=tuple(since[name][partition] for partition in sorted(partitions)),
@@ -249,15 +255,15 @@ def _held(tasks: Tasks, since: TaskEpochs) -> tuple[Any, ...]:
     )
 
 
-def _current(entity: Any) -> Current:
+def _current(entity: Any) -> StreamsCurrentAssignment:
     since: dict[str, dict[int, int]] = {}
     for part in (*entity.active_tasks, *entity.active_tasks_pending_revocation):
         epochs = part.assignment_epochs or (entity.member_epoch,) * len(part.partitions)
         since.setdefault(part.subtopology_id, {}).update(zip(part.partitions, epochs, strict=True))
-    return Current(
+    return StreamsCurrentAssignment(
         epoch=entity.member_epoch,
         previous_epoch=entity.previous_member_epoch,
-        phase=Phase(entity.state),
+        phase=MemberState(entity.state),
         assigned=_target(entity),
         revoking=TaskSets(
             tasks_of(entity.active_tasks_pending_revocation),
@@ -284,7 +290,7 @@ def _internal_topic(entity: Any) -> InternalTopic:
 
 
 def _topology_entity(value: Topology) -> Any:
-    return TopologyValue(
+    return StreamsGroupTopologyValue(
         epoch=value.epoch,
         subtopologies=tuple(
             SubtopologyPart(
@@ -327,39 +333,43 @@ def topology_of(entity: Any) -> Topology:
     return Topology(entity.epoch, tuple(sorted(subtopologies)))
 
 
-_ENTITIES: Final[Mapping[Kind, Any]] = {
-    Kind.GROUP_EPOCH: _group_epoch_entity,
-    Kind.MEMBER: _member_entity,
-    Kind.TARGET_EPOCH: lambda value: TargetEpochValue(
+_ENTITIES: Final[Mapping[StreamsGroupRecordType, Any]] = {
+    StreamsGroupRecordType.GROUP_EPOCH: _group_epoch_entity,
+    StreamsGroupRecordType.MEMBER: _member_entity,
+    StreamsGroupRecordType.TARGET_EPOCH: lambda value: TargetAssignmentMetadataValue(
         assignment_epoch=value.epoch, assignment_timestamp=value.timestamp_ms
     ),
-    Kind.TARGET: _target_entity,
-    Kind.CURRENT: _current_entity,
-    Kind.TOPOLOGY: _topology_entity,
+    StreamsGroupRecordType.TARGET: _target_entity,
+    StreamsGroupRecordType.CURRENT: _current_entity,
+    StreamsGroupRecordType.TOPOLOGY: _topology_entity,
 }
-_PARSERS: Final[Mapping[Kind, tuple[Any, Any]]] = {
-    Kind.GROUP_EPOCH: (GroupEpochValue, _group_epoch),
-    Kind.MEMBER: (MemberValue, _member),
-    Kind.TARGET_EPOCH: (
-        TargetEpochValue,
-        lambda entity: TargetEpoch(entity.assignment_epoch, entity.assignment_timestamp),
+_PARSERS: Final[Mapping[StreamsGroupRecordType, tuple[Any, Any]]] = {
+    StreamsGroupRecordType.GROUP_EPOCH: (StreamsGroupMetadataValue, _group_epoch),
+    StreamsGroupRecordType.MEMBER: (StreamsGroupMemberMetadataValue, _member),
+    StreamsGroupRecordType.TARGET_EPOCH: (
+        TargetAssignmentMetadataValue,
+        lambda entity: StreamsTargetEpoch(entity.assignment_epoch, entity.assignment_timestamp),
     ),
-    Kind.TARGET: (TargetValue, _target),
-    Kind.CURRENT: (CurrentValue, _current),
-    Kind.TOPOLOGY: (TopologyValue, topology_of),
+    StreamsGroupRecordType.TARGET: (StreamsGroupTargetAssignmentMemberValue, _target),
+    StreamsGroupRecordType.CURRENT: (StreamsGroupCurrentMemberAssignmentValue, _current),
+    StreamsGroupRecordType.TOPOLOGY: (StreamsGroupTopologyValue, topology_of),
 }
 
-FORMS: Final = Forms(
-    Kind,
-    of_group=(Kind.GROUP_EPOCH, Kind.TARGET_EPOCH, Kind.TOPOLOGY),
+STREAMS_GROUP_CODEC: Final = GroupRecordCodec(
+    StreamsGroupRecordType,
+    of_group=(
+        StreamsGroupRecordType.GROUP_EPOCH,
+        StreamsGroupRecordType.TARGET_EPOCH,
+        StreamsGroupRecordType.TOPOLOGY,
+    ),
     entities=_ENTITIES,
     parsers=_PARSERS,
 )
 
 
-def replay(shard: GroupShard, key: bytes, value: bytes | None) -> None:
-    from penstock.groups.replaying import replay_into
-    from penstock.groups.streams.group import StreamsGroup  # which is built on these records
+def replay_streams_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
+    from penstock.groups.modern_group import replay_modern_group
+    from penstock.groups.streams.streams_group import StreamsGroup  # which is built on these records
 
-    record: Record[Kind] = FORMS.decode(key, value)
-    replay_into(shard, record, StreamsGroup, ends_with=Kind.GROUP_EPOCH)
+    record: ModernGroupRecord[StreamsGroupRecordType] = STREAMS_GROUP_CODEC.decode(key, value)
+    replay_modern_group(shard, record, StreamsGroup, ends_with=StreamsGroupRecordType.GROUP_EPOCH)

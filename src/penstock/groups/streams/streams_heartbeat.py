@@ -1,4 +1,4 @@
-"""StreamsGroupHeartbeat: one request for everything that a member of a streams group says and hears.
+"""StreamsGroupHeartbeat: the only request of a member of a streams group.
 
 In order: the member joins or changes, the group takes its topology and looks at the topics, it begins a new epoch if
 any of that matters, tasks are assigned for that epoch, and the member takes one safe step towards its assignment.
@@ -6,59 +6,71 @@ any of that matters, tasks are assigned for that epoch, and the member takes one
 
 from collections.abc import Iterable, Mapping
 
-from penstock.groups.classic_kind import Classic
-from penstock.groups.consumer.subscriptions import metadata_hash
-from penstock.groups.consumer.values import JOINING, LEFT, Phase
-from penstock.groups.records import can_store
-from penstock.groups.shard import GroupShard
-from penstock.groups.streams.group import (
-    INITIAL_DELAY,
-    REBALANCE,
-    SESSION,
-    STANDBY_REPLICAS,
-    Draft,
-    StreamsGroup,
-    existing,
-    fence,
+from penstock.groups.classic.classic_group import ClassicGroup
+from penstock.groups.consumer.consumer_group_data import metadata_hash
+from penstock.groups.consumer.consumer_group_records import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    MemberState,
 )
-from penstock.groups.streams.messages import EndpointPartitions, StreamsHeartbeat, StreamsHeartbeatReply
-from penstock.groups.streams.records import Kind
-from penstock.groups.streams.topology import ConfiguredTopology, Status, StatusCode
-from penstock.groups.streams.values import (
+from penstock.groups.coordinator_records import can_store
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken, TimerKey
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.streams.streams_group import (
+    INITIAL_DELAY_TIMER,
+    NUM_STANDBY_REPLICAS,
+    REBALANCE_TIMER,
+    SESSION_TIMER,
+    EndpointPartitions,
+    StreamsGroup,
+    StreamsGroupDraft,
+    StreamsHeartbeatReply,
+    StreamsHeartbeatRequest,
+    fence_member,
+    require_streams_group,
+)
+from penstock.groups.streams.streams_group_records import StreamsGroupRecordType
+from penstock.groups.streams.topology import (
     FIRST_EPOCH,
     NO_TASK_SETS,
     NOT_VALIDATED,
-    Current,
-    GroupEpoch,
-    Member,
-    Metadata,
+    ConfiguredTopology,
+    StreamsCurrentAssignment,
+    StreamsGroupEpoch,
+    StreamsGroupMember,
+    StreamsMemberMetadata,
+    StreamsStatus,
+    StreamsStatusCode,
     Tasks,
     TaskSets,
 )
 from penstock.groups.topics import Topics
-from penstock.groups.work import Step, Timer, Token, Work
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
-def heartbeat(shard: GroupShard, request: StreamsHeartbeat, token: Token, *, now_ms: int) -> Work:
-    step = shard.step(now_ms)
+def streams_group_heartbeat(
+    shard: GroupCoordinatorShard, request: StreamsHeartbeatRequest, token: ReplyToken, *, now_ms: int
+) -> CoordinatorResult:
+    operation = shard.operation(now_ms)
     try:
         _check_request(request)
-        if request.member_epoch == LEFT:
-            reply = _leave(existing(shard, request.group_id), request, step)
+        if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
+            reply = _leave(require_streams_group(shard, request.group_id), request, operation)
         else:
-            reply = _beat(_open(shard, request, step), request)
+            reply = _process_heartbeat(_draft_for(shard, request, operation), request)
     except ApiError as error:
         # Records that were decided before the error was found are not written.
-        return Work(replies=((token, StreamsHeartbeatReply(error=error.code, message=error.message)),))
-    step.reply(token, reply)
-    return step.work()
+        return CoordinatorResult(
+            replies=((token, StreamsHeartbeatReply(error=error.code, message=error.message)),)
+        )
+    operation.reply(token, reply)
+    return operation.work()
 
 
 # Checks
 
 
-def _check_request(request: StreamsHeartbeat) -> None:
+def _check_request(request: StreamsHeartbeatRequest) -> None:
     """What Kafka refuses, with its words. Raises ApiError."""
     for name, text in (
         ("MemberId", request.member_id),
@@ -67,37 +79,39 @@ def _check_request(request: StreamsHeartbeat) -> None:
         ("RackId", request.rack_id),
     ):
         if text is not None and not text.strip():
-            raise _invalid(f"{name} can't be empty.")
-    if request.member_epoch < LEFT:
-        raise _invalid(f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1.")
-    if request.member_epoch == JOINING:
+            raise _invalid_request(f"{name} can't be empty.")
+    if request.member_epoch < LEAVE_GROUP_MEMBER_EPOCH:
+        raise _invalid_request(
+            f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1."
+        )
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         _check_join(request)
     elif request.topology is not None:
-        raise _invalid("Topology can only be provided when (re-)joining.")
+        raise _invalid_request("Topology can only be provided when (re-)joining.")
     if request.instance_id is not None:
-        raise _invalid("Static membership is not yet supported.")
+        raise _invalid_request("Static membership is not yet supported.")
     if request.has_task_offsets:
-        raise _invalid("TaskOffsets are not supported yet.")
+        raise _invalid_request("TaskOffsets are not supported yet.")
     if request.owned is not None and request.owned.warmup:
-        raise _invalid("WarmupTasks are not supported yet.")
+        raise _invalid_request("WarmupTasks are not supported yet.")
     names = (request.group_id, request.member_id, request.rack_id or "", request.client_id)
     if not can_store(*names, request.process_id or ""):
-        raise _invalid("A name is too long to be stored.")
+        raise _invalid_request("A name is too long to be stored.")
 
 
-def _check_join(request: StreamsHeartbeat) -> None:
+def _check_join(request: StreamsHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise _invalid("RebalanceTimeoutMs must be provided in first request.")
+        raise _invalid_request("RebalanceTimeoutMs must be provided in first request.")
     if request.owned:
-        raise _invalid("ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining.")
+        raise _invalid_request("ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining.")
     if request.topology is None:
-        raise _invalid("Topology must be non-null when (re-)joining.")
+        raise _invalid_request("Topology must be non-null when (re-)joining.")
     ids = [subtopology.subtopology_id for subtopology in request.topology.subtopologies]
     if len(set(ids)) != len(ids):
         raise ApiError(ErrorCode.streams_invalid_topology, "Two subtopologies have the same id.")
     for subtopology in request.topology.subtopologies:
         if subtopology.source_topic_regex:
-            raise _invalid("Regular expressions for source topics are not supported yet.")
+            raise _invalid_request("Regular expressions for source topics are not supported yet.")
         for topic in subtopology.changelog_topics:
             if topic.partitions:
                 raise ApiError(
@@ -107,34 +121,38 @@ def _check_join(request: StreamsHeartbeat) -> None:
                 )
 
 
-def _invalid(message: str) -> ApiError:
+def _invalid_request(message: str) -> ApiError:
     return ApiError(ErrorCode.invalid_request, message)
 
 
-def _open(shard: GroupShard, request: StreamsHeartbeat, step: Step) -> Draft:
+def _draft_for(
+    shard: GroupCoordinatorShard, request: StreamsHeartbeatRequest, operation: Operation
+) -> StreamsGroupDraft:
     """The group of the request, which is made for a member that joins. An empty classic group gives way to it."""
     group = shard.groups.get(request.group_id)
-    if request.member_epoch == JOINING:
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         if group is None:
-            return Draft(StreamsGroup(request.group_id), step, is_new=True)
-        if isinstance(group, Classic) and group.gives_way:
+            return StreamsGroupDraft(StreamsGroup(request.group_id), operation, is_new=True)
+        if isinstance(group, ClassicGroup) and group.can_be_replaced:
             if group.stored is not None:
-                step.store_all(group.tombstones())
-            return Draft(StreamsGroup(request.group_id), step, is_new=True)
-    return Draft(existing(shard, request.group_id), step)
+                operation.store_all(group.tombstones())
+            return StreamsGroupDraft(StreamsGroup(request.group_id), operation, is_new=True)
+    return StreamsGroupDraft(require_streams_group(shard, request.group_id), operation)
 
 
-def _sender(group: StreamsGroup, request: StreamsHeartbeat, size_max: int) -> Member:
+def _member_of_request(
+    group: StreamsGroup, request: StreamsHeartbeatRequest, size_max: int
+) -> StreamsGroupMember:
     member = group.members.get(request.member_id)
     if member is None:
-        if request.member_epoch != JOINING:
+        if request.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
             raise _unknown_member(group, request.member_id)
         if len(group.members) >= size_max:
             message = f"The streams group has reached its maximum capacity of {size_max} members."
             raise ApiError(ErrorCode.group_max_size_reached, message)
-        return Member(request.member_id)
+        return StreamsGroupMember(request.member_id)
     current = member.current
-    if request.member_epoch in (JOINING, current.epoch):
+    if request.member_epoch in (JOIN_GROUP_MEMBER_EPOCH, current.epoch):
         return member
     # A member one epoch behind missed the last reply: it gets it again, if it owns nothing that is not its own.
     has_own = request.owned is not None and request.owned.is_within(current.assigned.merged(current.revoking))
@@ -156,43 +174,49 @@ def _unknown_member(group: StreamsGroup, member_id: str) -> ApiError:
 # What a heartbeat leads to
 
 
-def _leave(group: StreamsGroup, request: StreamsHeartbeat, step: Step) -> StreamsHeartbeatReply:
+def _leave(
+    group: StreamsGroup, request: StreamsHeartbeatRequest, operation: Operation
+) -> StreamsHeartbeatReply:
     member = group.members.get(request.member_id)
     if member is None:
         raise _unknown_member(group, request.member_id)
     if request.shutdown_application:
         _request_shutdown(group, request.member_id)
-    fence(group, member, step)
-    return StreamsHeartbeatReply(member_id=request.member_id, member_epoch=LEFT)
+    fence_member(group, member, operation)
+    return StreamsHeartbeatReply(member_id=request.member_id, member_epoch=LEAVE_GROUP_MEMBER_EPOCH)
 
 
-def _beat(draft: Draft, request: StreamsHeartbeat) -> StreamsHeartbeatReply:
-    group, step = draft.state, draft.step
+def _process_heartbeat(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest) -> StreamsHeartbeatReply:
+    group, operation = draft.state, draft.operation
     was_empty = not group.members
-    before = _sender(group, request, step.settings.streams_size_max)
-    metadata = _metadata(before.metadata, request)
+    before = _member_of_request(group, request, operation.settings.streams_size_max)
+    metadata = _updated_metadata(before.metadata, request)
     has_changed = metadata != before.metadata or before.member_id not in group.members
     if has_changed:
-        draft.change(Kind.MEMBER, before.member_id, metadata)
+        draft.change(StreamsGroupRecordType.MEMBER, before.member_id, metadata)
     _take_topology(draft, request, was_empty=was_empty)
     configured = draft.configured()
     if configured.is_ready:
         _check_tasks(configured, request.owned)
     _begin_epoch_if_needed(draft, configured, request, has_changed=has_changed)
-    delay = Timer(INITIAL_DELAY, draft.group_id)
-    if was_empty and request.initial_rebalance_delay_ms and step.timers.deadline_ms(delay) is None:
-        step.schedule_in(delay, request.initial_rebalance_delay_ms)
+    delay = TimerKey(INITIAL_DELAY_TIMER, draft.group_id)
+    if was_empty and request.initial_rebalance_delay_ms and operation.timers.deadline_ms(delay) is None:
+        operation.schedule_in(delay, request.initial_rebalance_delay_ms)
     statuses = list(_statuses(draft, metadata, configured))
     next_beat_ms = request.heartbeat_interval_ms
     due_in_ms = _target_due_in_ms(draft, delay, request.assignment_interval_ms)
     if draft.state.epoch > draft.state.target.epoch:
         if due_in_ms:
-            statuses.append(Status(StatusCode.ASSIGNMENT_DELAYED, "The assignment waits for more members."))
+            statuses.append(
+                StreamsStatus(StreamsStatusCode.ASSIGNMENT_DELAYED, "The assignment waits for more members.")
+            )
             next_beat_ms = min(next_beat_ms, due_in_ms)
         else:
             draft.update_target()
     member = _reconcile(draft, before.member_id, request)
-    step.schedule_in(Timer(SESSION, draft.group_id, member.member_id), request.session_timeout_ms)
+    operation.schedule_in(
+        TimerKey(SESSION_TIMER, draft.group_id, member.member_id), request.session_timeout_ms
+    )
     if request.shutdown_application:
         _request_shutdown(group, member.member_id)
     if group.shutdown_requested_by is not None:
@@ -200,10 +224,10 @@ def _beat(draft: Draft, request: StreamsHeartbeat) -> StreamsHeartbeatReply:
             f"Streams group member {group.shutdown_requested_by} encountered a fatal error and requested a shutdown "
             "for the entire application."
         )
-        statuses.append(Status(StatusCode.SHUTDOWN_APPLICATION, detail))
+        statuses.append(StreamsStatus(StreamsStatusCode.SHUTDOWN_APPLICATION, detail))
     is_assigned = (
         request.member_epoch != before.current.epoch
-        or request.member_epoch == JOINING
+        or request.member_epoch == JOIN_GROUP_MEMBER_EPOCH
         or before.current.assigned != member.current.assigned
     )
     if is_assigned and member.metadata.endpoint is not None:
@@ -212,7 +236,7 @@ def _beat(draft: Draft, request: StreamsHeartbeat) -> StreamsHeartbeatReply:
         draft.state.endpoint_epoch = group.endpoint_epoch
     endpoints = None
     if group.endpoint_epoch != request.endpoint_epoch:
-        endpoints = _endpoints(draft.state, configured, step.topics)
+        endpoints = _endpoints(draft.state, configured, operation.topics)
     return StreamsHeartbeatReply(
         member_id=member.member_id,
         member_epoch=member.current.epoch,
@@ -230,10 +254,12 @@ def _request_shutdown(group: StreamsGroup, member_id: str) -> None:
         group.shutdown_requested_by = member_id
 
 
-def _metadata(known: Metadata, request: StreamsHeartbeat) -> Metadata:
+def _updated_metadata(
+    known: StreamsMemberMetadata, request: StreamsHeartbeatRequest
+) -> StreamsMemberMetadata:
     """What the request leaves out is as it was."""
     timeout_ms, topology = request.rebalance_timeout_ms, request.topology
-    return Metadata(
+    return StreamsMemberMetadata(
         rack_id=known.rack_id if request.rack_id is None else request.rack_id,
         client_id=request.client_id,
         client_host=request.client_host,
@@ -245,42 +271,50 @@ def _metadata(known: Metadata, request: StreamsHeartbeat) -> Metadata:
     )
 
 
-def _take_topology(draft: Draft, request: StreamsHeartbeat, *, was_empty: bool) -> None:
+def _take_topology(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest, *, was_empty: bool) -> None:
     """The first member of a group brings its topology; the others must bring the same one, or an older one."""
     known, given = draft.state.topology, request.topology
     if given is None or given == known:
         return
     if known is None or (was_empty and given.epoch >= known.epoch):
-        draft.change(Kind.TOPOLOGY, "", given)
+        draft.change(StreamsGroupRecordType.TOPOLOGY, "", given)
     elif given.epoch >= known.epoch:
-        raise _invalid("Topology updates are not supported yet.")
+        raise _invalid_request("Topology updates are not supported yet.")
 
 
 def _check_tasks(configured: ConfiguredTopology, owned: TaskSets | None) -> None:
     for name, partition in () if owned is None else owned.every():
         count = configured.task_counts.get(name)
         if count is None:
-            raise _invalid(f"Subtopology {name} does not exist in the topology.")
+            raise _invalid_request(f"Subtopology {name} does not exist in the topology.")
         if not 0 <= partition < count:
-            raise _invalid(f"Task {partition} for subtopology {name} is invalid. Number of tasks: {count}")
+            raise _invalid_request(
+                f"Task {partition} for subtopology {name} is invalid. Number of tasks: {count}"
+            )
 
 
 def _begin_epoch_if_needed(
-    draft: Draft, configured: ConfiguredTopology, request: StreamsHeartbeat, *, has_changed: bool
+    draft: StreamsGroupDraft,
+    configured: ConfiguredTopology,
+    request: StreamsHeartbeatRequest,
+    *,
+    has_changed: bool,
 ) -> None:
     group = draft.state
     assert group.topology is not None
-    wanted = GroupEpoch(
+    wanted = StreamsGroupEpoch(
         epoch=group.epoch,
-        metadata_hash=metadata_hash(group.topology.required_topics, draft.step.topics),
+        metadata_hash=metadata_hash(group.topology.required_topics, draft.operation.topics),
         validated_topology_epoch=group.topology.epoch if configured.is_ready else NOT_VALIDATED,
-        assignment_configs=((STANDBY_REPLICAS, str(request.standby_replicas)),),
+        assignment_configs=((NUM_STANDBY_REPLICAS, str(request.standby_replicas)),),
     )
     if has_changed or wanted != group.group_epoch:
-        draft.change(Kind.GROUP_EPOCH, "", wanted._replace(epoch=group.epoch + 1))
+        draft.change(StreamsGroupRecordType.GROUP_EPOCH, "", wanted._replace(epoch=group.epoch + 1))
 
 
-def _statuses(draft: Draft, metadata: Metadata, configured: ConfiguredTopology) -> Iterable[Status]:
+def _statuses(
+    draft: StreamsGroupDraft, metadata: StreamsMemberMetadata, configured: ConfiguredTopology
+) -> Iterable[StreamsStatus]:
     topology = draft.state.topology
     assert topology is not None
     if metadata.topology_epoch < topology.epoch:
@@ -288,15 +322,15 @@ def _statuses(draft: Draft, metadata: Metadata, configured: ConfiguredTopology) 
             f"The member's topology epoch {metadata.topology_epoch} is behind the group's topology epoch "
             f"{topology.epoch}."
         )
-        yield Status(StatusCode.STALE_TOPOLOGY, detail)
+        yield StreamsStatus(StreamsStatusCode.STALE_TOPOLOGY, detail)
     if configured.status is not None:
         yield configured.status
 
 
-def _target_due_in_ms(draft: Draft, delay: Timer, interval_ms: int) -> int:
+def _target_due_in_ms(draft: StreamsGroupDraft, delay: TimerKey, interval_ms: int) -> int:
     """0 when tasks may be assigned now. Where many members join at once, they are assigned together."""
-    now_ms, target = draft.step.now_ms, draft.state.target
-    deadline_ms = draft.step.timers.deadline_ms(delay)
+    now_ms, target = draft.operation.now_ms, draft.state.target
+    deadline_ms = draft.operation.timers.deadline_ms(delay)
     if deadline_ms is not None:
         return max(1, deadline_ms - now_ms)
     age_ms = now_ms - target.timestamp_ms
@@ -306,32 +340,36 @@ def _target_due_in_ms(draft: Draft, delay: Timer, interval_ms: int) -> int:
 # From what a member has to what it is to have
 
 
-def _reconcile(draft: Draft, member_id: str, request: StreamsHeartbeat) -> Member:
+def _reconcile(
+    draft: StreamsGroupDraft, member_id: str, request: StreamsHeartbeatRequest
+) -> StreamsGroupMember:
     group = draft.state
     member = group.members[member_id]
-    is_retry = request.member_epoch not in (JOINING, member.current.epoch)
+    is_retry = request.member_epoch not in (JOIN_GROUP_MEMBER_EPOCH, member.current.epoch)
     # A member that missed the last reply may own nothing of what it is to revoke, and be about to take it.
     owned = None if is_retry else request.owned
-    if request.member_epoch == JOINING:
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         owned = NO_TASK_SETS
     elif request.owned is None and group.reported.get(member_id) == member.current.assigned:
         # A member that already owns just what it is assigned has nothing to revoke, and reports no change.
         owned = member.current.assigned
     if request.owned is not None:
         group.reported[member_id] = request.owned
-    current = _next_step(group, member, owned, joins=request.member_epoch == JOINING)
+    current = _next_assignment(group, member, owned, joins=request.member_epoch == JOIN_GROUP_MEMBER_EPOCH)
     if current == member.current:
         return member
-    timer = Timer(REBALANCE, group.group_id, member_id)
-    if current.phase is Phase.UNREVOKED:
-        draft.step.schedule_in(timer, member.metadata.rebalance_timeout_ms)
+    timer = TimerKey(REBALANCE_TIMER, group.group_id, member_id)
+    if current.phase is MemberState.UNREVOKED:
+        draft.operation.schedule_in(timer, member.metadata.rebalance_timeout_ms)
     else:
-        draft.step.timers.cancel(timer)
-    draft.change(Kind.CURRENT, member_id, current)
+        draft.operation.timers.cancel(timer)
+    draft.change(StreamsGroupRecordType.CURRENT, member_id, current)
     return draft.state.members[member_id]
 
 
-def _next_step(group: StreamsGroup, member: Member, owned: TaskSets | None, *, joins: bool) -> Current:
+def _next_assignment(
+    group: StreamsGroup, member: StreamsGroupMember, owned: TaskSets | None, *, joins: bool
+) -> StreamsCurrentAssignment:
     """First the member revokes what it must not keep, and confirms that in the epoch in which it was told so.
 
     Then it moves to the target's epoch with those of its tasks that are free; the others follow as they are revoked.
@@ -340,19 +378,19 @@ def _next_step(group: StreamsGroup, member: Member, owned: TaskSets | None, *, j
     target = group.targets.get(member.member_id, NO_TASK_SETS)
     if current.is_settled(target_epoch):
         return current
-    if current.phase is Phase.UNREVOKED and (owned is None or owned.overlaps(current.revoking)):
+    if current.phase is MemberState.UNREVOKED and (owned is None or owned.overlaps(current.revoking)):
         return current
     kept = current.assigned.shared_with(target)
     revoking = current.assigned.without(kept)
     if revoking and not joins:
-        return current.moved(current.epoch + 1, Phase.UNREVOKED, kept, revoking)
+        return current.moved(current.epoch + 1, MemberState.UNREVOKED, kept, revoking)
     wanted = target.without(kept)
-    free = _free_of(group, member, wanted)
-    phase = Phase.STABLE if free == wanted else Phase.UNRELEASED
+    free = _free_tasks(group, member, wanted)
+    phase = MemberState.STABLE if free == wanted else MemberState.UNRELEASED
     return current.moved(target_epoch, phase, kept.merged(free))
 
 
-def _free_of(group: StreamsGroup, member: Member, wanted: TaskSets) -> TaskSets:
+def _free_tasks(group: StreamsGroup, member: StreamsGroupMember, wanted: TaskSets) -> TaskSets:
     """An active task must be active nowhere else; no task may be twice in one process, whose threads share a disk."""
     active: set[tuple[str, int]] = set()
     in_process: set[tuple[str, int]] = set()
@@ -364,13 +402,13 @@ def _free_of(group: StreamsGroup, member: Member, wanted: TaskSets) -> TaskSets:
         if other.metadata.process_id == member.metadata.process_id:
             in_process.update(held.every())
     return TaskSets(
-        _except(wanted.active, active | in_process),
-        _except(wanted.standby, in_process),
-        _except(wanted.warmup, in_process),
+        _without_taken(wanted.active, active | in_process),
+        _without_taken(wanted.standby, in_process),
+        _without_taken(wanted.warmup, in_process),
     )
 
 
-def _except(tasks: Tasks, taken: set[tuple[str, int]]) -> Tasks:
+def _without_taken(tasks: Tasks, taken: set[tuple[str, int]]) -> Tasks:
     left = {
         name: frozenset(partition for partition in partitions if (name, partition) not in taken)
         for name, partitions in tasks.items()

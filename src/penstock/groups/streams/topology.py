@@ -1,13 +1,196 @@
-"""Whether the topics are as a topology needs them: how many tasks it has, and which internal topics are missing."""
+"""The topology of a streams group, and whether the topics are as the topology needs them.
+
+The topology, members and tasks are values. `configure_topology` says how many tasks a topology has, and which
+internal topics are missing.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from penstock.groups.streams.values import InternalTopic, Subtopology, Topology
+from penstock.groups.consumer.consumer_group_records import MemberState
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
+
+#: Partitions by subtopology: a task is one of each. Never changed in place; no subtopology is without partitions.
+Tasks = Mapping[str, frozenset[int]]
+NO_TASKS: Final[Tasks] = {}
+#: For the active tasks of a member, the epoch since which it has had each without a break.
+TaskEpochs = Mapping[str, Mapping[int, int]]
+NO_TASK_EPOCHS: Final[TaskEpochs] = {}
+
+#: The epoch of a group, and of its target assignment, before anything was decided: a member that waits for the first
+#: assignment is in this epoch, which must not be 0, because 0 is how a member joins.
+FIRST_EPOCH: Final = 1
+#: The topology epoch of a group whose topics are not as its topology needs them.
+NOT_VALIDATED: Final = -1
+
+
+class TaskSets(NamedTuple):
+    """The tasks of one member by what it does with them."""
+
+    active: Tasks = NO_TASKS
+    standby: Tasks = NO_TASKS
+    warmup: Tasks = NO_TASKS
+
+    def __bool__(self) -> bool:
+        return bool(self.active or self.standby or self.warmup)
+
+    def overlaps(self, other: "TaskSets") -> bool:
+        """Whether a task is in both, in the same role."""
+        return any(
+            not partitions.isdisjoint(theirs.get(subtopology, ()))
+            for mine, theirs in zip(self, other, strict=True)
+            for subtopology, partitions in mine.items()
+        )
+
+    def is_within(self, other: "TaskSets") -> bool:
+        return not self.without(other)
+
+    def without(self, other: "TaskSets") -> "TaskSets":
+        return TaskSets(*map(_task_difference, self, other))
+
+    def shared_with(self, other: "TaskSets") -> "TaskSets":
+        return self.without(self.without(other))
+
+    def merged(self, other: "TaskSets") -> "TaskSets":
+        return TaskSets(*map(_task_union, self, other))
+
+    def every(self) -> Iterator[tuple[str, int]]:
+        """Each task, in whatever role."""
+        for tasks in self:
+            for subtopology, partitions in tasks.items():
+                for partition in partitions:
+                    yield subtopology, partition
+
+
+def _task_difference(one: Tasks, other: Tasks) -> Tasks:
+    left = {name: partitions - other.get(name, frozenset()) for name, partitions in one.items()}
+    return {name: partitions for name, partitions in left.items() if partitions}
+
+
+def _task_union(one: Tasks, other: Tasks) -> Tasks:
+    return {name: one.get(name, frozenset()) | other.get(name, frozenset()) for name in {**one, **other}}
+
+
+NO_TASK_SETS: Final = TaskSets()
+
+
+class InternalTopic(NamedTuple):
+    """A changelog or repartition topic as the application asks for it; 0 leaves a number to the cluster."""
+
+    name: str
+    partitions: int = 0
+    replication_factor: int = 0
+    configs: tuple[tuple[str, str], ...] = ()
+
+
+class CopartitionGroup(NamedTuple):
+    """Topics that must have equally many partitions, by their index in the subtopology."""
+
+    source_topics: tuple[int, ...] = ()
+    source_topic_regex: tuple[int, ...] = ()
+    repartition_source_topics: tuple[int, ...] = ()
+
+
+class Subtopology(NamedTuple):
+    subtopology_id: str
+    source_topics: tuple[str, ...] = ()
+    source_topic_regex: tuple[str, ...] = ()
+    changelog_topics: tuple[InternalTopic, ...] = ()
+    repartition_sink_topics: tuple[str, ...] = ()
+    repartition_source_topics: tuple[InternalTopic, ...] = ()
+    copartition_groups: tuple[CopartitionGroup, ...] = ()
+
+    @property
+    def input_topics(self) -> tuple[str, ...]:
+        """All that its tasks read."""
+        return (*self.source_topics, *(topic.name for topic in self.repartition_source_topics))
+
+
+class Topology(NamedTuple):
+    epoch: int
+    #: Sorted by id.
+    subtopologies: tuple[Subtopology, ...] = ()
+
+    @property
+    def required_topics(self) -> frozenset[str]:
+        return frozenset(
+            name
+            for subtopology in self.subtopologies
+            for name in (
+                *subtopology.input_topics,
+                *(topic.name for topic in subtopology.changelog_topics),
+            )
+        )
+
+
+class Endpoint(NamedTuple):
+    """Where a member answers interactive queries."""
+
+    host: str
+    port: int
+
+
+class StreamsMemberMetadata(NamedTuple):
+    """What a member says of itself."""
+
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    topology_epoch: int = -1
+    process_id: str = ""
+    endpoint: Endpoint | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+
+
+class StreamsCurrentAssignment(NamedTuple):
+    """What a member has been assigned."""
+
+    epoch: int = 0
+    previous_epoch: int = -1
+    phase: MemberState = MemberState.STABLE
+    assigned: TaskSets = NO_TASK_SETS
+    #: To be revoked: the member's until it confirms that it has revoked them.
+    revoking: TaskSets = NO_TASK_SETS
+    since: TaskEpochs = NO_TASK_EPOCHS
+
+    def moved(
+        self, epoch: int, phase: MemberState, assigned: TaskSets, revoking: TaskSets = NO_TASK_SETS
+    ) -> "StreamsCurrentAssignment":
+        since = {
+            name: {partition: self.since.get(name, {}).get(partition, epoch) for partition in partitions}
+            for name, partitions in _task_union(assigned.active, revoking.active).items()
+        }
+        return StreamsCurrentAssignment(epoch, self.epoch, phase, assigned, revoking, since)
+
+    def is_settled(self, target_epoch: int) -> bool:
+        return self.phase is MemberState.STABLE and self.epoch == target_epoch
+
+
+class StreamsGroupMember(NamedTuple):
+    member_id: str
+    metadata: StreamsMemberMetadata = StreamsMemberMetadata()
+    current: StreamsCurrentAssignment = StreamsCurrentAssignment()
+
+
+class StreamsGroupEpoch(NamedTuple):
+    epoch: int = FIRST_EPOCH
+    #: Of the topics that the topology needs, as they were at this epoch.
+    metadata_hash: int = 0
+    validated_topology_epoch: int = NOT_VALIDATED
+    #: The settings with which tasks were assigned.
+    assignment_configs: tuple[tuple[str, str], ...] = ()
+
+
+class StreamsTargetEpoch(NamedTuple):
+    """The group epoch of the last target assignment, and when it was computed."""
+
+    epoch: int = FIRST_EPOCH
+    timestamp_ms: int = 0
+
 
 #: How many names a message lists.
 _NAMES_MAX: Final = 10
@@ -15,7 +198,7 @@ _NAMES_MAX: Final = 10
 TASKS_MAX: Final = 20_000
 
 
-class StatusCode(IntEnum):
+class StreamsStatusCode(IntEnum):
     """What a heartbeat's reply says of the group, beside errors; numbered as on the wire."""
 
     STALE_TOPOLOGY = 0
@@ -26,8 +209,8 @@ class StatusCode(IntEnum):
     ASSIGNMENT_DELAYED = 5
 
 
-class Status(NamedTuple):
-    code: StatusCode
+class StreamsStatus(NamedTuple):
+    code: StreamsStatusCode
     detail: str
 
 
@@ -38,24 +221,24 @@ class ConfiguredTopology(NamedTuple):
     internal_topics: Mapping[str, InternalTopic]
     missing_topics: tuple[InternalTopic, ...] = ()
     #: What is wrong with the topics.
-    status: Status | None = None
+    status: StreamsStatus | None = None
 
     @property
     def is_ready(self) -> bool:
         return self.status is None
 
 
-class _Misconfigured(Exception):
-    def __init__(self, code: StatusCode, detail: str) -> None:
+class _MisconfiguredTopics(Exception):
+    def __init__(self, code: StreamsStatusCode, detail: str) -> None:
         super().__init__(detail)
-        self.status = Status(code, detail)
+        self.status = StreamsStatus(code, detail)
 
 
-def configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
+def configure_topology(topology: Topology, topics: Topics) -> ConfiguredTopology:
     """Raises ApiError (STREAMS_INVALID_TOPOLOGY) for a topology that no topics could satisfy."""
     try:
         return _configure(topology, topics)
-    except _Misconfigured as problem:
+    except _MisconfiguredTopics as problem:
         return ConfiguredTopology({}, {}, status=problem.status)
 
 
@@ -68,7 +251,7 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
     sources = {name for subtopology in topology.subtopologies for name in subtopology.source_topics}
     if missing := sources - existing.keys():
         detail = f"Source topics {_listed(missing)} are missing."
-        raise _Misconfigured(StatusCode.MISSING_SOURCE_TOPICS, detail)
+        raise _MisconfiguredTopics(StreamsStatusCode.MISSING_SOURCE_TOPICS, detail)
     counts = _repartition_counts(topology, existing)
     _enforce_copartitioning(topology, existing, counts)
     known = {**counts, **existing}
@@ -77,26 +260,26 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
     for subtopology in topology.subtopologies:
         inputs = subtopology.input_topics
         if not inputs:
-            raise _invalid(f"No source topics found for subtopology {subtopology.subtopology_id}")
+            raise _invalid_topology(f"No source topics found for subtopology {subtopology.subtopology_id}")
         tasks = task_counts[subtopology.subtopology_id] = max(known[name] for name in inputs)
         for topic in subtopology.repartition_source_topics:
             internal[topic.name] = topic._replace(partitions=counts[topic.name])
         for topic in subtopology.changelog_topics:
             internal[topic.name] = topic._replace(partitions=tasks)
     if (total := sum(task_counts.values())) > TASKS_MAX:
-        raise _invalid(f"The topology has {total} tasks, but a group can have at most {TASKS_MAX}.")
+        raise _invalid_topology(f"The topology has {total} tasks, but a group can have at most {TASKS_MAX}.")
     for name, topic in internal.items():
         if existing.get(name, topic.partitions) != topic.partitions:
             detail = (
                 f"Existing topic {name} has different number of partitions: expected {topic.partitions}, "
                 f"found {existing[name]}"
             )
-            raise _Misconfigured(StatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
+            raise _MisconfiguredTopics(StreamsStatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
     to_create = tuple(topic for name, topic in sorted(internal.items()) if name not in existing)
     status = None
     if to_create:
         detail = f"Internal topics are missing: {_listed(topic.name for topic in to_create)}"
-        status = Status(StatusCode.MISSING_INTERNAL_TOPICS, detail)
+        status = StreamsStatus(StreamsStatusCode.MISSING_INTERNAL_TOPICS, detail)
     return ConfiguredTopology(task_counts, internal, to_create, status)
 
 
@@ -129,13 +312,13 @@ def _repartition_counts(topology: Topology, existing: Mapping[str, int]) -> dict
         ready = {number for sink in decided for number in readers.get(sink, ())} - done
         done |= ready
     if any(sink not in counts for subtopology in every for sink in subtopology.repartition_sink_topics):
-        raise _invalid(
+        raise _invalid_topology(
             "Failed to compute number of partitions for all repartition topics. There may be loops in the "
             "topology that cannot be resolved."
         )
     for subtopology in every:
         if any(topic.name not in counts for topic in subtopology.repartition_source_topics):
-            raise _invalid(
+            raise _invalid_topology(
                 "Failed to compute number of partitions for all repartition topics, because a repartition source "
                 "topic is never used as a sink topic."
             )
@@ -168,13 +351,13 @@ def _enforce_copartitioning(topology: Topology, existing: Mapping[str, int], cou
                     for index in group.repartition_source_topics
                 }
             except IndexError:
-                raise _invalid(
+                raise _invalid_topology(
                     "A copartition group refers to a topic that its subtopology does not have."
                 ) from None
-            _enforce(sources - repartition, repartition, fixed, existing, counts)
+            _enforce_group(sources - repartition, repartition, fixed, existing, counts)
 
 
-def _enforce(
+def _enforce_group(
     sources: set[str],
     repartition: set[str],
     fixed: set[str],
@@ -182,9 +365,9 @@ def _enforce(
     counts: dict[str, int],
 ) -> None:
     if sources:
-        wanted = _same({name: existing[name] for name in sources})
+        wanted = _common_partition_count({name: existing[name] for name in sources})
     elif repartition & fixed:
-        wanted = _same({name: counts[name] for name in repartition & fixed})
+        wanted = _common_partition_count({name: counts[name] for name in repartition & fixed})
     elif repartition:
         wanted = max(counts[name] for name in repartition)
     else:
@@ -195,15 +378,15 @@ def _enforce(
                 f"Number of partitions [{counts[name]}] of repartition topic [{name}] doesn't match number of "
                 f"partitions [{wanted}] of the source topic."
             )
-            raise _Misconfigured(StatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
+            raise _MisconfiguredTopics(StreamsStatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
         counts[name] = wanted
 
 
-def _same(counts: Mapping[str, int]) -> int:
+def _common_partition_count(counts: Mapping[str, int]) -> int:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name}={count}" for name, count in sorted(counts.items()))
         detail = f"Following topics do not have the same number of partitions: [{listed}]"
-        raise _Misconfigured(StatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
+        raise _MisconfiguredTopics(StreamsStatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail)
     return next(iter(counts.values()))
 
 
@@ -213,5 +396,5 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_NAMES_MAX]) + rest
 
 
-def _invalid(message: str) -> ApiError:
+def _invalid_topology(message: str) -> ApiError:
     return ApiError(ErrorCode.streams_invalid_topology, message)

@@ -1,4 +1,4 @@
-"""Pipelines and jobs that look at topics themselves: repeated messages, rates and lag, keys that are too heavy."""
+"""Built-in pipelines and jobs that analyze topics: duplicate messages, rates and lag, hot keys."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A topic without the messages that came before, known by their ids.
+"""Copies a topic without duplicate messages. Duplicates are messages with the same id.
 
-Spark forgets ids as time goes on, and drops what is older than what it has forgotten. Timestamps are what publishers
-say, so a record must not be lost for its own, nor make others late: here time is that of the record, but never after
-the moment in which its batch began, nor longer before it than ids are remembered. So nothing is ever too late, and an
-id is remembered for at least that long after it was read.
+Spark keeps ids until the watermark passes them, and drops records that are older than the watermark. Producers set the
+timestamps, so a wrong timestamp must neither drop its own record nor make other records late. The event time used here
+is therefore the record's timestamp, limited to the range from (batch start - watermark) to batch start. As a result no
+record is ever late, and Spark keeps an id for at least the watermark's duration after it was read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from penstock.client.letters import MESSAGE_ID
+from penstock.client.deadletters.headers import MESSAGE_ID
 from penstock.spark.pipelines.declaration import Pipeline, PipelineError, Source, pipeline
 
 _HEADER: Final = "header:"
@@ -29,9 +29,10 @@ def dedupe(
     every: str = "1s",
     name: str = "",
 ) -> Pipeline:
-    """Copy a topic, less records whose id was read before within the watermark; those without an id are all kept.
+    """Copy a topic, but drop records whose id was already read within the watermark. Records without an id are kept.
 
-    `by` is `header:NAME`, or SQL over the columns of the topic, such as `key`. Raises PipelineError.
+    `by` selects the id: `header:NAME`, or a SQL expression over the columns of the topic, such as `key`.
+    Raises PipelineError.
     """
     if _DURATION.fullmatch(watermark) is None:
         raise PipelineError(f"watermark={watermark!r} must be a time such as 10 minutes")
@@ -43,19 +44,19 @@ def dedupe(
         every=every,
         stateful=True,
     )
-    return declare(lambda rows: without_repeats(rows, by, watermark))
+    return declare(lambda rows: drop_duplicates(rows, by, watermark))
 
 
-def without_repeats(rows: Any, by: str, watermark: str) -> Any:
+def drop_duplicates(rows: Any, by: str, watermark: str) -> Any:
     from pyspark.sql import functions as F
 
-    named = rows.withColumn(_ID, F.coalesce(_known(by), _unknown()))
-    timed = named.withColumn(_MOMENT, _moment(watermark)).withWatermark(_MOMENT, watermark)
+    named = rows.withColumn(_ID, F.coalesce(_message_id(by), _unique_id()))
+    timed = named.withColumn(_MOMENT, _event_time(watermark)).withWatermark(_MOMENT, watermark)
     return timed.dropDuplicatesWithinWatermark([_ID]).select("key", "value", "headers")
 
 
-def _known(by: str) -> Any:
-    """What makes it the same message, as text that no record without an id has."""
+def _message_id(by: str) -> Any:
+    """Return the message id as text, with a prefix that keeps it distinct from every `_unique_id`."""
     from pyspark.sql import functions as F
 
     if not by.startswith(_HEADER):
@@ -64,14 +65,14 @@ def _known(by: str) -> Any:
     return F.concat(F.lit("id "), F.hex(F.try_element_at(found, F.lit(-1))["value"]))
 
 
-def _unknown() -> Any:
-    """Something that no other record has."""
+def _unique_id() -> Any:
+    """Return an id for a record without a message id: its topic, partition and offset."""
     from pyspark.sql import functions as F
 
     return F.concat_ws(" ", F.lit("at"), F.col("topic"), F.col("partition"), F.col("offset"))
 
 
-def _moment(watermark: str) -> Any:
+def _event_time(watermark: str) -> Any:
     from pyspark.sql import functions as F
 
     now = F.current_timestamp()

@@ -1,4 +1,7 @@
-"""Which keys make a partition heavy. To spread one that does: `penstock.client.salting`, which says what that costs."""
+"""Finds the hot keys of a topic: those with the most records in each partition.
+
+`penstock.client.salting` spreads a hot key over several partitions; its documentation lists the costs.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.client.hotkeys import HOT_SHARE, advice, shown
-from penstock.spark.pipelines.declaration import PipelineError
-from penstock.spark.pipelines.jobs import JobContext
-from penstock.spark.replay.moments import moment_ms
+from penstock.client.hotkeys import HOT_SHARE, display_key, salting_advice
+from penstock.spark.pipelines.declaration import JobContext, PipelineError
+from penstock.spark.replay.request import parse_time_ms
 
 
 def heaviest_keys(
@@ -21,9 +23,9 @@ def heaviest_keys(
     since_ms: int | None = None,
     connection: Mapping[str, str] | None = None,
 ) -> Any:
-    """A DataFrame: of each partition the keys with the most records, with their share of all that is in it.
+    """Return a DataFrame with the keys that have the most records in each partition.
 
-    partition, key, records, bytes (of keys and values), share (of the partition's records), bytes_share.
+    Columns: partition, key, records, bytes (of keys and values), share (of the partition's records), bytes_share.
     """
     given = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic}
     given |= {f"kafka.{name}": value for name, value in (connection or {}).items()}
@@ -33,7 +35,7 @@ def heaviest_keys(
     return ranked(rows, top)
 
 
-#: What is not asked for is not read.
+#: The source decodes only the columns in the schema, so these are the ones that `ranked` needs.
 _COLUMNS: Final = "key binary, value binary, partition int"
 
 
@@ -46,7 +48,7 @@ def ranked(rows: Any, top: int) -> Any:
         F.count(F.lit(1)).alias("records"), F.sum(size.cast("bigint")).alias("bytes")
     )
     whole = Window.partitionBy("partition")
-    # Records without a key count for their partition, but go wherever there is room.
+    # Records without a key count towards the partition's total, but rank last: the partitioner can place them anywhere.
     order = whole.orderBy(F.col("key").isNull(), F.desc("records"), F.desc("bytes"), "key")
     return (
         by_key.withColumns(
@@ -63,18 +65,18 @@ def ranked(rows: Any, top: int) -> Any:
 
 
 def hotkeys(topic: str, top: str = "5", since: str = "") -> HotKeys:
-    """Show the `top` keys of each partition, of all records or those `since` a time.
+    """Return a job that shows the `top` keys of each partition, of all records or of those `since` a time.
 
     Raises PipelineError, OptionError.
     """
     if not top.isdecimal() or int(top) < 1:
         raise PipelineError(f"top={top}: must be a whole number of at least 1")
-    return HotKeys(topic=topic, top=int(top), since_ms=moment_ms("since", since))
+    return HotKeys(topic=topic, top=int(top), since_ms=parse_time_ms("since", since))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HotKeys:
-    """`pipelines.jobs.Job`."""
+    """The hot keys job. Implements `pipelines.declaration.Job`."""
 
     topic: str
     top: int = 5
@@ -97,19 +99,19 @@ class HotKeys:
             since_ms=self.since_ms,
             connection=context.run.connection,
         )
-        context.note(told(self.topic, found.collect()))
+        context.note(format_table(self.topic, found.collect()))
         context.progress(1, 1)
 
 
-def told(topic: str, rows: list[Any]) -> str:
-    """A table for people, and what to do about a key that is too heavy."""
+def format_table(topic: str, rows: list[Any]) -> str:
+    """Return a text table of the keys, followed by advice on salting if any key is hot."""
     if not rows:
         return f"{topic} has no records with keys"
     lines = [("PARTITION", "KEY", "RECORDS", "BYTES", "SHARE")]
     lines += [
         (
             str(row["partition"]),
-            shown(bytes(row["key"])),
+            display_key(bytes(row["key"])),
             str(row["records"]),
             str(row["bytes"]),
             f"{row['share']:.1%}",
@@ -121,5 +123,5 @@ def told(topic: str, rows: list[Any]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    told = advice(sum(row["share"] >= HOT_SHARE for row in rows))
+    told = salting_advice(sum(row["share"] >= HOT_SHARE for row in rows))
     return "\n".join([*table, told] if told else table)

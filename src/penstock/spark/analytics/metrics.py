@@ -1,30 +1,209 @@
-"""What flows through topics, in windows of time: rates and sizes, retries and dead letters, lag and latency of groups.
+"""Metrics of topics in time windows: rates and sizes, retries and dead letters, lag and latency of groups.
 
-Rows, as JSON in a topic and as a Delta table, are of three kinds:
+The sink writes rows to a topic as JSON and to a Delta table, each batch exactly once in each. There are three kinds:
     traffic   of a topic in a window: records, bytes, records_per_s, size_mean, size_max
-    failures  of a group in a window: how many records of the topic it sent to its retries and dead letters
+    failures  of a group in a window: how many records of the topic it sent to its retry topics and dead letters
     group     of a group at the end of a batch: lag, and latency_s, the age of the oldest record that it has not read
 
-Windows go by the timestamps of records, which are cut off at the present: retries carry the time when they are due.
+A record belongs to the window of its timestamp. Timestamps in the future count as now, because a record in a retry
+topic carries the time at which it is due.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock.protocol.letters import GROUP
-from penstock.spark.analytics.metrics_sink import MetricsSink
-from penstock.spark.pipelines.declaration import Pipeline, PipelineError, Source, pipeline
+from penstock.client.errors import OutOfRange
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition
+from penstock.client.wire.offsets import (
+    EARLIEST,
+    LATEST,
+    OffsetAndTimestamp,
+    committed_offsets,
+    list_groups,
+    list_offsets,
+)
+from penstock.protocol.dead_letter_headers import GROUP_HEADER
+from penstock.protocol.record_batch import decode_records
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.pipelines.declaration import Pipeline, PipelineError, RunSettings, Source, pipeline
 
-TRAFFIC, FAILURES = "traffic", "failures"
+_RECORD_BYTES_MAX: Final = 64 << 20
+#: A broker returns at least one whole batch, whatever the limit. One batch is enough here.
+_FETCH_BYTES: Final = 1
+_SHARE_GROUP: Final = "share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLag:
+    group: str
+    topic: str
+    #: Log end offsets minus committed offsets, summed over the partitions.
+    lag: int
+    #: Age of the oldest unread record. 0 if everything is read; None if its timestamp could not be read.
+    latency_s: float | None
+
+
+def group_lags(cluster: Cluster, topics: re.Pattern[str], *, now_ms: int) -> list[GroupLag]:
+    """Return the lag of every group in every matching topic for which it has committed offsets.
+
+    Share groups are left out. Raises Unavailable, Refused.
+    """
+    names = [each.group for each in list_groups(cluster) if each.kind != _SHARE_GROUP]
+    positions = {name: _committed_offsets(cluster, name, topics) for name in names}
+    places = sorted({place for found in positions.values() for place in found})
+    there = cluster.topics({topic for topic, _ in places})
+    places = [place for place in places if place[0] in there]
+    first, last = (_edge_offsets(cluster, places, edge) for edge in (EARLIEST, LATEST))
+    found = []
+    for name, at in positions.items():
+        waiting = {place: max(at[place], first[place]) for place in places if place in at}
+        found += _lags_by_topic(cluster, name, waiting, last, now_ms)
+    return found
+
+
+def _committed_offsets(cluster: Cluster, group: str, topics: re.Pattern[str]) -> dict[TopicPartition, int]:
+    found = committed_offsets(cluster, group, stable=False)
+    return {place: at.offset for place, at in found.items() if topics.fullmatch(place[0])}
+
+
+def _edge_offsets(cluster: Cluster, places: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
+    found: Mapping[TopicPartition, OffsetAndTimestamp | None] = (
+        list_offsets(cluster, dict.fromkeys(places, edge)) if places else {}
+    )
+    return {place: at.offset if at is not None else 0 for place, at in found.items()}
+
+
+def _lags_by_topic(
+    cluster: Cluster,
+    group: str,
+    at: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    now_ms: int,
+) -> list[GroupLag]:
+    lags: dict[str, int] = {}
+    ages: dict[str, float | None] = {}
+    for place, position in at.items():
+        lag = max(ends[place] - position, 0)
+        lags[place[0]] = lags.get(place[0], 0) + lag
+        ages.setdefault(place[0], 0.0 if not lag else None)
+        if lag and (written_ms := timestamp_at(cluster, place, position)) is not None:
+            ages[place[0]] = max(ages[place[0]] or 0.0, (now_ms - written_ms) / 1000, 0.0)
+    return [GroupLag(group=group, topic=topic, lag=lag, latency_s=ages[topic]) for topic, lag in lags.items()]
+
+
+def timestamp_at(cluster: Cluster, place: TopicPartition, offset: int) -> int | None:
+    """Return the timestamp of the first record at or after the offset.
+
+    Fetches only once. Returns None if the fetched batches contain no such record, or if the offset is out of range.
+    """
+    reader = PartitionReader(
+        cluster, place[0], None, place[1], isolation=IsolationLevel.READ_COMMITTED, bytes_max=_FETCH_BYTES
+    )
+    try:
+        fetched = reader.fetch(offset, wait_ms=0)
+    except OutOfRange:
+        return None
+    for view in visible_batches(checked_batches(fetched.data), fetched.aborted):
+        for record in decode_records(view.data, _RECORD_BYTES_MAX):
+            if record.offset >= offset:
+                return int(record.timestamp)
+    return None
+
+
+GROUP_KIND: Final = "group"
+#: Columns that group rows add to those of the window rows.
+_LAG_COLUMNS: Final = {"lag": "bigint", "latency_s": "double"}
+_LAG_SCHEMA: Final = (
+    "kind string, window_start timestamp, window_end timestamp, topic string, group string, "
+    "lag bigint, latency_s double"
+)
+
+
+class MetricsSink:
+    """Adds group rows to each batch and writes it to a topic, a table or both. Implements `declaration.BatchSink`."""
+
+    def __init__(self, *, topic: str | None, table: str | None, topics: str, window_s: int) -> None:
+        self.topic = topic
+        self.table = table
+        self.topics = topics
+        self.window_s = window_s
+        self._run: RunSettings | None = None
+        self._delta: Any = None
+
+    def describe(self) -> str:
+        return " and ".join(each for each in (self.topic, self.table and f"Delta table {self.table}") if each)
+
+    def prepare(self, spark: Any, run: RunSettings) -> None:
+        """Raises ArchiveError, ClientError."""
+        from penstock.spark.archive.sink import DeltaSink
+
+        self._run = run
+        if self.table is not None:
+            self._delta = DeltaSink(self.table, partition_by="day")
+            self._delta.prepare(spark, run)
+
+    def write(self, rows: Any, batch: MicroBatch) -> None:
+        """Write to the topic first, then to the table.
+
+        If the batch fails between the two and runs again, topic and table can have different group rows for it.
+        """
+        assert self._run is not None, "prepare comes first"
+        whole = self._with_groups(rows, self._run)
+        if self.topic is not None:
+            self._to_topic(whole, batch, self._run, self.topic)
+        if self._delta is not None:
+            from pyspark.sql import functions as F
+
+            self._delta.write(whole.withColumn("day", F.to_date("window_start")), batch)
+
+    def _with_groups(self, rows: Any, run: RunSettings) -> Any:
+        from pyspark.sql import functions as F
+
+        with run.cluster() as cluster:
+            states = group_lags(cluster, re.compile(self.topics), now_ms=int(time.time() * 1000))
+        samples = rows.sparkSession.createDataFrame(self._samples(states, time.time()), _LAG_SCHEMA)
+        whole = rows.withColumns({name: F.lit(None).cast(kind) for name, kind in _LAG_COLUMNS.items()})
+        return whole.unionByName(samples, allowMissingColumns=True)
+
+    def _samples(self, states: list[GroupLag], now_s: float) -> list[tuple[Any, ...]]:
+        """Return the lags as group rows of the window that contains `now_s`."""
+        start_s = int(now_s) // self.window_s * self.window_s
+        start, end = (datetime.fromtimestamp(each, UTC) for each in (start_s, start_s + self.window_s))
+        return [(GROUP_KIND, start, end, each.topic, each.group, each.lag, each.latency_s) for each in states]
+
+    def _to_topic(self, rows: Any, batch: MicroBatch, run: RunSettings, topic: str) -> None:
+        from pyspark.sql import functions as F
+
+        from penstock.spark.pipelines.evaluator import JSON_FORMAT
+
+        value = F.to_json(F.struct(*[F.col(f"`{name}`") for name in rows.columns]), JSON_FORMAT)
+        records = rows.select(F.col("topic").alias("key"), value.alias("value"))
+        given = {
+            **run.options(),
+            "topic": topic,
+            "contract": "exactly-once",
+            "txnAppId": batch.query,
+            "txnVersion": str(batch.number),
+        }
+        records.write.format("penstock").mode("append").options(**given).save()
+
+
+TRAFFIC_KIND, FAILURES_KIND = "traffic", "failures"
 _DURATION: Final = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _SECONDS: Final = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
-_RETRY: Final = r"^(.+)\\.retry\\.[1-9][0-9]{0,2}$"
-_DEAD: Final = r"^(.+)\\.dlq$"
-_REPLAYED: Final = r"\\.dlq\\.replayed$"
-#: What Penstock keeps for itself.
-_OURS: Final = r"penstock-.*"
+_RETRY_PATTERN: Final = r"^(.+)\\.retry\\.[1-9][0-9]{0,2}$"
+_DEAD_LETTER_PATTERN: Final = r"^(.+)\\.dlq$"
+_REPLAYED_PATTERN: Final = r"\\.dlq\\.replayed$"
+#: Penstock's internal topics.
+_INTERNAL_PATTERN: Final = r"penstock-.*"
 
 
 def metrics(
@@ -37,16 +216,16 @@ def metrics(
     every: str = "10s",
     name: str = "metrics",
 ) -> Pipeline:
-    """Of all topics whose whole name matches: to the topic `to`, to the Delta table `table`, or to both.
+    """Write metrics of all topics whose full name matches `topics` to the topic `to`, the Delta table `table`, or both.
 
-    A window is told of once, when `late` has passed after its end; records that come later still are not counted.
+    Each window is written once, when `late` has passed after its end. Records that arrive after that are not counted.
     Raises PipelineError.
     """
     if not to and not table:
         raise PipelineError("metrics go to a topic, a table or both: set to= or table=")
     window_s = _seconds("window", window)
     _seconds("late", late)
-    pattern = rf"(?!{_OURS}|{re.escape(to)}$)(?:{topics})(?:\.retry\.[1-9][0-9]{{0,2}}|\.dlq)?"
+    pattern = rf"(?!{_INTERNAL_PATTERN}|{re.escape(to)}$)(?:{topics})(?:\.retry\.[1-9][0-9]{{0,2}}|\.dlq)?"
     declare = pipeline(
         name,
         source=Source(pattern=pattern, starting=starting, letters=True),
@@ -66,17 +245,17 @@ def _seconds(name: str, text: str) -> int:
 
 
 def windows(rows: Any, window: str, window_s: int, late: str) -> Any:
-    """`traffic` and `failures`, in windows that are over."""
+    """Return the `traffic` and `failures` rows of the windows that are complete."""
     from pyspark.sql import functions as F
 
     sorted_out = rows.select(
         F.least(F.col("timestamp"), F.current_timestamp()).alias("moment"),
-        F.expr(_original()).alias("topic"),
-        F.expr(_role()).alias("role"),
-        F.expr(_group()).alias("group"),
+        F.expr(_original_topic()).alias("topic"),
+        F.expr(_topic_role()).alias("role"),
+        F.expr(_failed_group()).alias("group"),
         F.expr("coalesce(length(key), 0) + coalesce(length(value), 0)").cast("bigint").alias("size"),
     ).where("role is not null")
-    is_traffic = F.col("role") == TRAFFIC
+    is_traffic = F.col("role") == TRAFFIC_KIND
     size = F.when(is_traffic, F.col("size"))
     found = (
         sorted_out.withWatermark("moment", late)
@@ -91,7 +270,7 @@ def windows(rows: Any, window: str, window_s: int, late: str) -> Any:
         )
     )
     return found.select(
-        F.when(F.col("records") > 0, F.lit(TRAFFIC)).otherwise(F.lit(FAILURES)).alias("kind"),
+        F.when(F.col("records") > 0, F.lit(TRAFFIC_KIND)).otherwise(F.lit(FAILURES_KIND)).alias("kind"),
         F.col("window.start").alias("window_start"),
         F.col("window.end").alias("window_end"),
         "topic",
@@ -106,21 +285,24 @@ def windows(rows: Any, window: str, window_s: int, late: str) -> Any:
     )
 
 
-def _original() -> str:
-    """The topic whose records, retries or dead letters these are."""
-    return f"regexp_replace(regexp_replace(topic, '{_RETRY}', '$1'), '{_DEAD}', '$1')"
+def _original_topic() -> str:
+    """Return SQL for the original topic of a record, retry or dead letter."""
+    return f"regexp_replace(regexp_replace(topic, '{_RETRY_PATTERN}', '$1'), '{_DEAD_LETTER_PATTERN}', '$1')"
 
 
-def _role() -> str:
-    """null for what is about letters that were replayed."""
+def _topic_role() -> str:
+    """Return SQL for what a topic contains. It is null for topics that track replayed dead letters."""
     return (
-        f"case when topic rlike '{_REPLAYED}' then null when topic rlike '{_RETRY}' then 'retry' "
-        f"when topic rlike '{_DEAD}' then 'dead' else '{TRAFFIC}' end"
+        f"case when topic rlike '{_REPLAYED_PATTERN}' then null when topic rlike '{_RETRY_PATTERN}' then 'retry' "
+        f"when topic rlike '{_DEAD_LETTER_PATTERN}' then 'dead' else '{TRAFFIC_KIND}' end"
     )
 
 
-def _group() -> str:
-    """Which group failed; records that are no letters have none, so that all of a topic are counted together."""
-    told = f"try_element_at(filter(headers, h -> h.key = '{GROUP}'), -1).value"
-    letter = f"topic rlike '{_RETRY}' or topic rlike '{_DEAD}'"
+def _failed_group() -> str:
+    """Return SQL for the group that failed to process a retry or dead letter.
+
+    It is null for other records, so that all records of a topic are counted together.
+    """
+    told = f"try_element_at(filter(headers, h -> h.key = '{GROUP_HEADER}'), -1).value"
+    letter = f"topic rlike '{_RETRY_PATTERN}' or topic rlike '{_DEAD_LETTER_PATTERN}'"
     return f"case when {letter} then coalesce(cast({told} as string), '') end"

@@ -1,7 +1,7 @@
-"""Small files joined to large ones, and files that nobody needs removed: what a table needs between two batches.
+"""Maintenance of a table between two batches: compacts small files and removes unused ones.
 
-Files are joined by sizes: many small ones to a middle one, many of these to a large one. So a row is written again a
-few times in its life, however small the batches are that it came in.
+Files are compacted in tiers: many small files into a medium one, many medium files into a large one. So a row is
+rewritten only a few times, even if batches are very small.
 """
 
 from __future__ import annotations
@@ -11,55 +11,58 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from penstock.spark.archive.tables import Table
+from penstock.spark.archive.delta_table import ArchiveTable
 
 _LOG: Final = logging.getLogger("penstock.spark")
-#: Each size is so many times the one before, and so many files are joined to one of it.
-_FAN: Final = 8
+#: Files of each tier are this many times larger than those of the tier below, and are compacted from this many of them.
+_FAN_IN: Final = 8
 _SIZES: Final = 3
 
 
 class SizedFile(NamedTuple):
-    #: Of the column that the table is partitioned by.
+    #: The file's value of the column that the table is partitioned by.
     value: str | None
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joining:
-    """All files of one value, to files of about that size."""
+class Compaction:
+    """Compact all files of one partition value to files of about the target size."""
 
     value: str | None
     target_bytes: int
 
 
-def next_joining(
+def next_compaction(
     files: Iterable[SizedFile], target_bytes: int, growing: Sequence[str | None]
-) -> Joining | None:
-    """What is most worth doing, if anything. Values that are not `growing` any more are joined for good. Pure."""
+) -> Compaction | None:
+    """Return the compaction that joins the most files, if any is needed.
+
+    Partition values that are not `growing` any more are compacted to the full size at once. Pure.
+    """
     by_value: dict[str | None, list[int]] = {}
     for each in files:
         by_value.setdefault(each.value, []).append(each.size_bytes)
-    found: list[tuple[int, Joining]] = []
+    found: list[tuple[int, Compaction]] = []
     for value, sizes in by_value.items():
-        target = _target(sizes, target_bytes, is_growing=value in growing)
+        target = _target_bytes(sizes, target_bytes, is_growing=value in growing)
         if target is not None:
             count = sum(size < target // 2 for size in sizes)
-            found.append((count, Joining(value=value, target_bytes=target)))
+            found.append((count, Compaction(value=value, target_bytes=target)))
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
-def _target(sizes: Sequence[int], target_bytes: int, *, is_growing: bool) -> int | None:
+def _target_bytes(sizes: Sequence[int], target_bytes: int, *, is_growing: bool) -> int | None:
     if not is_growing:
         return target_bytes if sum(size < target_bytes // 2 for size in sizes) > 1 else None
     for power in reversed(range(_SIZES)):
-        target: int = target_bytes // _FAN**power
-        if sum(size < target // 2 for size in sizes) >= _FAN:
+        target: int = target_bytes // _FAN_IN**power
+        if sum(size < target // 2 for size in sizes) >= _FAN_IN:
             return target
     return None
 
 
-def files_of(table: Table) -> list[SizedFile]:
+def table_files(table: ArchiveTable) -> list[SizedFile]:
     found = table.files()
     sizes = found.column("size_bytes").to_pylist()
     partition_by = table.partition_by
@@ -72,17 +75,17 @@ def files_of(table: Table) -> list[SizedFile]:
     ]
 
 
-def join(table: Table, joining: Joining) -> int:
-    """Returns how many files there are fewer. Rows stay as they are, and so does what the table says of its end."""
+def compact_files(table: ArchiveTable, compaction: Compaction) -> int:
+    """Compact files and return by how many their number fell. Does not change rows or end offsets."""
     from deltalake import WriterProperties
 
     filters: Any = None
     if table.partition_by:
-        filters = [(table.partition_by[0], "=", joining.value if joining.value is not None else "")]
+        filters = [(table.partition_by[0], "=", compaction.value if compaction.value is not None else "")]
     before = set(table.paths())
     done = table.handle.optimize.compact(
         partition_filters=filters,
-        target_size=joining.target_bytes,
+        target_size=compaction.target_bytes,
         max_concurrent_tasks=2,
         writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
     )
@@ -90,8 +93,8 @@ def join(table: Table, joining: Joining) -> int:
     return int(done["numFilesRemoved"]) - int(done["numFilesAdded"])
 
 
-def sweep(table: Table, keep_hours: int) -> int:
-    """Remove what was replaced, or written by attempts that came to nothing, so long ago. Returns how many files."""
+def vacuum_files(table: ArchiveTable, keep_hours: int) -> int:
+    """Remove files that were replaced, or written by abandoned attempts, over `keep_hours` ago. Return their number."""
     gone = table.handle.vacuum(
         retention_hours=keep_hours, dry_run=True, enforce_retention_duration=False, full=True
     )

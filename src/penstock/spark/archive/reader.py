@@ -1,26 +1,96 @@
-"""A topic as a table: what is archived, and what the topic has on top of that, as one DataFrame."""
+"""Reads an archive as a DataFrame: at one version, or together with the records that are only in the topic so far.
+
+Spark reads the files of a version by their names. So later commits are not visible, and a filter on the day reads only
+the files of that day.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import UUID
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import TopicChanged
-from penstock.client.metadata import Isolation, TopicInfo
-from penstock.client.positions import EARLIEST, LATEST, list_offsets
-from penstock.spark.archive.columns import KEY, OURS, TIMESTAMP, TOMBSTONE, archived_rows
-from penstock.spark.archive.ends import Ends
-from penstock.spark.archive.errors import ArchiveError, GapError
-from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN
-from penstock.spark.archive.location import Location
-from penstock.spark.archive.readings import Reading, parsed_rows
-from penstock.spark.archive.sink import READING, TOPIC, TOPIC_ID
-from penstock.spark.archive.tables import Table
-from penstock.spark.archive.versions import opened, rows_of
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import IsolationLevel, TopicInfo
+from penstock.client.wire.offsets import EARLIEST, LATEST, list_offsets
+from penstock.spark.archive.delta_table import ArchiveError, ArchiveTable, EndOffsets, GapError
+from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN, TableLocation
+from penstock.spark.archive.rows import (
+    ARCHIVE_COLUMNS,
+    KEY,
+    TIMESTAMP,
+    TOMBSTONE,
+    ValueFormat,
+    archived_rows,
+    parsed_rows,
+)
+from penstock.spark.archive.sink import TOPIC_ID_PROPERTY, TOPIC_PROPERTY, VALUE_FORMAT_PROPERTY
+from penstock.spark.pipelines.declaration import RunSettings
+
+#: Delta reader features that do not change how the Parquet files are read.
+_IGNORED_FEATURES: Final = frozenset({"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+_COLUMN_MAPPING: Final = "delta.columnMapping.mode"
+
+
+def history(
+    spark: Any, table: str, *, version: int | None = None, storage: Mapping[str, str] | None = None
+) -> Any:
+    """Return all rows of the table, at `version` or at its newest version. Raises ArchiveError."""
+    return table_rows(spark, open_table(TableLocation.of(table, storage), version))
+
+
+def open_table(location: TableLocation, version: int | None = None) -> ArchiveTable:
+    """Open the table. Raises ArchiveError if it does not exist, or if its Parquet files cannot be read on their own."""
+    table = ArchiveTable.open(location, version)
+    if table is None:
+        raise ArchiveError(f"there is no table {location}")
+    _refuse_features(table)
+    return table
+
+
+def _refuse_features(table: ArchiveTable) -> None:
+    protocol = table.handle.protocol()
+    features = sorted(set(protocol.reader_features or ()) - _IGNORED_FEATURES)
+    if table.properties.get(_COLUMN_MAPPING, "none") != "none" and "columnMapping" not in features:
+        features.append("columnMapping")
+    if not features and protocol.min_reader_version == 2:
+        features.append("columnMapping")
+    if features:
+        raise ArchiveError(
+            f"table {table.location} uses {', '.join(features)}: its files alone do not say what its rows are; "
+            "read it with a reader of Delta, or rewrite it without that"
+        )
+
+
+def table_rows(spark: Any, table: ArchiveTable) -> Any:
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(table.schema))
+    paths = _file_paths(table)
+    if not paths:
+        return spark.createDataFrame([], schema)
+    reader = spark.read.schema(schema).option("basePath", table.location.for_spark())
+    return reader.parquet(*paths).select(*[f"`{name}`" for name in schema.names])
+
+
+def _file_paths(table: ArchiveTable) -> list[str]:
+    """Return the paths of all files. Raises ArchiveError if a file is not in a folder `COLUMN=VALUE`.
+
+    Spark takes the values of partition columns from the folder names. Penstock always writes such folders.
+    """
+    partition_by = table.partition_by
+    found = [unquote(path) for path in table.paths()]
+    for name in partition_by:
+        strangers = [path for path in found if f"{name}=" not in path]
+        if strangers:
+            raise ArchiveError(
+                f"table {table.location} has files that are not in a folder of their {name}, such as {strangers[0]}"
+            )
+    return [table.location.for_spark(path) for path in found]
+
 
 _GAPS_NAMED_MAX: Final = 5
 
@@ -34,22 +104,22 @@ def table(
     connection: Mapping[str, str] | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> Any:
-    """All records of the topic: those in the archive, and those that came since, without a gap and without overlap.
+    """Return all records of the topic: the archived ones and the newer ones, without gap or overlap.
 
-    Both are pinned now: the version of the table, and where the topic ends. Values that do not fit the table's schema
-    are left out, as the archive leaves them to the dead letters. Raises GapError, ArchiveError, ClientError.
+    The call pins both the version of the table and the end of the topic. Values that do not fit the table's schema are
+    left out, because the archive sends them to the dead letters. Raises GapError, ArchiveError, ClientError.
     """
     run = RunSettings(bootstrap=bootstrap, checkpoint="", connection=connection or {})
-    # The table comes first: the topic's end is never before the end of what was read from it.
-    archive = opened(Location.of(table, storage))
+    # Open the table first: then the end of the topic, read later, cannot be below the table's end offsets.
+    archive = open_table(TableLocation.of(table, storage))
     _check_topic(archive, topic)
     with run.cluster() as cluster:
         info = cluster.await_topic(topic, _topic_id(archive))
-        starts, ends = _tail(cluster, info, archive.ends(topic), archive)
-    rows = rows_of(spark, archive)
+        starts, ends = _unarchived_range(cluster, info, archive.ends(topic), archive)
+    rows = table_rows(spark, archive)
     if starts == ends:
         return rows
-    return rows.unionByName(_live(spark, run, topic, archive, starts, ends))
+    return rows.unionByName(_unarchived_rows(spark, run, topic, archive, starts, ends))
 
 
 def latest(
@@ -61,25 +131,26 @@ def latest(
     connection: Mapping[str, str] | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> Any:
-    """The newest row of each key; keys whose newest record has no value are gone, and records without key left out.
+    """Return the newest row of each key. Leaves out keys whose newest record is a tombstone, and records without a key.
 
-    Within a partition the order is that of the offsets. A key that is in several partitions, as the number of them was
-    changed, has the newest by timestamp. Without a table, what the topic itself has is read.
+    Within a partition, the row with the highest offset is the newest. If a key is in several partitions, because the
+    number of partitions was changed, the row with the latest timestamp is the newest. Without a table, only the records
+    that are still in the topic are read.
     """
     if table is None:
         run = RunSettings(bootstrap=bootstrap, checkpoint="", connection=connection or {})
-        rows = archived_rows(_read(spark, run, topic, {}))
+        rows = archived_rows(_read_topic(spark, run, topic, {}))
     else:
         given: dict[str, Any] = {"bootstrap": bootstrap, "connection": connection, "storage": storage}
         rows = _table(spark, topic, table, **given)
-    return newest(rows)
+    return newest_by_key(rows)
 
 
-#: Under a name that no parameter hides.
+#: An alias for use in `latest`, whose parameter `table` hides the function.
 _table: Final = table
 
 
-def newest(rows: Any) -> Any:
+def newest_by_key(rows: Any) -> Any:
     from pyspark.sql import functions as F
 
     columns = [F.col(f"`{name}`") for name in rows.columns]
@@ -92,28 +163,28 @@ def newest(rows: Any) -> Any:
     return by_key.select("row.*").where(~F.col(TOMBSTONE))
 
 
-# What belongs together
+# Matching table and topic
 
 
-def _check_topic(archive: Table, topic: str) -> None:
-    known = archive.properties.get(TOPIC)
+def _check_topic(archive: ArchiveTable, topic: str) -> None:
+    known = archive.properties.get(TOPIC_PROPERTY)
     if known != topic:
         is_of = "no archive of a topic" if known is None else f"an archive of topic {known}"
         raise ArchiveError(f"table {archive.location} is {is_of}, not of {topic}")
 
 
-def _topic_id(archive: Table) -> UUID | None:
-    told = archive.properties.get(TOPIC_ID)
+def _topic_id(archive: ArchiveTable) -> UUID | None:
+    told = archive.properties.get(TOPIC_ID_PROPERTY)
     return None if told is None else UUID(told)
 
 
-def _tail(
-    cluster: Cluster, info: TopicInfo, ends: Ends, archive: Table
+def _unarchived_range(
+    cluster: Cluster, info: TopicInfo, ends: EndOffsets, archive: ArchiveTable
 ) -> tuple[dict[int, int], dict[int, int]]:
-    """From where to where the topic is to be read. Raises GapError, TopicChanged."""
+    """Return the start and end offsets between which the topic must be read. Raises GapError, TopicChanged."""
     places = [(info.name, each.index) for each in info.partitions]
     first, last = (
-        list_offsets(cluster, dict.fromkeys(places, edge), isolation=Isolation.READ_COMMITTED)
+        list_offsets(cluster, dict.fromkeys(places, edge), isolation=IsolationLevel.READ_COMMITTED)
         for edge in (EARLIEST, LATEST)
     )
     begins = {index: at.offset for (_, index), at in first.items() if at is not None}
@@ -129,7 +200,9 @@ def _tail(
     return starts, stops
 
 
-def _refuse_gap(topic: str, archive: Table, starts: Mapping[int, int], begins: Mapping[int, int]) -> None:
+def _refuse_gap(
+    topic: str, archive: ArchiveTable, starts: Mapping[int, int], begins: Mapping[int, int]
+) -> None:
     gaps = [
         f"{topic}[{index}] offsets {start} to {begins[index] - 1}"
         for index, start in sorted(starts.items())
@@ -143,14 +216,14 @@ def _refuse_gap(topic: str, archive: Table, starts: Mapping[int, int], begins: M
         )
 
 
-# What the topic has on top
+# Reading the records that are not archived yet
 
 
-def _live(
+def _unarchived_rows(
     spark: Any,
     run: RunSettings,
     topic: str,
-    archive: Table,
+    archive: ArchiveTable,
     starts: Mapping[int, int],
     ends: Mapping[int, int],
 ) -> Any:
@@ -158,26 +231,26 @@ def _live(
         name: json.dumps({topic: {str(index): offset for index, offset in sorted(offsets.items())}})
         for name, offsets in (("startingOffsets", starts), ("endingOffsets", ends))
     }
-    rows = _read(spark, run, topic, bounds)
-    told = archive.properties.get(READING)
+    rows = _read_topic(spark, run, topic, bounds)
+    told = archive.properties.get(VALUE_FORMAT_PROPERTY)
     if told is not None:
-        rows = parsed_rows(rows, Reading.from_json(told))
-    return _as_archived(archived_rows(rows), archive)
+        rows = parsed_rows(rows, ValueFormat.from_json(told))
+    return _with_table_columns(archived_rows(rows), archive)
 
 
-def _read(spark: Any, run: RunSettings, topic: str, bounds: Mapping[str, str]) -> Any:
+def _read_topic(spark: Any, run: RunSettings, topic: str, bounds: Mapping[str, str]) -> Any:
     options = {"subscribe": topic, "includeHeaders": "true", "kafka.isolation.level": "read_committed"}
     return spark.read.format("penstock").options(**run.options(), **options, **bounds).load()
 
 
-def _as_archived(rows: Any, archive: Table) -> Any:
-    """With the columns of the table, in its order: it may have some that its schema has no longer."""
+def _with_table_columns(rows: Any, archive: ArchiveTable) -> Any:
+    """Return the rows with the table's columns in its order. Columns that the value schema no longer has are null."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
     wanted = StructType.fromJson(json.loads(archive.schema))
     have = set(rows.columns)
-    assert have.issuperset(OURS), "a row of an archive tells which record it was"
+    assert have.issuperset(ARCHIVE_COLUMNS), "a row of an archive tells which record it was"
     return rows.select(
         *[
             F.col(f"`{each.name}`") if each.name in have else F.lit(None).cast(each.dataType).alias(each.name)

@@ -1,52 +1,159 @@
-"""Rows of a batch into a Delta table, once, however often the batch is tried and by whomever.
+"""The pipeline that archives a topic, and its sink, which writes each batch into a Delta table once.
 
     sink = DeltaSink("lake/orders", topic="orders")
     sink.prepare(spark, run)
     query = rows.writeStream.foreachBatch(lambda rows, number: sink.write(rows, MicroBatch(query_id, number)))
 
-Tasks write files; the driver commits them together with the number of the batch and the ends of the topic's
-partitions. A batch that the table has is not written again, and neither is any record below the ends: not by a query
-that begins anew because its checkpoint was deleted, and not by two queries at once.
+Tasks write files; the driver commits them together with the number of the batch and the end offsets of the topic's
+partitions. The sink does not write a batch that the table already has, nor any record below the end offsets. This also
+holds if a query starts over because its checkpoint was deleted, and if two queries run at once.
+
+The sink reads the offsets at which a batch begins and ends from the checkpoint, where Spark wrote them before the batch
+started. The rows are not enough: if the last records of a batch are dead letters or transaction markers, the batch
+ends after its last row.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 from penstock.client.errors import ClientError
-from penstock.client.retrying import Backoff, Deadline, attempts
-from penstock.spark.archive import upkeep
-from penstock.spark.archive.columns import DAY
-from penstock.spark.archive.ends import Ends
-from penstock.spark.archive.errors import ArchiveError, GapError, Overtaken
-from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN, FileWriter, Told
-from penstock.spark.archive.location import Location
-from penstock.spark.archive.spans import Span, span_of
-from penstock.spark.archive.tables import Table
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.handing import handed_by_number
-from penstock.spark.pipelines.settings import RunSettings
+from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.spark.archive import maintenance
+from penstock.spark.archive.delta_table import (
+    ArchiveError,
+    ArchiveTable,
+    CommitConflict,
+    EndOffsets,
+    GapError,
+)
+from penstock.spark.archive.files import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    FileWriter,
+    TableLocation,
+    WrittenFiles,
+)
+from penstock.spark.archive.rows import DAY, JSON, archived_rows, value_format
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.offsets import Position, start_offset
+from penstock.spark.pipelines.declaration import (
+    Errors,
+    Pipeline,
+    PipelineError,
+    RunSettings,
+    Source,
+    pipeline,
+)
+from penstock.spark.session import arrow_batches_by_rows
+
+#: The checkpoint of a pipeline contains that of its query in the folder `query`; a plain query has no such folder.
+_OFFSETS_FOLDERS: Final = ("query/offsets", "offsets")
+#: Spark's offsets file begins with a version and the batch metadata. One line for each source follows.
+_HEADER_LINES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOffsets:
+    """The offsets of one topic in a batch: start <= offset < end for each partition."""
+
+    topic_id: UUID | None
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+def read_batch_offsets(spark: Any, checkpoint: str, number: int, topic: str) -> BatchOffsets | None:
+    """Return the batch's offsets, or None if it does not contain the topic. Raises ArchiveError if they are missing."""
+    end = parse_offsets_file(_read_offsets_file(spark, checkpoint, number))
+    if topic not in end.topics:
+        return None
+    start = Position(end.since) if end.since is not None else _start_position(spark, checkpoint, number)
+    topic_id = end.topics[topic].id
+    offsets = end.topics[topic].offsets
+    return BatchOffsets(
+        topic_id=topic_id,
+        starts={each: start_offset(start, topic, topic_id, each) for each in offsets},
+        ends=dict(offsets),
+    )
+
+
+def _start_position(spark: Any, checkpoint: str, number: int) -> Position:
+    return (
+        Position({}) if number == 0 else parse_offsets_file(_read_offsets_file(spark, checkpoint, number - 1))
+    )
+
+
+def parse_offsets_file(text: str) -> Position:
+    """Return the position of the query's only source. Raises ArchiveError."""
+    lines = text.splitlines()[_HEADER_LINES:]
+    try:
+        (told,) = [json.loads(line) for line in lines if line.strip()]
+    except ValueError:
+        raise ArchiveError(f"the checkpoint is none of a query with one source: {text!r}") from None
+    return Position.from_json(told)
+
+
+def _read_offsets_file(spark: Any, checkpoint: str, number: int) -> str:
+    for folder in _OFFSETS_FOLDERS:
+        text = _read_text(spark, f"{checkpoint}/{folder}/{number}")
+        if text is not None:
+            return text
+    raise ArchiveError(f"the checkpoint {checkpoint} does not tell what batch {number} is")
+
+
+def _read_text(spark: Any, path: str) -> str | None:
+    local = local_path(path)
+    if local is None:
+        return _read_text_with_spark(spark, path)
+    try:
+        return local.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def local_path(path: str) -> Path | None:
+    if "://" not in path and not path.startswith("file:"):
+        return Path(path)
+    return Path(unquote(urlsplit(path).path)) if path.startswith("file:") else None
+
+
+def _read_text_with_spark(spark: Any, path: str) -> str | None:
+    from pyspark.errors import AnalysisException
+
+    try:
+        return "\n".join(row["value"] for row in spark.read.text(path).collect())
+    except AnalysisException:
+        return None
+
 
 _LOG: Final = logging.getLogger("penstock.spark")
-#: Properties of a table that is an archive.
-TOPIC: Final = "penstock.topic"
-TOPIC_ID: Final = "penstock.topic.id"
-READING: Final = "penstock.reading"
-#: How often somebody else may be faster.
-_LOOKS_MAX: Final = 30
-_UPKEEP_REST_MS: Final = 30_000
-_SWEEP_REST_MS: Final = 6 * 3_600_000
+#: Table properties of an archive.
+TOPIC_PROPERTY: Final = "penstock.topic"
+TOPIC_ID_PROPERTY: Final = "penstock.topic.id"
+VALUE_FORMAT_PROPERTY: Final = "penstock.reading"
+#: How many commit attempts may lose against other writers before the batch fails.
+_COMMIT_ATTEMPTS_MAX: Final = 30
+_COMPACTION_EVERY_MS: Final = 30_000
+_VACUUM_EVERY_MS: Final = 6 * 3_600_000
 
 
 class DeltaSink:
-    """For pipelines, and for any `foreachBatch`. Without a topic, batches are all that is kept account of."""
+    """Writes each batch to a Delta table exactly once. For pipelines, and for any `foreachBatch`.
+
+    Without a topic, the table tracks only batch numbers, not end offsets.
+    """
 
     def __init__(
         self,
@@ -59,7 +166,7 @@ class DeltaSink:
         keep_hours: int = 24,
         storage: Mapping[str, str] | None = None,
     ) -> None:
-        self.location = Location.of(table, storage)
+        self.location = TableLocation.of(table, storage)
         self.topic = topic
         self.partition_by = partition_by
         self.reading = reading
@@ -67,24 +174,27 @@ class DeltaSink:
         self.keep_hours = keep_hours
         self._run: RunSettings | None = None
         self._topic_id: str | None = None
-        self._table: Table | None = None
-        self._upkeep, self._sweep = Deadline(_UPKEEP_REST_MS), Deadline(0)
+        self._table: ArchiveTable | None = None
+        self._upkeep, self._sweep = Deadline(_COMPACTION_EVERY_MS), Deadline(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is open stays here; a Spark server looks at the table itself."""
+        """Leave out the open table: a Spark Connect server opens the table itself."""
         return {**self.__dict__, "_table": None}
 
     def describe(self) -> str:
         return f"Delta table {self.location}"
 
     def prepare(self, spark: Any, run: RunSettings) -> None:
-        """Raises ArchiveError where the table is another topic's, ClientError where no broker tells which it is."""
+        """Check that the table, if it exists, belongs to this topic.
+
+        Raises ArchiveError if it does not, and ClientError if no broker returns the topic's id.
+        """
         self._run = run
         if self.topic is not None:
             with run.cluster() as cluster:
                 topic_id = cluster.await_topic(self.topic).id
             self._topic_id = None if topic_id is None else str(topic_id)
-        table = Table.open(self.location)
+        table = ArchiveTable.open(self.location)
         if table is not None:
             self._check_kind(table)
 
@@ -93,9 +203,9 @@ class DeltaSink:
         self._check_columns(rows)
         schema = rows.schema.json()
         span = self._span(rows.sparkSession, batch)
-        told, written_above, trouble = Told(), None, None
-        # Counted, not timed: however long the files took, they are worth committing.
-        for _ in islice(attempts(Deadline(math.inf), Backoff(), random.Random()), _LOOKS_MAX):
+        told, written_above, trouble = WrittenFiles(), None, None
+        # Limit the attempts, not the time: however long it took to write the files, they are worth committing.
+        for _ in islice(attempts(Deadline(math.inf), Backoff(), random.Random()), _COMMIT_ATTEMPTS_MAX):
             try:
                 table = self._look(schema)
                 if table.has(batch):
@@ -105,21 +215,24 @@ class DeltaSink:
                 if written_above != ends:
                     told, written_above = self._write_files(rows, ends), ends
                 self._commit(table, batch, told, ends, span)
-            except Overtaken as overtaken:
+            except CommitConflict as overtaken:
                 trouble = overtaken
             else:
-                self._keep_up(table, told)
+                self._maintain(table, told)
                 return
         raise ArchiveError(str(trouble))
 
-    # Looking
+    # Reading
 
-    def _look(self, schema: str) -> Table:
-        """The table as it is now, made or widened if need be. Raises Overtaken, ArchiveError."""
+    def _look(self, schema: str) -> ArchiveTable:
+        """Return the table at its newest version. Create it, add columns and set properties as needed.
+
+        Raises CommitConflict, ArchiveError.
+        """
         if self._table is None:
-            found = Table.open(self.location)
+            found = ArchiveTable.open(self.location)
             if found is None:
-                found = Table.create(self.location, schema, self.partition_by, self._properties())
+                found = ArchiveTable.create(self.location, schema, self.partition_by, self._properties())
             self._check_kind(found)
             self._table = found
         self._table.look()
@@ -128,18 +241,26 @@ class DeltaSink:
         return self._table
 
     def _properties(self) -> dict[str, str]:
-        told = {TOPIC: self.topic, TOPIC_ID: self._topic_id, READING: self.reading}
+        told = {
+            TOPIC_PROPERTY: self.topic,
+            TOPIC_ID_PROPERTY: self._topic_id,
+            VALUE_FORMAT_PROPERTY: self.reading,
+        }
         return {name: value for name, value in told.items() if value is not None}
 
-    def _check_kind(self, table: Table) -> None:
+    def _check_kind(self, table: ArchiveTable) -> None:
         known = table.properties
-        if known.get(TOPIC) != self.topic:
-            is_of = f"an archive of topic {known[TOPIC]}" if TOPIC in known else "no archive of a topic"
+        if known.get(TOPIC_PROPERTY) != self.topic:
+            is_of = (
+                f"an archive of topic {known[TOPIC_PROPERTY]}"
+                if TOPIC_PROPERTY in known
+                else "no archive of a topic"
+            )
             raise ArchiveError(f"table {self.location} is {is_of}: give another one")
-        if self._topic_id is not None and known.get(TOPIC_ID, self._topic_id) != self._topic_id:
+        if self._topic_id is not None and known.get(TOPIC_ID_PROPERTY, self._topic_id) != self._topic_id:
             raise ArchiveError(
                 f"topic {self.topic} was deleted and created anew since table {self.location} was made: its id is "
-                f"{self._topic_id}, not {known[TOPIC_ID]}; archive it to another table"
+                f"{self._topic_id}, not {known[TOPIC_ID_PROPERTY]}; archive it to another table"
             )
         wanted = [] if self.partition_by is None else [self.partition_by]
         if table.partition_by != wanted:
@@ -160,15 +281,15 @@ class DeltaSink:
                     f"and have {kinds.get(name, 'none')}"
                 )
 
-    def _span(self, spark: Any, batch: MicroBatch) -> Span | None:
+    def _span(self, spark: Any, batch: MicroBatch) -> BatchOffsets | None:
         if self.topic is None or self._run is None or not self._run.checkpoint:
             return None
-        return span_of(spark, self._run.checkpoint, batch.number, self.topic)
+        return read_batch_offsets(spark, self._run.checkpoint, batch.number, self.topic)
 
-    def _ends(self, table: Table, span: Span | None) -> Ends:
-        """Raises GapError, ArchiveError."""
+    def _ends(self, table: ArchiveTable, span: BatchOffsets | None) -> EndOffsets:
+        """Return the table's end offsets. Raises GapError, ArchiveError."""
         if self.topic is None:
-            return Ends()
+            return EndOffsets()
         ends = table.ends(self.topic)
         if span is not None:
             _refuse_gap(self.topic, self.location, ends, span)
@@ -176,21 +297,31 @@ class DeltaSink:
 
     # Writing
 
-    def _write_files(self, rows: Any, ends: Ends) -> Told:
+    def _write_files(self, rows: Any, ends: EndOffsets) -> WrittenFiles:
         writer = FileWriter(
             location=self.location,
             partition_by=self.partition_by,
             ends=None if self.topic is None else dict(ends.offsets),
         )
-        with handed_by_number(rows.sparkSession):
+        with arrow_batches_by_rows(rows.sparkSession):
             found = rows.mapInArrow(writer, "told string").collect()
-        told = Told.together(row["told"] for row in found)
+        told = WrittenFiles.together(row["told"] for row in found)
         if told.skipped:
             _LOG.warning("left out %d rows that table %s has already", told.skipped, self.location)
         return told
 
-    def _commit(self, table: Table, batch: MicroBatch, told: Told, ends: Ends, span: Span | None) -> None:
-        """Nothing where nothing is new: a query that begins anew would make a commit for every batch of old."""
+    def _commit(
+        self,
+        table: ArchiveTable,
+        batch: MicroBatch,
+        told: WrittenFiles,
+        ends: EndOffsets,
+        span: BatchOffsets | None,
+    ) -> None:
+        """Commit the files and end offsets, unless nothing has changed.
+
+        Otherwise a query that starts over would make an empty commit for every batch that is already archived.
+        """
         if self.topic is None:
             if told.files:
                 table.append(told.files, batch, {}, {})
@@ -200,36 +331,95 @@ class DeltaSink:
             about = {"topic": self.topic, "topicId": self._topic_id, "ends": dict(moved.offsets)}
             table.append(told.files, batch, moved.transactions(self.topic, ends), about)
 
-    # Afterwards
+    # Maintenance
 
-    def _keep_up(self, table: Table, told: Told) -> None:
-        """What fails here is tried again later; the rows are there."""
+    def _maintain(self, table: ArchiveTable, told: WrittenFiles) -> None:
+        """Compact and vacuum when due. A failure is only logged and retried later: the rows are already committed."""
         from deltalake.exceptions import DeltaError
 
         try:
             if self._upkeep.is_over:
-                self._upkeep = Deadline(_UPKEEP_REST_MS)
+                self._upkeep = Deadline(_COMPACTION_EVERY_MS)
                 self._join(table, growing=[each.value for each in told.files])
             if self._sweep.is_over:
-                self._sweep = Deadline(_SWEEP_REST_MS)
-                upkeep.sweep(table, self.keep_hours)
+                self._sweep = Deadline(_VACUUM_EVERY_MS)
+                maintenance.vacuum_files(table, self.keep_hours)
         except (DeltaError, OSError, ClientError) as trouble:
             _LOG.warning("table %s could not be tidied up: %s", self.location, trouble)
 
-    def _join(self, table: Table, growing: list[str | None]) -> None:
-        """The files that are most worth joining."""
+    def _join(self, table: ArchiveTable, growing: list[str | None]) -> None:
+        """Run the most useful compaction, if any is needed."""
         today = datetime.fromtimestamp(time.time(), UTC).date().isoformat()
-        joining = upkeep.next_joining(upkeep.files_of(table), self.compact_bytes, [*growing, today])
-        if joining is not None:
-            fewer = upkeep.join(table, joining)
-            _LOG.info("table %s has %d files fewer in %s", self.location, fewer, joining.value)
+        compaction = maintenance.next_compaction(
+            maintenance.table_files(table), self.compact_bytes, [*growing, today]
+        )
+        if compaction is not None:
+            fewer = maintenance.compact_files(table, compaction)
+            _LOG.info("table %s has %d files fewer in %s", self.location, fewer, compaction.value)
 
 
-def _refuse_gap(topic: str, location: Location, ends: Ends, span: Span) -> None:
-    """A batch that begins behind the table's end would leave a hole in it. A new table begins anywhere."""
+def _refuse_gap(topic: str, location: TableLocation, ends: EndOffsets, span: BatchOffsets) -> None:
+    """Raise GapError if the batch starts after the table's end offsets. A new table may start at any offset."""
     for partition, start in sorted(span.starts.items()):
         if ends and start > ends.of(partition):
             raise GapError(
                 f"table {location} ends at offset {ends.of(partition)} of {topic}[{partition}], and the query goes on "
                 f"at {start}: what lies between would be missing. Start it at earliest, or archive to another table"
             )
+
+
+def archive(
+    topic: str,
+    table: str,
+    *,
+    schema: str | Path | None = None,
+    format: str = JSON,
+    name: str | None = None,
+    every: str | None = "10s",
+    starting: str = "earliest",
+    compact_mb: int | str = 128,
+    keep_hours: int | str = 24,
+    offsets_max: int | str = 10_000_000,
+    **storage: str,
+) -> Pipeline:
+    """Archive every record of a topic exactly once in a Delta table, partitioned by day, and compact small files.
+
+    topic: the topic to archive; only committed records are read
+    table: a folder or URI that driver and tasks can all reach under the same name
+    schema: a file with the columns of the values (DDL, JSON Schema, Avro). Values that do not fit become dead letters.
+        Without a schema, values are stored unparsed in a column `value`
+    format: the format of the values, if there is a schema: json, avro, or avro-framed with a registry's five bytes
+    every: the trigger interval; every batch makes a commit and at least one file
+    compact_mb: the size to which files are compacted
+    keep_hours: how long replaced files are kept for readers that still use them
+    offsets_max: how many offsets a batch reads at most
+    Other settings are passed to the table's store: access keys and the like, named as in `deltalake`.
+    """
+    values = None if schema is None else value_format(schema, format)
+    sink = DeltaSink(
+        table,
+        topic=topic,
+        reading=None if values is None else values.to_json(),
+        compact_mb=_whole_number("compact_mb", compact_mb, least=1),
+        keep_hours=_whole_number("keep_hours", keep_hours, least=1),
+        storage=storage,
+    )
+    options = {"maxOffsetsPerTrigger": str(_whole_number("offsets_max", offsets_max, least=1))}
+    declared = pipeline(
+        name or f"archive-{topic}",
+        source=Source(topics=(topic,), starting=starting, options=options),
+        sink=sink,
+        delivery="exactly-once",
+        every=every,
+        parse=values,
+        # There is no row function, and a value that does not parse now will not parse later either: do not retry.
+        errors=Errors(attempts=1),
+    )
+    return declared(archived_rows)
+
+
+def _whole_number(name: str, value: int | str, *, least: int) -> int:
+    text = str(value).strip()
+    if not text.isdecimal() or int(text) < least:
+        raise PipelineError(f"{name}={value} must be a whole number of at least {least}")
+    return int(text)

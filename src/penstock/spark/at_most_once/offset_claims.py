@@ -1,12 +1,13 @@
-"""At most once, on the driver: offsets are claimed before anybody reads them, and what was claimed is not given again.
+"""At-most-once delivery on the driver: offsets are claimed before any task reads them, and are never handed out again.
 
-The positions of the query's group are the claims: all below them has been given away. A batch is claimed when it is
-planned, in a transaction under an id that belongs to the group, so that of two drivers only the newer one can claim.
-Then, and not before, its tasks get their tickets. Whoever plans the same batch again, with the same checkpoint or
-without one, finds it claimed and gets nothing; what may have been lost by that is written down and can be counted.
+The committed offsets of the query's group are the claims: everything below them has been handed out. The driver claims
+a batch when it plans it, in a transaction under an id that belongs to the group, so that of two drivers only the newer
+one can claim. Only then do the tasks of the batch get their task claims. A driver that plans the same batch again, with
+the same checkpoint or without one, finds it claimed and hands out nothing; offsets that may have been lost in this way
+are recorded and can be counted.
 
-Brokers forget the positions of a group that nobody has told them of for a week or so (offsets.retention.minutes): a
-query that stood still for longer does not know its claims any more, and goes by its checkpoint alone.
+Brokers delete the offsets of a group that has not committed for about a week (offsets.retention.minutes). A query that
+was stopped for longer has lost its claims and relies on its checkpoint alone.
 """
 
 from __future__ import annotations
@@ -19,49 +20,65 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError, Fenced
-from penstock.client.metadata import Place
-from penstock.client.positions import CommittedOffset, committed, group_info
-from penstock.client.producing import RawProducer
-from penstock.client.retrying import Deadline
-from penstock.spark import bookkeeping
-from penstock.spark.bookkeeping import CLAIMS, SKIPPED
-from penstock.spark.offsets import OffsetRange, Position
-from penstock.spark.progress import METADATA, REPEAT_MS, REST_MS
-from penstock.spark.tickets import ClaimError, Ticket, covered, make_topics, ranges_json, skipped, skipping
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.offsets import CommittedOffset, committed_offsets, group_info
+from penstock.client.wire.producer import RawProducer
+from penstock.spark import internal_topics
+from penstock.spark.at_most_once.task_claims import (
+    ClaimError,
+    TaskClaim,
+    count_covered,
+    count_skipped,
+    ensure_claim_topics,
+    ranges_to_json,
+    skipped_document,
+)
+from penstock.spark.internal_topics import CLAIMS_TOPIC, SKIPPED_TOPIC
+from penstock.spark.offsets import COMMIT_REPEAT_MS, COMMIT_RETRY_MS, GROUP_METADATA, OffsetRange, Position
 
-__all__ = ["Claim", "ClaimError", "Claims", "cut", "driver_name", "in_doubt", "skipped"]
+__all__ = [
+    "ClaimError",
+    "OffsetClaim",
+    "OffsetClaims",
+    "claims_transactional_id",
+    "count_skipped",
+    "find_in_doubt",
+    "split_at_claims",
+]
 
 _LOG: Final = logging.getLogger("penstock.spark")
-_WITHOUT_MEMBERS: Final = ("", "Empty", "Dead")
+_STATES_WITHOUT_MEMBERS: Final = ("", "Empty", "Dead")
 _UNKNOWN: Final = -1
 
 
-def driver_name(group: str) -> str:
-    """The transactional id of a group's claims."""
+def claims_transactional_id(group: str) -> str:
+    """Return the transactional id of a group's claims."""
     return f"penstock-claim-{group}"
 
 
-class Claim(NamedTuple):
-    """How far a partition has been given away."""
+class OffsetClaim(NamedTuple):
+    """The claim on one partition: all offsets below `offset` have been handed out."""
 
     offset: int
-    #: Of the topic that was meant; None where nobody has said.
+    #: Id of the topic that the claim is for; None if unknown.
     topic_id: UUID | None = None
-    #: Where the last batch that claimed some of it began, and where that is written; -1 where nobody has said.
+    #: Where the last batch that claimed offsets of this partition began; -1 if unknown.
     since: int = _UNKNOWN
+    #: Offset of that batch's record in the claims topic; -1 if unknown.
     base: int = _UNKNOWN
 
     def is_about(self, topic_id: UUID | None) -> bool:
-        """A topic that was created anew begins anew."""
+        """Return whether the claim is for this topic, and not for a deleted one of the same name."""
         return None in (self.topic_id, topic_id) or self.topic_id == topic_id
 
 
-def cut(
-    ranges: Iterable[OffsetRange], claims: Mapping[Place, Claim]
+def split_at_claims(
+    ranges: Iterable[OffsetRange], claims: Mapping[TopicPartition, OffsetClaim]
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """What can be given yet, and what has been given already."""
+    """Split the ranges into those that can still be handed out, and those that are already claimed."""
     left, gone = [], []
     for each in ranges:
         claim = claims.get(each.place)
@@ -75,10 +92,10 @@ def cut(
     return left, gone
 
 
-def in_doubt(start: Position, claims: Mapping[Place, Claim]) -> list[OffsetRange]:
-    """What a query that begins anew at `start` may never learn of: the last batch that was claimed before.
+def find_in_doubt(start: Position, claims: Mapping[TopicPartition, OffsetClaim]) -> list[OffsetRange]:
+    """Return the offsets of the last claimed batch, which a query that starts over at `start` may lose.
 
-    All batches before that one were over when it was claimed.
+    All earlier batches were finished when that batch was claimed.
     """
     last = max((claim.base for claim in claims.values()), default=_UNKNOWN)
     found = []
@@ -90,8 +107,8 @@ def in_doubt(start: Position, claims: Mapping[Place, Claim]) -> list[OffsetRange
     return [each for each in found if each.size]
 
 
-class Claims:
-    """Of one query, on its driver."""
+class OffsetClaims:
+    """The claims of one query, on its driver."""
 
     def __init__(
         self, cluster: Cluster, group: str, *, deadline: Callable[[float], Deadline] = Deadline
@@ -101,7 +118,7 @@ class Claims:
         self._deadline = deadline
         self._producer: RawProducer | None = None
         self._rest = deadline(0)
-        #: What was cut away, and is not written down yet.
+        #: Ranges that may have been lost, and are not yet recorded in the topic of skipped offsets.
         self._gone: list[OffsetRange] = []
 
     def close(self) -> None:
@@ -112,15 +129,15 @@ class Claims:
     # Planning
 
     def starting(self, position: Position) -> Position:
-        """Where a query without a checkpoint begins: where it was told to, but behind all claims.
+        """Return where a query without a checkpoint starts: at `position`, but never below a claim.
 
         Raises ClaimError, Unavailable, Refused.
         """
-        with self._told_of_fencing():
-            # First of all: what a dead driver has left half done would be waited for.
+        with self._fenced_as_claim_error():
+            # Fence first: this aborts the open transaction of a dead driver, which `_claims` would wait for.
             self._begin()
             claims = self._claims(position.offsets)
-        self._gone += in_doubt(position, claims)
+        self._gone += find_in_doubt(position, claims)
         offsets = position.offsets
         for place, claim in claims.items():
             if claim.is_about(position.ids[place[0]]):
@@ -128,58 +145,68 @@ class Claims:
         return Position.of(offsets, position.ids)
 
     def cut(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """What of these can be given yet. From now on no other driver can claim anything, until one begins.
+        """Return the parts of the ranges that are not claimed yet.
+
+        Fences other drivers: none of them can claim offsets any more, unless it starts again and fences this one.
 
         Raises ClaimError, Unavailable, Refused.
         """
-        with self._told_of_fencing():
+        with self._fenced_as_claim_error():
             self._begin()
-            left, gone = cut(ranges, self._claims(each.place for each in ranges))
+            left, gone = split_at_claims(ranges, self._claims(each.place for each in ranges))
         if gone:
             _LOG.warning(
                 "%d offsets were claimed before: they may have been lost, and are not given again",
-                covered(gone),
+                count_covered(gone),
             )
             self._gone += gone
         return left
 
-    def claim(self, tasks: Sequence[OffsetRange]) -> list[Ticket]:
-        """Once this returns they are given away, each to the task that redeems its ticket; when it raises, they may be.
+    def claim(self, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
+        """Claim the ranges, one for each task, and return the task claims.
+
+        When this returns, the ranges are claimed; when it raises, they may be claimed or not.
 
         Raises ClaimError, Unavailable, Refused.
         """
         if not tasks and not self._gone:
             return []
-        with self._told_of_fencing():
+        with self._fenced_as_claim_error():
             producer, batch = self._begin(), uuid.uuid4().hex
             base = self._write(producer, batch, tasks)
-            producer.commit_offsets(self._group, positions(tasks, base))
+            producer.commit_offsets(self._group, claimed_offsets(tasks, base))
             producer.end(commit=True)
         self._gone = []
-        self._rest = self._deadline(REPEAT_MS)
-        return [Ticket(self._group, batch, base, index) for index in range(len(tasks))]
+        self._rest = self._deadline(COMMIT_REPEAT_MS)
+        return [TaskClaim(self._group, batch, base, index) for index in range(len(tasks))]
 
     def _write(self, producer: RawProducer, batch: str, tasks: Sequence[OffsetRange]) -> int:
-        told = {"group": self._group, "batch": batch, "ranges": ranges_json(tasks)}
-        sent = producer.send(*bookkeeping.place_of(CLAIMS), bookkeeping.batch_of(told, key=batch))
+        told = {"group": self._group, "batch": batch, "ranges": ranges_to_json(tasks)}
+        sent = producer.send(
+            *internal_topics.only_partition(CLAIMS_TOPIC), internal_topics.encode_document(told, key=batch)
+        )
         if self._gone:
-            lost = bookkeeping.batch_of(skipping(self._group, self._gone), key=self._group)
-            producer.send(*bookkeeping.place_of(SKIPPED), lost)
+            lost = internal_topics.encode_document(skipped_document(self._group, self._gone), key=self._group)
+            producer.send(*internal_topics.only_partition(SKIPPED_TOPIC), lost)
         producer.flush()
-        # Where a broker does not tell where it put the record, tasks look through all of them.
-        return sent.offset if sent.offset is not None else bookkeeping.beginning_of(self._cluster, CLAIMS)
+        # If the broker does not return the offset of the record, tasks search the whole claims topic.
+        return (
+            sent.offset
+            if sent.offset is not None
+            else internal_topics.beginning_offset(self._cluster, CLAIMS_TOPIC)
+        )
 
-    # While there is nothing to plan
+    # Keeping claims alive
 
     def repeat(self) -> None:
-        """Say again what is claimed, lest brokers forget it: the query may have nothing to read for weeks.
+        """Commit the claims again, so that brokers do not expire them while the query has nothing to read for weeks.
 
-        Raises ClaimError where another driver goes on. What else goes wrong is told of in the log.
+        Raises ClaimError if another driver has fenced this one. Other errors are only logged.
         """
         if not self._rest.is_over:
             return
         try:
-            with self._told_of_fencing():
+            with self._fenced_as_claim_error():
                 producer = self._begin()
                 producer.commit_offsets(self._group, self._all())
                 producer.end(commit=True)
@@ -187,44 +214,45 @@ class Claims:
             raise
         except ClientError as trouble:
             _LOG.warning("group %s could not be told again what is claimed: %s", self._group, trouble)
-            # Who has taken over meanwhile is fenced when this one begins again; nothing is given twice by that.
+            # The next `_begin` fences any driver that took over meanwhile. Still no offset is handed out twice,
+            # because each driver checks the claims first.
             self.close()
-            self._rest = self._deadline(REST_MS)
+            self._rest = self._deadline(COMMIT_RETRY_MS)
         else:
-            self._rest = self._deadline(REPEAT_MS)
+            self._rest = self._deadline(COMMIT_REPEAT_MS)
 
-    # Its turn
+    # The claiming producer
 
     def _begin(self) -> RawProducer:
         if self._producer is None:
             self._refuse_members()
-            make_topics(self._cluster)
-            producer = RawProducer(self._cluster, transactional_id=driver_name(self._group))
+            ensure_claim_topics(self._cluster)
+            producer = RawProducer(self._cluster, transactional_id=claims_transactional_id(self._group))
             producer.init()
             self._producer = producer
         return self._producer
 
     def _refuse_members(self) -> None:
         info = group_info(self._cluster, self._group)
-        if info is not None and info.state not in _WITHOUT_MEMBERS:
+        if info is not None and info.state not in _STATES_WITHOUT_MEMBERS:
             raise ClaimError(
                 f"group {self._group} has members of its own; a query with contract=at-most-once needs a group "
                 "that nobody else uses (kafka.group.id)"
             )
 
-    def _all(self) -> dict[Place, CommittedOffset]:
-        """Brokers take no positions in topics that are gone."""
-        found = committed(self._cluster, self._group)
+    def _all(self) -> dict[TopicPartition, CommittedOffset]:
+        """Return the group's offsets in topics that still exist; brokers reject commits for deleted topics."""
+        found = committed_offsets(self._cluster, self._group)
         there = self._cluster.topics({topic for topic, _ in found})
         return {place: each for place, each in found.items() if place[0] in there}
 
-    def _claims(self, places: Iterable[Place]) -> dict[Place, Claim]:
+    def _claims(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetClaim]:
         wanted = sorted(set(places))
-        found = committed(self._cluster, self._group, wanted, stable=True) if wanted else {}
-        return {place: claim_of(each) for place, each in found.items()}
+        found = committed_offsets(self._cluster, self._group, wanted, stable=True) if wanted else {}
+        return {place: parse_claim(each) for place, each in found.items()}
 
     @contextmanager
-    def _told_of_fencing(self) -> Iterator[None]:
+    def _fenced_as_claim_error(self) -> Iterator[None]:
         try:
             yield
         except Fenced:
@@ -234,25 +262,25 @@ class Claims:
             ) from None
 
 
-# Positions of the group
+# Committed offsets of the group
 
 
-def positions(tasks: Iterable[OffsetRange], base: int) -> dict[Place, CommittedOffset]:
-    """That all of these are claimed."""
-    starts: dict[Place, int] = {}
+def claimed_offsets(tasks: Iterable[OffsetRange], base: int) -> dict[TopicPartition, CommittedOffset]:
+    """Return the offsets that the group commits to claim these ranges."""
+    starts: dict[TopicPartition, int] = {}
     found = {}
     for each in sorted(tasks, key=lambda each: (each.place, each.start)):
         since = starts.setdefault(each.place, each.start)
-        metadata = _metadata(each.topic_id, since=since, base=base)
+        metadata = _claim_metadata(each.topic_id, since=since, base=base)
         found[each.place] = CommittedOffset(offset=each.end, metadata=metadata)
     return found
 
 
-def claim_of(position: CommittedOffset) -> Claim:
-    """Whoever has committed it, and whatever they have written beside it."""
-    told = _told(position.metadata)
+def parse_claim(position: CommittedOffset) -> OffsetClaim:
+    """Parse a claim. Accepts an offset that any client has committed, with any metadata."""
+    told = _parse_metadata(position.metadata)
     topic_id = told.get("topic")
-    return Claim(
+    return OffsetClaim(
         offset=position.offset,
         topic_id=UUID(topic_id) if topic_id else None,
         since=told.get("since", _UNKNOWN),
@@ -260,17 +288,17 @@ def claim_of(position: CommittedOffset) -> Claim:
     )
 
 
-def _metadata(topic_id: UUID | None, **more: int) -> str:
-    """Begins as that of every query does."""
+def _claim_metadata(topic_id: UUID | None, **more: int) -> str:
+    """Return the metadata of a claim. It starts with GROUP_METADATA, as that of every query does."""
     told = ({"topic": str(topic_id)} if topic_id is not None else {}) | more
-    return f"{METADATA} {json.dumps(told)}"
+    return f"{GROUP_METADATA} {json.dumps(told)}"
 
 
-def _told(metadata: str) -> dict[str, Any]:
-    if not metadata.startswith(METADATA):
+def _parse_metadata(metadata: str) -> dict[str, Any]:
+    if not metadata.startswith(GROUP_METADATA):
         return {}
     try:
-        found = json.loads(metadata.removeprefix(METADATA))
+        found = json.loads(metadata.removeprefix(GROUP_METADATA))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

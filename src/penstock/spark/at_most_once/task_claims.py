@@ -1,8 +1,8 @@
-"""At most once, in tasks: a task may do its work when it is the first to say so in the topic of claims.
+"""At-most-once delivery in tasks: an attempt may do its work if it is the first to claim the task in the claims topic.
 
-Spark starts tasks again when they fail, beside others that are slow, and with whole stages when machines are lost; it
-does not tell a task all of that. So each attempt writes down what it is about to do and reads what others have written
-before: the order of the log decides, for all of them in the same way. Whoever is not the first gets nothing.
+Spark starts another attempt at a task when the task fails, when it is slow (speculation), and when a lost machine makes
+Spark repeat a whole stage. A task cannot always see this. So each attempt appends a claim and reads the claims before
+it: the order of the log decides, and all attempts see the same order. Every attempt but the first gets no records.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError, OutOfRange
-from penstock.client.retrying import Deadline
-from penstock.client.topics import NewTopic
-from penstock.spark import bookkeeping
-from penstock.spark.bookkeeping import CLAIMS, SKIPPED
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.topics import NewTopic
+from penstock.spark import internal_topics
+from penstock.spark.internal_topics import CLAIMS_TOPIC, SKIPPED_TOPIC
 from penstock.spark.offsets import OffsetRange
 
 _LOG: Final = logging.getLogger("penstock.spark")
 _WEEK_MS: Final = 7 * 24 * 3_600_000
-#: Nobody looks at a claim again when its batch is over, so that what is old can go.
+#: Claims are not read again after their batch has finished, so old ones can be deleted.
 _CLAIMS_TOPIC: Final = NewTopic(
-    name=CLAIMS,
+    name=CLAIMS_TOPIC,
     partitions=1,
     settings={
         "cleanup.policy": "delete",
@@ -35,23 +35,23 @@ _CLAIMS_TOPIC: Final = NewTopic(
     },
 )
 _SKIPPED_TOPIC: Final = NewTopic(
-    name=SKIPPED, partitions=1, settings={"cleanup.policy": "delete", "retention.ms": str(5 * _WEEK_MS)}
+    name=SKIPPED_TOPIC, partitions=1, settings={"cleanup.policy": "delete", "retention.ms": str(5 * _WEEK_MS)}
 )
 _SPECULATION: Final = "spark.speculation"
 
 
 class ClaimError(ClientError):
-    """What is to be read or written at most once cannot be."""
+    """Data cannot be read or written at most once."""
 
 
-class Ticket(NamedTuple):
-    """For one task: whoever is the first to redeem it may do the work."""
+class TaskClaim(NamedTuple):
+    """The right to run one task: the first attempt that redeems it may do the work."""
 
     group: str
     batch: str
-    #: From here on the topic of claims says who was first.
+    #: Offset in the claims topic from which the claims of attempts are read.
     base: int
-    #: Of the task among those of its batch.
+    #: Number of the task within its batch.
     number: int
 
 
@@ -61,19 +61,19 @@ class TaskAttempt(NamedTuple):
     attempt: int
 
 
-def make_topics(cluster: Cluster) -> None:
+def ensure_claim_topics(cluster: Cluster) -> None:
     for topic in (_CLAIMS_TOPIC, _SKIPPED_TOPIC):
-        bookkeeping.make_ready(cluster, topic)
+        internal_topics.ensure_internal_topic(cluster, topic)
 
 
-def fresh_ticket(cluster: Cluster) -> Ticket:
-    """For the tasks of one job that writes; each of them puts its own number in. Raises Unavailable, Refused."""
-    make_topics(cluster)
-    return Ticket("", uuid.uuid4().hex, bookkeeping.end_of(cluster, CLAIMS), -1)
+def new_task_claim(cluster: Cluster) -> TaskClaim:
+    """Return a claim for the tasks of one write job. Each task sets its own number. Raises Unavailable, Refused."""
+    ensure_claim_topics(cluster)
+    return TaskClaim("", uuid.uuid4().hex, internal_topics.end_offset(cluster, CLAIMS_TOPIC), -1)
 
 
-def this_attempt() -> TaskAttempt:
-    """Raises ClaimError outside of tasks, and where Spark runs tasks twice on purpose."""
+def current_attempt() -> TaskAttempt:
+    """Return the current task attempt. Raises ClaimError outside of a task, and if speculation is enabled."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -84,7 +84,10 @@ def this_attempt() -> TaskAttempt:
 
 
 def refuse_speculation(setting: str | None) -> None:
-    """A twin gets nothing, and Spark would take that for the result of the task. Raises ClaimError."""
+    """Raise ClaimError if speculation is enabled.
+
+    A speculative attempt gets no records, and Spark could accept its empty result as that of the task.
+    """
     if str(setting).strip().lower() == "true":
         raise ClaimError(
             "contract=at-most-once does not go together with spark.speculation=true: of two attempts at a task one "
@@ -92,85 +95,92 @@ def refuse_speculation(setting: str | None) -> None:
         )
 
 
-def redeem(cluster: Cluster, ticket: Ticket, attempt: TaskAttempt) -> bool:
-    """Whether this attempt is the first. Raises ClaimError where another one did this on purpose; Unavailable, Refused.
+def claim_task(cluster: Cluster, task_claim: TaskClaim, attempt: TaskAttempt) -> bool:
+    """Redeem the claim, and return whether this attempt is the first.
 
-    When it raises, the ticket may be redeemed all the same: then nobody gets anything.
+    Raises ClaimError if another task redeemed the claim, because the program reads the batch twice; Unavailable,
+    Refused. When it raises, the claim may be redeemed all the same: then no attempt gets the records.
     """
     token = uuid.uuid4().hex
-    told = {"group": ticket.group, "batch": ticket.batch, "task": ticket.number, "token": token}
-    bookkeeping.append(cluster, CLAIMS, told | attempt._asdict(), key=ticket.batch)
-    first = _first(cluster, ticket, Deadline(cluster.settings.retry_deadline_ms))
+    told = {"group": task_claim.group, "batch": task_claim.batch, "task": task_claim.number, "token": token}
+    internal_topics.append_document(cluster, CLAIMS_TOPIC, told | attempt._asdict(), key=task_claim.batch)
+    first = _first_claimant(cluster, task_claim, Deadline(cluster.settings.retry_deadline_ms))
     if first["token"] == token:
         return True
     if (first["stage"], first["partition"]) != (attempt.stage, attempt.partition):
-        raise read_twice(ticket)
+        raise read_twice_error(task_claim)
     return False
 
 
-def _first(cluster: Cluster, ticket: Ticket, deadline: Deadline) -> Mapping[str, Any]:
+def _first_claimant(cluster: Cluster, task_claim: TaskClaim, deadline: Deadline) -> Mapping[str, Any]:
     try:
         for _ in cluster.attempts(deadline):
-            for each in bookkeeping.documents(cluster, CLAIMS, ticket.base, key=ticket.batch):
-                if each.get("task") == ticket.number:
+            for each in internal_topics.read_documents(
+                cluster, CLAIMS_TOPIC, task_claim.base, key=task_claim.batch
+            ):
+                if each.get("task") == task_claim.number:
                     return each
     except OutOfRange:
         pass
     raise ClaimError(
-        f"what was claimed for batch {ticket.batch} of group {ticket.group} is not in {CLAIMS}: "
+        f"what was claimed for batch {task_claim.batch} of group {task_claim.group} is not in {CLAIMS_TOPIC}: "
         "somebody has deleted from that topic"
     )
 
 
-def read_twice(ticket: Ticket) -> ClaimError:
+def read_twice_error(task_claim: TaskClaim) -> ClaimError:
     return ClaimError(
-        f"a batch of group {ticket.group} is read a second time, and contract=at-most-once gives it once: two actions "
-        "in foreachBatch, sorting or repartitioning by range, or one stream used twice do that. Let the first action "
-        "be batch.localCheckpoint(), or cache the batch, and go on with what that returns"
+        f"a batch of group {task_claim.group} is read a second time, and contract=at-most-once gives it once: two "
+        "actions in foreachBatch, sorting or repartitioning by range, or one stream used twice do that. Let the first "
+        "action be batch.localCheckpoint(), or cache the batch, and go on with what that returns"
     )
 
 
-# What may have been lost
+# Offsets that may have been lost
 
 
-def ranges_json(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
+def ranges_to_json(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
     return [
         [each.topic, str(each.topic_id) if each.topic_id else None, each.partition, each.start, each.end]
         for each in ranges
     ]
 
 
-def skipping(group: str, ranges: Iterable[OffsetRange]) -> dict[str, Any]:
-    """That these may have been lost, as it is written down."""
-    return {"group": group, "ranges": ranges_json(ranges)}
+def skipped_document(group: str, ranges: Iterable[OffsetRange]) -> dict[str, Any]:
+    """Return the document that records these ranges as possibly lost."""
+    return {"group": group, "ranges": ranges_to_json(ranges)}
 
 
-def tell_skipped(cluster: Cluster, ticket: Ticket, wanted: OffsetRange, attempt: TaskAttempt) -> None:
-    """Of an attempt that was not the first. Raises Unavailable, Refused."""
+def record_skipped(
+    cluster: Cluster, task_claim: TaskClaim, wanted: OffsetRange, attempt: TaskAttempt
+) -> None:
+    """Record that this attempt was not the first, so the range may be lost. Raises Unavailable, Refused."""
     _LOG.warning(
         "%s[%d] offsets %d to %d were given to another attempt at this task; attempt %d gets nothing of them, and they "
         "are lost if the other one has failed",
         *(wanted.topic, wanted.partition, wanted.start, wanted.end - 1, attempt.attempt),
     )
-    bookkeeping.append(cluster, SKIPPED, skipping(ticket.group, [wanted]), key=ticket.group)
+    internal_topics.append_document(
+        cluster, SKIPPED_TOPIC, skipped_document(task_claim.group, [wanted]), key=task_claim.group
+    )
 
 
-def skipped(cluster: Cluster, group: str) -> int:
-    """How many offsets a group may have lost, in the time that brokers keep of that. Raises Unavailable, Refused."""
-    if SKIPPED not in cluster.topics([SKIPPED]):
+def count_skipped(cluster: Cluster, group: str) -> int:
+    """Return how many offsets a group may have lost, within the retention of the topic. Raises Unavailable, Refused."""
+    if SKIPPED_TOPIC not in cluster.topics([SKIPPED_TOPIC]):
         return 0
-    start = bookkeeping.beginning_of(cluster, SKIPPED)
-    told = bookkeeping.documents(cluster, SKIPPED, start, key=group)
-    return covered(_range(each) for document in told for each in document["ranges"])
+    start = internal_topics.beginning_offset(cluster, SKIPPED_TOPIC)
+    told = internal_topics.read_documents(cluster, SKIPPED_TOPIC, start, key=group)
+    return count_covered(_range_from_json(each) for document in told for each in document["ranges"])
 
 
-def _range(told: list[Any]) -> OffsetRange:
+def _range_from_json(told: list[Any]) -> OffsetRange:
     topic, topic_id, partition, start, end = told
     return OffsetRange(topic, UUID(topic_id) if topic_id else None, partition, start, end)
 
 
-def covered(ranges: Iterable[OffsetRange]) -> int:
-    """How many offsets lie in one or more of these: what is told of twice counts once."""
+def count_covered(ranges: Iterable[OffsetRange]) -> int:
+    """Return how many offsets the ranges cover. Offsets in several ranges count once."""
     total, last = 0, None
     for each in sorted(ranges, key=lambda each: (each.topic, str(each.topic_id), each.partition, each.start)):
         of = (each.topic, each.topic_id, each.partition)

@@ -1,16 +1,15 @@
-"""Record batches to Arrow columns and back, at the speed of memory: numba kernels over raw bytes, no row objects.
+"""Record batches to Arrow columns and back, at memory speed: numba kernels over raw bytes, no row objects.
 
-Kernels are compiled on first use (some seconds) and cached; `preload` does it ahead, so that no query waits.
+Kernels are compiled on first use, which takes some seconds, and cached. `preload` compiles them ahead of time, so that
+no query waits.
 """
 
 import pyarrow as pa
 
-from penstock.protocol.records import iter_batches
-from penstock.spark.columns.decode import decode
-from penstock.spark.columns.encode import EncodedBatch, encode
-from penstock.spark.columns.partitioning import partition_rows, split_by_partition
-from penstock.spark.columns.scan import CorruptBatch
-from penstock.spark.columns.schema import COLUMNS, COLUMNS_WITHOUT_HEADERS, arrow_schema
+from penstock.protocol.record_batch import iter_batches
+from penstock.spark.columns.arrow import COLUMNS, COLUMNS_WITHOUT_HEADERS, arrow_schema
+from penstock.spark.columns.decoder import CorruptBatch, decode
+from penstock.spark.columns.encoder import EncodedBatch, encode, partition_rows, split_by_partition
 
 __all__ = (
     "COLUMNS",

@@ -1,11 +1,11 @@
-"""What numba compiles: walking, gathering, laying out and hashing records in raw memory.
+"""Numba kernels that scan, gather, write and hash records in raw memory.
 
-All of it is in this one file because numba's cache watches only the file that a kernel stands in: with a helper
-elsewhere, an edit there would leave old machine code in use.
+All of it is in this one file because numba's cache watches only the file of a kernel: after an edit to a helper in
+another file, old machine code would stay in use.
 
-Fields of records travel as spans, an address and a length (-1: null), one row of an int64 matrix for each of
-the fields below. Kernels trust the caller for the memory behind addresses, and nobody for what is written there:
-everything that a record says of itself is checked against the bytes that remain before it is followed.
+Fields of records are passed as spans, an address and a length (-1: null), in one row of an int64 matrix for each of the
+fields below. Kernels trust the caller for the memory behind addresses, but not for its content: they check every length
+and count in a record against the bytes that remain before they use it.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from penstock.protocol.records import LOG_APPEND_TIME, BatchHeader
+from penstock.protocol.record_batch import LOG_APPEND_TIME, BatchHeader
 
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
@@ -31,17 +31,17 @@ KEY_AT: Final = 0
 KEY_BYTES: Final = 1
 VALUE_AT: Final = 2
 VALUE_BYTES: Final = 3
-HEADERS_AT: Final = 4  # where a read record's headers lie; which header is the first of a record to write
+HEADERS_AT: Final = 4  # reading: address of the record's headers; writing: index of its first header
 HEADERS_COUNT: Final = 5
 TIMESTAMP: Final = 6
 OFFSET: Final = 7
 TIMESTAMP_TYPE: Final = 8
 RECORD_FIELDS: Final = 9
-#: Takes the offset's place in records that are yet to be written.
+#: Replaces the offset in records to be written.
 CONTENT_BYTES: Final = 7
 HEADER_FIELDS: Final = 4
 
-# Where a scan stands, so that it can pause.
+# The fields of a scan's cursor, which lets a scan pause and continue.
 BATCH: Final = 0
 AT: Final = 1
 RECORDS_DONE: Final = 2
@@ -50,7 +50,7 @@ ROWS: Final = 4
 BYTES: Final = 5
 CURSOR_FIELDS: Final = 6
 
-# How a scan ends; everything from BAD_MAGIC on is why a batch is corrupt.
+# The results of a scan. From BAD_MAGIC on, each is a reason why a batch is corrupt.
 FINISHED: Final = 0
 PAUSED: Final = 1
 BAD_MAGIC: Final = 2
@@ -62,18 +62,18 @@ BAD_END: Final = 7
 BAD_ORDER: Final = 8
 BYTES_LEFT: Final = 9
 
-# A batch that is to be written.
+# The fields of a batch to be written.
 FIRST_ROW: Final = 0
 BODY_BYTES: Final = 1
 MAX_TIMESTAMP: Final = 2
 CUT_FIELDS: Final = 3
 
-#: Length, attributes, timestamp, offset, key, value and header count take a byte each at the least.
+#: Length, attributes, timestamp, offset, key, value and header count take at least one byte each.
 RECORD_BYTES_MIN: Final = 7
 _INT_GROUPS_MAX: Final = 5
 _LONG_GROUPS_MAX: Final = 10
 _MAGIC: Final = 2
-#: What a count of microseconds can hold; timestamps beyond it are moved to it, so that their order is kept.
+#: Largest timestamp that fits into 64 bits as microseconds. Later ones are clamped to it, which keeps the order.
 _TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 _BASE_OFFSET: Final = BatchHeader._fields.index("base_offset")
@@ -86,8 +86,11 @@ RECORD_COUNT: Final = BatchHeader._fields.index("record_count")
 
 
 def kernel(function: Kernel) -> Kernel:
-    """Compiled when first called. Kept in numba's cache (NUMBA_CACHE_DIR, beside this file, or the user's own),
-    or compiled again by each process where none of these can be written."""
+    """Compile a function on its first call, and keep the result in numba's cache.
+
+    The cache is in NUMBA_CACHE_DIR, next to this file, or in the user's cache directory. If none of these is writable,
+    each process compiles the function again.
+    """
     compiled = numba.njit(nogil=True)(function)
     with suppress(RuntimeError):
         compiled.enable_caching()
@@ -95,11 +98,11 @@ def kernel(function: Kernel) -> Kernel:
 
 
 def inlined(function: Kernel) -> Kernel:
-    """A step of a kernel that is worth a copy at each place that takes it: scans are half as fast again."""
+    """Compile a function that is inlined into the kernels that call it, which makes scans 1.5 times as fast."""
     return cast(Kernel, numba.njit(nogil=True, inline="always")(function))
 
 
-# -- memory by its address ---------------------------------------------------------------------------------------
+# -- memory access by address ------------------------------------------------------------------------------------
 
 
 def _load(_typing: Any, _address: Any) -> Any:
@@ -133,13 +136,13 @@ put_byte: Callable[[int, int], None] = intrinsic(_store)
 copy_bytes: Callable[[int, int, int], None] = intrinsic(_copy)
 
 
-# -- reading: a negative address stands for the reason why there is nothing to read --------------------------------
+# -- reading: a negative address is an error, the negated reason why the batch is corrupt --------------------------
 
 
 @inlined
 def _read_varint(at: int, end: int, groups_max: int) -> tuple[int, int]:
-    """The number and the address after it."""
-    if end - at >= 2:  # one or two bytes is what nearly all take
+    """Return the number and the address after it."""
+    if end - at >= 2:  # nearly all numbers take one or two bytes
         value = byte_at(at)
         if value < 0x80:
             return (value >> 1) ^ -(value & 1), at + 1
@@ -155,7 +158,7 @@ def _read_any_varint(at: int, end: int, groups_max: int) -> tuple[int, int]:
     value = 0
     for group in range(min(groups_max, end - at)):
         byte = byte_at(at + group)
-        if group == 9:  # only two bits of the tenth byte are left once the sign has been shifted out
+        if group == 9:  # after the zigzag shift, only two bits of the tenth byte remain
             if byte < 0x80:
                 return (value >> 1 | (byte & 3) << 62) ^ -(value & 1), at + 10
             break
@@ -167,7 +170,7 @@ def _read_any_varint(at: int, end: int, groups_max: int) -> tuple[int, int]:
 
 @inlined
 def _read_sized(at: int, end: int) -> tuple[int, int]:
-    """How long the field is, and the address after it, so that it begins as far before that as it is long."""
+    """Return the length of a field and the address after it. The field begins at that address minus the length."""
     length, at = _read_varint(at, end, _INT_GROUPS_MAX)
     if at < 0 or length == -1:
         return -1, at
@@ -178,7 +181,7 @@ def _read_sized(at: int, end: int) -> tuple[int, int]:
 
 @inlined
 def _skip_headers(at: int, end: int, count: int) -> int:
-    """The address after so many headers."""
+    """Return the address after `count` headers."""
     if count < 0 or count > (end - at) // 2:
         return -BAD_HEADERS
     for _ in range(count):
@@ -195,7 +198,7 @@ def _skip_headers(at: int, end: int, count: int) -> int:
 
 @inlined
 def _read_record(at: int, body_end: int, records: Int64s, row: int) -> int:
-    """Note the fields of one record, with deltas for offset and timestamp. Returns the address after it."""
+    """Store the fields of one record, with deltas for offset and timestamp. Return the address after it."""
     length, at = _read_varint(at, body_end, _INT_GROUPS_MAX)
     if at < 0:
         return at
@@ -245,7 +248,7 @@ def _check_batch(header: Int64s, body_bytes: int) -> int:
 def _scan_batch(
     header: Int64s, body_end: int, cursor: Int64s, records: Int64s, wanted: IntPair, limits: IntPair
 ) -> int:
-    """Note the wanted records of one batch, from the cursor on and after those already noted."""
+    """Append the wanted records of one batch to `records`, starting at the cursor."""
     at, done, delta = cursor[AT], cursor[RECORDS_DONE], cursor[LAST_DELTA]
     row, used = cursor[ROWS], cursor[BYTES]
     base_offset, base_timestamp = header[_BASE_OFFSET], header[_BASE_TIMESTAMP]
@@ -287,10 +290,10 @@ def _scan_batch(
 def scan(
     headers: Int64s, bodies: Int64s, cursor: Int64s, records: Int64s, wanted: IntPair, limits: IntPair
 ) -> int:
-    """Fill `records` with those of all batches whose offsets are wanted (from, to), and say how it ended.
+    """Fill `records` with the records of all batches whose offsets are wanted (from, to), and return the result.
 
-    It pauses at the limits, of rows and of bytes, though a single record may be larger; the cursor then tells how
-    many were noted, and the next call goes on from there.
+    The scan pauses at the limits of rows and bytes, though a single record may be larger. The cursor then has the
+    number of stored records, and the next call continues from there.
     """
     cursor[ROWS] = cursor[BYTES] = 0
     while cursor[BATCH] < len(bodies):
@@ -311,12 +314,12 @@ def scan(
 
 @kernel
 def read_headers(starts: Int64s, counts: Int64s, headers: Int64s) -> int:
-    """Note every header of records that a scan has found sound. Returns how many there are."""
+    """Store every header of records that a scan has validated. Return how many there are."""
     place = 0
     for row in range(len(starts)):
         at = starts[row]
         for _ in range(counts[row]):
-            # A number that was read once within its bounds ends where it ended then.
+            # The scan has checked this number against its bounds, so they need no second check.
             length, at = _read_varint(at, at + _INT_GROUPS_MAX, _INT_GROUPS_MAX)
             headers[KEY_AT, place], headers[KEY_BYTES, place] = at, length
             at += length
@@ -332,7 +335,7 @@ def read_headers(starts: Int64s, counts: Int64s, headers: Int64s) -> int:
 
 @kernel
 def measure(lengths: Int64s) -> tuple[int, int]:
-    """How many bytes all fields have together, and how many fields are null."""
+    """Return the total size of all fields, and how many fields are null."""
     total = nulls = 0
     for row in range(len(lengths)):
         if lengths[row] < 0:
@@ -344,7 +347,7 @@ def measure(lengths: Int64s) -> tuple[int, int]:
 
 @kernel
 def gather(starts: Int64s, lengths: Int64s, offsets: Int32s, target: int) -> int:
-    """Copy all fields to `target`, one after the other, and note where each begins. Returns where the last ends."""
+    """Copy all fields to `target`, one after the other, and store where each begins. Return where the last ends."""
     end = 0
     offsets[0] = 0
     for row in range(len(starts)):
@@ -360,7 +363,7 @@ def gather(starts: Int64s, lengths: Int64s, offsets: Int32s, target: int) -> int
 
 @kernel
 def _varint_bytes(value: int) -> int:
-    """Of a number that takes its zigzag form into 64 bits, all of which count."""
+    """Return the size of a number as a zigzag varint. The zigzag form is treated as 64 unsigned bits."""
     left = (value << 1) ^ (value >> 63)
     count = 1
     while left & ~0x7F:
@@ -396,7 +399,7 @@ def _put_sized(at: int, start: int, length: int) -> int:
 
 @kernel
 def _content_bytes_fixed(records: Int64s, row: int, headers: Int64s) -> int:
-    """What a record takes besides its length and its two deltas."""
+    """Return the size of a record without its length field and its two deltas."""
     count = records[HEADERS_COUNT, row]
     total = 1 + _sized_bytes(records[KEY_BYTES, row]) + _sized_bytes(records[VALUE_BYTES, row])
     total += _varint_bytes(count)
@@ -407,7 +410,7 @@ def _content_bytes_fixed(records: Int64s, row: int, headers: Int64s) -> int:
 
 @kernel
 def cut(records: Int64s, headers: Int64s, body_bytes_max: int, cuts: Int64s) -> int:
-    """Lay records out in batches, none larger than the bound unless by a single record. Returns how many."""
+    """Divide records into batches. A batch exceeds the bound only if a single record does. Return how many."""
     batch = -1
     first = used = 0
     for row in range(records.shape[1]):
@@ -430,7 +433,7 @@ def cut(records: Int64s, headers: Int64s, body_bytes_max: int, cuts: Int64s) -> 
 
 @kernel
 def write(records: Int64s, headers: Int64s, first: int, end: int, at: int) -> int:
-    """Write the records of one batch as `cut` has laid them out. Returns the address after them."""
+    """Write the records of one batch, as divided by `cut`. Return the address after them."""
     base_timestamp = records[TIMESTAMP, first]
     for row in range(first, end):
         at = _put_varint(at, records[CONTENT_BYTES, row])
@@ -452,7 +455,7 @@ def write(records: Int64s, headers: Int64s, first: int, end: int, at: int) -> in
 
 @kernel
 def _murmur2(start: int, length: int) -> int:
-    """The hash of Java's producer, as 32 bits without a sign. All products stay below 2^63."""
+    """Return the hash of Java's producer as an unsigned 32-bit number. All products stay below 2^63."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
     state = 0x9747B28C ^ length
     whole = length & ~3
@@ -471,7 +474,7 @@ def _murmur2(start: int, length: int) -> int:
 
 @kernel
 def partition(starts: Int64s, lengths: Int64s, count: int, without_key: int, partitions: Int32s) -> None:
-    """Where Java's producer would send each key."""
+    """Store the partition to which Java's producer would send each key."""
     for row in range(len(starts)):
         if lengths[row] < 0:
             partitions[row] = without_key

@@ -1,8 +1,9 @@
-"""Which batches of a query are written for good: one record for each, decided once, whoever asks and however often.
+"""The decision log: one record for each batch of a query that is decided, that is, written permanently.
 
-A decision names the transactions that make up a batch. It is written under the query's own transactional id, so that
-a driver which has been replaced cannot decide any more, together with a position of the group of the same name: the
-position says where the record is, and its metadata for which batch. Looking that up takes one question.
+A decision names the transactions that make up a batch. It is made once, whichever driver tries and however often. The
+driver writes it under the query's own transactional id, so that a driver which has been replaced is fenced. The same
+transaction commits an offset in the group of the same name: the offset says where the record is, and its metadata says
+for which batch. So one request finds the last decision.
 """
 
 from __future__ import annotations
@@ -13,24 +14,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from penstock.client.batches import BatchView
-from penstock.client.cluster import Cluster
 from penstock.client.errors import ClientError, Fenced, OutOfRange
-from penstock.client.grouping import by_topic
-from penstock.client.metadata import Place
-from penstock.client.positions import CommittedOffset, committed
-from penstock.client.prepared import Prepared
-from penstock.client.producing import RawProducer
-from penstock.client.topics import NewTopic
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import BatchView
+from penstock.client.wire.metadata import TopicPartition, by_topic
+from penstock.client.wire.offsets import CommittedOffset, committed_offsets
+from penstock.client.wire.producer import PreparedTransaction, RawProducer
+from penstock.client.wire.topics import NewTopic
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch, parse_end_marker
-from penstock.spark import bookkeeping
+from penstock.protocol.record_batch import Record, encode_batch, parse_end_marker
+from penstock.spark import internal_topics
 
-TOPIC: Final = bookkeeping.DECISIONS
-_PLACE: Final[Place] = bookkeeping.place_of(TOPIC)
-#: One small record for each query is kept, so segments that are compacted soon keep it short.
+LOG_TOPIC: Final = internal_topics.DECISIONS_TOPIC
+_LOG_PARTITION: Final[TopicPartition] = internal_topics.only_partition(LOG_TOPIC)
+#: Only the last small record of each query matters, so small segments that are compacted early keep the log short.
 _NEW_TOPIC: Final = NewTopic(
-    name=TOPIC,
+    name=LOG_TOPIC,
     partitions=1,
     settings={
         "cleanup.policy": "compact",
@@ -38,17 +37,17 @@ _NEW_TOPIC: Final = NewTopic(
         "segment.bytes": str(16 << 20),
     },
 )
-#: What ids of queries do not have in them.
-NOT_IN_NAMES: Final = "/"
+#: A character that does not occur in query ids.
+QUERY_SEPARATOR: Final = "/"
 _VERSION: Final = 1
 
 
 class SinkError(ClientError):
-    """What was to be written exactly once cannot be."""
+    """Data cannot be written exactly once."""
 
 
 class MicroBatch(NamedTuple):
-    """What is written as one: a batch of a streaming query, or number 0 of a write that has an id of its own."""
+    """The unit of an exactly-once write: a batch of a streaming query, or number 0 of a write with its own id."""
 
     query: str
     number: int
@@ -57,15 +56,15 @@ class MicroBatch(NamedTuple):
         return f"batch {self.number} of query {self.query}"
 
 
-def driver_name(query: str) -> str:
-    """The transactional id of a query's decisions, and the group that says where the last one is."""
+def sink_transactional_id(query: str) -> str:
+    """Return the transactional id of a query's decisions. It also names the group whose offset locates the last one."""
     return f"penstock-sink-{query}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     batch: MicroBatch
-    transactions: tuple[Prepared, ...]
+    transactions: tuple[PreparedTransaction, ...]
 
     @property
     def names(self) -> frozenset[str]:
@@ -76,13 +75,13 @@ class Decision:
             "version": _VERSION,
             "query": self.batch.query,
             "batch": self.batch.number,
-            "transactions": [_transaction_out(each) for each in self.transactions],
+            "transactions": [_transaction_to_json(each) for each in self.transactions],
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Decision:
-        """Raises SinkError for what a later version wrote."""
+        """Parse a decision. Raises SinkError if a newer version wrote it."""
         content = json.loads(data)
         if content["version"] != _VERSION:
             raise SinkError(
@@ -90,11 +89,11 @@ class Decision:
             )
         return cls(
             batch=MicroBatch(content["query"], content["batch"]),
-            transactions=tuple(_transaction_in(each) for each in content["transactions"]),
+            transactions=tuple(_transaction_from_json(each) for each in content["transactions"]),
         )
 
 
-def _transaction_out(prepared: Prepared) -> dict[str, Any]:
+def _transaction_to_json(prepared: PreparedTransaction) -> dict[str, Any]:
     places = by_topic((place, None) for place in prepared.partitions)
     return {
         "id": prepared.transactional_id,
@@ -105,8 +104,8 @@ def _transaction_out(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _transaction_in(content: dict[str, Any]) -> Prepared:
-    return Prepared(
+def _transaction_from_json(content: dict[str, Any]) -> PreparedTransaction:
+    return PreparedTransaction(
         transactional_id=content["id"],
         producer_id=content["producer"],
         epoch=content["epoch"],
@@ -115,35 +114,37 @@ def _transaction_in(content: dict[str, Any]) -> Prepared:
     )
 
 
-# Looking
+# Reading
 
 
-class Mark(NamedTuple):
-    """That a batch and all before it are decided, and where that is written."""
+class DecidedBatch(NamedTuple):
+    """The last decided batch, and the offset of its decision. All batches before it are decided too."""
 
     number: int
     offset: int
 
 
-def last_mark(cluster: Cluster, query: str, *, stable: bool) -> Mark | None:
-    """The last decision as the group knows it, which forgets it when a query has not run for a week or so.
+def last_decided_batch(cluster: Cluster, query: str, *, stable: bool) -> DecidedBatch | None:
+    """Return the last decision according to the group's offset, which expires if a query has not run for about a week.
 
-    `stable` waits for a decision that is being written. Raises Unavailable, Refused.
+    With `stable`, wait for a decision that is being written. Raises Unavailable, Refused.
     """
-    found = committed(cluster, driver_name(query), [_PLACE], stable=stable).get(_PLACE)
-    return None if found is None else Mark(int(json.loads(found.metadata)["batch"]), found.offset)
+    found = committed_offsets(cluster, sink_transactional_id(query), [_LOG_PARTITION], stable=stable).get(
+        _LOG_PARTITION
+    )
+    return None if found is None else DecidedBatch(int(json.loads(found.metadata)["batch"]), found.offset)
 
 
-class Ledger:
-    """A driver's turn: from `take` on no other driver can decide about the query, until one takes a turn itself."""
+class DecisionLog:
+    """Decides for one query. `take` fences all other drivers of the query, until another driver calls `take`."""
 
     def __init__(self, cluster: Cluster, query: str, *, is_new: bool = False) -> None:
         self.cluster = cluster
         self.query = query
-        self._is_new = is_new  # nobody can have decided anything before
-        self._producer = RawProducer(cluster, transactional_id=driver_name(query))
+        self._is_new = is_new  # there can be no earlier decisions
+        self._producer = RawProducer(cluster, transactional_id=sink_transactional_id(query))
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> DecisionLog:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,65 +155,70 @@ class Ledger:
         return self._producer.transaction_version
 
     def take(self) -> int | None:
-        """Fence whoever had the turn. Returns the last batch that is decided. Raises Unavailable, Refused."""
-        bookkeeping.make_ready(self.cluster, _NEW_TOPIC)
+        """Fence all other drivers, and return the last decided batch. Raises Unavailable, Refused."""
+        internal_topics.ensure_internal_topic(self.cluster, _NEW_TOPIC)
         self._producer.init()
         return self.last_batch()
 
     def last_batch(self) -> int | None:
-        mark = last_mark(self.cluster, self.query, stable=True)
+        mark = last_decided_batch(self.cluster, self.query, stable=True)
         if mark is not None:
             return mark.number
         found = None if self._is_new else self._search()
         return None if found is None else found.batch.number
 
     def last(self) -> Decision | None:
-        """The last decision in full. Raises Unavailable, Refused, SinkError."""
-        mark = last_mark(self.cluster, self.query, stable=True)
+        """Return the whole last decision. Raises Unavailable, Refused, SinkError."""
+        mark = last_decided_batch(self.cluster, self.query, stable=True)
         found = self._read(mark) if mark is not None else None
         if found is None:
             found = self._search()
         if mark is not None and (found is None or found.batch.number != mark.number):
             raise SinkError(
-                f"batch {mark.number} of query {self.query} is decided, but its record is not in {TOPIC}: "
+                f"batch {mark.number} of query {self.query} is decided, but its record is not in {LOG_TOPIC}: "
                 "somebody has deleted from that topic"
             )
         return found
 
     def decide(self, decision: Decision) -> None:
-        """Once this returns, it is so; when it raises Unavailable only the next who takes the turn will know.
+        """Write the decision. When this returns, it is final.
 
-        Raises SinkError where another driver has the turn.
+        Raises SinkError if another driver has fenced this one. Raises Unavailable if the outcome is unknown; the next
+        driver that calls `take` finds it out.
         """
         try:
             sent = self._send(decision.to_bytes())
             position = CommittedOffset(
-                # Where a broker does not tell where it put the record, the record is searched for.
+                # If the broker does not return the record's offset, `last` searches for the record.
                 offset=sent if sent is not None else 0,
                 metadata=json.dumps({"batch": decision.batch.number}),
             )
-            self._producer.commit_offsets(driver_name(self.query), {_PLACE: position})
+            self._producer.commit_offsets(sink_transactional_id(self.query), {_LOG_PARTITION: position})
             self._producer.end(commit=True)
         except Fenced:
-            raise overtaken(decision.batch) from None
+            raise fenced_error(decision.batch) from None
 
     def forget(self) -> None:
-        """Let compaction remove the record; the group still knows for a while that there was one."""
+        """Write a tombstone, so that compaction removes the record. The group's offset remains until it expires."""
         self._send(None)
         self._producer.end(commit=True)
 
     def _send(self, value: bytes | None) -> int | None:
         record = Record(0, int(time.time() * 1000), key=self.query.encode(), value=value)
-        sent = self._producer.send(*_PLACE, encode_batch([record], codec=Codec.GZIP))
+        sent = self._producer.send(*_LOG_PARTITION, encode_batch([record], codec=Codec.GZIP))
         self._producer.flush()
         return sent.offset
 
     # Finding the record
 
-    def _read(self, mark: Mark) -> Decision | None:
-        """At that offset. It was committed together with the mark, so nobody else's open transaction is waited for."""
+    def _read(self, mark: DecidedBatch) -> Decision | None:
+        """Return the decision at the mark's offset.
+
+        The record was committed together with the mark, so it can be read without waiting for open transactions of
+        other queries.
+        """
         try:
-            found = list(bookkeeping.views_at(self.cluster, TOPIC, mark.offset))
+            found = list(internal_topics.batches_at(self.cluster, LOG_TOPIC, mark.offset))
         except OutOfRange:
             return None
         for view in found:
@@ -221,58 +227,65 @@ class Ledger:
         return None
 
     def _search(self) -> Decision | None:
-        """The last one in the whole topic. All transactions of this query have ended, for ours is the turn."""
+        """Return the query's last decision in the whole topic.
+
+        All transactions of this query have ended, because `take` has fenced other drivers.
+        """
         last: Decision | None = None
         open_ones: dict[int, Decision | None] = {}
-        for view in bookkeeping.views(self.cluster, TOPIC, bookkeeping.beginning_of(self.cluster, TOPIC)):
+        for view in internal_topics.read_batches(
+            self.cluster, LOG_TOPIC, internal_topics.beginning_offset(self.cluster, LOG_TOPIC)
+        ):
             producer_id = view.header.producer_id
             marker = parse_end_marker(view.data) if view.header.is_control else None
             if marker is not None:
                 if marker.producer_id in open_ones and marker.committed:
                     last = open_ones[marker.producer_id]
                 open_ones.pop(marker.producer_id, None)
-            for record in bookkeeping.records_of(view):
+            for record in internal_topics.decode_view(view):
                 if record.key == self.query.encode():
-                    open_ones[producer_id] = _decision(record)
+                    open_ones[producer_id] = _parse_decision(record)
         return last
 
     def _ours(self, views: Iterable[BatchView]) -> Iterator[Decision]:
         for view in views:
-            for record in bookkeeping.records_of(view):
-                found = _decision(record) if record.key == self.query.encode() else None
+            for record in internal_topics.decode_view(view):
+                found = _parse_decision(record) if record.key == self.query.encode() else None
                 if found is not None:
                     yield found
 
 
-# Whose checkpoint it is
+# Owners of checkpoints
 
 
-def _key(checkpoint: str) -> str:
-    """That of no query."""
-    return f"checkpoint{NOT_IN_NAMES}{checkpoint}"
+def _checkpoint_key(checkpoint: str) -> str:
+    """Return the key of a checkpoint's record. The separator makes it differ from the id of every query."""
+    return f"checkpoint{QUERY_SEPARATOR}{checkpoint}"
 
 
-def owner(cluster: Cluster, checkpoint: str) -> str | None:
-    """The query that had this checkpoint last; None where nobody has told. Raises Unavailable, Refused."""
-    bookkeeping.make_ready(cluster, _NEW_TOPIC)
+def checkpoint_owner(cluster: Cluster, checkpoint: str) -> str | None:
+    """Return the query that used this checkpoint last, or None if none is recorded. Raises Unavailable, Refused."""
+    internal_topics.ensure_internal_topic(cluster, _NEW_TOPIC)
     found = None
-    start = bookkeeping.beginning_of(cluster, TOPIC)
-    for each in bookkeeping.documents(cluster, TOPIC, start, key=_key(checkpoint)):
+    start = internal_topics.beginning_offset(cluster, LOG_TOPIC)
+    for each in internal_topics.read_documents(cluster, LOG_TOPIC, start, key=_checkpoint_key(checkpoint)):
         found = str(each["query"])
     return found
 
 
-def own(cluster: Cluster, checkpoint: str, query: str) -> None:
-    """From now on it is this one. Raises Unavailable, Refused."""
-    bookkeeping.append(cluster, TOPIC, {"version": _VERSION, "query": query}, key=_key(checkpoint))
+def set_checkpoint_owner(cluster: Cluster, checkpoint: str, query: str) -> None:
+    """Record that this query uses the checkpoint from now on. Raises Unavailable, Refused."""
+    internal_topics.append_document(
+        cluster, LOG_TOPIC, {"version": _VERSION, "query": query}, key=_checkpoint_key(checkpoint)
+    )
 
 
-def overtaken(batch: MicroBatch) -> SinkError:
+def fenced_error(batch: MicroBatch) -> SinkError:
     return SinkError(
         f"{batch}: another driver has taken this query over, and this one must stop; "
         "two queries cannot share one checkpoint"
     )
 
 
-def _decision(record: Record) -> Decision | None:
+def _parse_decision(record: Record) -> Decision | None:
     return None if record.value is None else Decision.from_bytes(record.value)

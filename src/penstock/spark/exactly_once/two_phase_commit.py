@@ -1,14 +1,14 @@
-"""The driver's end of an exactly-once write: decide, commit what was decided, abort everything else.
+"""The driver's part of an exactly-once write: decide, commit what was decided, abort everything else.
 
-Every step may be the last one that a driver takes, and every step may be taken again:
+A driver may die after any step, and any step may be repeated:
 
-1. Take the turn (`decisions.Ledger`): an older driver cannot decide any more.
-2. Look up the last decision. If it is about this batch, it stands, whoever made it.
+1. Fence older drivers (`decisions.DecisionLog`): they cannot decide any more.
+2. Look up the last decision. If it is about this batch, it stands, whichever driver made it.
 3. Otherwise decide: these transactions, and no others, are the batch.
 4. Commit them.
-5. Abort all other transactions that were begun for the batch: attempts that lost, and what dead drivers left behind.
+5. Abort all other transactions that were begun for the batch: attempts that lost, and those of dead drivers.
 
-Until there is a decision nobody aborts what others have prepared, because they might decide for it.
+Before there is a decision, no driver aborts what another one has prepared, because the other might decide to commit it.
 """
 
 from __future__ import annotations
@@ -18,169 +18,173 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from penstock.client.cluster import Cluster
 from penstock.client.errors import Refused
-from penstock.client.prepared import Prepared, end_prepared
-from penstock.client.sequencing import Producer
-from penstock.client.transactions import (
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.in_flight import ProducerIdAndEpoch
+from penstock.client.wire.producer import PreparedTransaction, end_prepared_transaction
+from penstock.client.wire.transactions import (
+    current_producer,
     describe_transaction,
     end_transaction,
-    fence,
-    holder,
+    fence_producer,
     list_transactions,
 )
-from penstock.spark.decisions import (
-    NOT_IN_NAMES,
+from penstock.spark.exactly_once.decisions import (
+    QUERY_SEPARATOR,
     Decision,
-    Ledger,
+    DecisionLog,
     MicroBatch,
     SinkError,
-    driver_name,
-    last_mark,
-    overtaken,
-    own,
-    owner,
+    checkpoint_owner,
+    fenced_error,
+    last_decided_batch,
+    set_checkpoint_owner,
+    sink_transactional_id,
 )
 
 _LOG: Final = logging.getLogger("penstock.spark")
 _ONGOING: Final = "Ongoing"
 _EMPTY: Final = "Empty"
 _SLOTS: Final = 2
-#: No query has it in its name, so that no name of one is the beginning of what belongs to another.
-_BETWEEN: Final = NOT_IN_NAMES
+#: Does not occur in query ids, so the transactional ids of one query never start with the prefix of another.
+_SEPARATOR: Final = QUERY_SEPARATOR
 
 
-def attempts_prefix(batch: MicroBatch) -> str:
-    """How the transactional ids of all attempts at a batch begin.
+def attempt_id_prefix(batch: MicroBatch) -> str:
+    """Return the prefix of the transactional ids of all attempts at a batch.
 
-    They are used again two batches later, lest brokers gather ids without end: then the batch in between is decided,
-    so all that was done for this one has ended.
+    The ids are reused two batches later, so that brokers do not accumulate ids without bound. By then the batch in
+    between is decided, so all transactions of this batch have ended.
     """
-    return f"{_attempts(batch.query)}{batch.number % _SLOTS}{_BETWEEN}"
+    return f"{_query_prefix(batch.query)}{batch.number % _SLOTS}{_SEPARATOR}"
 
 
-def _attempts(query: str) -> str:
-    return driver_name(query) + _BETWEEN
+def _query_prefix(query: str) -> str:
+    return sink_transactional_id(query) + _SEPARATOR
 
 
-def query_of(transactional_id: str) -> str | None:
-    """Whose batches an id is for; None where it is no id of a sink."""
-    name, _, _ = transactional_id.partition(_BETWEEN)
-    query = name.removeprefix(driver_name(""))
+def query_of_transactional_id(transactional_id: str) -> str | None:
+    """Return the query that a transactional id belongs to, or None if it is not an id of a sink."""
+    name, _, _ = transactional_id.partition(_SEPARATOR)
+    query = name.removeprefix(sink_transactional_id(""))
     return query if query != name else None
 
 
-def conclude(
-    ledger: Ledger,
+def commit_batch(
+    decision_log: DecisionLog,
     batch: MicroBatch,
-    prepared: Sequence[Prepared],
+    prepared: Sequence[PreparedTransaction],
     *,
     fails_on_loss: bool = True,
     skips_older: bool = False,
 ) -> bool:
-    """Returns whether these were written, rather than what somebody had decided for before.
+    """Decide and commit a batch. Return True if `prepared` was committed, and False if an earlier decision stands.
 
-    Raises SinkError where another driver has gone on (unless what is older than that is skipped), or transactions are
-    gone; Unavailable where this is to be asked again.
+    Raises SinkError if another driver has decided a later batch (unless `skips_older`), or if transactions were
+    aborted. Raises Unavailable if the caller should retry.
     """
-    last = _take(ledger, batch)
+    last = _fence_and_find_last(decision_log, batch)
     if last is not None and last > batch.number:
-        _abort(ledger.cluster, prepared)
+        _abort(decision_log.cluster, prepared)
         if skips_older:
             _LOG.info("%s is older than what was written last, and nothing of it is written", batch)
             return False
-        raise overtaken(batch)
+        raise fenced_error(batch)
     is_ours = last != batch.number
     if is_ours:
         decision = Decision(batch=batch, transactions=tuple(each for each in prepared if not each.is_empty))
-        _check_open(ledger.cluster, decision)
-        ledger.decide(decision)
+        _check_open(decision_log.cluster, decision)
+        decision_log.decide(decision)
     else:
-        found = ledger.last()
+        found = decision_log.last()
         assert found is not None
         assert found.batch == batch, f"{found} is not about {batch}"
         decision = found
         _LOG.info("%s was decided before, and is finished now", batch)
-    _commit(ledger, decision, fails_on_loss=fails_on_loss)
-    _abort(ledger.cluster, [each for each in prepared if each.transactional_id not in decision.names])
-    sweep(ledger, decision)
+    _commit(decision_log, decision, fails_on_loss=fails_on_loss)
+    _abort(decision_log.cluster, [each for each in prepared if each.transactional_id not in decision.names])
+    abort_undecided(decision_log, decision)
     return is_ours
 
 
-def withdraw(ledger: Ledger, batch: MicroBatch, prepared: Sequence[Prepared]) -> None:
-    """A batch has failed: abort its transactions, unless they were decided for. Raises Unavailable, Refused."""
-    last = _take(ledger, batch)
+def abort_batch(
+    decision_log: DecisionLog, batch: MicroBatch, prepared: Sequence[PreparedTransaction]
+) -> None:
+    """Abort the transactions of a failed batch, except those that a decision includes. Raises Unavailable, Refused."""
+    last = _fence_and_find_last(decision_log, batch)
     if last == batch.number:
-        found = ledger.last()
+        found = decision_log.last()
         assert found is not None
         prepared = [each for each in prepared if each.transactional_id not in found.names]
-    _abort(ledger.cluster, prepared)
+    _abort(decision_log.cluster, prepared)
 
 
-def _take(ledger: Ledger, batch: MicroBatch) -> int | None:
-    """The last batch that is decided. Whoever is late by then does not take the turn from those who have gone on."""
-    mark = last_mark(ledger.cluster, batch.query, stable=False)
-    return mark.number if mark is not None and mark.number > batch.number else ledger.take()
+def _fence_and_find_last(decision_log: DecisionLog, batch: MicroBatch) -> int | None:
+    """Fence other drivers, and return the last decided batch. If a later batch is decided already, fence no driver."""
+    mark = last_decided_batch(decision_log.cluster, batch.query, stable=False)
+    return mark.number if mark is not None and mark.number > batch.number else decision_log.take()
 
 
-def finish_before(cluster: Cluster, batch: MicroBatch, checkpoint: str | None = None) -> None:
-    """Commit what was decided before this batch, for those who need not repeat a batch before they go on to the next.
+def finish_earlier_batch(cluster: Cluster, batch: MicroBatch, checkpoint: str | None = None) -> None:
+    """Commit the transactions of the last decision if it is for an earlier batch.
 
-    Raises Unavailable, Refused, SinkError.
+    For callers that may start a batch without repeating an earlier one that failed. Raises Unavailable, Refused,
+    SinkError.
     """
-    mark = last_mark(cluster, batch.query, stable=True)
+    mark = last_decided_batch(cluster, batch.query, stable=True)
     if mark is None and checkpoint is not None:
-        succeed(cluster, checkpoint, batch.query)
+        take_over_checkpoint(cluster, checkpoint, batch.query)
     if mark is None or mark.number >= batch.number:
         return
-    with Ledger(cluster, batch.query) as ledger:
-        last = ledger.last()
+    with DecisionLog(cluster, batch.query) as decision_log:
+        last = decision_log.last()
         if last is not None and last.batch.number < batch.number:
-            _commit(ledger, last, fails_on_loss=True)
+            _commit(decision_log, last, fails_on_loss=True)
 
 
-def succeed(cluster: Cluster, checkpoint: str, query: str) -> None:
-    """Before its first batch: settle what the query has left that had this checkpoint before.
+def take_over_checkpoint(cluster: Cluster, checkpoint: str, query: str) -> None:
+    """Resolve the open transactions of the query that used this checkpoint before. Called before the first batch.
 
-    That one will not run again, for Spark finds another query in its checkpoint. Nobody else would end what it has
-    prepared, and those who read what is committed would wait for ever. Raises Unavailable, Refused, SinkError.
+    The previous query will not run again, because its checkpoint now contains another query. Nothing else would end its
+    prepared transactions, and read_committed consumers would wait for them forever.
+    Raises Unavailable, Refused, SinkError.
     """
-    last = owner(cluster, checkpoint)
+    last = checkpoint_owner(cluster, checkpoint)
     if last == query:
         return
     if last is not None:
         _LOG.warning(
             "query %s takes the place of %s, whose checkpoint was deleted (%s)", query, last, checkpoint
         )
-        settle(cluster, last)
-    own(cluster, checkpoint, query)
+        resolve_transactions(cluster, last)
+    set_checkpoint_owner(cluster, checkpoint, query)
 
 
-def settle(cluster: Cluster, query: str) -> None:
-    """For a query that does not run: finish its last batch if that is decided, and abort all else.
+def resolve_transactions(cluster: Cluster, query: str) -> None:
+    """Finish the last batch of a stopped query if it is decided, and abort all its other transactions.
 
-    Should it run again, it finds the decision, or writes the batch anew.
+    If the query runs again, it finds the decision, or writes the batch again.
 
     Raises Unavailable, Refused, SinkError.
     """
-    with Ledger(cluster, query) as ledger:
-        ledger.take()
-        last = ledger.last()
+    with DecisionLog(cluster, query) as decision_log:
+        decision_log.take()
+        last = decision_log.last()
         if last is not None:
-            _commit(ledger, last, fails_on_loss=True)
+            _commit(decision_log, last, fails_on_loss=True)
         kept = last.names if last is not None else frozenset()
-        for name in _begun(cluster, _attempts(query), kept):
-            fence(cluster, name)
+        for name in _begun_ids(cluster, _query_prefix(query), kept):
+            fence_producer(cluster, name)
 
 
 # Before the decision
 
 
 def _check_open(cluster: Cluster, decision: Decision) -> None:
-    """What has timed out is better found now, when the batch can still be written again."""
+    """Raise SinkError if a transaction has timed out. Checked now because the batch can still be written again."""
     if not decision.transactions:
         return
-    listed = list_transactions(cluster, attempts_prefix(decision.batch), (_ONGOING,))
+    listed = list_transactions(cluster, attempt_id_prefix(decision.batch), (_ONGOING,))
     gone = [
         each
         for each in decision.transactions
@@ -194,25 +198,25 @@ def _check_open(cluster: Cluster, decision: Decision) -> None:
         )
 
 
-def _is_open(cluster: Cluster, prepared: Prepared) -> bool:
-    """As its own coordinator says, should it have moved while all were listed."""
+def _is_open(cluster: Cluster, prepared: PreparedTransaction) -> bool:
+    """Ask the transaction's own coordinator, in case the coordinator moved while transactions were listed."""
     info = describe_transaction(cluster, prepared.transactional_id)
-    expected = Producer(prepared.producer_id, prepared.epoch)
+    expected = ProducerIdAndEpoch(prepared.producer_id, prepared.epoch)
     return info is not None and info.state == _ONGOING and info.producer == expected
 
 
-# After it
+# After the decision
 
 
-def _commit(ledger: Ledger, decision: Decision, *, fails_on_loss: bool) -> None:
+def _commit(decision_log: DecisionLog, decision: Decision, *, fails_on_loss: bool) -> None:
     lost: list[str] = []
     for each in decision.transactions:
         try:
-            end_prepared(ledger.cluster, each, commit=True)
+            end_prepared_transaction(decision_log.cluster, each, commit=True)
         except Refused as error:
-            if ledger.last_batch() != decision.batch.number:
-                # It was committed by whoever went on, and the id has been used again since.
-                raise overtaken(decision.batch) from None
+            if decision_log.last_batch() != decision.batch.number:
+                # Another driver has committed it and continued with later batches, which have reused the id.
+                raise fenced_error(decision.batch) from None
             _LOG.error("%s: what was decided to be written was aborted: %s", decision.batch, error)
             lost += [f"{topic}[{partition}]" for topic, partition in each.partitions]
     if lost and fails_on_loss:
@@ -224,31 +228,36 @@ def _commit(ledger: Ledger, decision: Decision, *, fails_on_loss: bool) -> None:
         )
 
 
-def _abort(cluster: Cluster, prepared: Sequence[Prepared]) -> None:
+def _abort(cluster: Cluster, prepared: Sequence[PreparedTransaction]) -> None:
     for each in prepared:
-        # It may have ended already, in the same way or because its time was up.
+        # The transaction may already be aborted, by a driver or by its timeout.
         with suppress(Refused):
-            end_prepared(cluster, each, commit=False)
+            end_prepared_transaction(cluster, each, commit=False)
 
 
-def sweep(ledger: Ledger, decision: Decision) -> None:
-    """Abort all that was begun for the batch and not decided for, so that readers need not wait for it.
+def abort_undecided(decision_log: DecisionLog, decision: Decision) -> None:
+    """Abort all transactions of the batch that the decision does not include, so that readers need not wait for them.
 
-    An attempt takes its id first and looks for a decision next. So one that is not in this list will find the decision,
-    which is there before the list is made; and one that is in it cannot write once it has been found here. Ids are
-    ended by the epoch that they had when it was certain that no later batch used them.
+    An attempt first initializes its transactional id, and then looks for a decision. The decision is written before
+    this function lists the ids. So an attempt that is not in the list finds the decision and writes nothing, and an
+    attempt that is in the list cannot write once its transaction is aborted here. A later batch may reuse the ids, so
+    each is ended with the epoch that it had while this batch was still the last decided one.
     """
     batch = decision.batch
-    if ledger.last_batch() != batch.number:
+    if decision_log.last_batch() != batch.number:
         return
-    names = _begun(ledger.cluster, attempts_prefix(batch), decision.names)
-    holders = {name: found for name in names if (found := holder(ledger.cluster, name)) is not None}
-    if not holders or ledger.last_batch() != batch.number:
+    names = _begun_ids(decision_log.cluster, attempt_id_prefix(batch), decision.names)
+    holders = {
+        name: found for name in names if (found := current_producer(decision_log.cluster, name)) is not None
+    }
+    if not holders or decision_log.last_batch() != batch.number:
         return
     for name, producer in holders.items():
         with suppress(Refused):
-            end_transaction(ledger.cluster, name, producer, commit=False, version=ledger.transaction_version)
+            end_transaction(
+                decision_log.cluster, name, producer, commit=False, version=decision_log.transaction_version
+            )
 
 
-def _begun(cluster: Cluster, prefix: str, kept: frozenset[str]) -> list[str]:
+def _begun_ids(cluster: Cluster, prefix: str, kept: frozenset[str]) -> list[str]:
     return sorted(list_transactions(cluster, prefix, (_ONGOING, _EMPTY)).keys() - kept)

@@ -1,4 +1,7 @@
-"""A declared pipeline as running queries: topics made, the transform tried, sources and sinks given their options."""
+"""Starts a declared pipeline as streaming queries.
+
+It creates the topics, tries the transform on no rows, and gives sources and sinks their options.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,36 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from penstock.client.cluster import Cluster
-from penstock.client.letters import is_letter_topic
-from penstock.client.metadata import TopicInfo
-from penstock.client.positions import EARLIEST, LATEST, committed, list_offsets
-from penstock.client.retrying import Backoff
-from penstock.client.topics import NewTopic, ensure_topic
-from penstock.spark.checkpoints import local_checkpoints
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.option_values import numbers_by_place
-from penstock.spark.pipelines import keeping, letter_topics, shaping
-from penstock.spark.pipelines.batch import Batches
-from penstock.spark.pipelines.declaration import BatchSink, Pipeline, PipelineError, Source, TopicSink
-from penstock.spark.pipelines.evaluation import RECORD, Shapes, shapes_of
-from penstock.spark.pipelines.failures import sentence_of
-from penstock.spark.pipelines.routing import Routing
-from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.schemas import table_schema
-from penstock.spark.sink_options import Contract
-from penstock.spark.tickets import refuse_speculation
+from penstock.client.deadletters.headers import is_failure_topic
+from penstock.client.retry import Backoff
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicInfo
+from penstock.client.wire.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
+from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.spark.at_most_once.task_claims import refuse_speculation
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.option_reader import numbers_by_partition
+from penstock.spark.pipelines import checkpoints, evaluator, failure_topics
+from penstock.spark.pipelines.batch import BatchRunner
+from penstock.spark.pipelines.declaration import (
+    BatchSink,
+    Pipeline,
+    PipelineError,
+    RunSettings,
+    Source,
+    TopicSink,
+)
+from penstock.spark.pipelines.evaluator import RECORD, RowSchemas, build_row_schemas
+from penstock.spark.pipelines.failure_topics import FailureRouting
+from penstock.spark.pipelines.queries import first_line
+from penstock.spark.schema import table_schema
+from penstock.spark.session import local_checkpoints
+from penstock.spark.sink.options import Contract
 
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _QUERY: Final = "query"
 _ROWS: Final = "rows"
-_NO_ROUTES: Final = Routing(group="", attempts_max=1, backoff=Backoff())
+_NO_ROUTING: Final = FailureRouting(group="", attempts_max=1, backoff=Backoff())
 
 
 def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
@@ -42,17 +51,17 @@ def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
     register(spark)
     if pipeline.delivery is Contract.AT_MOST_ONCE:
         refuse_speculation(spark.conf.get("spark.speculation", "false"))
-    shapes = shapes_of(pipeline) if pipeline.evaluates else None
+    row_schemas = build_row_schemas(pipeline) if pipeline.evaluates else None
     with run.cluster() as cluster:
         if pipeline.stateful:
-            return _start_stateful(spark, pipeline, run, shapes, cluster)
-        topics = letter_topics.sources(cluster, pipeline)
-        _try_transform(spark, pipeline, shapes)
+            return _start_stateful(spark, pipeline, run, row_schemas, cluster)
+        topics = failure_topics.source_topics(cluster, pipeline)
+        _try_transform(spark, pipeline, row_schemas)
         _prepare(spark, pipeline, run)
-        routing = letter_topics.ensure(cluster, pipeline, topics)
+        routing = failure_topics.ensure_failure_topics(cluster, pipeline, topics)
         frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
-        batches = Batches(pipeline, run, shapes, routing, checkpoint=_folder(run, _QUERY))
-        return (_in_batches(frame, pipeline, run, batches, pipeline.name, _QUERY),)
+        batches = BatchRunner(pipeline, run, row_schemas, routing, checkpoint=_folder(run, _QUERY))
+        return (_start_batches(frame, pipeline, run, batches, pipeline.name, _QUERY),)
 
 
 def _prepare(spark: Any, pipeline: Pipeline, run: RunSettings) -> None:
@@ -63,12 +72,12 @@ def _prepare(spark: Any, pipeline: Pipeline, run: RunSettings) -> None:
 # The transform, before anything runs
 
 
-def _try_transform(spark: Any, pipeline: Pipeline, shapes: Shapes | None) -> None:
+def _try_transform(spark: Any, pipeline: Pipeline, row_schemas: RowSchemas | None) -> None:
     """On no rows at all. Raises PipelineError."""
-    schema = shapes.evaluated if shapes is not None else table_schema(include_headers=True)
+    schema = row_schemas.evaluated if row_schemas is not None else table_schema(include_headers=True)
     empty = spark.createDataFrame([], schema)
-    evaluated = empty if shapes is not None else shaping.as_evaluated(empty)
-    _checked_output(pipeline, shaping.good_rows(pipeline, evaluated))
+    evaluated = empty if row_schemas is not None else evaluator.as_evaluated_rows(empty)
+    _checked_output(pipeline, evaluator.good_rows(pipeline, evaluated))
 
 
 def _checked_output(pipeline: Pipeline, rows: Any) -> Any:
@@ -82,14 +91,14 @@ def _checked_output(pipeline: Pipeline, rows: Any) -> Any:
     except PipelineError:
         raise
     except PySparkException as error:
-        raise PipelineError(f"pipeline {pipeline.name}: {sentence_of(error)}") from None
+        raise PipelineError(f"pipeline {pipeline.name}: {first_line(error)}") from None
     except Exception as error:
         told = f"{type(error).__name__}: {error}"
         raise PipelineError(
             f"pipeline {pipeline.name}: its function fails on no rows at all: {told}"
         ) from error
     if isinstance(pipeline.sink, TopicSink):
-        shaping.records(pipeline, output, pipeline.sink)
+        evaluator.output_records(pipeline, output, pipeline.sink)
     return output
 
 
@@ -97,11 +106,11 @@ def _checked_output(pipeline: Pipeline, rows: Any) -> Any:
 
 
 def _source(
-    spark: Any, pipeline: Pipeline, run: RunSettings, routing: Routing, starting: Mapping[str, str]
+    spark: Any, pipeline: Pipeline, run: RunSettings, routing: FailureRouting, starting: Mapping[str, str]
 ) -> Any:
     if pipeline.source.pattern is not None:
         names = "|".join(map(re.escape, routing.retries))
-        pattern = letter_topics.source_pattern(pipeline)
+        pattern = failure_topics.source_pattern(pipeline)
         subscription = {"subscribePattern": f"{pattern}|{names}" if names else pattern}
     else:
         subscription = {"subscribe": ",".join([*pipeline.source.topics, *routing.retries])}
@@ -123,7 +132,7 @@ def _starting(
     cluster: Cluster,
     pipeline: Pipeline,
     run: RunSettings,
-    routing: Routing,
+    routing: FailureRouting,
     topics: Mapping[str, TopicInfo],
 ) -> dict[str, str]:
     """Where to begin without a checkpoint; retries go on where the group was, for they are not done again.
@@ -146,7 +155,7 @@ def _starting(
     offsets = _offsets(cluster, pipeline, asked, topics)
     for name in routing.retries:
         places = [(name, index) for index in range(routing.partitions[name])]
-        known = committed(cluster, pipeline.group, places, stable=False)
+        known = committed_offsets(cluster, pipeline.group, places, stable=False)
         offsets |= {place: known[place].offset if place in known else EARLIEST for place in places}
     told: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets.items():
@@ -163,27 +172,27 @@ def _offsets(
     if asked.isdecimal():
         found = list_offsets(cluster, dict.fromkeys(places, int(asked)))
         return {place: LATEST if at is None else at.offset for place, at in found.items()}
-    given = numbers_by_place("starting", asked, least=EARLIEST)
+    given = numbers_by_partition("starting", asked, least=EARLIEST)
     # Positions in letter topics are the group's, and of levels that there are no more nobody's.
-    named = [place for place in given if not is_letter_topic(place[0])]
+    named = [place for place in given if not is_failure_topic(place[0])]
     return {place: given.get(place, EARLIEST) for place in (*places, *named)}
 
 
 # Queries
 
 
-def _in_batches(
+def _start_batches(
     frame: Any, pipeline: Pipeline, run: RunSettings, batches: Any, name: str, folder: str
 ) -> Any:
     writer = frame.writeStream.queryName(name).foreachBatch(batches)
-    return _started(frame.sparkSession, writer, pipeline, run, folder)
+    return _start_query(frame.sparkSession, writer, pipeline, run, folder)
 
 
 def _folder(run: RunSettings, name: str) -> str:
     return f"{run.checkpoint}/{name}"
 
 
-def _started(spark: Any, writer: Any, pipeline: Pipeline, run: RunSettings, folder: str) -> Any:
+def _start_query(spark: Any, writer: Any, pipeline: Pipeline, run: RunSettings, folder: str) -> Any:
     checkpoint = _folder(run, folder)
     writer = writer.option("checkpointLocation", checkpoint)
     if pipeline.available_now or run.once:
@@ -198,29 +207,29 @@ def _started(spark: Any, writer: Any, pipeline: Pipeline, run: RunSettings, fold
 
 
 def _start_stateful(
-    spark: Any, pipeline: Pipeline, run: RunSettings, shapes: Shapes | None, cluster: Cluster
+    spark: Any, pipeline: Pipeline, run: RunSettings, row_schemas: RowSchemas | None, cluster: Cluster
 ) -> tuple[Any, ...]:
     """Rows that fail are sorted out before, in a query of their own: nothing can be taken back from a state."""
-    topics = letter_topics.sources(cluster, pipeline)
-    if shapes is None:
-        starting = _starting(cluster, pipeline, run, _NO_ROUTES, topics)
-        frame = _source(spark, pipeline, run, _NO_ROUTES, starting)
+    topics = failure_topics.source_topics(cluster, pipeline)
+    if row_schemas is None:
+        starting = _starting(cluster, pipeline, run, _NO_ROUTING, topics)
+        frame = _source(spark, pipeline, run, _NO_ROUTING, starting)
         output = _checked_output(pipeline, frame)
         _prepare(spark, pipeline, run)
-        return (_stateful_query(output, pipeline, run),)
+        return (_start_stateful_query(output, pipeline, run),)
     between = _rows_topic(pipeline, run)
-    rows = _rows_frame(spark, pipeline, run, shapes, between)
+    rows = _rows_frame(spark, pipeline, run, row_schemas, between)
     output = _checked_output(pipeline, rows)
     _prepare(spark, pipeline, run)
-    routing = letter_topics.ensure(cluster, pipeline, topics)
+    routing = failure_topics.ensure_failure_topics(cluster, pipeline, topics)
     count = max((len(info.partitions) for info in topics.values()), default=1)
     ensure_topic(cluster, NewTopic(name=between, partitions=count))
     frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
-    first = _sorting_out(pipeline, between)
-    batches = Batches(first, run, shapes, routing, checkpoint=_folder(run, _ROWS))
-    before = _in_batches(frame, pipeline, run, batches, f"{pipeline.name}-{_ROWS}", _ROWS)
+    first = _row_pipeline(pipeline, between)
+    batches = BatchRunner(first, run, row_schemas, routing, checkpoint=_folder(run, _ROWS))
+    before = _start_batches(frame, pipeline, run, batches, f"{pipeline.name}-{_ROWS}", _ROWS)
     try:
-        return before, _stateful_query(output, pipeline, run)
+        return before, _start_stateful_query(output, pipeline, run)
     except BaseException:
         before.stop()
         raise
@@ -231,49 +240,51 @@ def _rows_topic(pipeline: Pipeline, run: RunSettings) -> str:
     return f"{pipeline.name}.{_ROWS}.{hashlib.sha256(run.checkpoint.encode()).hexdigest()[:8]}"
 
 
-def _sorting_out(pipeline: Pipeline, between: str) -> Pipeline:
+def _row_pipeline(pipeline: Pipeline, between: str) -> Pipeline:
     """The same up to the row functions, with rows as JSON instead of what the transform makes of them."""
 
     def as_json(rows: Any) -> Any:
         from pyspark.sql import functions as f
 
-        whole = f.to_json(f.struct(*[f.col(f"`{name}`") for name in rows.columns]), shaping.JSON_FORMAT)
+        whole = f.to_json(f.struct(*[f.col(f"`{name}`") for name in rows.columns]), evaluator.JSON_FORMAT)
         return rows.select(whole.alias("value"), f.col(f"{RECORD}.key").alias("key"))
 
     return replace(pipeline, stateful=False, transform=as_json, sink=TopicSink(topic=between))
 
 
-def _rows_frame(spark: Any, pipeline: Pipeline, run: RunSettings, shapes: Shapes, between: str) -> Any:
+def _rows_frame(
+    spark: Any, pipeline: Pipeline, run: RunSettings, row_schemas: RowSchemas, between: str
+) -> Any:
     """What `_sorting_out` has written, as the transform would have seen it."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StructType
 
-    record = shapes.evaluated[RECORD]
-    whole = StructType([*shapes.columns.fields, record])
+    record = row_schemas.evaluated[RECORD]
+    whole = StructType([*row_schemas.columns.fields, record])
     source = replace(pipeline, source=Source(topics=(between,)), delivery=Contract.AT_LEAST_ONCE)
-    frame = _source(spark, source, run, _NO_ROUTES, {"startingOffsets": "earliest"})
-    parsed = f.from_json(f.col("value").cast("string"), whole, {**shaping.JSON_FORMAT, "mode": "FAILFAST"})
+    frame = _source(spark, source, run, _NO_ROUTING, {"startingOffsets": "earliest"})
+    parsed = f.from_json(f.col("value").cast("string"), whole, {**evaluator.JSON_FORMAT, "mode": "FAILFAST"})
     return frame.select(parsed.alias(_ROWS)).select(f"{_ROWS}.*")
 
 
-def _stateful_query(output: Any, pipeline: Pipeline, run: RunSettings) -> Any:
+def _start_stateful_query(output: Any, pipeline: Pipeline, run: RunSettings) -> Any:
     name = pipeline.name
     sink = pipeline.sink
     if isinstance(sink, TopicSink):
-        rows = shaping.records(pipeline, output, sink).drop(shaping.TIMESTAMP)
+        rows = evaluator.output_records(pipeline, output, sink).drop(evaluator.TIMESTAMP_COLUMN)
         given = {**run.options(), **sink.options, "contract": pipeline.delivery.value}
         writer = rows.writeStream.format("penstock").options(**given).outputMode(pipeline.output_mode)
-        return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
+        return _start_query(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
     if sink is None:
         writer = output.writeStream.format("noop").outputMode(pipeline.output_mode)
-        return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
-    writer = output.writeStream.foreachBatch(StatefulBatches(sink, _folder(run, _QUERY))).outputMode(
+        return _start_query(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
+    writer = output.writeStream.foreachBatch(StatefulBatchRunner(sink, _folder(run, _QUERY))).outputMode(
         pipeline.output_mode
     )
-    return _started(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
+    return _start_query(output.sparkSession, writer.queryName(name), pipeline, run, _QUERY)
 
 
-class StatefulBatches:
+class StatefulBatchRunner:
     """For `foreachBatch`: held before they are written, as a state can be computed once for a batch."""
 
     def __init__(self, sink: BatchSink, checkpoint: str) -> None:
@@ -283,9 +294,9 @@ class StatefulBatches:
 
     def __call__(self, rows: Any, number: int) -> None:
         if self._query is None:
-            self._query = keeping.query_id(rows.sparkSession, self.checkpoint)
+            self._query = checkpoints.query_id(rows.sparkSession, self.checkpoint)
         held = rows.localCheckpoint(eager=True)
         try:
             self.sink.write(held, MicroBatch(self._query, number))
         finally:
-            keeping.release(held)
+            checkpoints.release_local_checkpoint(held)

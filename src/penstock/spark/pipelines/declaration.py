@@ -1,12 +1,15 @@
-"""What a pipeline is: a function of rows, and all that is to be known to run it. Pure, and needs no Spark to import.
+"""Declares pipelines: a function of rows, and everything needed to run it. Pure, and imports without Spark.
 
-@row_function("id STRING, total DOUBLE")
-def price(order: dict) -> dict | None: ...
+    @row_function("id STRING, total DOUBLE")
+    def price(order: dict) -> dict | None: ...
 
-@pipeline("clean-orders", source="orders", sink="orders.clean", delivery="exactly-once",
-          parse=json_rows("id STRING, amount DOUBLE"), rows=[price])
-def clean(orders: DataFrame) -> DataFrame:
-    return orders.where("total > 0")
+    @pipeline("clean-orders", source="orders", sink="orders.clean", delivery="exactly-once",
+              parse=json_rows("id STRING, amount DOUBLE"), rows=[price])
+    def clean(orders: DataFrame) -> DataFrame:
+        return orders.where("total > 0")
+
+A job is work on topics that has an end and reports its progress. `RunSettings` says where and how a pipeline or job
+runs, which is not part of its declaration.
 """
 
 from __future__ import annotations
@@ -17,11 +20,38 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 from penstock.client.errors import ClientError
-from penstock.client.retrying import Backoff
-from penstock.spark.decisions import MicroBatch
-from penstock.spark.option_values import GivenOptions, OptionError
-from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.sink_options import Contract
+from penstock.client.retry import Backoff
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark.exactly_once.decisions import MicroBatch
+from penstock.spark.option_reader import CONNECTION_PREFIX, OptionError, OptionReader
+from penstock.spark.session import LOCAL_MASTER
+from penstock.spark.sink.options import Contract
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    bootstrap: str
+    #: Folder or URI of the checkpoint for this generation of the pipeline.
+    checkpoint: str
+    #: Other client settings, without the prefix `kafka.`.
+    connection: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Overrides `Source.starting`, if there is no checkpoint yet.
+    starting: str | None = None
+    master: str = LOCAL_MASTER
+    #: Read what is available now and end, whatever the declaration says.
+    once: bool = False
+
+    def options(self) -> dict[str, str]:
+        """Return the connection options for sources and sinks."""
+        settings = {"bootstrap.servers": self.bootstrap, **self.connection}
+        return {CONNECTION_PREFIX + name: value for name, value in settings.items()}
+
+    def cluster(self) -> Cluster:
+        """Return a client for the cluster. Raises ClientError, which names the wrong setting."""
+        settings = {"client.id": "penstock-pipeline", **self.connection, "bootstrap.servers": self.bootstrap}
+        return Cluster(ConnectionSettings.parse(settings))
+
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -30,48 +60,48 @@ _EVERY: Final = "every"
 _OUTPUT_MODES: Final = ("append", "update")
 _BACKOFF: Final = Backoff(base_ms=1_000, cap_ms=300_000)
 
-#: A DataFrame to a DataFrame.
+#: A function from DataFrame to DataFrame.
 Transform = Callable[[Any], Any]
 
 
 class PipelineError(ClientError):
-    """A pipeline is declared in a way that cannot work: running it again does not help."""
+    """The declaration of a pipeline is wrong. Running it again does not help."""
 
 
 class BatchError(ClientError):
-    """A batch of a pipeline has failed, for a reason that may pass."""
+    """A batch of a pipeline has failed, for a reason that may be temporary."""
 
 
 class DeadLetter(Exception):
-    """Raise it in a row function for a row that need not be tried again."""
+    """Raise this in a row function to send the row to the dead-letter topic without retries."""
 
 
-# What rows go through
+# Parsers and row functions
 
 
 class Parser(Protocol):
-    """Makes columns of values. Sent to other processes, so it holds nothing but values."""
+    """Parses values to columns. It is pickled and sent to other processes, so it contains only plain values."""
 
     @property
     def schema(self) -> str:
-        """The columns, as DDL or JSON of Spark."""
+        """The columns, as DDL or in Spark's JSON format."""
 
     def prepared(self, schema: Any) -> Callable[[Any], Parsed]:
-        """What parses an Arrow array of values in this process, for columns of that StructType."""
+        """Return a function for this process that parses an Arrow array of values to the columns of a StructType."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """As many rows as there were values; where there is an error, the row is null."""
+    """One row for each value. Rows with an error are null."""
 
     rows: Any  # pa.StructArray
-    #: By number of the row: what is wrong with it, in a sentence.
+    #: Row number -> a sentence that says what is wrong with the row.
     errors: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFunction:
-    """A Python function of one row, with the columns that it returns."""
+    """A Python function of one row, and the columns that it returns."""
 
     call: Callable[[dict[str, Any]], Mapping[str, Any] | None]
     schema: str
@@ -87,29 +117,33 @@ class RowFunction:
 def row_function(
     schema: str,
 ) -> Callable[[Callable[[dict[str, Any]], Mapping[str, Any] | None]], RowFunction]:
-    """Of a dict, returning a dict with these columns (as DDL), or None to drop the row.
+    """Decorate a function that receives a row as a dict, and returns a dict with these columns (as DDL).
 
-    What it raises makes a retry of the row, or a dead letter if that is a `DeadLetter`.
+    The function returns None to drop the row. If it raises an exception, the row goes to a retry topic and is tried
+    again after a backoff. If it raises `DeadLetter`, or after the last attempt, the row goes to the dead-letter topic.
     """
     if not isinstance(schema, str) or not schema.strip():
         raise PipelineError('a row function names the columns that it returns: @row_function("id STRING")')
     return lambda function: RowFunction(call=function, schema=schema)
 
 
-# Where they come from and go to
+# Sources and sinks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Topics by name, or by a pattern of the whole name."""
+    """The topics that a pipeline reads: `topics` by name, or a `pattern` that must match the whole name.
+
+    starting: where to start if there is no checkpoint: earliest, latest, milliseconds since 1970, or offsets such as
+        {"topic": {"0": 23}}
+    options: more options of the Spark source, such as maxOffsetsPerTrigger
+    letters: whether `pattern` also matches retry and dead-letter topics
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
-    #: Where there is no checkpoint: earliest, latest, milliseconds since 1970, or {"topic": {"0": 23}}.
     starting: str = "earliest"
-    #: More of the source's options, such as maxOffsetsPerTrigger.
     options: Mapping[str, str] = field(default_factory=dict)
-    #: Whether a pattern finds retry and dead-letter topics too.
     letters: bool = False
 
     def describe(self) -> str:
@@ -118,9 +152,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSink:
-    #: Where rows go that have no column `topic`; None where all have one.
+    #: The topic that rows are written to. None: each row has a column `topic`.
     topic: str | None
-    #: More of the sink's options, such as kafka.compression.type.
+    #: More options of the Spark sink, such as kafka.compression.type.
     options: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
@@ -129,26 +163,30 @@ class TopicSink:
 
 @runtime_checkable
 class BatchSink(Protocol):
-    """Anything that rows of a batch can be written to, once however often it is asked."""
+    """The interface of a custom sink. It must write each batch only once, even if `write` is called several times."""
 
     def write(self, rows: Any, batch: MicroBatch) -> None:
-        """All of these rows; nothing where it has written this batch before."""
+        """Write all rows of the batch. Do nothing if this batch was written before."""
 
     def describe(self) -> str:
-        """For people."""
+        """Return a short description for status output."""
 
     def prepare(self, spark: Any, run: RunSettings) -> None:
-        """Called once before the query starts."""
+        """Prepare the sink. Called once before the query starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """What becomes of rows that fail."""
+    """The error policy of a pipeline: how it handles rows that fail.
 
-    #: How often a row is tried at all.
+    attempts: how many times a row is tried in total
+    backoff: the delay between attempts
+    isolated_max: how many poison records may be isolated in one batch. With more, the batch itself fails, because the
+        records are probably not the cause
+    """
+
     attempts: int = 5
     backoff: Backoff = _BACKOFF
-    #: How many records of a batch may be the reason why it fails; with more, it is not the records.
     isolated_max: int = 100
 
 
@@ -156,45 +194,45 @@ class Errors:
 class Pipeline:
     name: str
     source: Source
-    #: None: rows go nowhere, and only what the transform does with them counts.
+    #: None: rows are not written, and only side effects of the transform matter.
     sink: TopicSink | BatchSink | None = None
     delivery: Contract = Contract.AT_LEAST_ONCE
     every_ms: int = 1_000
-    #: Read what is there at the start, and end.
+    #: Read what is available at the start, and end.
     available_now: bool = False
     parse: Parser | None = None
     rows: tuple[RowFunction, ...] = ()
     transform: Transform | None = None
-    #: Whether the transform remembers rows of earlier batches: aggregates, joins, deduplication.
+    #: Whether the transform keeps state across batches: aggregates, joins, deduplication.
     stateful: bool = False
-    #: Of a stateful one: append, or update for aggregates that are told of whenever they change.
+    #: For a stateful pipeline: append, or update to write aggregates whenever they change.
     output_mode: str = "append"
     errors: Errors = Errors()
 
     def __post_init__(self) -> None:
-        refuse_wrong(self)
+        validate_pipeline(self)
 
     def __call__(self, rows: Any) -> Any:
-        """What the transform makes of rows, for tests of it."""
+        """Apply the transform to rows. Useful in tests."""
         return rows if self.transform is None else self.transform(rows)
 
     @property
     def group(self) -> str:
-        """The consumer group that shows how far it has come."""
-        return group_of(self.name)
+        """The consumer group that shows the pipeline's progress."""
+        return pipeline_group(self.name)
 
     @property
     def evaluates(self) -> bool:
-        """Whether rows go through Python before the transform."""
+        """Whether rows go through a parser or row functions before the transform."""
         return self.parse is not None or bool(self.rows)
 
 
-def group_of(name: str) -> str:
+def pipeline_group(name: str) -> str:
     return _GROUP_PREFIX + name
 
 
-def name_of_group(group: str) -> str | None:
-    """The pipeline whose group this is; None where it is no pipeline's."""
+def pipeline_of_group(group: str) -> str | None:
+    """Return the name of the pipeline that uses this group, or None if it is not a pipeline's group."""
     return group.removeprefix(_GROUP_PREFIX) if group.startswith(_GROUP_PREFIX) else None
 
 
@@ -211,7 +249,20 @@ def pipeline(
     output_mode: str = "append",
     errors: Errors | None = None,
 ) -> Callable[[Transform], Pipeline]:
-    """Declare the function below as a pipeline. With `every=None` it reads what is there, and ends."""
+    """Declare the decorated function, from DataFrame to DataFrame, as a pipeline.
+
+    source: a topic, a list of topics, or a `Source`
+    sink: a topic, a `TopicSink`, a `BatchSink`, or None to write no rows
+    delivery: at-least-once, at-most-once or exactly-once
+    every: the trigger interval, such as 500ms, 30s or 1h. None: read what is available, and end
+    parse: a parser for the values, such as `json_rows` or `avro_rows`
+    rows: row functions, which run after the parser and before the decorated function
+    stateful: whether the decorated function keeps state across batches: aggregates, joins, deduplication
+    output_mode: for a stateful pipeline: append, or update to write aggregates whenever they change
+    errors: how to handle rows that fail
+
+    The decorator raises PipelineError if the declaration is wrong.
+    """
 
     def declared(transform: Transform) -> Pipeline:
         return Pipeline(
@@ -255,36 +306,36 @@ def _contract(name: str, delivery: str | Contract) -> Contract:
 
 def _duration_ms(name: str, every: str) -> int:
     try:
-        return GivenOptions({_EVERY: every}).duration_ms(_EVERY, default_ms=0)
+        return OptionReader({_EVERY: every}).duration_ms(_EVERY, default_ms=0)
     except OptionError:
         raise PipelineError(
             f"pipeline {name}: every={every!r} must be a time such as 500ms, 30s or 1h"
         ) from None
 
 
-# What cannot work
+# Validation
 
 
-def refuse_wrong(declared: Pipeline) -> None:
-    """Raises PipelineError, which says what is wrong with it."""
+def validate_pipeline(declared: Pipeline) -> None:
+    """Raise PipelineError, with a message that says what is wrong, if the declaration is invalid."""
     if not isinstance(declared.name, str) or _NAME.fullmatch(declared.name) is None:
         raise PipelineError(
             f"a pipeline cannot be called {declared.name!r}: use letters, digits, '.', '_', '-'"
         )
-    for flaw in _flaws(declared):
+    for flaw in _mistakes(declared):
         raise PipelineError(f"pipeline {declared.name}: {flaw}")
 
 
-def _flaws(declared: Pipeline) -> list[str]:
+def _mistakes(declared: Pipeline) -> list[str]:
     return [
-        *_source_flaws(declared.source),
-        *_sink_flaws(declared),
-        *_row_flaws(declared),
-        *_error_flaws(declared.errors),
+        *_source_mistakes(declared.source),
+        *_sink_mistakes(declared),
+        *_row_mistakes(declared),
+        *_error_mistakes(declared.errors),
     ]
 
 
-def _source_flaws(source: Source) -> list[str]:
+def _source_mistakes(source: Source) -> list[str]:
     if bool(source.topics) == (source.pattern is not None):
         return ["its source is either topics or a pattern"]
     flaws = [f"{topic!r} is no name of a topic" for topic in source.topics if not _TOPIC.fullmatch(topic)]
@@ -296,7 +347,7 @@ def _source_flaws(source: Source) -> list[str]:
     return flaws
 
 
-def _sink_flaws(declared: Pipeline) -> list[str]:
+def _sink_mistakes(declared: Pipeline) -> list[str]:
     flaws = []
     sink = declared.sink
     if sink is not None and not isinstance(sink, TopicSink | BatchSink):
@@ -312,7 +363,7 @@ def _sink_flaws(declared: Pipeline) -> list[str]:
     return flaws
 
 
-def _row_flaws(declared: Pipeline) -> list[str]:
+def _row_mistakes(declared: Pipeline) -> list[str]:
     flaws = []
     if declared.parse is not None and not hasattr(declared.parse, "prepared"):
         flaws.append(f"parse={declared.parse!r} is no parser; use json_rows or avro_rows")
@@ -325,10 +376,43 @@ def _row_flaws(declared: Pipeline) -> list[str]:
     return flaws
 
 
-def _error_flaws(errors: Errors) -> list[str]:
+def _error_mistakes(errors: Errors) -> list[str]:
     flaws = []
     if errors.attempts < 1:
         flaws.append(f"a row is tried at least once, not {errors.attempts} times")
     if errors.isolated_max < 0:
         flaws.append("errors.isolated_max counts records, and is at least 0")
     return flaws
+
+
+#: Receives how much work is done, and the total if it is known.
+ReportProgress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobContext:
+    """What a job receives when it runs."""
+
+    spark: Any
+    run: RunSettings
+    progress: ReportProgress
+    #: Whether a user has requested a stop. A job checks it wherever it can stop and be resumed.
+    should_stop: Callable[[], bool]
+    #: Shows a message to the user. A job also uses it for a result in words.
+    note: Callable[[str], None]
+
+
+@runtime_checkable
+class Job(Protocol):
+    @property
+    def name(self) -> str:
+        """The name that the commands status and stop use, as for pipelines."""
+
+    def run(self, context: JobContext) -> None:
+        """Run until the job is done, or until `context.should_stop()`."""
+
+
+def job_description(job: Job) -> str:
+    """Return the job's description, or an empty text: `describe` is optional."""
+    describe = getattr(job, "describe", None)
+    return str(describe()) if callable(describe) else ""

@@ -1,7 +1,9 @@
-"""One pass over the records of a batch: parse, run row functions, and say of each row what becomes of it.
+"""Evaluates the records of a batch in one pass: parses them, runs row functions, and decides what happens to each row.
 
-Good and bad rows come from the same evaluation, whose result is kept before anything is written: row functions need not
-give the same answer twice. `_record` is the record as it was published, also where it comes from a retry topic.
+Good and bad rows come from the same evaluation, and its result is saved before anything is written, because a row
+function may give another answer the second time. `_record` is the record as it was first published, even if it was read
+from a retry topic. The module also selects the columns that the transform receives, and converts the transform's output
+to records.
 """
 
 from __future__ import annotations
@@ -13,74 +15,85 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.letters import Failure, is_for
-from penstock.spark.pipelines.declaration import DeadLetter, Parser, Pipeline, PipelineError, RowFunction
-from penstock.spark.pipelines.parsing import struct_type
-from penstock.spark.pipelines.parsing_columns import arrow_struct, to_struct
-from penstock.spark.pipelines.routing import Letter, Routing
-from penstock.spark.schemas import TYPES
+from penstock.client.deadletters.headers import Failure, is_for_group
+from penstock.spark.pipelines.arrow_values import arrow_struct, struct_from_rows
+from penstock.spark.pipelines.declaration import (
+    DeadLetter,
+    Parser,
+    Pipeline,
+    PipelineError,
+    RowFunction,
+    TopicSink,
+)
+from penstock.spark.pipelines.failure_topics import FailureRecord, FailureRouting
+from penstock.spark.pipelines.parsers import struct_type
+from penstock.spark.schema import COLUMN_TYPES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 RECORD: Final = "_record"
 ATTEMPTS: Final = "_attempts"
-LETTER: Final = "_letter"
-FATE: Final = "_fate"
-INTERNAL: Final = (ATTEMPTS, LETTER, FATE)
+FAILURE_RECORD: Final = "_letter"
+ROW_RESULT: Final = "_fate"
+INTERNAL_COLUMNS: Final = (ATTEMPTS, FAILURE_RECORD, ROW_RESULT)
 
-#: What becomes of a row.
+#: The results of a row.
 GOOD: Final = 0
 RETRIED: Final = 1
 DEAD: Final = 2
-#: A row function wants no more of it.
+#: A row function returned None.
 DROPPED: Final = 3
-#: A retry that is another group's.
+#: A record in a retry topic that belongs to another group.
 FOREIGN: Final = 4
 
-RECORD_FIELDS: Final = ", ".join(f"{name}: {kind}" for name, kind in TYPES.items())
-_LETTER_TYPE: Final = (
-    f"struct<topic: string, partition: int, headers: {TYPES['headers']}, timestamp: timestamp>"
+RECORD_FIELDS: Final = ", ".join(f"{name}: {kind}" for name, kind in COLUMN_TYPES.items())
+_FAILURE_RECORD_TYPE: Final = (
+    f"struct<topic: string, partition: int, headers: {COLUMN_TYPES['headers']}, timestamp: timestamp>"
 )
-ADDED: Final = f"{RECORD} struct<{RECORD_FIELDS}>, {ATTEMPTS} int, {LETTER} {_LETTER_TYPE}, {FATE} tinyint"
+ADDED_COLUMNS: Final = (
+    f"{RECORD} struct<{RECORD_FIELDS}>, {ATTEMPTS} int, "
+    f"{FAILURE_RECORD} {_FAILURE_RECORD_TYPE}, {ROW_RESULT} tinyint"
+)
 
 
-class Shapes(NamedTuple):
-    """StructTypes, looked up where there is a session."""
+class RowSchemas(NamedTuple):
+    """The StructTypes of the evaluation's steps. Building them needs a Spark session."""
 
-    #: What the parser makes; None without one.
+    #: The parser's columns; None without a parser.
     parsed: Any | None
-    #: What each row function makes.
+    #: The columns of each row function.
     rows: tuple[Any, ...]
-    #: What is there at the end, without what is added.
+    #: The columns after the last step, without those that the evaluation adds.
     columns: Any
     evaluated: Any
 
 
-def shapes_of(pipeline: Pipeline) -> Shapes:
-    """Raises PipelineError."""
+def build_row_schemas(pipeline: Pipeline) -> RowSchemas:
+    """Build the schemas and check their column names. Raises PipelineError."""
     from pyspark.sql.types import StructType
 
     what = f"pipeline {pipeline.name}"
     parsed = None
     if pipeline.parse is not None:
-        parsed = _checked(struct_type(pipeline.parse.schema, f"{what}, parse"), f"{what}, parse")
+        parsed = _check_column_names(struct_type(pipeline.parse.schema, f"{what}, parse"), f"{what}, parse")
         pipeline.parse.prepared(parsed)
     rows = tuple(
-        _checked(struct_type(each.schema, f"{what}, {each.name}"), f"{what}, {each.name}")
+        _check_column_names(struct_type(each.schema, f"{what}, {each.name}"), f"{what}, {each.name}")
         for each in pipeline.rows
     )
     last = rows[-1] if rows else parsed
     assert last is not None, f"{what} evaluates nothing"
     columns = _nullable(last)
-    added = struct_type(ADDED, what)
-    return Shapes(parsed, rows, columns, StructType([*columns.fields, *added.fields]))
+    added = struct_type(ADDED_COLUMNS, what)
+    return RowSchemas(parsed, rows, columns, StructType([*columns.fields, *added.fields]))
 
 
-def _checked(schema: Any, what: str) -> Any:
+def _check_column_names(schema: Any, what: str) -> Any:
     names = [field.name.lower() for field in schema.fields]
     for name in names:
-        if name in (RECORD, *INTERNAL):
+        if name in (RECORD, *INTERNAL_COLUMNS):
             raise PipelineError(
                 f"{what}: a column cannot be called {name}, which is used for the record itself"
             )
@@ -90,7 +103,7 @@ def _checked(schema: Any, what: str) -> Any:
 
 
 def _nullable(schema: Any) -> Any:
-    """Rows that failed have no values."""
+    """Make all columns nullable, because failed rows have no values."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
@@ -98,42 +111,42 @@ def _nullable(schema: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Sent to tasks."""
+    """The evaluation of a pipeline's rows. Sent to tasks."""
 
     parse: Parser | None
     rows: tuple[RowFunction, ...]
-    shapes: Shapes
-    routing: Routing
+    row_schemas: RowSchemas
+    routing: FailureRouting
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`, with rows of the source."""
-        steps = _Steps(self)
+        """Evaluate rows of the source, for `mapInArrow`."""
+        steps = _TaskEvaluation(self)
         for batch in batches:
             yield steps.evaluated(batch)
 
 
-class _Steps:
-    """An evaluation in the process where it happens."""
+class _TaskEvaluation:
+    """The evaluation inside a task, with its parser prepared."""
 
     def __init__(self, evaluation: Evaluation) -> None:
         from pyspark.sql.pandas.types import to_arrow_schema
 
         self.functions = evaluation.rows
-        self.kinds = [arrow_struct(each) for each in evaluation.shapes.rows]
-        self.columns = arrow_struct(evaluation.shapes.columns)
-        self.schema = to_arrow_schema(evaluation.shapes.evaluated, timezone="UTC")
-        self.letters = _Letters(evaluation.routing, self.schema)
+        self.kinds = [arrow_struct(each) for each in evaluation.row_schemas.rows]
+        self.columns = arrow_struct(evaluation.row_schemas.columns)
+        self.schema = to_arrow_schema(evaluation.row_schemas.evaluated, timezone="UTC")
+        self.letters = _FailureRecords(evaluation.routing, self.schema)
         self.parse: Callable[[Any], Any] | None = None
         if evaluation.parse is not None:
-            self.parse = evaluation.parse.prepared(evaluation.shapes.parsed)
+            self.parse = evaluation.parse.prepared(evaluation.row_schemas.parsed)
 
     def evaluated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrivals = self.letters.arrive(batch)
         rows, failures, dropped = self._rows(batch, arrivals.foreign)
-        letters, fates = self.letters.route(arrivals, failures, dropped)
+        letters, row_results = self.letters.route(arrivals, failures, dropped)
         import pyarrow as pa
 
-        columns = [*rows.flatten(), arrivals.records, arrivals.attempts, letters, fates]
+        columns = [*rows.flatten(), arrivals.records, arrivals.attempts, letters, row_results]
         fitted = [
             column.cast(field.type) if column.type != field.type else column
             for column, field in zip(columns, self.schema, strict=True)
@@ -142,15 +155,15 @@ class _Steps:
 
     def _rows(
         self, batch: pa.RecordBatch, foreign: frozenset[int]
-    ) -> tuple[pa.StructArray, dict[int, _Failed], set[int]]:
-        """What all steps make of them, with those that failed and those that were dropped on the way."""
-        failures: dict[int, _Failed] = {}
+    ) -> tuple[pa.StructArray, dict[int, _RowFailure], set[int]]:
+        """Return the rows after all steps, the failures by row number, and the numbers of dropped rows."""
+        failures: dict[int, _RowFailure] = {}
         rows: Any = batch.to_struct_array()
         if self.parse is not None:
             parsed = self.parse(batch.column("value"))
             rows = parsed.rows
             failures = {
-                number: _Failed(Failure(error_class="ParseError", message=error), is_retriable=False)
+                number: _RowFailure(Failure(error_class="ParseError", message=error), is_retriable=False)
                 for number, error in parsed.errors.items()
                 if number not in foreign
             }
@@ -159,8 +172,8 @@ class _Steps:
         return self._called(rows, failures, foreign)
 
     def _called(
-        self, rows: Any, failures: dict[int, _Failed], foreign: frozenset[int]
-    ) -> tuple[pa.StructArray, dict[int, _Failed], set[int]]:
+        self, rows: Any, failures: dict[int, _RowFailure], foreign: frozenset[int]
+    ) -> tuple[pa.StructArray, dict[int, _RowFailure], set[int]]:
         dropped: set[int] = set()
         current: list[dict[str, Any] | None] = rows.to_pylist()
         for number in (*failures, *foreign):
@@ -171,13 +184,13 @@ class _Steps:
                 if row is not None:
                     current[number] = _call(function, row, number, failures, dropped)
             errors: dict[int, str] = {}
-            made = to_struct(current, kind, errors).rows
+            made = struct_from_rows(current, kind, errors).rows
             for number, error in errors.items():
-                failures[number] = _misfit(function, error)
+                failures[number] = _wrong_columns(function, error)
         return made, failures, dropped
 
 
-class _Failed(NamedTuple):
+class _RowFailure(NamedTuple):
     failure: Failure
     is_retriable: bool
 
@@ -186,7 +199,7 @@ def _call(
     function: RowFunction,
     row: dict[str, Any],
     number: int,
-    failures: dict[int, _Failed],
+    failures: dict[int, _RowFailure],
     dropped: set[int],
 ) -> dict[str, Any] | None:
     try:
@@ -195,14 +208,14 @@ def _call(
             return dict(found)
         dropped.add(number)
     except ImportError:
-        raise  # every row would fail in the same way, until the module is installed
+        raise  # every row would fail in the same way until the module is installed, so fail the batch
     except Exception as error:
-        failures[number] = _Failed(failure_of(error), not isinstance(error, DeadLetter))
+        failures[number] = _RowFailure(failure_from_exception(error), not isinstance(error, DeadLetter))
     return None
 
 
-def failure_of(error: BaseException) -> Failure:
-    """With the part of the stack that is not ours."""
+def failure_from_exception(error: BaseException) -> Failure:
+    """Return the failure, with a stack trace that leaves out the frames of this module."""
     stack = error.__traceback__
     while stack is not None and stack.tb_frame.f_globals.get("__name__") == __name__:
         stack = stack.tb_next
@@ -215,47 +228,47 @@ def failure_of(error: BaseException) -> Failure:
     )
 
 
-def _misfit(function: RowFunction, error: str) -> _Failed:
+def _wrong_columns(function: RowFunction, error: str) -> _RowFailure:
     message = f"{function.name} returned what does not fit its columns: {error}"
-    return _Failed(Failure(error_class="TypeError", message=message), is_retriable=False)
+    return _RowFailure(Failure(error_class="TypeError", message=message), is_retriable=False)
 
 
-# Records and their letters
+# Records and their failure records
 
 
-class _Arrivals(NamedTuple):
+class _PublishedRecords(NamedTuple):
     batch: Any
-    #: As they were published.
+    #: The records as they were first published.
     records: Any
-    #: How often each was tried, with this time.
+    #: How often each record was tried, including this time.
     attempts: Any
-    #: By number: retries of other groups.
+    #: Row numbers of retries that belong to other groups.
     foreign: frozenset[int]
-    #: By number: those that come from retry topics.
+    #: Row number -> origin, for records from retry topics.
     origins: dict[int, Any]
 
 
-class _Letters:
-    def __init__(self, routing: Routing, schema: pa.Schema) -> None:
+class _FailureRecords:
+    def __init__(self, routing: FailureRouting, schema: pa.Schema) -> None:
         self.routing = routing
         self.record_type = schema.field(RECORD).type
-        self.letter_type = schema.field(LETTER).type
+        self.letter_type = schema.field(FAILURE_RECORD).type
         self.chance = random.Random()
 
-    def arrive(self, batch: pa.RecordBatch) -> _Arrivals:
+    def arrive(self, batch: pa.RecordBatch) -> _PublishedRecords:
         import numpy as np
         import pyarrow as pa
 
         origins, foreign = self._retries(batch)
         attempts = np.ones(batch.num_rows, np.int32)
-        columns = {name: batch.column(name) for name in TYPES}
+        columns = {name: batch.column(name) for name in COLUMN_TYPES}
         if origins:
             for number, origin in origins.items():
                 attempts[number] = origin.attempts + 1
             columns |= self._original(batch, origins)
         arrays = [columns[field.name].cast(field.type) for field in self.record_type]
         records = pa.StructArray.from_arrays(arrays, fields=list(self.record_type))
-        return _Arrivals(batch, records, pa.array(attempts), foreign, origins)
+        return _PublishedRecords(batch, records, pa.array(attempts), foreign, origins)
 
     def _retries(self, batch: pa.RecordBatch) -> tuple[dict[int, Any], frozenset[int]]:
         import pyarrow as pa
@@ -266,20 +279,20 @@ class _Letters:
         known = pa.array(list(self.routing.retries), pa.string())
         origins, foreign = {}, []
         for number in pc.indices_nonzero(pc.is_in(batch.column("topic"), known)).to_pylist():
-            record = _record(batch, number)
+            record = _record_for_routing(batch, number)
             origins[number] = self.routing.arrival(record)
-            if not is_for(record["headers"], self.routing.group):
+            if not is_for_group(record["headers"], self.routing.group):
                 foreign.append(number)
         return origins, frozenset(foreign)
 
     def _original(self, batch: pa.RecordBatch, origins: dict[int, Any]) -> dict[str, Any]:
-        """Columns that say where and how records were published; others stay as they are."""
+        """Return the columns topic, partition, offset, timestamp and headers as records were first published."""
         import pyarrow as pa
 
         told = {name: batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "headers")}
         times = _milliseconds(batch.column("timestamp")).to_pylist()
         for number, origin in origins.items():
-            headers = _headers(told["headers"][number])
+            headers = _header_pairs(told["headers"][number])
             own = self.routing.own_headers(told["topic"][number], headers)
             told["headers"][number] = _header_rows(own)
             told["topic"][number], told["partition"][number] = origin.topic, origin.partition
@@ -288,25 +301,29 @@ class _Letters:
         columns["timestamp"] = pa.array([_microseconds(at) for at in times], pa.timestamp("us", "UTC"))
         return columns
 
-    def route(self, arrivals: _Arrivals, failures: dict[int, _Failed], dropped: set[int]) -> tuple[Any, Any]:
-        """The letters, null for most rows, and what becomes of each."""
+    def route(
+        self, arrivals: _PublishedRecords, failures: dict[int, _RowFailure], dropped: set[int]
+    ) -> tuple[Any, Any]:
+        """Return the failure records, null for most rows, and the result of each row."""
         import numpy as np
         import pyarrow as pa
 
-        fates = np.zeros(arrivals.batch.num_rows, np.int8)
-        fates[sorted(dropped)] = DROPPED
-        fates[sorted(arrivals.foreign)] = FOREIGN
+        row_results = np.zeros(arrivals.batch.num_rows, np.int8)
+        row_results[sorted(dropped)] = DROPPED
+        row_results[sorted(arrivals.foreign)] = FOREIGN
         letters: list[dict[str, Any] | None] = [None] * arrivals.batch.num_rows
         now_ms = int(time.time() * 1000)
         for number, failed in failures.items():
-            letter = self._letter(arrivals, number, failed, now_ms)
-            fates[number] = RETRIED if letter.is_retry else DEAD
-            letters[number] = letter_row(letter)
-        return pa.array(letters, self.letter_type), pa.array(fates)
+            failure_record = self._failure_record(arrivals, number, failed, now_ms)
+            row_results[number] = RETRIED if failure_record.is_retry else DEAD
+            letters[number] = failure_record_row(failure_record)
+        return pa.array(letters, self.letter_type), pa.array(row_results)
 
-    def _letter(self, arrivals: _Arrivals, number: int, failed: _Failed, now_ms: int) -> Letter:
-        record = _record(arrivals.batch, number)
-        return self.routing.letter(
+    def _failure_record(
+        self, arrivals: _PublishedRecords, number: int, failed: _RowFailure, now_ms: int
+    ) -> FailureRecord:
+        record = _record_for_routing(arrivals.batch, number)
+        return self.routing.failure_record(
             arrivals.origins.get(number) or self.routing.arrival(record),
             self.routing.source_of(record["topic"]),
             self.routing.own_headers(record["topic"], record["headers"]),
@@ -317,24 +334,24 @@ class _Letters:
         )
 
 
-def letter_row(letter: Letter) -> dict[str, Any]:
-    """As a row of the column of letters, for Arrow."""
-    due_ms = letter.timestamp_ms
+def failure_record_row(failure_record: FailureRecord) -> dict[str, Any]:
+    """Return a failure record as a value of its Arrow column."""
+    due_ms = failure_record.timestamp_ms
     return {
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "headers": _header_rows(letter.headers),
+        "topic": failure_record.topic,
+        "partition": failure_record.partition,
+        "headers": _header_rows(failure_record.headers),
         "timestamp": None if due_ms is None else _microseconds(due_ms),
     }
 
 
-def _record(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
-    """What routing asks for."""
+def _record_for_routing(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
+    """Return the fields of a record that `FailureRouting` needs."""
     found = {name: batch.column(name)[number].as_py() for name in ("topic", "partition", "offset")}
     time_ms = _milliseconds(batch.column("timestamp").slice(number, 1))[0].as_py()
     return found | {
         "timestamp_ms": -1 if time_ms is None else time_ms,
-        "headers": _headers(batch.column("headers")[number].as_py()),
+        "headers": _header_pairs(batch.column("headers")[number].as_py()),
     }
 
 
@@ -349,9 +366,119 @@ def _microseconds(time_ms: int | None) -> int | None:
     return None if time_ms is None else time_ms * 1000
 
 
-def _headers(rows: Any) -> list[tuple[str, bytes | None]] | None:
+def _header_pairs(rows: Any) -> list[tuple[str, bytes | None]] | None:
     return None if rows is None else [(row["key"], row["value"]) for row in rows]
 
 
 def _header_rows(headers: Any) -> list[dict[str, Any]] | None:
     return None if headers is None else [{"key": name, "value": value} for name, value in headers]
+
+
+#: Becomes the timestamp of records. Null means the time at which they are written.
+TIMESTAMP_COLUMN: Final = "timestamp"
+_HEADERS_TYPE: Final = COLUMN_TYPES["headers"]
+_RECORD_COLUMNS: Final = ("key", "headers", "topic", "partition")
+_TEXT_TYPES: Final = ("string", "binary")
+#: Formats timestamps with microseconds, so that they are the same when they are read again.
+JSON_FORMAT: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+def as_evaluated_rows(frame: Any) -> Any:
+    """Return rows of the source as good rows, for a pipeline that does not evaluate rows."""
+    from pyspark.sql import functions as f
+
+    record = f.struct(*[f.col(name) for name in COLUMN_TYPES]).alias(RECORD)
+    return frame.select(
+        record,
+        f.lit(1).alias(ATTEMPTS),
+        f.lit(None).cast(_failure_record_type()).alias(FAILURE_RECORD),
+        f.lit(GOOD).cast("tinyint").alias(ROW_RESULT),
+    )
+
+
+def _failure_record_type() -> str:
+    return f"struct<topic: string, partition: int, headers: {_HEADERS_TYPE}, timestamp: timestamp>"
+
+
+def good_rows(pipeline: Pipeline, evaluated: Any) -> Any:
+    """Return the good rows with the columns that the transform receives."""
+    from pyspark.sql import functions as f
+
+    good = evaluated.where(f.col(ROW_RESULT) == GOOD)
+    return good.drop(*INTERNAL_COLUMNS) if pipeline.evaluates else good.select(f"{RECORD}.*")
+
+
+def failure_records(evaluated: Any) -> Any:
+    """Return the failed rows as records for retry and dead-letter topics."""
+    from pyspark.sql import functions as f
+
+    return evaluated.where(f.col(FAILURE_RECORD).isNotNull()).select(
+        f.col(f"{FAILURE_RECORD}.topic").alias("topic"),
+        f.col(f"{FAILURE_RECORD}.partition").alias("partition"),
+        f.col(f"{RECORD}.key").alias("key"),
+        f.col(f"{RECORD}.value").alias("value"),
+        f.col(f"{FAILURE_RECORD}.headers").alias("headers"),
+        f.col(f"{FAILURE_RECORD}.timestamp").alias(TIMESTAMP_COLUMN),
+    )
+
+
+def output_records(pipeline: Pipeline, output: Any, sink: TopicSink) -> Any:
+    """Return the output as records, with the same columns as `failure_records`.
+
+    Raises PipelineError if the type of a column cannot be written.
+    """
+    from pyspark.sql import functions as f
+
+    kinds = {field.name.lower(): field for field in output.schema.fields}
+    whole = None if "value" in kinds or RECORD not in kinds else RECORD
+    _refuse_type(pipeline, kinds, "value", _TEXT_TYPES)
+    _refuse_type(pipeline, kinds, "key", _TEXT_TYPES)
+    _refuse_type(pipeline, kinds, "headers", (_HEADERS_TYPE,))
+    _refuse_type(pipeline, kinds, "partition", ("int",))
+    _refuse_type(pipeline, kinds, "topic", ("string",))
+    if sink.topic is None and "topic" not in kinds:
+        raise PipelineError(
+            f"pipeline {pipeline.name}: nothing says where to write; name a topic, or add a column topic"
+        )
+    topic = f.lit(sink.topic) if sink.topic is not None else f.col("topic")
+    return output.select(
+        topic.cast("string").alias("topic"),
+        _output_column(kinds, "partition", None).cast("int").alias("partition"),
+        _output_column(kinds, "key", whole).cast("binary").alias("key"),
+        _output_value(output, kinds).cast("binary").alias("value"),
+        _output_column(kinds, "headers", whole).cast(_HEADERS_TYPE).alias("headers"),
+        f.lit(None).cast("timestamp").alias(TIMESTAMP_COLUMN),
+    )
+
+
+def _refuse_type(pipeline: Pipeline, kinds: dict[str, Any], name: str, wanted: tuple[str, ...]) -> None:
+    if name not in kinds:
+        return
+    kind = kinds[name].dataType.simpleString().split(" collate ")[0]
+    if kind not in wanted:
+        raise PipelineError(
+            f"pipeline {pipeline.name}: column {name} is {kind}; it must be {' or '.join(wanted)} to be written"
+        )
+
+
+def _output_column(kinds: dict[str, Any], name: str, whole: str | None) -> Any:
+    from pyspark.sql import functions as f
+
+    if name in kinds:
+        return f.col(f"`{kinds[name].name}`")
+    return f.lit(None) if whole is None else f.col(f"{whole}.{name}")
+
+
+def _output_value(output: Any, kinds: dict[str, Any]) -> Any:
+    """Return the column `value` if there is one, or all columns as JSON."""
+    from pyspark.sql import functions as f
+
+    if "value" in kinds:
+        return f.col(f"`{kinds['value'].name}`")
+    names = [name for name in output.columns if name.lower() not in (*_RECORD_COLUMNS, RECORD)]
+    if not names:
+        return f.lit("{}")
+    return f.to_json(f.struct(*[f.col(f"`{name}`") for name in names]), JSON_FORMAT)

@@ -1,30 +1,44 @@
-"""Where a row goes that failed: to the next retry topic, due after a while, or to the dead letters."""
+"""The retry and dead-letter topics of a pipeline, and which of them a failed row goes to.
+
+The topics are created before the pipeline starts, with as many partitions as their sources. A failed row goes to the
+next retry topic, where it is due after a backoff, or to the dead-letter topic.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from penstock.client.letters import (
+from penstock.client.deadletters.headers import (
+    DEAD_LETTER_SETTINGS,
+    RETRY_SETTINGS,
     Failure,
     Header,
     Origin,
     dead_letter_topic,
-    headers_for,
-    origin_of,
-    restored,
+    failure_headers,
+    original_headers,
+    read_origin,
+    retry_level,
     retry_topic,
 )
-from penstock.client.retrying import Backoff
+from penstock.client.deadletters.topics import ensure_failure_topic
+from penstock.client.retry import Backoff
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicInfo
+from penstock.client.wire.offsets import committed_offsets
+from penstock.client.wire.topics import InsufficientContract, check_topic_contracts
+from penstock.spark.pipelines.declaration import Pipeline, PipelineError
 
 _REFUSED: Final = "refused"
 _GIVEN_UP: Final = "given up"
 _TO_BE_TRIED_AGAIN: Final = "to be tried again"
 
 
-class Letter(NamedTuple):
+class FailureRecord(NamedTuple):
     """Under which topic, partition, headers and time a record is published again."""
 
     topic: str
@@ -39,7 +53,7 @@ class Letter(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class FailureRouting:
     """For the rows of one pipeline."""
 
     group: str
@@ -54,7 +68,7 @@ class Routing:
         """Where it was first, with the attempts before this one. Only in retry topics are headers asked for that."""
         source = self.retries.get(record["topic"])
         place = {name: record[name] for name in ("topic", "partition", "offset", "timestamp_ms")}
-        told = origin_of(record["headers"] if source is not None else None, **place)
+        told = read_origin(record["headers"] if source is not None else None, **place)
         if source is None or told.topic == source:
             return told
         # Somebody has put it there by hand, and nobody knows where it is from.
@@ -64,9 +78,9 @@ class Routing:
         return self.retries.get(topic, topic)
 
     def own_headers(self, topic: str, headers: list[Header] | None) -> list[Header] | None:
-        return restored(headers) if topic in self.retries else headers
+        return original_headers(headers) if topic in self.retries else headers
 
-    def letter(
+    def failure_record(
         self,
         origin: Origin,
         source: str,
@@ -76,7 +90,7 @@ class Routing:
         is_retriable: bool,
         now_ms: int,
         chance: random.Random,
-    ) -> Letter:
+    ) -> FailureRecord:
         """`source` is the topic whose letters these are, and `headers` are the record's own."""
         attempts = origin.attempts + 1
         level = retry_topic(source, attempts)
@@ -94,14 +108,108 @@ class Routing:
         failure: Failure,
         reason: str,
         due_ms: int | None,
-    ) -> Letter:
+    ) -> FailureRecord:
         told = Failure(
             error_class=failure.error_class, message=failure.message, stack=failure.stack, reason=reason
         )
-        return Letter(
+        return FailureRecord(
             topic=topic,
             # The source may have grown since these topics were made.
             partition=origin.partition % self.partitions.get(topic, origin.partition + 1),
-            headers=headers_for(headers, origin, told, group=self.group, attempts=origin.attempts + 1),
+            headers=failure_headers(headers, origin, told, group=self.group, attempts=origin.attempts + 1),
             timestamp_ms=due_ms,
         )
+
+
+#: At the end of a pattern's beginning: not what other pipelines have for letters.
+_NO_FAILURE_TOPICS: Final = r"(?!.*\.(?:retry\.[1-9][0-9]*|dlq|dlq\.replayed)$)"
+
+
+def source_pattern(pipeline: Pipeline) -> str:
+    """Of the topics that a pattern means: without letters, which would come back for ever."""
+    pattern = pipeline.source.pattern
+    assert pattern is not None
+    return f"(?:{pattern})" if pipeline.source.letters else f"{_NO_FAILURE_TOPICS}(?:{pattern})"
+
+
+def source_topics(cluster: Cluster, pipeline: Pipeline) -> dict[str, TopicInfo]:
+    """As they are now. Raises PipelineError where one that is named does not exist; Unavailable, Refused."""
+    if pipeline.source.pattern is not None:
+        return cluster.topics(re.compile(source_pattern(pipeline)))
+    found = cluster.topics(pipeline.source.topics)
+    for name in pipeline.source.topics:
+        if name not in found:
+            raise PipelineError(f"pipeline {pipeline.name}: there is no topic {name}")
+    return found
+
+
+def ensure_failure_topics(
+    cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]
+) -> FailureRouting:
+    """Make those that are missing, and let those grow whose source has grown.
+
+    Raises PipelineError where a source asks for more than the pipeline promises; Unavailable, Refused.
+    """
+    _check_contracts(cluster, pipeline, topics)
+    partitions = {}
+    retries = {}
+    for source, info in topics.items():
+        levels = _retry_topics(cluster, pipeline, source)
+        for name in levels:
+            partitions[name] = ensure_failure_topic(cluster, name, info, RETRY_SETTINGS)
+            retries[name] = source
+        dead = dead_letter_topic(source)
+        partitions[dead] = ensure_failure_topic(cluster, dead, info, DEAD_LETTER_SETTINGS)
+    return FailureRouting(
+        group=pipeline.group,
+        attempts_max=pipeline.errors.attempts,
+        backoff=pipeline.errors.backoff,
+        retries=retries,
+        partitions=partitions,
+    )
+
+
+def _check_contracts(cluster: Cluster, pipeline: Pipeline, topics: Iterable[str]) -> None:
+    try:
+        check_topic_contracts(cluster, topics, pipeline.delivery.value, who=f"pipeline {pipeline.name}")
+    except InsufficientContract as flaw:
+        raise PipelineError(str(flaw)) from None
+
+
+def _retry_topics(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str]:
+    """Only row functions can be tried again. Levels of earlier declarations may still have something in them."""
+    wanted = {retry_topic(source, level) for level in range(1, pipeline.errors.attempts)}
+    if not pipeline.evaluates:
+        return []
+    there = set(cluster.topics(re.compile(re.escape(source) + r"\.retry\.[1-9][0-9]{0,2}")))
+    if not pipeline.rows:
+        wanted, there = (
+            set(),
+            there & {topic for topic, _ in committed_offsets(cluster, pipeline.group, stable=False)},
+        )
+    return sorted(wanted | there, key=lambda name: retry_level(name) or 0)
+
+
+def with_new_topics(routing: FailureRouting, cluster: Cluster, pipeline: Pipeline) -> FailureRouting:
+    """Dead letters of topics that a pattern has come to match. Their retries begin when the pipeline starts anew.
+
+    Raises Unavailable, Refused.
+    """
+    topics = source_topics(cluster, pipeline)
+    new = {name: info for name, info in topics.items() if dead_letter_topic(name) not in routing.partitions}
+    if not new:
+        return routing
+    _check_contracts(cluster, pipeline, new)
+    made = {
+        dead_letter_topic(name): ensure_failure_topic(
+            cluster, dead_letter_topic(name), info, DEAD_LETTER_SETTINGS
+        )
+        for name, info in new.items()
+    }
+    return FailureRouting(
+        group=routing.group,
+        attempts_max=routing.attempts_max,
+        backoff=routing.backoff,
+        retries=routing.retries,
+        partitions={**routing.partitions, **made},
+    )

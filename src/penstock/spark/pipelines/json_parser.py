@@ -1,16 +1,26 @@
-"""The columns of a pipeline as types for msgspec, and in words for those whose values do not fit."""
+"""JSON objects to Arrow columns: msgspec reads each value for its columns only.
+
+The columns of a pipeline become types for msgspec, and words for the error messages of values that do not fit.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Final, NotRequired, TypedDict
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from penstock.spark.pipelines.declaration import PipelineError
+from penstock.spark.pipelines.arrow_values import arrow_struct, struct_from_columns
+from penstock.spark.pipelines.declaration import Parsed, PipelineError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 #: The first number that is infinite as one of 32 bits.
 _FLOAT_END: Final = 3.4028235677973366e38
@@ -21,7 +31,7 @@ def _integer(bits: int) -> tuple[Any, str]:
     return Annotated[int, Meta(ge=least, le=most)], f"a whole number from {least} to {most}"
 
 
-_SCALARS: Final[dict[str, tuple[Any, str]]] = {
+_SCALAR_TYPES: Final[dict[str, tuple[Any, str]]] = {
     "string": (str, "text"),
     "boolean": (bool, "true or false"),
     "byte": _integer(8),
@@ -38,7 +48,7 @@ _SCALARS: Final[dict[str, tuple[Any, str]]] = {
     "date": (date, "a date such as 2030-01-31"),
     "binary": (bytes, "text in base64"),
 }
-_FOUND: Final = {
+_JSON_TYPE_NAMES: Final = {
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number with a point or exponent",
@@ -52,7 +62,7 @@ _MISSING: Final = re.compile(r"^Object missing required field `(.*)`$", re.DOTAL
 _INDEX: Final = re.compile(r"\[(?:\d+|\.\.\.)\]")
 
 
-class Words:
+class ExpectedTypes:
     """What a value must be, by its path; elements of lists and maps have [] in theirs."""
 
     def __init__(self) -> None:
@@ -75,61 +85,121 @@ class Words:
         if wanted is None:
             return f"{name} does not fit: {text}"
         return f"{name} must be {wanted}" + (
-            f", and is {_FOUND.get(got[1], got[1])}" if got is not None else ""
+            f", and is {_JSON_TYPE_NAMES.get(got[1], got[1])}" if got is not None else ""
         )
 
 
-def row_type(schema: Any, words: Words) -> type[msgspec.Struct]:
+def row_type(schema: Any, words: ExpectedTypes) -> type[msgspec.Struct]:
     """Fields are named c0, c1...; what JSON calls them may be no names for Python. Raises PipelineError."""
     names = [field.name for field in schema.fields]
     for name in names:
         if names.count(name) > 1:
             raise PipelineError(f"there are two columns {name}")
-    fields = [(f"c{number}", *_field(field, words)) for number, field in enumerate(schema.fields)]
+    fields = [(f"c{number}", *_struct_field(field, words)) for number, field in enumerate(schema.fields)]
     # What JSON is made of has no cycles for a collector to look for.
     return msgspec.defstruct("Row", fields, kw_only=True, gc=False)
 
 
-def _field(field: Any, words: Words) -> tuple[Any, Any]:
-    kind = _type(field.dataType, field.name, words)
+def _struct_field(field: Any, words: ExpectedTypes) -> tuple[Any, Any]:
+    kind = _msgspec_type(field.dataType, field.name, words)
     if field.nullable:
         return kind | None, msgspec.field(name=field.name, default=None)
     return kind, msgspec.field(name=field.name)
 
 
-def _type(kind: Any, path: str, words: Words) -> Any:
+def _msgspec_type(kind: Any, path: str, words: ExpectedTypes) -> Any:
     from pyspark.sql import types
 
     match kind:
         case types.StructType():
             words.want(path, "an object")
-            return _object(kind, path, words)
+            return _object_type(kind, path, words)
         case types.ArrayType():
             words.want(path, "a list")
-            return list[_element(kind.elementType, kind.containsNull, path, words)]  # type: ignore[misc]
+            return list[_element_type(kind.elementType, kind.containsNull, path, words)]  # type: ignore[misc]
         case types.MapType() if isinstance(kind.keyType, types.StringType):
             words.want(path, "an object")
-            return dict[str, _element(kind.valueType, kind.valueContainsNull, path, words)]  # type: ignore[misc]
+            return dict[str, _element_type(kind.valueType, kind.valueContainsNull, path, words)]  # type: ignore[misc]
         case types.DecimalType():
             words.want(path, "a number")
             return Decimal
-    if kind.typeName() not in _SCALARS:
+    if kind.typeName() not in _SCALAR_TYPES:
         raise PipelineError(f"column {path} is {kind.simpleString()}, which cannot be read from JSON")
-    scalar, wanted = _SCALARS[kind.typeName()]
+    scalar, wanted = _SCALAR_TYPES[kind.typeName()]
     words.want(path, wanted)
     return scalar
 
 
-def _element(kind: Any, may_be_null: bool, path: str, words: Words) -> Any:
-    found = _type(kind, f"{path}[]", words)
+def _element_type(kind: Any, may_be_null: bool, path: str, words: ExpectedTypes) -> Any:
+    found = _msgspec_type(kind, f"{path}[]", words)
     return found | None if may_be_null else found
 
 
-def _object(schema: Any, path: str, words: Words) -> Any:
+def _object_type(schema: Any, path: str, words: ExpectedTypes) -> Any:
     """Objects within are dicts, as Arrow takes them."""
     fields = {}
     for field in schema.fields:
-        kind = _type(field.dataType, f"{path}.{field.name}", words)
+        kind = _msgspec_type(field.dataType, f"{path}.{field.name}", words)
         fields[field.name] = NotRequired[kind | None] if field.nullable else kind
     typed_dict: Any = TypedDict
     return typed_dict("Object", fields)
+
+
+_Decode = Callable[[bytes], msgspec.Struct]
+
+
+class JsonReader:
+    def __init__(self, schema: Any) -> None:
+        """Raises PipelineError for types that JSON has no way to write."""
+        self.kind = arrow_struct(schema)
+        self._words = ExpectedTypes()
+        kind = row_type(schema, self._words)
+        self._decode: _Decode = msgspec.json.Decoder(kind).decode
+        self._getters = [attrgetter(name) for name in kind.__struct_fields__]
+        self._nothing = kind(**dict.fromkeys(kind.__struct_fields__))
+
+    def parse(self, values: pa.Array) -> Parsed:
+        # What msgspec skips it does not look into: text that is not UTF-8 would pass there.
+        rows, errors = self._read(values.to_pylist(), self._decode if _is_utf8(values) else self._decode_text)
+        columns = [list(map(getter, rows)) for getter in self._getters]
+        return struct_from_columns(columns, self.kind, [False] * len(rows), errors)
+
+    def _decode_text(self, value: bytes) -> msgspec.Struct:
+        return self._decode(str(value, "utf-8"))  # type: ignore[arg-type]
+
+    def _read(self, values: list[Any], decode: _Decode) -> tuple[list[msgspec.Struct], dict[int, str]]:
+        rows: list[msgspec.Struct] = []
+        errors: dict[int, str] = {}
+        reading = map(decode, values)
+        while True:
+            try:
+                # A list keeps what it was given before the error, and the iterator goes on after it.
+                rows.extend(reading)
+                return rows, errors
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
+                errors[len(rows)] = self._told(error, values[len(rows)])
+                rows.append(self._nothing)
+
+    def _told(self, error: Exception, value: bytes | None) -> str:
+        if value is None:
+            return "there is no value"
+        match error:
+            case msgspec.ValidationError():
+                return self._words.told(error)
+            case msgspec.DecodeError():
+                return f"the value is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
+            case UnicodeDecodeError():
+                return f"the value is not UTF-8 (byte {error.start})"
+            case RecursionError():
+                return "the value is nested too deeply"
+        raise error
+
+
+def _is_utf8(values: pa.Array) -> bool:
+    import pyarrow as pa
+
+    try:
+        values.cast(pa.string())
+    except pa.ArrowException:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""From what people name on the command line to the pipeline or job that they mean."""
+"""Loads the pipeline or job that a user names on the command line: from a file or a module, or a built-in one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.client.errors import ClientError
-from penstock.spark.pipelines.builtin import BUILT_IN
-from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.jobs import Job
+from penstock.spark.pipelines.declaration import Job, Pipeline
+
+
+class BuiltIn(NamedTuple):
+    #: `module:function` of what makes it. Settings are its parameters.
+    factory: str
+    help: str
+
+
+BUILT_IN: Final = {
+    "archive": BuiltIn("penstock.spark.archive:archive", "topic -> Delta table, every record once"),
+    "dedupe": BuiltIn("penstock.spark.analytics:dedupe", "topic -> topic, less what comes again"),
+    "hotkeys": BuiltIn("penstock.spark.analytics:hotkeys", "the heaviest keys of a topic's partitions"),
+    "metrics": BuiltIn(
+        "penstock.spark.analytics:metrics", "windowed rates, sizes, lag and errors -> topic, table"
+    ),
+    "replay": BuiltIn(
+        "penstock.spark.replay:replay", "archive, range or dead letters -> topic, every record once"
+    ),
+}
+
 
 Runnable = Pipeline | Job
 #: What of Python's parameters is a setting by name.
@@ -33,19 +51,19 @@ def load(target: str, settings: Mapping[str, str]) -> Runnable:
     """`file.py`, `file.py:name`, `package.module:name`, or the name of a built-in one. Raises LoadingError."""
     if target in BUILT_IN:
         module, _, name = BUILT_IN[target].factory.partition(":")
-        return _made(getattr(_import(module), name), target, settings)
+        return _build_runnable(getattr(_import(module), name), target, settings)
     place, colon, name = target.rpartition(":") if ":" in target else (target, "", "")
     if place.endswith(".py"):
         module_found = _load_file(Path(place))
     elif colon:
         module_found = _import_here(place)
     else:
-        raise LoadingError(_unknown(target))
-    found = _named(module_found, place, name) if name else _only(module_found, place)
-    return _made(found, target, settings)
+        raise LoadingError(_unknown_target(target))
+    found = _named_runnable(module_found, place, name) if name else _only_runnable(module_found, place)
+    return _build_runnable(found, target, settings)
 
 
-def _unknown(target: str) -> str:
+def _unknown_target(target: str) -> str:
     near = difflib.get_close_matches(target, BUILT_IN, n=1)
     advice = f"did you mean {near[0]}?" if near else f"built in are {', '.join(BUILT_IN)}"
     return f"{target} is neither file.py, file.py:name, package.module:name nor built in; {advice}"
@@ -58,7 +76,7 @@ def _load_file(path: Path) -> ModuleType:
     """As `python file.py` would find what it imports; its functions travel to workers by value."""
     if not path.is_file():
         raise LoadingError(f"there is no file {path}")
-    _import_from(path.resolve().parent)
+    _add_import_path(path.resolve().parent)
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_pipelines"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -66,16 +84,16 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _telling_where(str(path)):
+        with _errors_with_line(str(path)):
             spec.loader.exec_module(module)
     except (ClientError, ModuleNotFoundError) as error:
         del sys.modules[name]
         raise (error if isinstance(error, ClientError) else LoadingError(f"{path}: {error}")) from None
-    _travels_by_value(module)
+    _pickle_by_value(module)
     return module
 
 
-def _import_from(folder: Path) -> None:
+def _add_import_path(folder: Path) -> None:
     """Here and in workers that this process will start."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -83,7 +101,7 @@ def _import_from(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(folder), *known]))
 
 
-def _travels_by_value(module: ModuleType) -> None:
+def _pickle_by_value(module: ModuleType) -> None:
     try:
         from pyspark import cloudpickle
     except ImportError:
@@ -94,16 +112,16 @@ def _travels_by_value(module: ModuleType) -> None:
 def _import_here(name: str) -> ModuleType:
     """With the folder that we are in, as `python -m` does it."""
     here = Path.cwd()
-    _import_from(here)
+    _add_import_path(here)
     module = _import(name)
     if module.__file__ is not None and Path(module.__file__).is_relative_to(here):
-        _travels_by_value(module)
+        _pickle_by_value(module)
     return module
 
 
 def _import(name: str) -> ModuleType:
     try:
-        with _telling_where(name):
+        with _errors_with_line(name):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
@@ -112,7 +130,7 @@ def _import(name: str) -> ModuleType:
 
 
 @contextmanager
-def _telling_where(what: str) -> Iterator[None]:
+def _errors_with_line(what: str) -> Iterator[None]:
     """An error in what is loaded, in one sentence with the line that it comes from."""
     try:
         yield
@@ -130,7 +148,7 @@ def _telling_where(what: str) -> Iterator[None]:
 # What is in them
 
 
-def _only(module: ModuleType, place: str) -> Any:
+def _only_runnable(module: ModuleType, place: str) -> Any:
     found = _runnables(module)
     if not found:
         raise LoadingError(f"{place} declares no pipeline: put @pipeline(...) over a function")
@@ -139,7 +157,7 @@ def _only(module: ModuleType, place: str) -> Any:
     return next(iter(found.values()))
 
 
-def _named(module: ModuleType, place: str, name: str) -> Any:
+def _named_runnable(module: ModuleType, place: str, name: str) -> Any:
     """By the name of the variable, or by its own."""
     if hasattr(module, name):
         return getattr(module, name)
@@ -163,7 +181,7 @@ def _is_runnable(found: object) -> bool:
 # Settings
 
 
-def _made(found: Any, target: str, settings: Mapping[str, str]) -> Runnable:
+def _build_runnable(found: Any, target: str, settings: Mapping[str, str]) -> Runnable:
     """The thing itself, or what a function makes of the settings."""
     if _is_runnable(found):
         if settings:
@@ -183,7 +201,7 @@ def _made(found: Any, target: str, settings: Mapping[str, str]) -> Runnable:
 def _arguments(factory: Callable[..., Any], target: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Raises LoadingError for settings that are missing or unknown, with all that there are."""
     parameters = inspect.signature(factory).parameters.values()
-    known = {_setting(each.name): each for each in parameters if each.kind in _NAMED}
+    known = {_setting_name(each.name): each for each in parameters if each.kind in _NAMED}
     given = {name.replace("-", "_"): value for name, value in settings.items()}
     unknown = sorted(given.keys() - known.keys())
     missing = [name for name, each in known.items() if each.default is each.empty and name not in given]
@@ -205,12 +223,12 @@ def usage(parameters: Iterable[inspect.Parameter]) -> str:
 
 
 def _usage(parameter: inspect.Parameter) -> str:
-    name = _setting(parameter.name)
+    name = _setting_name(parameter.name)
     if parameter.default is parameter.empty:
         return f"{name}=..."
     return f"[{name}={'...' if parameter.default is None else parameter.default}]"
 
 
-def _setting(name: str) -> str:
+def _setting_name(name: str) -> str:
     """`from_` stands for `from`, which Python keeps for itself."""
     return name.removesuffix("_")

@@ -1,68 +1,189 @@
 """Runs one pipeline or job in this process until it ends, is stopped, or fails for good.
 
-A query that fails is started again after a rest that grows with every failure in a row. Who stops a pipeline waits
-until the batch that is under way is done.
+A query that fails is started again after a backoff that grows with every failure in a row. A signal, a stop request in
+the status topic, or another runner that takes over stops a run; the runner first waits until the current batch is done.
+A run that has an end reports how much it has to read, and how much of that it has read.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from penstock.client.cluster import Cluster
-from penstock.client.retrying import Backoff, Deadline
-from penstock.client.settings import ConnectionSettings
-from penstock.spark.decisions import MicroBatch, SinkError
-from penstock.spark.pipelines.backlog import Backlog, in_steps
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.jobs import Job, JobContext, description
-from penstock.spark.pipelines.leftovers import left_open, release, sink_queries
-from penstock.spark.pipelines.places import checkpoint_of, log_of, refuse_moved
-from penstock.spark.pipelines.settings import RunSettings
-from penstock.spark.pipelines.status import (
-    Counts,
-    Extent,
-    Generation,
-    State,
-    Status,
-    Trouble,
-    generation_of,
-    statuses,
+from penstock.client.retry import Backoff, Deadline
+from penstock.client.signals import SignalEvent
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark.exactly_once.decisions import MicroBatch, SinkError
+from penstock.spark.internal_topics import DocumentStore
+from penstock.spark.offsets import Position
+from penstock.spark.pipelines.checkpoints import checkpoint_path, log_path, refuse_moved_checkpoint
+from penstock.spark.pipelines.declaration import Job, JobContext, Pipeline, RunSettings, job_description
+from penstock.spark.pipelines.open_transactions import (
+    end_open_transactions,
+    list_open_transactions,
+    sink_queries,
 )
-from penstock.spark.pipelines.stopping import StopNow, Stopping, signals_of, take_signals
-from penstock.spark.pipelines.telling import Herald, refuse_second
-from penstock.spark.pipelines.watching import Finished, Look, Watched, is_lasting, trouble_of
-from penstock.spark.session import LOCAL, forget_dead, is_dead, is_remote, session
+from penstock.spark.pipelines.queries import (
+    FinishedBatch,
+    QueryActivity,
+    WatchedQuery,
+    error_info,
+    is_permanent,
+)
+from penstock.spark.pipelines.status import (
+    ErrorInfo,
+    Generation,
+    PipelineState,
+    PipelineStatus,
+    RowCounts,
+    RunProgress,
+    StatusReporter,
+    read_generation,
+    read_statuses,
+    refuse_second_runner,
+)
+from penstock.spark.session import LOCAL_MASTER, forget_dead_jvm, is_jvm_dead, is_remote, session
 
-RESTARTS: Final = Backoff(base_ms=1_000, cap_ms=60_000)
-_LOOK_S: Final = 0.25
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopRequest:
+    """Somebody wants it to end, and why."""
+
+    def __init__(self) -> None:
+        self._event = SignalEvent()
+        self.reason = ""
+
+    @property
+    def is_requested(self) -> bool:
+        return self._event.is_set()
+
+    def want(self, reason: str) -> None:
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        return self._event.wait(timeout_s)
+
+
+class StopNow(BaseException):
+    """A second signal: not even the batch is waited for."""
+
+
+@contextmanager
+def handle_signals(stopping: StopRequest) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # who runs several in one process stops them in another way
+        return
+    before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    install_signal_handlers(stopping)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def install_signal_handlers(stopping: StopRequest) -> None:
+    """A session of Spark takes Ctrl-C for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def handle(number: int, _frame: object) -> None:
+        if stopping.is_requested:
+            raise StopNow
+        stopping.want(signal.Signals(number).name)
+
+    for number in _STOP_SIGNALS:
+        # Who started us with nohup does not want us to notice that the terminal is gone.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
+
+
+_BATCH_LIMIT_OPTION: Final = "maxOffsetsPerTrigger"
+#: Large enough that what a batch costs by itself does not count, small enough to fit anywhere.
+_BATCH_OFFSETS_MAX: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    starts: Mapping[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
+
+    @classmethod
+    def of(cls, cluster: Cluster, pipeline: Pipeline, starting: str | None) -> Backlog:
+        """From where the group stands, else from where the pipeline begins. Raises Unavailable, Refused."""
+        source = pipeline.source
+        wanted = re.compile(source.pattern) if source.pattern is not None else source.topics
+        places = [
+            (name, part.index) for name, topic in cluster.topics(wanted).items() for part in topic.partitions
+        ]
+        ends = _edge_offsets(cluster, places, LATEST)
+        known = committed_offsets(cluster, pipeline.group, places, stable=False) if places else {}
+        is_latest = (starting or source.starting) == "latest"
+        starts = ends if is_latest else _edge_offsets(cluster, places, EARLIEST)
+        return cls(starts=starts | {place: at.offset for place, at in known.items()}, ends=ends)
+
+    @property
+    def total(self) -> int:
+        return sum(max(end - self.starts.get(place, end), 0) for place, end in self.ends.items())
+
+    def extent(self, reached: Position) -> RunProgress:
+        at = dict(self.starts) | reached.offsets
+        left = sum(max(end - at.get(place, end), 0) for place, end in self.ends.items())
+        return RunProgress(done=max(self.total - left, 0), total=self.total)
+
+
+def _edge_offsets(cluster: Cluster, places: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
+    wanted = dict.fromkeys(places, edge)
+    found = list_offsets(cluster, wanted, isolation=IsolationLevel.READ_COMMITTED) if places else {}
+    return {place: at.offset for place, at in found.items() if at is not None}
+
+
+def with_batch_limit(pipeline: Pipeline) -> Pipeline:
+    """A backlog is not read in one go, however large it is, so that it can be seen getting smaller."""
+    options = pipeline.source.options
+    if any(name.lower() == _BATCH_LIMIT_OPTION.lower() for name in options):
+        return pipeline
+    source = replace(pipeline.source, options={**options, _BATCH_LIMIT_OPTION: str(_BATCH_OFFSETS_MAX)})
+    return replace(pipeline, source=source)
+
+
+RESTART_BACKOFF: Final = Backoff(base_ms=1_000, cap_ms=60_000)
+_POLL_S: Final = 0.25
 #: Who waits for the gap between two batches must not miss it.
-_GAP_LOOK_S: Final = 0.01
+_STOP_POLL_S: Final = 0.01
 STOP_MS_MAX: Final = 60_000
 #: So long after its last batch a query counts as at work.
 _IDLE_AFTER_MS: Final = 2_000
 #: The board is for those who watch, and waits for no broker as long as the data does.
-_BOARD_PATIENCE_MS: Final = 10_000
+_STATUS_DEADLINE_MS: Final = 10_000
 
 Start = Callable[[Any, Pipeline, RunSettings], Sequence[Any]]
-Listener = Callable[[Status], None]
+Listener = Callable[[PipelineStatus], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class LaunchSettings:
     """What whoever runs a pipeline decides."""
 
     bootstrap: str
     checkpoints: str
     connection: Mapping[str, str] = field(default_factory=dict, repr=False)
-    master: str = LOCAL
+    master: str = LOCAL_MASTER
     #: Settings of Spark.
     conf: Mapping[str, str] = field(default_factory=dict)
     #: Read what is there now, and end.
@@ -79,12 +200,12 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    state: State
-    trouble: Trouble | None = None
+class RunOutcome:
+    state: PipelineState
+    trouble: ErrorInfo | None = None
 
 
-def _assembled(spark: Any, pipeline: Pipeline, run: RunSettings) -> Sequence[Any]:
+def _start_queries(spark: Any, pipeline: Pipeline, run: RunSettings) -> Sequence[Any]:
     from penstock.spark.pipelines.assembly import start
 
     return start(spark, pipeline, run)
@@ -97,7 +218,7 @@ class _LastBatch:
         self.rows_per_s = 0.0
         self._since = Deadline(0)
 
-    def note(self, done: Finished) -> None:
+    def note(self, done: FinishedBatch) -> None:
         self.rows_per_s, self._since = done.rows_per_s, Deadline(_IDLE_AFTER_MS)
 
     @property
@@ -111,12 +232,12 @@ class Runner:
     def __init__(
         self,
         runnable: Pipeline | Job,
-        launch: Launch,
+        launch: LaunchSettings,
         *,
         listener: Listener,
         note: Callable[[str], None],
         warn: Callable[[str], None] | None = None,
-        start: Start = _assembled,
+        start: Start = _start_queries,
         chance: random.Random | None = None,
         spark: Any = None,
     ) -> None:
@@ -128,47 +249,47 @@ class Runner:
         self._warn = warn or note
         self._start = start
         self._chance = chance or random.Random()
-        self._stopping = Stopping()
+        self._stop_request = StopRequest()
         self._failures = 0
         self._restarts = 0
         self._spark: Any = spark
         self._is_own_session = spark is None
         self._backlog: Backlog | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Raises ClientError for what keeps it from even beginning."""
-        with self._launch.cluster(patience_ms=_BOARD_PATIENCE_MS) as cluster:
-            self._begin(Board(cluster))
-        with signals_of(self._stopping):
-            self._herald.start()
-            self._listener(self._herald.status)
+        with self._launch.cluster(patience_ms=_STATUS_DEADLINE_MS) as cluster:
+            self._begin(DocumentStore(cluster))
+        with handle_signals(self._stop_request):
+            self._reporter.start()
+            self._listener(self._reporter.status)
             try:
-                outcome = self._persist()
+                outcome = self._run_with_restarts()
             except StopNow:
-                outcome = Outcome(state=State.STOPPED, trouble=_CUT_SHORT)
-            self._herald.finish(state=outcome.state, error=outcome.trouble, rows_per_s=0.0)
-            self._listener(self._herald.status)
+                outcome = RunOutcome(state=PipelineState.STOPPED, trouble=_STOPPED_IN_BATCH)
+            self._reporter.finish(state=outcome.state, error=outcome.trouble, rows_per_s=0.0)
+            self._listener(self._reporter.status)
             self._close(outcome)
         return outcome
 
     def stop(self, reason: str) -> None:
         """Between two batches; may be called by any thread, and does not wait for the end."""
-        self._stopping.want(reason)
+        self._stop_request.want(reason)
 
-    def _begin(self, board: Board) -> None:
+    def _begin(self, store: DocumentStore) -> None:
         name = self._runnable.name
-        generation = generation_of(board, name)
-        checkpoint = checkpoint_of(self._launch.checkpoints, name, generation.number)
-        mine = _first_status(self._runnable, self._launch, generation, checkpoint)
+        generation = read_generation(store, name)
+        checkpoint = checkpoint_path(self._launch.checkpoints, name, generation.number)
+        mine = _initial_status(self._runnable, self._launch, generation, checkpoint)
         if self._launch.take_over:
-            before = statuses(board).get(name)
+            before = read_statuses(store).get(name)
         else:
-            before = refuse_second(board, mine, now_ms=int(time.time() * 1000))
-            refuse_moved(before, mine)
+            before = refuse_second_runner(store, mine, now_ms=int(time.time() * 1000))
+            refuse_moved_checkpoint(before, mine)
         if before is not None:
             # Until its queries run again, these are what `release` knows it by.
             mine = replace(mine, queries=before.queries)
-            self._release(board.cluster, before)
+            self._release(store.cluster, before)
         self._run_settings = RunSettings(
             bootstrap=self._launch.bootstrap,
             checkpoint=checkpoint,
@@ -177,81 +298,83 @@ class Runner:
             master=self._launch.master,
             once=self._launch.once,
         )
-        telling = self._launch.cluster(patience_ms=_BOARD_PATIENCE_MS)
-        self._herald = Herald(telling, mine, on_stop=self._stopping.want)
+        telling = self._launch.cluster(patience_ms=_STATUS_DEADLINE_MS)
+        self._reporter = StatusReporter(telling, mine, on_stop=self._stop_request.want)
 
-    def _release(self, cluster: Cluster, before: Status) -> None:
+    def _release(self, cluster: Cluster, before: PipelineStatus) -> None:
         """Whoever waits for what it had left open need not wait until Spark has started."""
         queries = sink_queries(before)
-        count = len(left_open(cluster, queries))
+        count = len(list_open_transactions(cluster, queries))
         if not count:
             return
         try:
-            release(cluster, queries)
+            end_open_transactions(cluster, queries)
         except SinkError as error:
             self._warn(str(error))  # whether that may be is for the query to say, by failOnDataLoss
         else:
             self._note(f"ended {count} open transactions of the run before")
 
-    def _close(self, outcome: Outcome) -> None:
+    def _close(self, outcome: RunOutcome) -> None:
         """A server of Spark Connect goes on without us; a Spark of our own ends."""
-        is_cut_short = outcome.trouble is _CUT_SHORT
-        if self._is_own_session and self._spark is not None and not is_cut_short and not forget_dead():
+        is_cut_short = outcome.trouble is _STOPPED_IN_BATCH
+        if self._is_own_session and self._spark is not None and not is_cut_short and not forget_dead_jvm():
             self._spark.stop()
 
     # Again and again
 
-    def _persist(self) -> Outcome:
+    def _run_with_restarts(self) -> RunOutcome:
         while True:
             try:
-                return Outcome(state=self._run_once())
+                return RunOutcome(state=self._run_once())
             except Exception as error:
                 trouble = self._trouble(error)
-            if self._stopping.is_wanted:
-                return Outcome(state=State.STOPPED)
-            if is_lasting(trouble) or self._is_enough():
-                return Outcome(state=State.FAILED, trouble=trouble)
-            self._rest(trouble)
+            if self._stop_request.is_requested:
+                return RunOutcome(state=PipelineState.STOPPED)
+            if is_permanent(trouble) or self._has_no_restarts_left():
+                return RunOutcome(state=PipelineState.FAILED, trouble=trouble)
+            self._wait_before_restart(trouble)
 
-    def _trouble(self, error: Exception) -> Trouble:
-        if self._spark is None or is_remote(self._launch.master) or not is_dead():
-            return trouble_of(error)
-        log = log_of(self._launch.checkpoints, self._runnable.name)
-        return Trouble(
+    def _trouble(self, error: Exception) -> ErrorInfo:
+        if self._spark is None or is_remote(self._launch.master) or not is_jvm_dead():
+            return error_info(error)
+        log = log_path(self._launch.checkpoints, self._runnable.name)
+        return ErrorInfo(
             kind="SparkFailed", message=f"Spark's own process has ended; its last words are in {log}"
         )
 
-    def _is_enough(self) -> bool:
+    def _has_no_restarts_left(self) -> bool:
         limit = self._launch.restarts
         if limit is None and not isinstance(self._runnable, Pipeline):
             limit = 0  # whoever started a job is there to start it again
         return limit is not None and self._failures >= limit
 
-    def _rest(self, trouble: Trouble) -> None:
-        delay_ms = RESTARTS.delay_ms(self._failures, self._chance)
+    def _wait_before_restart(self, trouble: ErrorInfo) -> None:
+        delay_ms = RESTART_BACKOFF.delay_ms(self._failures, self._chance)
         self._failures += 1
         self._restarts += 1
-        self._herald.tell(state=State.RESTARTING, error=trouble, restarts=self._restarts, rows_per_s=0.0)
-        self._listener(self._herald.status)
+        self._reporter.tell(
+            state=PipelineState.RESTARTING, error=trouble, restarts=self._restarts, rows_per_s=0.0
+        )
+        self._listener(self._reporter.status)
         self._warn(f"{trouble.kind}: {trouble.message}; starts again in {delay_ms / 1000:.0f} s")
-        self._stopping.wait(delay_ms / 1000)
+        self._stop_request.wait(delay_ms / 1000)
 
-    def _run_once(self) -> State:
-        if self._stopping.is_wanted:
-            return State.STOPPED
+    def _run_once(self) -> PipelineState:
+        if self._stop_request.is_requested:
+            return PipelineState.STOPPED
         spark = self._session()
         if not isinstance(self._runnable, Pipeline):
             return self._run_job(self._runnable, spark)
         pipeline = self._runnable
         if self._launch.once or pipeline.available_now:
             self._measure(pipeline)
-            pipeline = in_steps(pipeline)
+            pipeline = with_batch_limit(pipeline)
         rounds = 1
         while True:
             queries = self._start(spark, pipeline, self._run_settings)
             state = self._watched(queries)
             # A query that reads what another one writes has come to its end once that one has.
-            if state is not State.FINISHED or rounds == len(queries):
+            if state is not PipelineState.FINISHED or rounds == len(queries):
                 return state
             rounds += 1
 
@@ -260,54 +383,56 @@ class Runner:
         if self._backlog is None:
             with self._launch.cluster() as cluster:
                 self._backlog = Backlog.of(cluster, pipeline, self._run_settings.starting)
-            self._herald.tell(extent=Extent(done=0, total=self._backlog.total))
-            self._listener(self._herald.status)
+            self._reporter.tell(extent=RunProgress(done=0, total=self._backlog.total))
+            self._listener(self._reporter.status)
 
     def _session(self) -> Any:
         """One that is there is used again, unless its JVM is gone."""
         is_ours = not is_remote(self._launch.master)
-        if self._spark is not None and is_ours and forget_dead():
+        if self._spark is not None and is_ours and forget_dead_jvm():
             self._spark = None
         if self._spark is None:
             self._spark = session(
                 f"penstock {self._runnable.name}",
                 master=self._launch.master,
                 settings=self._launch.conf,
-                log=log_of(self._launch.checkpoints, self._runnable.name) if is_ours else None,
+                log=log_path(self._launch.checkpoints, self._runnable.name) if is_ours else None,
             )
             if is_ours:
-                take_signals(self._stopping)
+                install_signal_handlers(self._stop_request)
         return self._spark
 
     # Watching
 
-    def _watched(self, queries: Sequence[Any]) -> State:
-        self._herald.tell(queries=tuple(str(query.id) for query in queries))
+    def _watched(self, queries: Sequence[Any]) -> PipelineState:
+        self._reporter.tell(queries=tuple(str(query.id) for query in queries))
         try:
-            return self._watch([Watched(query) for query in queries])
+            return self._watch([WatchedQuery(query) for query in queries])
         except Exception:
             for query in queries:
                 with suppress(Exception):  # where Spark itself is gone, they are too
                     query.stop()
             raise
 
-    def _watch(self, queries: Sequence[Watched]) -> State:
+    def _watch(self, queries: Sequence[WatchedQuery]) -> PipelineState:
         """The first query is the one that reads the source; its batches are those that people count."""
         last = _LastBatch()
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stop_request.wait(_POLL_S):
             looks = [query.look() for query in queries]
             for query, seen in zip(queries, looks, strict=True):
                 if not seen.is_active:
                     query.refuse_failed()
-            self._tell(last, queries[0].news(), looks)
+            self._tell(last, queries[0].new_batches(), looks)
             if not any(seen.is_active for seen in looks):
-                return State.FINISHED
+                return PipelineState.FINISHED
         self._stop(queries)
-        return State.STOPPED
+        return PipelineState.STOPPED
 
-    def _tell(self, last: _LastBatch, news: Sequence[Finished], looks: Sequence[Look]) -> None:
+    def _tell(
+        self, last: _LastBatch, new_batches: Sequence[FinishedBatch], looks: Sequence[QueryActivity]
+    ) -> None:
         changes: dict[str, Any] = {}
-        for done in news:
+        for done in new_batches:
             self._count(done)
             last.note(done)
             self._failures = 0
@@ -316,20 +441,20 @@ class Runner:
                 changes["extent"] = self._backlog.extent(done.end)
         if any(seen.is_decided for seen in looks):
             is_busy = last.is_recent or any(seen.is_at_work for seen in looks)
-            changes["state"] = State.RUNNING if is_busy else State.IDLE
+            changes["state"] = PipelineState.RUNNING if is_busy else PipelineState.IDLE
             changes["rows_per_s"] = last.rows_per_s if is_busy else 0.0
-        if any(getattr(self._herald.status, name) != value for name, value in changes.items()):
-            self._herald.tell(**changes)
-        self._listener(self._herald.status)
+        if any(getattr(self._reporter.status, name) != value for name, value in changes.items()):
+            self._reporter.tell(**changes)
+        self._listener(self._reporter.status)
 
-    def _count(self, done: Finished) -> None:
+    def _count(self, done: FinishedBatch) -> None:
         """Batches count their rows themselves, except where Spark alone knows them."""
         pipeline = self._runnable
         if isinstance(pipeline, Pipeline) and pipeline.stateful and not pipeline.evaluates:
             batch = MicroBatch(done.query, done.batch)
-            self._herald.count(batch, Counts(rows_in=done.rows, rows_out=done.rows_out))
+            self._reporter.count(batch, RowCounts(rows_in=done.rows, rows_out=done.rows_out))
 
-    def _stop(self, queries: Sequence[Watched]) -> None:
+    def _stop(self, queries: Sequence[WatchedQuery]) -> None:
         """Each between two of its batches, or after a minute wherever it is."""
         deadline = Deadline(STOP_MS_MAX)
         left = list(queries)
@@ -341,9 +466,9 @@ class Runner:
                     query.query.stop()
                     left.remove(query)
             if left and not is_told:
-                self._warn(f"stops when its batch is done ({self._stopping.reason})")
+                self._warn(f"stops when its batch is done ({self._stop_request.reason})")
                 is_told = True
-            time.sleep(_GAP_LOOK_S)
+            time.sleep(_STOP_POLL_S)
         for query in left:
             self._warn(
                 f"a batch is not done after {STOP_MS_MAX / 1000:.0f} s: it is left, and done again next time"
@@ -352,35 +477,35 @@ class Runner:
 
     # Jobs
 
-    def _run_job(self, job: Job, spark: Any) -> State:
+    def _run_job(self, job: Job, spark: Any) -> PipelineState:
         def progress(done: int, total: int | None) -> None:
-            self._herald.tell(extent=Extent(done=done, total=total))
-            self._listener(self._herald.status)
+            self._reporter.tell(extent=RunProgress(done=done, total=total))
+            self._listener(self._reporter.status)
 
-        self._herald.tell(state=State.RUNNING)
+        self._reporter.tell(state=PipelineState.RUNNING)
         job.run(
             JobContext(
                 spark=spark,
                 run=self._run_settings,
                 progress=progress,
-                should_stop=lambda: self._stopping.is_wanted,
+                should_stop=lambda: self._stop_request.is_requested,
                 note=self._note,
             )
         )
-        return State.STOPPED if self._stopping.is_wanted else State.FINISHED
+        return PipelineState.STOPPED if self._stop_request.is_requested else PipelineState.FINISHED
 
 
-_CUT_SHORT: Final = Trouble(
+_STOPPED_IN_BATCH: Final = ErrorInfo(
     kind="StopNow", message="stopped in the middle of a batch, which is done again next time"
 )
 
 
-def _first_status(
-    runnable: Pipeline | Job, launch: Launch, generation: Generation, checkpoint: str
-) -> Status:
-    mine = Status(
+def _initial_status(
+    runnable: Pipeline | Job, launch: LaunchSettings, generation: Generation, checkpoint: str
+) -> PipelineStatus:
+    mine = PipelineStatus(
         name=runnable.name,
-        state=State.STARTING,
+        state=PipelineState.STARTING,
         host=socket.gethostname(),
         pid=os.getpid(),
         master=launch.master,
@@ -388,7 +513,7 @@ def _first_status(
         since_ms=int(time.time() * 1000),
     )
     if not isinstance(runnable, Pipeline):
-        return replace(mine, source=description(runnable))
+        return replace(mine, source=job_description(runnable))
     return replace(
         mine,
         source=runnable.source.describe(),

@@ -1,11 +1,11 @@
-"""Replay: what a topic, an archive or dead letters hold goes to a topic again, each record once, at a bounded rate."""
+"""Replay: records of a topic, an archive or dead letters go to a topic again, each record once, at a bounded rate."""
 
 from __future__ import annotations
 
 from penstock.spark.replay.job import Replay
-from penstock.spark.replay.request import ReplayError, Request, read_request
+from penstock.spark.replay.request import ReplayError, ReplayJobRequest, parse_request
 
-__all__ = ["Replay", "ReplayError", "Request", "replay"]
+__all__ = ["Replay", "ReplayError", "ReplayJobRequest", "replay"]
 
 
 def replay(
@@ -29,7 +29,7 @@ def replay(
     A replay that is run again with the same settings, or the same `id`, goes on where it was left. The order of
     records is kept within each partition that they come from. Raises ReplayError.
     """
-    request = read_request(
+    request = parse_request(
         from_=from_,
         topic=topic,
         archive=archive,

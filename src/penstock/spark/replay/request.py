@@ -1,4 +1,4 @@
-"""What a replay is asked to do, from settings that are text. Pure."""
+"""What a replay is asked to do, from settings that are text. Times are milliseconds or dates. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,34 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
-from penstock.client.deadletters.routing import Aim
+from penstock.client.deadletters.headers import is_failure_topic, original_topic, retry_level
+from penstock.client.deadletters.writer import ReplayTarget
 from penstock.client.errors import ClientError
-from penstock.client.letters import is_letter_topic, original_topic, retry_level
-from penstock.spark.replay.moments import moment_ms
+from penstock.spark.option_reader import invalid_option
+
+
+def parse_time_ms(name: str, text: str) -> int | None:
+    """Milliseconds since 1970, or a date with or without a time, which is of UTC where it does not say.
+
+    None where nothing is given. Raises OptionError, which names the setting.
+    """
+    if not text:
+        return None
+    if re.fullmatch(r"\d{1,15}", text):
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid_option(
+            name, text, "must be a time such as 2026-03-01T12:00:00Z, or milliseconds"
+        ) from None
+    aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return round(aware.timestamp() * 1000)
+
 
 _ID: Final = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _EARLIEST, _LATEST = "earliest", "latest"
@@ -22,7 +43,7 @@ class ReplayError(ClientError):
     """A replay cannot be done as it was asked for."""
 
 
-class Kind(Enum):
+class SourceKind(Enum):
     """Where records come from, by the setting that names it."""
 
     TOPIC = "topic"
@@ -30,7 +51,7 @@ class Kind(Enum):
     LETTERS = "letters"
 
 
-class Times(Enum):
+class TimestampMode(Enum):
     """Which time records have where they go."""
 
     #: The moment in which they are written, as of any other record.
@@ -40,8 +61,8 @@ class Times(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    kind: Kind
+class ReplayJobRequest:
+    kind: SourceKind
     #: The topic, the folder of the archive, or the topic of the dead letters.
     source: str
     #: None: where each dead letter is from; "group": the retries of the group that gave it up.
@@ -54,14 +75,14 @@ class Request:
     #: since <= timestamp < until, by the time of the first record at or after each.
     since_ms: int | None = None
     until_ms: int | None = None
-    times: Times = Times.NOW
+    times: TimestampMode = TimestampMode.NOW
     rate_per_s: float | None = None
     id: str = ""
 
     @property
     def is_to_group(self) -> bool:
         """Back to the group that gave each letter up, and nobody else."""
-        return self.kind is Kind.LETTERS and self.to == Aim.GROUP.value
+        return self.kind is SourceKind.LETTERS and self.to == ReplayTarget.GROUP.value
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -78,7 +99,7 @@ class Request:
         }
 
 
-def read_request(
+def parse_request(
     *,
     from_: str = "",
     topic: str = "",
@@ -93,63 +114,63 @@ def read_request(
     times: str = "now",
     rate: str = "",
     id: str = "",
-) -> Request:
+) -> ReplayJobRequest:
     """Raises ReplayError or OptionError, which name the setting."""
     if from_:
-        kind, source = _by_look(from_), from_
+        kind, source = _kind_of_source(from_), from_
     else:
         kind, source = _source(topic=topic, archive=archive, letters=letters)
-    if not to and kind is not Kind.LETTERS:
+    if not to and kind is not SourceKind.LETTERS:
         raise ReplayError(
             "to= names the topic that records go to; only dead letters know where they are from"
         )
-    request = Request(
+    request = ReplayJobRequest(
         kind=kind,
         source=source,
         to=_target(kind, to),
         where=where or None,
         starting=starting,
         ending=ending,
-        since_ms=moment_ms("since", since),
-        until_ms=moment_ms("until", until),
-        times=_times(times),
+        since_ms=parse_time_ms("since", since),
+        until_ms=parse_time_ms("until", until),
+        times=_timestamp_mode(times),
         rate_per_s=_rate(rate),
         id=id,
     )
     _refuse_two_ranges(request)
-    return _named(request)
+    return _with_id(request)
 
 
-def _target(kind: Kind, to: str) -> str | None:
+def _target(kind: SourceKind, to: str) -> str | None:
     """The words that the command line has for letters mean the same here."""
-    is_home = not to or (kind is Kind.LETTERS and to == Aim.ORIGINAL.value)
+    is_home = not to or (kind is SourceKind.LETTERS and to == ReplayTarget.ORIGINAL.value)
     return None if is_home else to
 
 
-def _by_look(source: str) -> Kind:
+def _kind_of_source(source: str) -> SourceKind:
     """A folder is an archive, and dead letters are known by the name of their topic."""
     if "/" in source:
-        return Kind.ARCHIVE
-    is_dead = is_letter_topic(source) and original_topic(source) != source and retry_level(source) is None
-    return Kind.LETTERS if is_dead else Kind.TOPIC
+        return SourceKind.ARCHIVE
+    is_dead = is_failure_topic(source) and original_topic(source) != source and retry_level(source) is None
+    return SourceKind.LETTERS if is_dead else SourceKind.TOPIC
 
 
-def _source(**named: str) -> tuple[Kind, str]:
+def _source(**named: str) -> tuple[SourceKind, str]:
     given = {name: value for name, value in named.items() if value}
     if len(given) != 1:
         told = f"not {' and '.join(given)}" if given else "none of them is given"
         names = ", ".join(f"{name}=" for name in ("from", *named))
         raise ReplayError(f"one of {names} says what to replay; {told}")
     ((name, value),) = given.items()
-    return Kind(name), value
+    return SourceKind(name), value
 
 
-def _refuse_two_ranges(request: Request) -> None:
+def _refuse_two_ranges(request: ReplayJobRequest) -> None:
     is_by_time = request.since_ms is not None or request.until_ms is not None
     is_by_offset = (request.starting, request.ending) != (_EARLIEST, _LATEST)
     if is_by_time and is_by_offset:
         raise ReplayError("a range is either by time (since=, until=) or by offset (starting=, ending=)")
-    if is_by_offset and request.kind is Kind.ARCHIVE:
+    if is_by_offset and request.kind is SourceKind.ARCHIVE:
         raise ReplayError(
             "a range of an archive is by time (since=, until=) or by where=, such as _offset < 10"
         )
@@ -157,11 +178,11 @@ def _refuse_two_ranges(request: Request) -> None:
         raise ReplayError("since= must be before until=")
 
 
-def _times(text: str) -> Times:
-    names = [each.value for each in Times]
+def _timestamp_mode(text: str) -> TimestampMode:
+    names = [each.value for each in TimestampMode]
     if text not in names:
         raise ReplayError(f"times={text}: must be one of {', '.join(names)}")
-    return Times(text)
+    return TimestampMode(text)
 
 
 def _rate(text: str) -> float | None:
@@ -176,7 +197,7 @@ def _rate(text: str) -> float | None:
     return rate
 
 
-def _named(request: Request) -> Request:
+def _with_id(request: ReplayJobRequest) -> ReplayJobRequest:
     """With an id: the one that was given, or one that is the same whenever the same is asked for."""
     if request.id and _ID.fullmatch(request.id) is None:
         raise ReplayError(f"id={request.id}: use up to 120 letters, digits, '.', '_', '-'")

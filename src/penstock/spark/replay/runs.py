@@ -1,153 +1,336 @@
-"""The two ways of a replay: what is replayed as often as it is asked for, and dead letters, which are replayed once."""
+"""The kinds of replays: topics and archives are replayed as often as asked, dead letters once.
+
+A piece is read from the topic, or from the archive, where offsets say which rows belong to it, whatever files hold them
+by now. It goes out in one write of the sink that is done once, however often it is repeated.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from uuid import UUID
 
-from penstock.client.cluster import Cluster
-from penstock.client.deadletters.reading import await_rest
-from penstock.client.deadletters.topics import ensure_list
-from penstock.client.deadletters.turns import turn_query
-from penstock.client.letters import retry_topic
-from penstock.spark.archive.columns import TIMESTAMP
-from penstock.spark.concluding import settle
-from penstock.spark.decisions import Ledger, MicroBatch
+from penstock.client.deadletters.headers import retry_topic
+from penstock.client.deadletters.reader import wait_for_open_transactions
+from penstock.client.deadletters.topics import ensure_replayed_topic
+from penstock.client.deadletters.writer import replay_query_name
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition, by_topic
+from penstock.spark.archive.delta_table import ArchiveTable
+from penstock.spark.archive.files import OFFSET_COLUMN, PARTITION_COLUMN, TableLocation
+from penstock.spark.archive.reader import open_table, table_rows
+from penstock.spark.archive.rows import ARCHIVE_COLUMNS, KEY, TIMESTAMP, TOMBSTONE, VALUE
+from penstock.spark.archive.sink import TOPIC_ID_PROPERTY, TOPIC_PROPERTY, VALUE_FORMAT_PROPERTY
+from penstock.spark.exactly_once.decisions import DecisionLog, MicroBatch
+from penstock.spark.exactly_once.two_phase_commit import resolve_transactions
+from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.pipelines.board import Board
-from penstock.spark.pipelines.counts import Tally
-from penstock.spark.pipelines.jobs import JobContext
-from penstock.spark.replay import archives, dead_letters, turns
-from penstock.spark.replay.chunks import offsets_for
-from penstock.spark.replay.outlets import filtered, to_topic, write_once
-from penstock.spark.replay.plans import Plan, agreed
-from penstock.spark.replay.request import ReplayError, Request
-from penstock.spark.replay.sources import in_time, pinned, topic_rows
+from penstock.spark.pipelines.batch import RowCounter
+from penstock.spark.pipelines.declaration import JobContext
+from penstock.spark.pipelines.evaluator import JSON_FORMAT
+from penstock.spark.replay import dead_letters, lock
+from penstock.spark.replay.job import ReplayJobPlan, agree_on_plan, piece_offsets
+from penstock.spark.replay.request import ReplayError, ReplayJobRequest, TimestampMode
+from penstock.spark.schema import table_schema
+from penstock.spark.source.batch import PushedFilters, plan_batch_read
+from penstock.spark.source.options import SourceOptions
+
+_READ_OPTIONS = {"kafka.isolation.level": "read_committed", "includeHeaders": "true"}
 
 
-class RangeCourse:
+def requested_ranges(
+    cluster: Cluster, request: ReplayJobRequest, options: Mapping[str, str]
+) -> list[OffsetRange]:
+    """The offsets of a topic that are asked for, up to its end at this moment. Raises OptionError, DataLoss."""
+    given = {**options, **_READ_OPTIONS, "subscribe": request.source}
+    given |= {"startingOffsets": request.starting, "endingOffsets": request.ending}
+    if request.since_ms is not None:
+        given |= {
+            "startingTimestamp": str(request.since_ms),
+            # Nothing that late is nothing to replay.
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+    if request.until_ms is not None:
+        given["endingTimestamp"] = str(request.until_ms)
+    return plan_batch_read(cluster, SourceOptions.parse(given, streaming=False), PushedFilters())
+
+
+def topic_rows(
+    spark: Any, cluster: Cluster, ranges: Iterable[OffsetRange], options: Mapping[str, str]
+) -> Any:
+    """A DataFrame with one task for each range, so that the order within partitions is kept. Raises TopicChanged."""
+    wanted = list(ranges)
+    if not wanted:
+        return spark.createDataFrame([], table_schema(include_headers=True))
+    for topic, topic_id in {each.topic: each.topic_id for each in wanted}.items():
+        cluster.await_topic(topic, topic_id)
+    given = {
+        **options,
+        **_READ_OPTIONS,
+        "assign": _partitions_to_json(wanted),
+        "startingOffsets": _offsets_to_json({each.place: each.start for each in wanted}),
+        "endingOffsets": _offsets_to_json({each.place: each.end for each in wanted}),
+    }
+    return spark.read.format("penstock").options(**given).load()
+
+
+def _partitions_to_json(wanted: Iterable[OffsetRange]) -> str:
+    found = by_topic((each.place, None) for each in wanted)
+    return json.dumps({topic: [part for part, _ in parts] for topic, parts in found.items()})
+
+
+def _offsets_to_json(offsets: Mapping[TopicPartition, int]) -> str:
+    found = by_topic(offsets.items())
+    return json.dumps({topic: {str(part): at for part, at in parts} for topic, parts in found.items()})
+
+
+def within_time(rows: Any, request: ReplayJobRequest, column: str = "timestamp") -> Any:
+    """Less what is older or younger, which lies between the others where clocks of publishers differ."""
+    from pyspark.sql import functions as F
+
+    moment = F.unix_millis(F.col(column))
+    if request.since_ms is not None:
+        rows = rows.where(moment >= request.since_ms)
+    if request.until_ms is not None:
+        rows = rows.where(moment < request.until_ms)
+    return rows
+
+
+def open_archive(folder: str) -> ArchiveTable:
+    """Raises ArchiveError, ReplayError where it is no archive of a topic."""
+    found = open_table(TableLocation.of(folder))
+    if TOPIC_PROPERTY not in found.properties:
+        raise ReplayError(f"table {folder} is no archive of a topic")
+    return found
+
+
+def has_parsed_values(table: ArchiveTable) -> bool:
+    """Whether values were parsed, so that they can be written as JSON of the columns only."""
+    return VALUE_FORMAT_PROPERTY in table.properties
+
+
+def archive_ranges(rows: Any, table: ArchiveTable) -> list[OffsetRange]:
+    """The offsets of these rows."""
+    from pyspark.sql import functions as F
+
+    ends = rows.groupBy(PARTITION_COLUMN).agg(
+        F.min(OFFSET_COLUMN).alias("first"), F.max(OFFSET_COLUMN).alias("last")
+    )
+    topic, told = table.properties[TOPIC_PROPERTY], table.properties.get(TOPIC_ID_PROPERTY)
+    topic_id = None if told is None else UUID(told)
+    return [
+        OffsetRange(topic, topic_id, row[PARTITION_COLUMN], row["first"], row["last"] + 1)
+        for row in sorted(ends.collect(), key=lambda row: row[PARTITION_COLUMN])
+    ]
+
+
+def archive_rows(spark: Any, table: ArchiveTable, ranges: Iterable[OffsetRange] | None = None) -> Any:
+    """Rows with the archive's own columns: all, or those of some offsets."""
+    from pyspark.sql import functions as F
+
+    rows = table_rows(spark, table)
+    if ranges is None:
+        return rows
+    wanted = F.lit(False)
+    for each in ranges:
+        offset = F.col(OFFSET_COLUMN)
+        is_in = (offset >= each.start) & (offset < each.end)
+        wanted = wanted | ((F.col(PARTITION_COLUMN) == each.partition) & is_in)
+    return rows.where(wanted)
+
+
+def archive_records(rows: Any, table: ArchiveTable) -> Any:
+    """Key, value, headers and timestamp, those of a partition in one task and in their order."""
+    from pyspark.sql import functions as F
+
+    ordered = rows.repartition(F.col(PARTITION_COLUMN)).sortWithinPartitions(PARTITION_COLUMN, OFFSET_COLUMN)
+    return ordered.select(
+        F.col(KEY).alias("key"),
+        F.when(~F.col(TOMBSTONE), _archive_value(ordered, table)).alias("value"),
+        F.col("_headers").alias("headers"),
+        F.col(TIMESTAMP).alias("timestamp"),
+    )
+
+
+def _archive_value(rows: Any, table: ArchiveTable) -> Any:
+    from pyspark.sql import functions as F
+
+    if not has_parsed_values(table):
+        return F.col(VALUE)
+    columns = [F.col(f"`{name}`") for name in rows.columns if name not in ARCHIVE_COLUMNS]
+    return F.to_json(F.struct(*columns), JSON_FORMAT).cast("binary")
+
+
+_FORMAT: Final = "penstock"
+
+
+def filter_rows(rows: Any, where: str | None) -> Any:
+    """Raises ReplayError where the condition is none."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    if where is None:
+        return rows
+    try:
+        kept = rows.where(where)
+        # Where Spark runs elsewhere it looks at the condition only when it has to tell something of it.
+        _ = kept.schema
+    except (AnalysisException, ParseException) as flaw:
+        raise ReplayError(f"where={where}: {_first_line(flaw)}") from None
+    return kept
+
+
+def _first_line(flaw: Exception) -> str:
+    return str(flaw).strip().splitlines()[0]
+
+
+def write_once(rows: Any, batch: MicroBatch, options: Mapping[str, str], request: ReplayJobRequest) -> None:
+    """Nothing where that batch is written already. Raises what Spark raises."""
+    given = {
+        **options,
+        "contract": "exactly-once",
+        "txnAppId": batch.query,
+        "txnVersion": str(batch.number),
+    }
+    if request.times is TimestampMode.KEEP or request.is_to_group:
+        given["timestampColumn"] = "timestamp"
+    rows.write.format(_FORMAT).mode("append").options(**given).save()
+
+
+def topic_records(rows: Any, request: ReplayJobRequest) -> Any:
+    """Records as they are, to the partition of their key."""
+    from pyspark.sql import functions as F
+
+    return rows.select(F.lit(request.to).alias("topic"), "key", "value", "headers", "timestamp")
+
+
+class TopicReplay:
     """A range of a topic or an archive. The plan is on the board, and every piece is a batch of the sink."""
 
-    def __init__(self, cluster: Cluster, request: Request, context: JobContext) -> None:
+    def __init__(self, cluster: Cluster, request: ReplayJobRequest, context: JobContext) -> None:
         self._cluster = cluster
         self._request = request
         self._spark = context.spark
         self._options = context.run.options()
         self._query = f"replay-{request.id}"
-        filtered(self._rows([]), request.where)
+        filter_rows(self._rows([]), request.where)
         self.plan, is_known = self._agree()
         # What a predecessor has decided is finished, and what it has left behind is aborted.
-        settle(cluster, self._query)
-        with Ledger(cluster, self._query) as ledger:
-            last = ledger.last_batch()
+        resolve_transactions(cluster, self._query)
+        with DecisionLog(cluster, self._query) as decision_log:
+            last = decision_log.last_batch()
         self.first = 0 if last is None else last + 1
         if is_known and self.first:
-            context.note(_told_of(request, self.first, self.plan.pieces))
+            context.note(_resume_note(request, self.first, self.plan.pieces))
 
-    def _agree(self) -> tuple[Plan, bool]:
-        board = Board(self._cluster)
+    def _agree(self) -> tuple[ReplayJobPlan, bool]:
+        store = DocumentStore(self._cluster)
         try:
-            return agreed(board, self._request, self._make)
+            return agree_on_plan(store, self._request, self._make)
         finally:
-            board.close()
+            store.close()
 
-    def _make(self) -> Plan:
+    def _make(self) -> ReplayJobPlan:
         ranges = tuple(self._pinned())
-        return Plan(ranges=ranges, offsets_max=offsets_for(self._request.rate_per_s))
+        return ReplayJobPlan(ranges=ranges, offsets_max=piece_offsets(self._request.rate_per_s))
 
     def _pinned(self) -> list[OffsetRange]:
-        return pinned(self._cluster, self._request, self._options)
+        return requested_ranges(self._cluster, self._request, self._options)
 
     def _rows(self, ranges: list[OffsetRange]) -> Any:
         return topic_rows(self._spark, self._cluster, ranges, self._options)
 
     def _records(self, ranges: list[OffsetRange]) -> Any:
-        rows = in_time(self._rows(ranges), self._request)
-        return filtered(rows, self._request.where)
+        rows = within_time(self._rows(ranges), self._request)
+        return filter_rows(rows, self._request.where)
 
     def write(self, index: int, ranges: list[OffsetRange]) -> int:
-        counted = Tally.of_rows(self._records(ranges))
+        counted = RowCounter.of_rows(self._records(ranges))
         batch = MicroBatch(self._query, index)
-        write_once(to_topic(counted.frame, self._request), batch, self._options, self._request)
+        write_once(topic_records(counted.frame, self._request), batch, self._options, self._request)
         return counted.found().get("rows", 0)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class ArchiveCourse(RangeCourse):
+class ArchiveReplay(TopicReplay):
     """The same for a Delta table that an archive is kept in; rows are known by the offsets that they had."""
 
-    def __init__(self, cluster: Cluster, request: Request, context: JobContext) -> None:
-        self._archive = archives.archive(request.source)
-        if archives.holds_columns(self._archive):
+    def __init__(self, cluster: Cluster, request: ReplayJobRequest, context: JobContext) -> None:
+        self._archive = open_archive(request.source)
+        if has_parsed_values(self._archive):
             context.note(f"{request.source} holds columns: values are written as JSON of them")
         super().__init__(cluster, request, context)
 
     def _pinned(self) -> list[OffsetRange]:
-        return archives.spanned(self._wanted(archives.archived(self._spark, self._archive)), self._archive)
+        return archive_ranges(self._wanted(archive_rows(self._spark, self._archive)), self._archive)
 
     def _rows(self, ranges: list[OffsetRange]) -> Any:
-        return archives.archived(self._spark, self._archive, ranges)
+        return archive_rows(self._spark, self._archive, ranges)
 
     def _wanted(self, rows: Any) -> Any:
-        return filtered(in_time(rows, self._request, TIMESTAMP), self._request.where)
+        return filter_rows(within_time(rows, self._request, TIMESTAMP), self._request.where)
 
     def _records(self, ranges: list[OffsetRange]) -> Any:
-        return archives.as_records(self._wanted(self._rows(ranges)), self._archive)
+        return archive_records(self._wanted(self._rows(ranges)), self._archive)
 
 
-def _told_of(request: Request, first: int, pieces: int) -> str:
+def _resume_note(request: ReplayJobRequest, first: int, pieces: int) -> str:
     if first >= pieces:
         return f"replay {request.id} is done already: give it another id= to do it again"
     return f"replay {request.id} goes on after {first} of {pieces} pieces"
 
 
-class LettersCourse:
+class DeadLetterReplay:
     """Dead letters that were not replayed before, by whatever replay. Every run plans anew what is left."""
 
     first = 0
 
-    def __init__(self, cluster: Cluster, request: Request, context: JobContext) -> None:
+    def __init__(self, cluster: Cluster, request: ReplayJobRequest, context: JobContext) -> None:
         self._cluster = cluster
         self._request = request
         self._context = context
         self._options = context.run.options()
-        self._query = turn_query(request.source)
+        self._query = replay_query_name(request.source)
         topic = cluster.await_topic(request.source)
         self._topic_id: UUID | None = topic.id
-        ranges = tuple(pinned(cluster, request, self._options))
-        self.plan = Plan(ranges=ranges, offsets_max=offsets_for(request.rate_per_s))
-        self._told(list(ranges))
-        self._list = ensure_list(cluster, topic)
-        self._before = turns.begin(cluster, self._query)
+        ranges = tuple(requested_ranges(cluster, request, self._options))
+        self.plan = ReplayJobPlan(ranges=ranges, offsets_max=piece_offsets(request.rate_per_s))
+        self._dead_letters(list(ranges))
+        self._list = ensure_replayed_topic(cluster, topic)
+        self._before = lock.acquire_lock(cluster, self._query)
         self._replayed = self._read_list()
         self._partitions = self._targets(list(ranges))
 
     def _read_list(self) -> Any:
         """Of letters that were replayed before this run, whose own need not be looked for."""
-        ends = await_rest(self._cluster, [(self._list.name, p.index) for p in self._list.partitions])
+        ends = wait_for_open_transactions(
+            self._cluster, [(self._list.name, p.index) for p in self._list.partitions]
+        )
         ranges = [
             OffsetRange(topic, self._list.id, partition, 0, end) for (topic, partition), end in ends.items()
         ]
         rows = topic_rows(self._context.spark, self._cluster, [r for r in ranges if r.size], self._options)
-        return dead_letters.as_replayed(rows, self._topic_id).persist()
+        return dead_letters.replayed_offsets(rows, self._topic_id).persist()
 
-    def _told(self, ranges: list[OffsetRange]) -> Any:
+    def _dead_letters(self, ranges: list[OffsetRange]) -> Any:
         """Letters with what they tell, less those that are not asked for. Raises ReplayError."""
         rows = topic_rows(self._context.spark, self._cluster, ranges, self._options)
-        return filtered(dead_letters.told(in_time(rows, self._request)), self._request.where)
+        return filter_rows(
+            dead_letters.with_header_columns(within_time(rows, self._request)), self._request.where
+        )
 
-    def _waiting(self, ranges: list[OffsetRange]) -> Any:
-        return dead_letters.not_among(self._told(ranges), self._replayed)
+    def _not_replayed(self, ranges: list[OffsetRange]) -> Any:
+        return dead_letters.without_replayed(self._dead_letters(ranges), self._replayed)
 
     def _targets(self, ranges: list[OffsetRange]) -> dict[str, int]:
         """The partitions of all topics that letters go to. Raises ReplayError where one does not exist."""
         from pyspark.sql import functions as F
 
         found = (
-            self._waiting(ranges)
+            self._not_replayed(ranges)
             .groupBy("origin_topic")
             .agg(
                 F.count_if(F.col("without_record").isNull()).alias("letters"),
@@ -155,7 +338,7 @@ class LettersCourse:
             )
         )
         rows = found.collect()
-        self._tell_left_out(rows)
+        self._note_left_out(rows)
         origins = sorted(row["origin_topic"] for row in rows if row["origin_topic"] and row["letters"])
         if self._request.is_to_group:
             return self._retry_topics(origins)
@@ -181,7 +364,7 @@ class LettersCourse:
             )
         return {name: len(topic.partitions) for name, topic in there.items()}
 
-    def _tell_left_out(self, rows: list[Any]) -> None:
+    def _note_left_out(self, rows: list[Any]) -> None:
         bare = sum(row["bare"] for row in rows)
         if bare:
             self._context.note(f"{bare} letters have no record in them, and are left out")
@@ -192,17 +375,19 @@ class LettersCourse:
             )
 
     def write(self, index: int, ranges: list[OffsetRange]) -> int:
-        waiting = dead_letters.replayable(self._waiting(ranges))
+        waiting = dead_letters.replayable(self._not_replayed(ranges))
         if self._request.to is None or self._request.is_to_group:
             waiting = waiting.where("origin_topic is not null")
         if self._request.is_to_group:
             waiting = waiting.where("error_group is not null")
-        counted = Tally.of_rows(waiting)
+        counted = RowCounter.of_rows(waiting)
         now_ms = int(time.time() * 1000)
-        out = dead_letters.restored(counted.frame, self._request, self._partitions, self._topic_id, now_ms)
+        out = dead_letters.replay_records(
+            counted.frame, self._request, self._partitions, self._topic_id, now_ms
+        )
         batch = MicroBatch(self._query, self._before + 1 + index)
         write_once(out, batch, self._options, self._request)
-        turns.check(self._cluster, batch)
+        lock.check_lock(self._cluster, batch)
         return counted.found().get("rows", 0)
 
     def close(self) -> None:

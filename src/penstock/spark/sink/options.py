@@ -1,4 +1,4 @@
-"""What a write asks for, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+"""The options of the sink, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enum import Enum
 from typing import Final
 
 from penstock.client.errors import ClientError
-from penstock.client.settings import ConnectionSettings
+from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.compression import Codec
-from penstock.spark.decisions import NOT_IN_NAMES, MicroBatch
-from penstock.spark.option_values import CONNECTION_PREFIX, GivenOptions, OptionError, wrong
+from penstock.spark.exactly_once.decisions import QUERY_SEPARATOR, MicroBatch
+from penstock.spark.option_reader import CONNECTION_PREFIX, OptionError, OptionReader, invalid_option
 
 #: Those that Spark itself hands on to every sink.
-_OF_SPARK: Final = ("checkpointLocation", "outputMode", "path", "queryName")
+_SPARK_OPTIONS: Final = ("checkpointLocation", "outputMode", "path", "queryName")
 #: Of the connector, about reading; who writes what it has read often gives both the same options.
-_WITHOUT_EFFECT: Final = ("includeHeaders",)
+_IGNORED_OPTIONS: Final = ("includeHeaders",)
 SINK_OPTIONS: Final = (
-    *_WITHOUT_EFFECT,
+    *_IGNORED_OPTIONS,
     "contract",
     "dryRun",
     "failOnDataLoss",
@@ -33,7 +33,7 @@ SINK_OPTIONS: Final = (
     "txnVersion",
 )
 #: Settings of producers that would contradict what the sink itself decides.
-_DECIDED_HERE: Final = {
+_REFUSED_SETTINGS: Final = {
     "key.serializer": "keys are binary or string; convert them with functions of Spark",
     "value.serializer": "values are binary or string; convert them with functions of Spark",
     "transactional.id": "a query writes under the id of its checkpoint; set contract=exactly-once",
@@ -64,7 +64,7 @@ class SinkOptions:
     #: Which column holds the time of each record; None where all are of now.
     timestamp_column: str | None = None
     #: Of a batch write that is to be done once, however often it is repeated; None where it has no name.
-    repeatable: MicroBatch | None = None
+    idempotent_write: MicroBatch | None = None
     contract: Contract = Contract.AT_LEAST_ONCE
     codec: Codec = Codec.NONE
     batch_bytes_max: int = _BATCH_BYTES_MAX
@@ -82,56 +82,60 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         """Raises OptionError, which names the option."""
-        given = GivenOptions(options)
+        given = OptionReader(options)
         settings = given.connection()
-        repeatable = _repeatable(given, streaming=streaming)
+        idempotent_write = _parse_idempotent_write(given, streaming=streaming)
         parsed = cls(
             topic=given.text("topic") or None,
             timestamp_column=given.text("timestampColumn") or None,
-            repeatable=repeatable,
+            idempotent_write=idempotent_write,
             checkpoint=given.text("checkpointLocation") or None,
-            contract=_contract(given, repeatable),
+            contract=_contract(given, idempotent_write),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             dry_run=given.flag("dryRun", default=False),
             codec=_codec(settings.pop("compression.type", "none")),
             batch_bytes_max=_number(settings, "max.request.size", _BATCH_BYTES_MAX),
             # Nobody would end what the driver of a batch write that is not repeated leaves behind when it dies.
             two_phase=_flag(
-                settings, "transaction.two.phase.commit.enable", default=streaming or repeatable is not None
+                settings,
+                "transaction.two.phase.commit.enable",
+                default=streaming or idempotent_write is not None,
             ),
             transaction_timeout_ms=_number(settings, "transaction.timeout.ms", _TIMEOUT_MS),
             connection=_connection(settings),
         )
-        for name in (*_OF_SPARK, *_WITHOUT_EFFECT):
+        for name in (*_SPARK_OPTIONS, *_IGNORED_OPTIONS):
             given.text(name)
-        given.refuse_rest(SINK_OPTIONS)
-        return parsed._without_promises() if parsed.dry_run else parsed
+        given.refuse_unknown(SINK_OPTIONS)
+        return parsed._as_dry_run() if parsed.dry_run else parsed
 
-    def _without_promises(self) -> SinkOptions:
+    def _as_dry_run(self) -> SinkOptions:
         """Where nothing is written there is nothing to keep count of."""
-        return replace(self, contract=Contract.AT_LEAST_ONCE, repeatable=None)
+        return replace(self, contract=Contract.AT_LEAST_ONCE, idempotent_write=None)
 
 
-def contract_of(text: str | None) -> Contract | None:
+def parse_contract(text: str | None) -> Contract | None:
     """None where nothing is said. Raises OptionError."""
     names = [each.value for each in Contract]
     if text is None:
         return None
     if text.lower() not in names:
-        raise wrong("contract", text, f"must be one of {', '.join(names)}")
+        raise invalid_option("contract", text, f"must be one of {', '.join(names)}")
     return Contract(text.lower())
 
 
-def _contract(given: GivenOptions, repeatable: MicroBatch | None) -> Contract:
-    asked = contract_of(given.text("contract"))
-    if repeatable is None:
+def _contract(given: OptionReader, idempotent_write: MicroBatch | None) -> Contract:
+    asked = parse_contract(given.text("contract"))
+    if idempotent_write is None:
         return asked or Contract.AT_LEAST_ONCE
     if asked not in (None, Contract.EXACTLY_ONCE):
-        raise wrong("contract", asked.value, "must be exactly-once where txnAppId and txnVersion are given")
+        raise invalid_option(
+            "contract", asked.value, "must be exactly-once where txnAppId and txnVersion are given"
+        )
     return Contract.EXACTLY_ONCE
 
 
-def _repeatable(given: GivenOptions, *, streaming: bool) -> MicroBatch | None:
+def _parse_idempotent_write(given: OptionReader, *, streaming: bool) -> MicroBatch | None:
     app, version = given.text("txnAppId") or None, given.number("txnVersion", at_least=0)
     if app is None and version is None:
         return None
@@ -141,41 +145,45 @@ def _repeatable(given: GivenOptions, *, streaming: bool) -> MicroBatch | None:
         )
     if app is None or version is None:
         raise OptionError("options txnAppId and txnVersion name a write together: both are needed")
-    if NOT_IN_NAMES in app:
-        raise wrong("txnAppId", app, f"must not have {NOT_IN_NAMES} in it")
+    if QUERY_SEPARATOR in app:
+        raise invalid_option("txnAppId", app, f"must not have {QUERY_SEPARATOR} in it")
     return MicroBatch(app, version)
 
 
 def _codec(text: str) -> Codec:
     name = text.strip().lower()
     if name not in _CODECS:
-        raise wrong("kafka.compression.type", text, f"must be one of {', '.join(_CODECS)}")
+        raise invalid_option("kafka.compression.type", text, f"must be one of {', '.join(_CODECS)}")
     return _CODECS[name]
 
 
 def _number(settings: dict[str, str], name: str, default: int) -> int:
     text = settings.pop(name, str(default)).strip()
     if not text.isdecimal() or not 0 < int(text) < 1 << 31:
-        raise wrong(CONNECTION_PREFIX + name, text, "must be a whole number of at least 1")
+        raise invalid_option(CONNECTION_PREFIX + name, text, "must be a whole number of at least 1")
     return int(text)
 
 
 def _flag(settings: dict[str, str], name: str, *, default: bool) -> bool:
     text = settings.pop(name, str(default)).strip().lower()
     if text not in _FLAGS:
-        raise wrong(CONNECTION_PREFIX + name, text, "must be true or false")
+        raise invalid_option(CONNECTION_PREFIX + name, text, "must be true or false")
     return _FLAGS[text]
 
 
 def _connection(settings: dict[str, str]) -> ConnectionSettings:
-    for name, advice in _DECIDED_HERE.items():
+    for name, advice in _REFUSED_SETTINGS.items():
         if name in settings:
             raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
     acks = settings.pop("acks", _ACKS[0]).strip().lower()
     if acks not in _ACKS:
-        raise wrong("kafka.acks", acks, "must be all: what fewer replicas have could be lost, and be missed")
+        raise invalid_option(
+            "kafka.acks", acks, "must be all: what fewer replicas have could be lost, and be missed"
+        )
     if not _flag(settings, "enable.idempotence", default=True):
-        raise wrong("kafka.enable.idempotence", "false", "must be true: nothing is gained by writing twice")
+        raise invalid_option(
+            "kafka.enable.idempotence", "false", "must be true: nothing is gained by writing twice"
+        )
     try:
         return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
     except ClientError as refused:

@@ -1,17 +1,28 @@
-"""Rows of a query as records: which columns they come from, and which partition each goes to."""
+"""Rows of a query as records: which columns they come from, which partition each goes to, and what its topic accepts.
+
+The limits of a topic are checked before anything is sent, so that a record which a broker would refuse fails with an
+error that says why.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.client.errors import ClientError
-from penstock.client.metadata import Place
-from penstock.spark.option_values import OptionError
+from penstock.client.deadletters.topics import MESSAGE_BYTES_SETTING
+from penstock.client.errors import ClientError, Refused, UnsupportedVersion
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import topic_settings
+from penstock.protocol.errors import ErrorCode
+from penstock.spark.option_reader import OptionError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 _TEXT: Final = ("string", "binary")
 #: What each column may be, by the names and types of Spark's Kafka connector.
@@ -83,49 +94,49 @@ def _timestamp_position(schema: Any, name: str) -> int:
     raise OptionError(f"option timestampColumn={name}: there is no such column")
 
 
-def collected(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of a good size, none of them empty."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:
             held.append(batch)
-        if sum(each.num_rows for each in held) >= _ROWS_WANTED or _bytes(held) >= _BYTES_WANTED:
-            yield _joined(held)
+        if sum(each.num_rows for each in held) >= _ROWS_WANTED or _total_bytes(held) >= _BYTES_WANTED:
+            yield _concatenated(held)
             held = []
     if held:
-        yield _joined(held)
+        yield _concatenated(held)
 
 
-def _bytes(held: list[pa.RecordBatch]) -> int:
+def _total_bytes(held: list[pa.RecordBatch]) -> int:
     return sum(int(each.nbytes) for each in held)
 
 
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _concatenated(held: list[pa.RecordBatch]) -> pa.RecordBatch:
     import pyarrow as pa
 
     return held[0] if len(held) == 1 else pa.concat_batches(held)
 
 
-def by_place(
+def records_by_partition(
     rows: pa.RecordBatch,
     columns: SinkColumns,
     partition_count: Callable[[str], int],
     *,
     seed: int,
-) -> Iterator[tuple[Place, pa.RecordBatch]]:
+) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
     """The records of each partition. A row without a partition goes where its key says, or where `seed` does.
 
     Raises WrongRow, and whatever `partition_count` of a topic does.
     """
     from penstock.spark.columns import split_by_partition
 
-    for topic, those in _by_topic(rows, columns):
-        partitions = _partitions(those, columns, topic, partition_count(topic), seed)
+    for topic, those in _rows_by_topic(rows, columns):
+        partitions = _partitions_of_rows(those, columns, topic, partition_count(topic), seed)
         for partition, records in split_by_partition(columns.records(those), partitions).items():
             yield (topic, partition), records
 
 
-def _by_topic(rows: pa.RecordBatch, columns: SinkColumns) -> Iterator[tuple[str, pa.RecordBatch]]:
+def _rows_by_topic(rows: pa.RecordBatch, columns: SinkColumns) -> Iterator[tuple[str, pa.RecordBatch]]:
     import pyarrow.compute as pc
 
     column = columns.column(rows, "topic")
@@ -140,22 +151,26 @@ def _by_topic(rows: pa.RecordBatch, columns: SinkColumns) -> Iterator[tuple[str,
         yield name, rows if len(names) == 1 else rows.filter(pc.equal(column, name))
 
 
-def _partitions(rows: pa.RecordBatch, columns: SinkColumns, topic: str, count: int, seed: int) -> Any:
+def _partitions_of_rows(rows: pa.RecordBatch, columns: SinkColumns, topic: str, count: int, seed: int) -> Any:
     import numpy as np
 
     given = columns.column(rows, "partition")
     if given is None or given.null_count == len(given):
-        return _by_key(rows, columns, count, seed)
+        return _partitions_by_key(rows, columns, count, seed)
     numbers = given.fill_null(-1).to_numpy(zero_copy_only=False)
     is_null = given.is_null().to_numpy(zero_copy_only=False)
     wrong = (~is_null) & ((numbers < 0) | (numbers >= count))
     if wrong.any():
         number = numbers[np.flatnonzero(wrong)[0]]
         raise WrongRow(f"a row is for partition {number} of {topic}, which has {count} partitions")
-    return np.where(is_null, _by_key(rows, columns, count, seed), numbers) if is_null.any() else numbers
+    return (
+        np.where(is_null, _partitions_by_key(rows, columns, count, seed), numbers)
+        if is_null.any()
+        else numbers
+    )
 
 
-def _by_key(rows: pa.RecordBatch, columns: SinkColumns, count: int, seed: int) -> Any:
+def _partitions_by_key(rows: pa.RecordBatch, columns: SinkColumns, count: int, seed: int) -> Any:
     import numpy as np
 
     from penstock.spark.columns import partition_rows
@@ -164,3 +179,107 @@ def _by_key(rows: pa.RecordBatch, columns: SinkColumns, count: int, seed: int) -
     if keys is None:
         return np.full(rows.num_rows, seed % count, np.int32)
     return partition_rows(keys, count, seed=seed)
+
+
+#: A batch must fit into a segment too.
+_SIZE_SETTINGS: Final = (MESSAGE_BYTES_SETTING, "segment.bytes")
+_CLEANUP_SETTING: Final = "cleanup.policy"
+_LIMITS_AGE_MS_MAX: Final = 60_000
+
+
+class RecordTooLarge(WrongRow):
+    """A topic does not take a record of this size."""
+
+
+class TopicLimits(NamedTuple):
+    #: Of a batch, as it is sent. None where brokers do not tell.
+    bytes_max: int | None = None
+    #: Which one says so.
+    bytes_setting: str = MESSAGE_BYTES_SETTING
+    needs_keys: bool = False
+
+
+#: What this process has heard, by whom it asked; all of it is asked for anew after a while.
+_KNOWN_LIMITS: Final[dict[ConnectionSettings, tuple[dict[str, TopicLimits], Deadline]]] = {}
+
+
+class LimitChecker:
+    """Of the topics that one task writes to. What others have heard lately is not held against a row."""
+
+    def __init__(self, cluster: Cluster, *, afresh: bool = False) -> None:
+        self._cluster = cluster
+        self._known = {} if afresh else _known_limits(cluster.settings)
+
+    def partition_count(self, topic: str) -> int:
+        """Raises WrongRow where there can be no such topic; Refused, Unavailable."""
+        try:
+            found = self._cluster.topic_to_write(topic)
+        except Refused as error:
+            if error.code is not ErrorCode.invalid_topic_exception:
+                raise
+            raise WrongRow(
+                f"there can be no topic {topic!r}: a name is 1 to 249 of A-Z, a-z, 0-9, dot, dash and underscore, "
+                "and differs from others in more than dots and underscores"
+            ) from None
+        if found.is_internal:
+            raise WrongRow(f"a row is for topic {topic}, which brokers keep for themselves")
+        return len(found.partitions)
+
+    def bytes_max(self, topic: str, wanted: int) -> int:
+        """Of a batch that is made for it."""
+        limit = self._of(topic).bytes_max
+        return wanted if limit is None else min(wanted, limit)
+
+    def check_keys(self, topic: str, records: pa.RecordBatch) -> None:
+        """Raises WrongRow."""
+        if not self._of(topic).needs_keys or _has_keys(records):
+            return
+        if self._of_now(topic).needs_keys:
+            raise WrongRow(f"a row for topic {topic} has no key, which a compacted topic needs")
+
+    def takes(self, topic: str, size: int) -> bool:
+        """Whether a batch of that size is one for this topic."""
+        return _is_within(size, self._of(topic)) or _is_within(size, self._of_now(topic))
+
+    def too_large(self, topic: str, size: int) -> RecordTooLarge:
+        limits = self._of(topic)
+        return RecordTooLarge(
+            f"a record of {size} bytes is too large for topic {topic}, "
+            f"which takes at most {limits.bytes_setting}={limits.bytes_max}"
+        )
+
+    def _of(self, topic: str) -> TopicLimits:
+        found = self._known.get(topic)
+        return self._of_now(topic) if found is None else found
+
+    def _of_now(self, topic: str) -> TopicLimits:
+        self._known[topic] = asked = _fetch_limits(self._cluster, topic)
+        return asked
+
+
+def _known_limits(settings: ConnectionSettings) -> dict[str, TopicLimits]:
+    known, age = _KNOWN_LIMITS.get(settings, (None, None))
+    if known is None or age is None or age.is_over:
+        _KNOWN_LIMITS[settings] = known, _ = {}, Deadline(_LIMITS_AGE_MS_MAX)
+    return known
+
+
+def _fetch_limits(cluster: Cluster, topic: str) -> TopicLimits:
+    """Raises Unavailable."""
+    try:
+        told = topic_settings(cluster, topic)
+    except (Refused, UnsupportedVersion):
+        return TopicLimits()  # not everyone may look at settings
+    sizes = [(int(size), name) for name in _SIZE_SETTINGS if (size := told.get(name))]
+    policies = (told.get(_CLEANUP_SETTING) or "").split(",")
+    needs_keys = "compact" in map(str.strip, policies)
+    bytes_max, setting = min(sizes, default=(None, MESSAGE_BYTES_SETTING))
+    return TopicLimits(bytes_max, setting, needs_keys=needs_keys)
+
+
+def _is_within(size: int, limits: TopicLimits) -> bool:
+    return limits.bytes_max is None or size <= limits.bytes_max
+
+
+def _has_keys(records: pa.RecordBatch) -> bool:
+    return "key" in records.schema.names and not records.column("key").null_count

@@ -1,18 +1,21 @@
-"""`df.write.format("penstock")` and `df.writeStream.format("penstock")`: Spark's names for what others here do.
+"""`df.write.format("penstock")` and `df.writeStream.format("penstock")`.
 
-Writers are made anew for every batch and again for its commit, in whatever process Spark likes; all that they know of
-each other is in the messages of tasks.
+A task writes the rows of one attempt, from Arrow columns to the leaders of partitions. Spark creates the writers again
+for every batch and for its commit, in any process; they share nothing but the commit messages of tasks.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import socket
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pyspark import TaskContext
@@ -22,26 +25,235 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from penstock.client.cluster import Cluster
-from penstock.client.prepared import Prepared
-from penstock.spark.concluding import conclude, finish_before, succeed, withdraw
-from penstock.spark.decisions import Ledger, MicroBatch, SinkError
-from penstock.spark.option_values import OptionError
-from penstock.spark.plainly import told_plainly
-from penstock.spark.reading import task_cluster
-from penstock.spark.sink_options import Contract, SinkOptions
-from penstock.spark.sink_rows import SinkColumns, WrongRow
-from penstock.spark.tasks import warn_of_unknown
-from penstock.spark.tickets import Ticket, fresh_ticket, redeem, this_attempt
+from penstock.client.errors import ClientError
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.producer import PreparedTransaction, RawProducer, TwoPhaseKind
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.compression import Codec
+from penstock.spark.at_most_once.task_claims import TaskClaim, claim_task, current_attempt, new_task_claim
+from penstock.spark.exactly_once.decisions import DecisionLog, MicroBatch, SinkError, last_decided_batch
+from penstock.spark.exactly_once.two_phase_commit import (
+    abort_batch,
+    attempt_id_prefix,
+    commit_batch,
+    finish_earlier_batch,
+    take_over_checkpoint,
+)
+from penstock.spark.option_reader import OptionError
+from penstock.spark.sink.options import Contract, SinkOptions
+from penstock.spark.sink.records import (
+    LimitChecker,
+    SinkColumns,
+    WrongRow,
+    combine_batches,
+    records_by_partition,
+)
+from penstock.spark.source.task import task_cluster, warn_of_unknown_settings
+from penstock.spark.workers import without_traceback
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+#: Every client can read it, whatever is installed beside it.
+_LARGE_RECORD_CODEC: Final = Codec.GZIP
+
+
+class AttemptResult(NamedTuple):
+    """What became of it. Nothing is prepared where there were no rows, or the batch was decided before."""
+
+    rows: int
+    prepared: PreparedTransaction | None = None
+    #: Rows that this attempt does not write, because another one may have.
+    skipped: int = 0
+
+
+def write_dry_run(
+    cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
+) -> AttemptResult:
+    """All of it but the sending. Raises WrongRow, Unavailable, Refused."""
+    limits = LimitChecker(cluster, afresh=True)
+    sent = _send(limits, options, columns, combine_batches(batches), lambda *_: None)
+    return AttemptResult(sent)
+
+
+def write_at_least_once(
+    cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
+) -> AttemptResult:
+    """Returns when all is acknowledged. Raises WrongRow, Unavailable, Refused, TopicChanged."""
+    rows = combine_batches(batches)
+    first = next(rows, None)
+    if first is None:
+        return AttemptResult(0)
+    with RawProducer(cluster) as producer:
+        producer.init()
+        count = _send(LimitChecker(cluster), options, columns, _prepend(first, rows), producer.send)
+        producer.flush()
+    return AttemptResult(count)
+
+
+def write_at_most_once(
+    cluster: Cluster,
+    options: SinkOptions,
+    columns: SinkColumns,
+    batches: Iterable[pa.RecordBatch],
+    may_write: Callable[[], bool],
+) -> AttemptResult:
+    """Nothing where another attempt at this task may have written before. Raises as `write_at_least_once` does."""
+    rows = combine_batches(batches)
+    first = next(rows, None)
+    if first is None:
+        return AttemptResult(0)
+    if not may_write():
+        return AttemptResult(0, skipped=first.num_rows + sum(each.num_rows for each in rows))
+    return write_at_least_once(cluster, options, columns, _prepend(first, rows))
+
+
+def write_exactly_once(
+    cluster: Cluster,
+    options: SinkOptions,
+    columns: SinkColumns,
+    batch: MicroBatch,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    name: str,
+) -> AttemptResult:
+    """Leaves all in a transaction of that name, acknowledged, for the driver to end.
+
+    Raises WrongRow, Unavailable, Refused, TopicChanged; then the transaction is aborted.
+    """
+    rows = combine_batches(batches)
+    first = next(rows, None)
+    if first is None:
+        return AttemptResult(0)
+    with _begin_transaction(cluster, options, name) as producer:
+        # The name is taken before this question: `concluding.sweep` tells why.
+        mark = last_decided_batch(cluster, batch.query, stable=False)
+        if mark is not None and mark.number >= batch.number:
+            drain_rows(rows)
+            return AttemptResult(0)
+        try:
+            count = _send(LimitChecker(cluster), options, columns, _prepend(first, rows), producer.send)
+            return AttemptResult(count, producer.prepare())
+        except BaseException:
+            with suppress(ClientError):
+                producer.end(commit=False)
+            raise
+
+
+def drain_rows(rows: Iterator[pa.RecordBatch]) -> None:
+    """Spark takes a task for done when it has seen the end of its rows."""
+    for _ in rows:
+        pass
+
+
+def _prepend(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _send(
+    limits: LimitChecker,
+    options: SinkOptions,
+    columns: SinkColumns,
+    rows: Iterable[pa.RecordBatch],
+    send: Callable[[str, int, bytearray], object],
+) -> int:
+    """How many rows. Raises WrongRow, and what `send` raises."""
+    count = 0
+    for each in rows:
+        seed = random.getrandbits(31)
+        for (topic, partition), records in records_by_partition(
+            each, columns, limits.partition_count, seed=seed
+        ):
+            limits.check_keys(topic, records)
+            for data in _encode_batches(limits, options, topic, records):
+                send(topic, partition, data)
+        count += each.num_rows
+    return count
+
+
+def _encode_batches(
+    limits: LimitChecker, options: SinkOptions, topic: str, records: pa.RecordBatch
+) -> Iterator[bytearray]:
+    """Batches that the topic takes. Raises RecordTooLarge."""
+    from penstock.spark.columns import encode
+
+    now_ms, at = int(time.time() * 1000), 0
+    bytes_max = limits.bytes_max(topic, options.batch_bytes_max)
+    for encoded in encode(records, timestamp_ms=now_ms, codec=options.codec, batch_bytes_max=bytes_max):
+        data = encoded.data
+        if encoded.count == 1 and not limits.takes(topic, len(data)):
+            # It may have been compressed where it comes from.
+            (smaller,) = encode(records.slice(at, 1), timestamp_ms=now_ms, codec=_LARGE_RECORD_CODEC)
+            if not limits.takes(topic, len(smaller.data)):
+                raise limits.too_large(topic, len(data))
+            data = smaller.data
+        yield data
+        at += encoded.count
+
+
+# Beginning transactions
+
+#: For how long brokers that know no second phase keep a transaction open; asked once by each process.
+_TRANSACTION_TIMEOUTS_MS: Final[dict[ConnectionSettings, int]] = {}
+
+
+def _begin_transaction(cluster: Cluster, options: SinkOptions, name: str) -> RawProducer:
+    timeout_ms = _TRANSACTION_TIMEOUTS_MS.get(cluster.settings) if options.two_phase else None
+    producer = RawProducer(
+        cluster,
+        transactional_id=name,
+        transaction_timeout_ms=timeout_ms or options.transaction_timeout_ms,
+        two_phase=options.two_phase and timeout_ms is None,
+    )
+    producer.init()
+    if producer.two_phase_kind is TwoPhaseKind.UNTIL_TIMEOUT:
+        _TRANSACTION_TIMEOUTS_MS[cluster.settings] = producer.transaction_timeout_ms
+    return producer
+
+
+_QUERIES_MAX: Final = 1_000
+
+
+class AttemptIds:
+    """Transactional ids for the attempts of one worker process, each for one attempt at one batch.
+
+    A process uses its ids again: those of a batch two batches later, when all of them have ended. It remembers this of
+    the queries that it worked for lately.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        """With another token, which keeps apart what is forgotten from what is to come."""
+        self._owner = os.getpid()
+        self._token = uuid.uuid4().hex
+        self._used: dict[str, tuple[int, int]] = {}
+
+    def take(self, batch: MicroBatch) -> str:
+        if self._owner != os.getpid() or len(self._used) > _QUERIES_MAX:
+            self._renew()
+        newest, count = self._used.get(batch.query, (-1, 0))
+        if batch.number < newest:
+            return f"{attempt_id_prefix(batch)}{uuid.uuid4().hex}"
+        count = count + 1 if batch.number == newest else 0
+        self._used[batch.query] = (batch.number, count)
+        return f"{attempt_id_prefix(batch)}{self._token}-{count}"
+
+
+ATTEMPT_IDS: Final = AttemptIds()
+
 
 _LOG: Final = logging.getLogger("penstock.spark")
 #: Local properties of a job that is a batch of a streaming query.
-_QUERY: Final = "sql.streaming.queryId"
-_BATCH: Final = "streaming.sql.batchId"
+_QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+_BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
+class WriteResult(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
     """What a task tells the driver."""
 
     rows: int
@@ -49,7 +261,7 @@ class Written(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
     skipped: int = 0
     #: With exactly-once.
     batch: MicroBatch | None = None
-    prepared: Prepared | None = None
+    prepared: PreparedTransaction | None = None
     #: Why this task has written nothing that lasts. Another attempt at it would find the same, so the driver fails.
     flaw: WrongRow | None = None
 
@@ -64,48 +276,50 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
         """Called once, before there are tasks. Raises SinkError, Unavailable, Refused."""
-        warn_of_unknown(options)
+        warn_of_unknown_settings(options)
         self.options = options
         self.columns = columns
-        self.batch = options.repeatable or MicroBatch(uuid.uuid4().hex, 0)
-        self.ticket = _ticket(options)
-        if options.repeatable is not None:
-            finish_before(task_cluster(options.connection), self.batch, checkpoint_name(options.checkpoint))
+        self.batch = options.idempotent_write or MicroBatch(uuid.uuid4().hex, 0)
+        self.task_claim = _task_claim_for(options)
+        if options.idempotent_write is not None:
+            finish_earlier_batch(
+                task_cluster(options.connection), self.batch, checkpoint_name(options.checkpoint)
+            )
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        return _write(self.options, self.columns, lambda: self.batch, self.ticket, iterator)
+    def write(self, iterator: Iterator[Any]) -> WriteResult:
+        return _write_task(self.options, self.columns, lambda: self.batch, self.task_claim, iterator)
 
-    @told_plainly()
+    @without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        refuse_flawed(messages)
-        if self.options.repeatable is None:
-            self._conclude_once(prepared_by(messages))
+        raise_wrong_row(messages)
+        if self.options.idempotent_write is None:
+            self._commit_once(prepared_transactions(messages))
             return
-        with self._ledger() as ledger:
+        with self._decision_log() as decision_log:
             fails_on_loss = self.options.fail_on_data_loss
-            prepared = prepared_by(messages)
-            conclude(ledger, self.batch, prepared, fails_on_loss=fails_on_loss, skips_older=True)
+            prepared = prepared_transactions(messages)
+            commit_batch(decision_log, self.batch, prepared, fails_on_loss=fails_on_loss, skips_older=True)
 
-    @told_plainly()
+    @without_traceback()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What was decided before stands."""
-        if self.options.repeatable is None:
+        if self.options.idempotent_write is None:
             # Decides that nothing is written, so that attempts which come late know.
-            self._conclude_once([])
+            self._commit_once([])
             return
-        with self._ledger() as ledger:
-            withdraw(ledger, self.batch, prepared_by(messages))
+        with self._decision_log() as decision_log:
+            abort_batch(decision_log, self.batch, prepared_transactions(messages))
 
-    def _conclude_once(self, prepared: Sequence[Prepared]) -> None:
+    def _commit_once(self, prepared: Sequence[PreparedTransaction]) -> None:
         if self.options.contract is not Contract.EXACTLY_ONCE:
             return
-        with self._ledger() as ledger:
-            conclude(ledger, self.batch, prepared)
-            ledger.forget()
+        with self._decision_log() as decision_log:
+            commit_batch(decision_log, self.batch, prepared)
+            decision_log.forget()
 
-    def _ledger(self) -> Ledger:
+    def _decision_log(self) -> DecisionLog:
         cluster = task_cluster(self.options.connection)
-        return Ledger(cluster, self.batch.query, is_new=self.options.repeatable is None)
+        return DecisionLog(cluster, self.batch.query, is_new=self.options.idempotent_write is None)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ignore]
@@ -113,31 +327,31 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
         """Called once for the tasks of each batch, and again for its commit. Raises Unavailable, Refused."""
         self.options = options
         self.columns = columns
-        self.ticket = _ticket(options)
+        self.task_claim = _task_claim_for(options)
 
-    def write(self, iterator: Iterator[Any]) -> Written:
-        return _write(self.options, self.columns, this_batch, self.ticket, iterator)
+    def write(self, iterator: Iterator[Any]) -> WriteResult:
+        return _write_task(self.options, self.columns, current_batch, self.task_claim, iterator)
 
-    @told_plainly()
+    @without_traceback()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        refuse_flawed(messages)
-        batch = batch_of(messages, batchId)
+        raise_wrong_row(messages)
+        batch = batch_of_messages(messages, batchId)
         if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
             return
         cluster, checkpoint = task_cluster(self.options.connection), checkpoint_name(self.options.checkpoint)
         if batch.number == 0 and checkpoint is not None:
-            succeed(cluster, checkpoint, batch.query)
-        with Ledger(cluster, batch.query) as ledger:
+            take_over_checkpoint(cluster, checkpoint, batch.query)
+        with DecisionLog(cluster, batch.query) as decision_log:
             fails_on_loss = self.options.fail_on_data_loss
-            conclude(ledger, batch, prepared_by(messages), fails_on_loss=fails_on_loss)
+            commit_batch(decision_log, batch, prepared_transactions(messages), fails_on_loss=fails_on_loss)
 
-    @told_plainly()
+    @without_traceback()
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        batch = batch_of(messages, batchId)
+        batch = batch_of_messages(messages, batchId)
         if self.options.contract is not Contract.EXACTLY_ONCE or batch is None:
             return
-        with Ledger(task_cluster(self.options.connection), batch.query) as ledger:
-            withdraw(ledger, batch, prepared_by(messages))
+        with DecisionLog(task_cluster(self.options.connection), batch.query) as decision_log:
+            abort_batch(decision_log, batch, prepared_transactions(messages))
 
 
 def checkpoint_name(location: str | None) -> str | None:
@@ -149,72 +363,73 @@ def checkpoint_name(location: str | None) -> str | None:
     return f"{socket.gethostname()}:{os.path.abspath(parts.path)}" if is_local else location.rstrip("/")
 
 
-def _ticket(options: SinkOptions) -> Ticket | None:
+def _task_claim_for(options: SinkOptions) -> TaskClaim | None:
     """What the attempts at each task know each other by."""
     is_needed = options.contract is Contract.AT_MOST_ONCE
-    return fresh_ticket(task_cluster(options.connection)) if is_needed else None
+    return new_task_claim(task_cluster(options.connection)) if is_needed else None
 
 
-@told_plainly()
-def _write(
+@without_traceback()
+def _write_task(
     options: SinkOptions,
     columns: SinkColumns,
     find_batch: Callable[[], MicroBatch],
-    ticket: Ticket | None,
+    task_claim: TaskClaim | None,
     batches: Iterable[Any],
-) -> Written:
-    from penstock.spark.writing import skip
+) -> WriteResult:
 
     rows = iter(batches)
     try:
-        return _write_rows(options, columns, find_batch, ticket, rows)
+        return _write_rows(options, columns, find_batch, task_claim, rows)
     except WrongRow as flaw:
-        skip(rows)
-        return Written(rows=0, flaw=flaw)
+        drain_rows(rows)
+        return WriteResult(rows=0, flaw=flaw)
 
 
 def _write_rows(
     options: SinkOptions,
     columns: SinkColumns,
     find_batch: Callable[[], MicroBatch],
-    ticket: Ticket | None,
+    task_claim: TaskClaim | None,
     batches: Iterable[Any],
-) -> Written:
-    from penstock.spark.writing import NAMES, write_at_least_once, write_exactly_once, write_nowhere
+) -> WriteResult:
 
     cluster = task_cluster(options.connection)
     if options.dry_run:
-        return Written(rows=write_nowhere(cluster, options, columns, batches).rows)
-    if ticket is not None:
-        return _write_at_most_once(cluster, options, columns, ticket, batches)
+        return WriteResult(rows=write_dry_run(cluster, options, columns, batches).rows)
+    if task_claim is not None:
+        return _write_at_most_once(cluster, options, columns, task_claim, batches)
     if options.contract is not Contract.EXACTLY_ONCE:
-        return Written(rows=write_at_least_once(cluster, options, columns, batches).rows)
+        return WriteResult(rows=write_at_least_once(cluster, options, columns, batches).rows)
     batch = find_batch()
-    done = write_exactly_once(cluster, options, columns, batch, batches, name=NAMES.take(batch))
-    return Written(rows=done.rows, batch=batch, prepared=done.prepared)
+    done = write_exactly_once(cluster, options, columns, batch, batches, name=ATTEMPT_IDS.take(batch))
+    return WriteResult(rows=done.rows, batch=batch, prepared=done.prepared)
 
 
 def _write_at_most_once(
-    cluster: Cluster, options: SinkOptions, columns: SinkColumns, ticket: Ticket, batches: Iterable[Any]
-) -> Written:
-    from penstock.spark.writing import write_at_most_once
+    cluster: Cluster,
+    options: SinkOptions,
+    columns: SinkColumns,
+    task_claim: TaskClaim,
+    batches: Iterable[Any],
+) -> WriteResult:
 
-    attempt = this_attempt()
-    own = ticket._replace(number=attempt.partition)
-    done = write_at_most_once(cluster, options, columns, batches, lambda: redeem(cluster, own, attempt))
+    attempt = current_attempt()
+    own = task_claim._replace(number=attempt.partition)
+    done = write_at_most_once(cluster, options, columns, batches, lambda: claim_task(cluster, own, attempt))
     if done.skipped:
         _LOG.warning(
             "attempt %d at task %d does not write its %d rows: another attempt may have",
             *(attempt.attempt, attempt.partition, done.skipped),
         )
-    return Written(rows=done.rows, skipped=done.skipped)
+    return WriteResult(rows=done.rows, skipped=done.skipped)
 
 
-def this_batch() -> MicroBatch:
+def current_batch() -> MicroBatch:
     """Of the query that this task works for. Raises SinkError."""
     context = TaskContext.get()
-    query = context.getLocalProperty(_QUERY) if context is not None else None
-    number = context.getLocalProperty(_BATCH) if context is not None else None
+    query = context.getLocalProperty(_QUERY_ID_PROPERTY) if context is not None else None
+    number = context.getLocalProperty(_BATCH_ID_PROPERTY) if context is not None else None
     if query is None or number is None:
         raise SinkError(
             "Spark does not tell which batch of which query this is, so it cannot be written once"
@@ -222,9 +437,9 @@ def this_batch() -> MicroBatch:
     return MicroBatch(query, int(number))
 
 
-def batch_of(messages: Iterable[WriterCommitMessage | None], number: int) -> MicroBatch | None:
+def batch_of_messages(messages: Iterable[WriterCommitMessage | None], number: int) -> MicroBatch | None:
     """None where no task has told anything. Raises SinkError where they tell of different batches."""
-    found = {each.batch for each in messages if isinstance(each, Written) and each.batch is not None}
+    found = {each.batch for each in messages if isinstance(each, WriteResult) and each.batch is not None}
     if not found:
         return None
     if len(found) > 1 or next(iter(found)).number != number:
@@ -234,13 +449,13 @@ def batch_of(messages: Iterable[WriterCommitMessage | None], number: int) -> Mic
     return next(iter(found))
 
 
-def refuse_flawed(messages: Iterable[WriterCommitMessage | None]) -> None:
+def raise_wrong_row(messages: Iterable[WriterCommitMessage | None]) -> None:
     """Raises WrongRow. Spark then has the writer abort."""
     for each in messages:
-        if isinstance(each, Written) and each.flaw is not None:
+        if isinstance(each, WriteResult) and each.flaw is not None:
             raise each.flaw
 
 
-def prepared_by(messages: Iterable[WriterCommitMessage | None]) -> list[Prepared]:
-    told = (each.prepared for each in messages if isinstance(each, Written))
+def prepared_transactions(messages: Iterable[WriterCommitMessage | None]) -> list[PreparedTransaction]:
+    told = (each.prepared for each in messages if isinstance(each, WriteResult))
     return [prepared for prepared in told if prepared is not None]

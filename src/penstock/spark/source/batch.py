@@ -1,13 +1,24 @@
-"""Filters of a batch read that need not wait for Spark: which partitions, offsets and times can matter at all. Pure."""
+"""`spark.read.format("penstock")`: reads what lies between two positions, planned once.
+
+Filters that Spark pushes down leave out partitions, offsets and times before anything is read. This part is pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from penstock.spark.offsets import OffsetRange
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from penstock.client.wire.cluster import Cluster
+from penstock.spark.offsets import OffsetRange, ranges_between, split_ranges
+from penstock.spark.schema import Projection
+from penstock.spark.source.discovery import Discovery
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.task import RangePartition, read_task, warn_of_unknown_settings
+from penstock.spark.workers import without_traceback
 
 #: Never null, so that asking for what is not null asks for nothing.
 _NEVER_NULL: Final = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
@@ -15,7 +26,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Narrowing:
+class PushedFilters:
     """What all filters together leave. None leaves everything."""
 
     topics: frozenset[str] | None = None
@@ -38,7 +49,7 @@ class Narrowing:
         ]
         return [each for each in kept if each.size]
 
-    def narrow(self, column: str, relation: str, value: Any) -> tuple[Narrowing, bool]:
+    def narrow(self, column: str, relation: str, value: Any) -> tuple[PushedFilters, bool]:
         """With one more filter, and whether that leaves nothing of it for Spark to do."""
         if relation == "IsNotNull":
             return self, column in _NEVER_NULL
@@ -49,52 +60,130 @@ class Narrowing:
         return rule(self, value), column != "timestamp"
 
 
-def _in_topics(narrowing: Narrowing, values: Iterable[str]) -> Narrowing:
-    wanted = frozenset(values)
-    return replace(narrowing, topics=wanted if narrowing.topics is None else narrowing.topics & wanted)
-
-
-def _in_partitions(narrowing: Narrowing, values: Iterable[int]) -> Narrowing:
+def _in_topics(pushed_filters: PushedFilters, values: Iterable[str]) -> PushedFilters:
     wanted = frozenset(values)
     return replace(
-        narrowing, partitions=wanted if narrowing.partitions is None else narrowing.partitions & wanted
+        pushed_filters, topics=wanted if pushed_filters.topics is None else pushed_filters.topics & wanted
     )
 
 
-def _from(narrowing: Narrowing, start: int) -> Narrowing:
-    return replace(narrowing, start=start if narrowing.start is None else max(narrowing.start, start))
+def _in_partitions(pushed_filters: PushedFilters, values: Iterable[int]) -> PushedFilters:
+    wanted = frozenset(values)
+    return replace(
+        pushed_filters,
+        partitions=wanted if pushed_filters.partitions is None else pushed_filters.partitions & wanted,
+    )
 
 
-def _before(narrowing: Narrowing, end: int) -> Narrowing:
-    return replace(narrowing, end=end if narrowing.end is None else min(narrowing.end, end))
+def _from_offset(pushed_filters: PushedFilters, start: int) -> PushedFilters:
+    return replace(
+        pushed_filters, start=start if pushed_filters.start is None else max(pushed_filters.start, start)
+    )
 
 
-def _since(narrowing: Narrowing, moment: datetime) -> Narrowing:
+def _before_offset(pushed_filters: PushedFilters, end: int) -> PushedFilters:
+    return replace(pushed_filters, end=end if pushed_filters.end is None else min(pushed_filters.end, end))
+
+
+def _from_time(pushed_filters: PushedFilters, moment: datetime) -> PushedFilters:
     """Records have milliseconds and Spark microseconds: a millisecond that has only begun may still matter."""
     moment = moment if moment.tzinfo is not None else moment.astimezone()
     since_ms = (moment - _EPOCH) // _MILLISECOND
     return replace(
-        narrowing, since_ms=since_ms if narrowing.since_ms is None else max(narrowing.since_ms, since_ms)
+        pushed_filters,
+        since_ms=since_ms if pushed_filters.since_ms is None else max(pushed_filters.since_ms, since_ms),
     )
 
 
 _MILLISECOND: Final = datetime(1970, 1, 1, 0, 0, 0, 1000) - datetime(1970, 1, 1)
 _EQUAL: Final = ("EqualTo", "EqualNullSafe")
-_RULES: Final[dict[tuple[str, str], Callable[[Narrowing, Any], Narrowing]]] = {
-    **{("topic", name): lambda narrowing, value: _in_topics(narrowing, [value]) for name in _EQUAL},
-    ("topic", "In"): lambda narrowing, values: _in_topics(narrowing, values),
-    **{("partition", name): lambda narrowing, value: _in_partitions(narrowing, [value]) for name in _EQUAL},
-    ("partition", "In"): lambda narrowing, values: _in_partitions(narrowing, values),
+_RULES: Final[dict[tuple[str, str], Callable[[PushedFilters, Any], PushedFilters]]] = {
+    **{("topic", name): lambda pushed_filters, value: _in_topics(pushed_filters, [value]) for name in _EQUAL},
+    ("topic", "In"): lambda pushed_filters, values: _in_topics(pushed_filters, values),
     **{
-        ("offset", name): lambda narrowing, value: _before(_from(narrowing, value), value + 1)
+        ("partition", name): lambda pushed_filters, value: _in_partitions(pushed_filters, [value])
         for name in _EQUAL
     },
-    ("offset", "GreaterThan"): lambda narrowing, value: _from(narrowing, value + 1),
-    ("offset", "GreaterThanOrEqual"): lambda narrowing, value: _from(narrowing, value),
-    ("offset", "LessThan"): lambda narrowing, value: _before(narrowing, value),
-    ("offset", "LessThanOrEqual"): lambda narrowing, value: _before(narrowing, value + 1),
+    ("partition", "In"): lambda pushed_filters, values: _in_partitions(pushed_filters, values),
     **{
-        ("timestamp", name): lambda narrowing, value: _since(narrowing, value)
+        ("offset", name): lambda pushed_filters, value: _before_offset(
+            _from_offset(pushed_filters, value), value + 1
+        )
+        for name in _EQUAL
+    },
+    ("offset", "GreaterThan"): lambda pushed_filters, value: _from_offset(pushed_filters, value + 1),
+    ("offset", "GreaterThanOrEqual"): lambda pushed_filters, value: _from_offset(pushed_filters, value),
+    ("offset", "LessThan"): lambda pushed_filters, value: _before_offset(pushed_filters, value),
+    ("offset", "LessThanOrEqual"): lambda pushed_filters, value: _before_offset(pushed_filters, value + 1),
+    **{
+        ("timestamp", name): lambda pushed_filters, value: _from_time(pushed_filters, value)
         for name in (*_EQUAL, "GreaterThan", "GreaterThanOrEqual")
     },
 }
+
+
+class BatchReader(DataSourceReader):  # type: ignore[misc, unused-ignore]
+    def __init__(self, options: SourceOptions, projection: Projection) -> None:
+        self.options = options
+        self.projection = projection
+        self.pushed_filters = PushedFilters()
+        self.pushFilters = FilterPushDown(self)
+
+    def partitions(self) -> list[InputPartition]:
+        with without_traceback(), Cluster(self.options.connection) as cluster:
+            warn_of_unknown_settings(self.options)
+            return [
+                RangePartition(each) for each in plan_batch_read(cluster, self.options, self.pushed_filters)
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_task(self.options, self.projection, partition)
+
+
+class FilterPushDown:
+    """`pushFilters` of a reader, called only where `spark.sql.python.filterPushdown.enabled` is set.
+
+    Spark refuses a reader whose class defines `pushFilters` where that is not set, instead of not calling it. It knows
+    one by `__func__`, so this carries that of the class it stands for.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: BatchReader) -> None:
+        self._reader = reader
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        """Takes what can be left out when planning; returns the filters that Spark still has to apply."""
+        left = []
+        for each in filters:
+            column, relation = ".".join(getattr(each, "attribute", ())), type(each).__name__
+            found, is_done = self._reader.pushed_filters.narrow(
+                column, relation, getattr(each, "value", None)
+            )
+            self._reader.pushed_filters = found
+            if not is_done:
+                left.append(each)
+        return left
+
+
+def plan_batch_read(
+    cluster: Cluster, options: SourceOptions, pushed_filters: PushedFilters
+) -> list[OffsetRange]:
+    """The ranges of a batch read, one for each task. Raises OptionError, DataLoss, Unavailable, Refused."""
+    discovery = Discovery(cluster, options)
+    topics = discovery.topics()
+    starting, ending = (discovery.position(bound, topics) for bound in (options.starting, options.ending))
+    wanted = pushed_filters.narrowed(ranges_between(starting, ending))
+    if pushed_filters.since_ms is not None:
+        wanted = _ranges_since(discovery, wanted, pushed_filters.since_ms)
+    there = discovery.readable(wanted)
+    return split_ranges(
+        there, partitions_min=options.partitions_min, records_max=options.partition_records_max
+    )
+
+
+def _ranges_since(discovery: Discovery, wanted: list[OffsetRange], since_ms: int) -> list[OffsetRange]:
+    first = discovery.first_at({each.place: max(since_ms, 0) for each in wanted})
+    found = ((each, first[each.place]) for each in wanted)
+    later = [each._replace(start=max(each.start, at)) for each, at in found if at is not None]
+    return [each for each in later if each.size]

@@ -1,4 +1,4 @@
-"""What a query asks for, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+"""The options of the source, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.client.errors import ClientError
-from penstock.client.metadata import Isolation, Place
-from penstock.client.positions import EARLIEST, LATEST
-from penstock.client.settings import ConnectionSettings
-from penstock.spark.option_values import (
+from penstock.client.wire.metadata import IsolationLevel, TopicPartition
+from penstock.client.wire.offsets import EARLIEST, LATEST
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark.option_reader import (
     CONNECTION_PREFIX,
-    GivenOptions,
     OptionError,
-    numbers_by_place,
-    partitions_by_topic,
-    wrong,
+    OptionReader,
+    assigned_partitions,
+    invalid_option,
+    numbers_by_partition,
 )
-from penstock.spark.sink_options import Contract, contract_of
+from penstock.spark.sink.options import Contract, parse_contract
 
 _SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 #: Those of Spark's connector that say how it asks, not what for; they change nothing here.
-_WITHOUT_EFFECT: Final = (
+_IGNORED_OPTIONS: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
@@ -32,7 +32,7 @@ _WITHOUT_EFFECT: Final = (
 _ENDINGS: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 SOURCE_OPTIONS: Final = (
     *_SUBSCRIPTIONS,
-    *_WITHOUT_EFFECT,
+    *_IGNORED_OPTIONS,
     *_ENDINGS,
     "contract",
     "failOnDataLoss",
@@ -52,10 +52,10 @@ SOURCE_OPTIONS: Final = (
     "startingTimestamp",
 )
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
-_ISOLATIONS: Final = {each.name.lower(): each for each in Isolation}
+_ISOLATIONS: Final = {each.name.lower(): each for each in IsolationLevel}
 _TRIGGER_DELAY_MS: Final = 15 * 60_000
 #: Settings of consumers that would contradict what the query itself decides.
-_DECIDED_HERE: Final = {
+_REFUSED_SETTINGS: Final = {
     "auto.offset.reset": "use startingOffsets",
     "enable.auto.commit": "a query commits the end of its batches when they are finished",
     "key.deserializer": "keys are binary; convert them with functions of Spark",
@@ -69,7 +69,7 @@ class Subscription:
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
-    assigned: tuple[Place, ...] = ()
+    assigned: tuple[TopicPartition, ...] = ()
 
     def names_topic(self, topic: str) -> bool:
         """Whether a topic of this name would be read."""
@@ -87,30 +87,30 @@ class AtEdge:
 class AtOffsets:
     """For every partition an offset, EARLIEST or LATEST."""
 
-    offsets: Mapping[Place, int]
+    offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
     """The first offset at or after a timestamp: one for all partitions, or one for each."""
 
-    timestamps_ms: int | Mapping[Place, int]
+    timestamps_ms: int | Mapping[TopicPartition, int]
     option: str
     #: Where no record is that late: take the end of the log, or refuse.
     or_latest: bool
 
 
-Bound = AtEdge | AtOffsets | AtTime
+OffsetBound = AtEdge | AtOffsets | AtTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     connection: ConnectionSettings
     subscription: Subscription
-    starting: Bound
-    ending: Bound = AtEdge(LATEST)
+    starting: OffsetBound
+    ending: OffsetBound = AtEdge(LATEST)
     #: As everything else of Penstock reads; Spark's own connector reads what is not committed too.
-    isolation: Isolation = Isolation.READ_COMMITTED
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     group_id: str | None = None
     fail_on_data_loss: bool = True
     include_headers: bool = False
@@ -126,7 +126,7 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
         """Raises OptionError, which names the option."""
-        given = GivenOptions(options)
+        given = OptionReader(options)
         settings = given.connection()
         subscription = _subscription(given)
         group_id, isolation = settings.pop("group.id", None), _isolation(settings)
@@ -147,21 +147,23 @@ class SourceOptions:
             due_topics=_due_topics(given, subscription, streaming=streaming),
             contract=_contract(given, group_id, streaming=streaming),
         )
-        for name in _WITHOUT_EFFECT:
+        for name in _IGNORED_OPTIONS:
             given.text(name)
-        given.refuse_rest(SOURCE_OPTIONS)
+        given.refuse_unknown(SOURCE_OPTIONS)
         return _checked(parsed)
 
 
 def _checked(options: SourceOptions) -> SourceOptions:
     least, most = options.trigger_offsets_min, options.trigger_offsets_max
     if least is not None and most is not None and least > most:
-        raise wrong("minOffsetsPerTrigger", least, f"must not be more than maxOffsetsPerTrigger={most}")
+        raise invalid_option(
+            "minOffsetsPerTrigger", least, f"must not be more than maxOffsetsPerTrigger={most}"
+        )
     return options
 
 
 def _connection(settings: Mapping[str, str]) -> ConnectionSettings:
-    for name, advice in _DECIDED_HERE.items():
+    for name, advice in _REFUSED_SETTINGS.items():
         if name in settings:
             raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
     try:
@@ -170,17 +172,17 @@ def _connection(settings: Mapping[str, str]) -> ConnectionSettings:
         raise OptionError(f"option {CONNECTION_PREFIX}{refused}") from None
 
 
-def _isolation(settings: dict[str, str]) -> Isolation:
+def _isolation(settings: dict[str, str]) -> IsolationLevel:
     text = settings.pop("isolation.level", "read_committed").strip().lower()
     if text not in _ISOLATIONS:
-        raise wrong("kafka.isolation.level", text, f"must be one of {', '.join(_ISOLATIONS)}")
+        raise invalid_option("kafka.isolation.level", text, f"must be one of {', '.join(_ISOLATIONS)}")
     return _ISOLATIONS[text]
 
 
 # Which topics
 
 
-def _subscription(given: GivenOptions) -> Subscription:
+def _subscription(given: OptionReader) -> Subscription:
     values = {name: value for name in _SUBSCRIPTIONS if (value := given.text(name))}
     if len(values) != 1:
         told = f"not {' and '.join(values)}" if values else "none of them is given"
@@ -190,43 +192,43 @@ def _subscription(given: GivenOptions) -> Subscription:
         case "subscribe":
             names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
             if not names:
-                raise wrong(name, text, "names no topic")
+                raise invalid_option(name, text, "names no topic")
             return Subscription(names=names)
         case "subscribePattern":
             return Subscription(pattern=_pattern(name, text))
         case _:
-            return Subscription(assigned=partitions_by_topic(name, text))
+            return Subscription(assigned=assigned_partitions(name, text))
 
 
 def _pattern(name: str, text: str) -> str:
     try:
         re.compile(text)
     except re.error as flaw:
-        raise wrong(name, text, f"is no pattern ({flaw})") from None
+        raise invalid_option(name, text, f"is no pattern ({flaw})") from None
     return text
 
 
-def _due_topics(given: GivenOptions, read: Subscription, *, streaming: bool) -> tuple[str, ...]:
+def _due_topics(given: OptionReader, read: Subscription, *, streaming: bool) -> tuple[str, ...]:
     text = given.text("readWhenDue") or ""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     if names and not streaming:
         raise OptionError("option readWhenDue is for streams: a batch read does not wait")
     for name in names:
         if not read.names_topic(name):
-            raise wrong("readWhenDue", text, f"{name} is not among the topics that are read")
+            raise invalid_option("readWhenDue", text, f"{name} is not among the topics that are read")
     return names
 
 
 # How often
 
 
-def _contract(given: GivenOptions, group_id: str | None, *, streaming: bool) -> Contract:
+def _contract(given: OptionReader, group_id: str | None, *, streaming: bool) -> Contract:
     """A source that gives everything at least once is all that an exactly-once sink needs."""
-    asked = contract_of(given.text("contract")) or Contract.AT_LEAST_ONCE
+    asked = parse_contract(given.text("contract")) or Contract.AT_LEAST_ONCE
     if asked is Contract.AT_MOST_ONCE and not streaming:
-        raise wrong("contract", asked.value, "is for streams: a batch read reads what it is told to")
+        raise invalid_option("contract", asked.value, "is for streams: a batch read reads what it is told to")
     if asked is Contract.AT_MOST_ONCE and not group_id:
-        raise wrong(
+        raise invalid_option(
             "contract", asked.value, "needs kafka.group.id, the group whose positions say what was given"
         )
     return asked
@@ -235,30 +237,32 @@ def _contract(given: GivenOptions, group_id: str | None, *, streaming: bool) -> 
 # Where to begin and to end
 
 
-def _starting(given: GivenOptions, *, streaming: bool) -> Bound:
+def _starting(given: OptionReader, *, streaming: bool) -> OffsetBound:
     strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
     if strategy not in ("error", "latest"):
-        raise wrong("startingOffsetsByTimestampStrategy", strategy, "must be error or latest")
+        raise invalid_option("startingOffsetsByTimestampStrategy", strategy, "must be error or latest")
     bound = _bound(
         given, "starting", default=LATEST if streaming else EARLIEST, or_latest=strategy == "latest"
     )
-    if not streaming and LATEST in _edges(bound):
-        raise wrong("startingOffsets", "latest", "a batch read that starts at the end reads nothing")
+    if not streaming and LATEST in _edges_of(bound):
+        raise invalid_option("startingOffsets", "latest", "a batch read that starts at the end reads nothing")
     return bound
 
 
-def _ending(given: GivenOptions, *, streaming: bool) -> Bound:
+def _ending(given: OptionReader, *, streaming: bool) -> OffsetBound:
     if streaming:
         for name in _ENDINGS:
             if given.text(name) is not None:
                 raise OptionError(f"option {name} is for batch reads: a stream has no end")
     bound = _bound(given, "ending", default=LATEST, or_latest=True)
-    if EARLIEST in _edges(bound):
-        raise wrong("endingOffsets", "earliest", "a batch read that ends at the beginning reads nothing")
+    if EARLIEST in _edges_of(bound):
+        raise invalid_option(
+            "endingOffsets", "earliest", "a batch read that ends at the beginning reads nothing"
+        )
     return bound
 
 
-def _bound(given: GivenOptions, side: str, *, default: int, or_latest: bool) -> Bound:
+def _bound(given: OptionReader, side: str, *, default: int, or_latest: bool) -> OffsetBound:
     """The time for all, the time for each, and offsets: the first of these that is given counts."""
     for_all = given.number(f"{side}Timestamp", at_least=0)
     by_time, by_offset = given.text(f"{side}OffsetsByTimestamp"), given.text(f"{side}Offsets")
@@ -266,17 +270,17 @@ def _bound(given: GivenOptions, side: str, *, default: int, or_latest: bool) -> 
         return AtTime(for_all, f"{side}Timestamp", or_latest)
     if by_time is not None:
         name = f"{side}OffsetsByTimestamp"
-        return AtTime(numbers_by_place(name, by_time, least=0), name, or_latest)
+        return AtTime(numbers_by_partition(name, by_time, least=0), name, or_latest)
     if by_offset is None:
         return AtEdge(default)
     if by_offset.lower() in _EDGES:
         return AtEdge(_EDGES[by_offset.lower()])
     if not by_offset.startswith("{"):
-        raise wrong(f"{side}Offsets", by_offset, 'must be earliest, latest, or {"topic": {"0": 23}}')
-    return AtOffsets(numbers_by_place(f"{side}Offsets", by_offset, least=EARLIEST))
+        raise invalid_option(f"{side}Offsets", by_offset, 'must be earliest, latest, or {"topic": {"0": 23}}')
+    return AtOffsets(numbers_by_partition(f"{side}Offsets", by_offset, least=EARLIEST))
 
 
-def _edges(bound: Bound) -> set[int]:
+def _edges_of(bound: OffsetBound) -> set[int]:
     match bound:
         case AtEdge(edge):
             return {edge}

@@ -1,28 +1,53 @@
-"""What the driver of a streaming query decides: where to begin, how far the next batch goes, what its tasks read."""
+"""`spark.readStream.format("penstock")`.
+
+`StreamPlan` decides on the driver where the query begins, how far the next batch goes, and what its tasks read.
+`StreamReader` is Spark's interface to it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from penstock.client.cluster import Cluster
-from penstock.client.topic_contracts import check_topic_contracts
-from penstock.spark.claims import Claims
-from penstock.spark.discovery import Discovery
-from penstock.spark.offsets import OffsetRange, Position, TopicPosition, begin_of, ranges
-from penstock.spark.options import SourceOptions
-from penstock.spark.planning import is_enough, limit, split, waiting
-from penstock.spark.progress import Progress
-from penstock.spark.sink_options import Contract
-from penstock.spark.tickets import Ticket
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.topics import check_topic_contracts
+from penstock.spark.at_most_once.offset_claims import OffsetClaims
+from penstock.spark.at_most_once.task_claims import TaskClaim
+from penstock.spark.offsets import (
+    GroupProgress,
+    OffsetRange,
+    Position,
+    TopicPosition,
+    is_batch_due,
+    limit_offsets,
+    ranges_between,
+    split_ranges,
+    start_offset,
+    unread_offsets,
+)
+from penstock.spark.schema import Projection
+from penstock.spark.sink.options import Contract
+from penstock.spark.source.discovery import Discovery
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.task import RangePartition, read_task, warn_of_unknown_settings
+from penstock.spark.workers import without_traceback
 
 
-class Task(NamedTuple):
+class ReadTask(NamedTuple):
     """What one task reads; with a ticket only if it is the first to redeem that."""
 
     wanted: OffsetRange
-    ticket: Ticket | None = None
+    task_claim: TaskClaim | None = None
 
 
 class StreamPlan:
@@ -40,8 +65,10 @@ class StreamPlan:
         self._discovery = Discovery(self._cluster, options)
         is_claiming = options.contract is Contract.AT_MOST_ONCE
         # Who claims tells the group by that, and nothing else may move its positions.
-        self._progress = Progress(options.connection, None if is_claiming else options.group_id)
-        self._claims = Claims(self._cluster, options.group_id) if is_claiming and options.group_id else None
+        self._progress = GroupProgress(options.connection, None if is_claiming else options.group_id)
+        self._claims = (
+            OffsetClaims(self._cluster, options.group_id) if is_claiming and options.group_id else None
+        )
         #: Topics that are known to ask for no more than is promised.
         self._allowed: set[str] = set()
         self._clock = clock
@@ -78,18 +105,18 @@ class StreamPlan:
         if self._claims is not None:
             self._claims.repeat()
         self.seen = self._discovery.latest(start)
-        return start.following(self._next_topics(start, self.seen, offsets_max, offsets_min))
+        return start.next_position(self._next_topics(start, self.seen, offsets_max, offsets_min))
 
     def _next_topics(
         self, start: Position, available: Position, offsets_max: int | None, offsets_min: int | None
     ) -> Mapping[str, TopicPosition]:
         if self._target is not None:
-            available, offsets_min = _bounded(start, available, self._target), None
+            available, offsets_min = _up_to_target(start, available, self._target), None
         else:
             available = self._due(start, available)
         ids, ends = available.ids, available.offsets
-        begins = {place: begin_of(start, place[0], ids[place[0]], place[1]) for place in ends}
-        total = sum(waiting(begins, ends).values())
+        begins = {place: start_offset(start, place[0], ids[place[0]], place[1]) for place in ends}
+        total = sum(unread_offsets(begins, ends).values())
         if total == 0:
             return available.topics
         if not self._is_due(total, offsets_min):
@@ -106,22 +133,22 @@ class StreamPlan:
         if self._last_batch_s is None:
             return True
         waited_ms = (self._clock() - self._last_batch_s) * 1000
-        return is_enough(total, offsets_min, waited_ms, self._options.trigger_delay_ms_max)
+        return is_batch_due(total, offsets_min, waited_ms, self._options.trigger_delay_ms_max)
 
     def _limited(self, available: Position, begins: dict[tuple[str, int], int], offsets_max: int) -> Position:
         """Counted from where the logs begin: what is gone takes no place in a batch."""
         first, ends = self._discovery.beginnings(begins), available.offsets
         there = {place: max(begin, min(first[place], ends[place])) for place, begin in begins.items()}
-        return Position.of(limit(there, ends, offsets_max), available.ids)
+        return Position.of(limit_offsets(there, ends, offsets_max), available.ids)
 
-    def tasks(self, start: Position, end: Position) -> list[Task]:
+    def tasks(self, start: Position, end: Position) -> list[ReadTask]:
         """Raises DataLoss, ClaimError, LesserContract, Unavailable, Refused."""
-        wanted = ranges(start, end)
+        wanted = ranges_between(start, end)
         self._check_contracts(each.topic for each in wanted)
         if self._claims is None:
-            return [Task(each) for each in self._split(wanted)]
+            return [ReadTask(each) for each in self._split(wanted)]
         pieces = self._split(self._claims.cut(wanted))
-        return [Task(*each) for each in zip(pieces, self._claims.claim(pieces), strict=True)]
+        return [ReadTask(*each) for each in zip(pieces, self._claims.claim(pieces), strict=True)]
 
     def _check_contracts(self, topics: Iterable[str]) -> None:
         """At most once: a topic may ask for more. What another source promises is for its sink to keep, or not."""
@@ -133,14 +160,14 @@ class StreamPlan:
         self._allowed |= new
 
     def _split(self, wanted: Sequence[OffsetRange]) -> list[OffsetRange]:
-        return split(
+        return split_ranges(
             self._discovery.readable(wanted),
             partitions_min=self._options.partitions_min,
             records_max=self._options.partition_records_max,
         )
 
 
-def _bounded(start: Position, available: Position, target: Position) -> Position:
+def _up_to_target(start: Position, available: Position, target: Position) -> Position:
     """What is available up to the target, and never less than what is behind us."""
     found = {}
     for (topic, partition), end in available.offsets.items():
@@ -153,3 +180,58 @@ def _bounded(start: Position, available: Position, target: Position) -> Position
         elif behind is not None:
             found[topic, partition] = min(end, behind)
     return Position.of(found, available.ids)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc, unused-ignore]
+    """Made in several processes; only the one that is asked for offsets connects to brokers."""
+
+    def __init__(self, options: SourceOptions, projection: Projection) -> None:
+        self.options = options
+        self.projection = projection
+        self._plan: StreamPlan | None = None
+
+    @property
+    def plan(self) -> StreamPlan:
+        if self._plan is None:
+            warn_of_unknown_settings(self.options)
+            self._plan = StreamPlan(self.options)
+        return self._plan
+
+    @without_traceback()
+    def initialOffset(self) -> dict[str, Any]:
+        return self.plan.starting().to_json()
+
+    @without_traceback()
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        offsets_min = self.options.trigger_offsets_min if is_limited else None
+        return self.plan.next_end(Position.from_json(start), offsets_max, offsets_min).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark takes one limit from Python; the least that a batch waits for is known here anyway."""
+        if self.options.trigger_offsets_max is not None:
+            return ReadMaxRows(self.options.trigger_offsets_max)
+        if self.options.trigger_offsets_min is not None:
+            return ReadMinRows(self.options.trigger_offsets_min)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        seen = self.plan.seen
+        return None if seen is None else seen.to_json()
+
+    @without_traceback()
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.plan.aim()
+
+    @without_traceback()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        tasks = self.plan.tasks(Position.from_json(start), Position.from_json(end))
+        return [RangePartition(each.wanted, each.task_claim) for each in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_task(self.options, self.projection, partition)
+
+    def stop(self) -> None:
+        if self._plan is not None:
+            self._plan.close()

@@ -1,31 +1,38 @@
-"""A task: one range of one partition, from raw batches of its leader to Arrow columns."""
+"""A task of a batch or streaming read: one range of one partition, from raw batches of its leader to Arrow columns."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.client.batches import batches, visible
-from penstock.client.cluster import Cluster
+from pyspark.sql.datasource import InputPartition
+
 from penstock.client.errors import OutOfRange, TopicChanged, Unavailable
-from penstock.client.fetching import Fetched, PartitionReader
-from penstock.client.metadata import Isolation
-from penstock.client.retrying import Deadline
-from penstock.client.settings import ConnectionSettings
-from penstock.spark.losses import Loss, outside, report
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.fetch import FetchResult, PartitionReader, checked_batches, visible_batches
+from penstock.client.wire.metadata import IsolationLevel
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.spark.at_most_once.task_claims import TaskClaim
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.options import SourceOptions
+from penstock.spark.schema import Projection
+from penstock.spark.sink.options import SinkOptions
+from penstock.spark.source.discovery import LostRange, lost_outside_log, report_losses
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.workers import until_reader_closes, without_traceback
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+
 #: What is asked for is there as a rule; this is for leaders that have just begun to lead.
 _WAIT_MS: Final = 500
 #: An answer without records is believed the second time: the rest of the range was compacted away.
-_EMPTY_ANSWERS_MAX: Final = 2
+_EMPTY_FETCHES_MAX: Final = 2
 
 
 class RangeReader:
@@ -46,10 +53,12 @@ class RangeReader:
 
         wanted = self._wanted
         for fetched in self._ahead():
-            aborted = fetched.aborted if self._isolation is Isolation.READ_COMMITTED else None
-            inside = takewhile(lambda view: view.header.base_offset < wanted.end, batches(fetched.data))
+            aborted = fetched.aborted if self._isolation is IsolationLevel.READ_COMMITTED else None
+            inside = takewhile(
+                lambda view: view.header.base_offset < wanted.end, checked_batches(fetched.data)
+            )
             yield from decode(
-                visible(inside, aborted),
+                visible_batches(inside, aborted),
                 topic=wanted.topic,
                 partition=wanted.partition,
                 start_offset=fetched.offset,
@@ -57,7 +66,7 @@ class RangeReader:
                 columns=columns,
             )
 
-    def _ahead(self) -> Iterator[Fetched]:
+    def _ahead(self) -> Iterator[FetchResult]:
         answers = self._answers()
         with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as ahead:
             coming = ahead.submit(next, answers, None)
@@ -65,7 +74,7 @@ class RangeReader:
                 coming = ahead.submit(next, answers, None)
                 yield fetched
 
-    def _answers(self) -> Iterator[Fetched]:
+    def _answers(self) -> Iterator[FetchResult]:
         """All that lies in the range, as it comes."""
         position, empty = self._wanted.start, 0
         deadline = Deadline(self._cluster.settings.retry_deadline_ms)
@@ -73,34 +82,34 @@ class RangeReader:
             fetched = self._fetch(position)
             if isinstance(fetched, int):
                 position = fetched
-            elif (following := fetched.next_offset) > position:
+            elif (next_position := fetched.next_offset) > position:
                 yield fetched
-                position, empty = following, 0
+                position, empty = next_position, 0
                 deadline = Deadline(self._cluster.settings.retry_deadline_ms)
             else:
                 empty += self._is_there(fetched)
-                if empty >= _EMPTY_ANSWERS_MAX:
+                if empty >= _EMPTY_FETCHES_MAX:
                     return
                 self._refuse_waiting(deadline, position, fetched)
 
-    def _fetch(self, position: int) -> Fetched | int:
+    def _fetch(self, position: int) -> FetchResult | int:
         """What is there, or where to go on when that is gone and nobody minds."""
         try:
             return self._reader.fetch(position, wait_ms=_WAIT_MS)
         except OutOfRange as error:
-            loss = outside(error, self._wanted.end)
+            loss = lost_outside_log(error, self._wanted.end)
         except TopicChanged as error:
             loss = self._loss(position, str(error))
-        report([loss], fails=self._fails)
+        report_losses([loss], fails=self._fails)
         assert loss.end is not None
         return loss.end
 
-    def _is_there(self, fetched: Fetched) -> bool:
+    def _is_there(self, fetched: FetchResult) -> bool:
         """Whether the leader knows of all that was planned."""
-        is_committed = self._isolation is Isolation.READ_COMMITTED
+        is_committed = self._isolation is IsolationLevel.READ_COMMITTED
         return (fetched.last_stable_offset if is_committed else fetched.high_watermark) >= self._wanted.end
 
-    def _refuse_waiting(self, deadline: Deadline, position: int, fetched: Fetched) -> None:
+    def _refuse_waiting(self, deadline: Deadline, position: int, fetched: FetchResult) -> None:
         if deadline.is_over:
             raise Unavailable(
                 f"offsets {position} to {self._wanted.end - 1} of {self._reader.topic}[{self._reader.partition}] "
@@ -108,22 +117,24 @@ class RangeReader:
                 f"its leader knows of {fetched.high_watermark} offsets"
             )
 
-    def _loss(self, position: int, why: str) -> Loss:
+    def _loss(self, position: int, why: str) -> LostRange:
         wanted = self._wanted
-        return Loss(topic=wanted.topic, partition=wanted.partition, start=position, end=wanted.end, why=why)
+        return LostRange(
+            topic=wanted.topic, partition=wanted.partition, start=position, end=wanted.end, why=why
+        )
 
 
-_LOCAL: Final = threading.local()
+_THREAD_LOCAL: Final = threading.local()
 
 
 def task_cluster(settings: ConnectionSettings) -> Cluster:
     """The connections of this worker process, which outlive its tasks: the next one finds them open."""
-    known: Cluster | None = getattr(_LOCAL, "cluster", None)
+    known: Cluster | None = getattr(_THREAD_LOCAL, "cluster", None)
     if known is not None and known.settings == settings:
         return known
     if known is not None:
         known.close()
-    _LOCAL.cluster = made = Cluster(settings)
+    _THREAD_LOCAL.cluster = made = Cluster(settings)
     return made
 
 
@@ -132,3 +143,45 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Raises DataLoss, TopicChanged, CorruptRecords, Unavailable, Refused."""
     return RangeReader(task_cluster(options.connection), wanted, options).read(columns)
+
+
+_LOG: Final = logging.getLogger("penstock.spark")
+
+
+class RangePartition(InputPartition):  # type: ignore[misc, unused-ignore]
+    """One task's part of a read."""
+
+    def __init__(self, wanted: OffsetRange, task_claim: TaskClaim | None = None) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+        self.task_claim = task_claim
+
+
+def read_task(options: SourceOptions, projection: Projection, partition: Any) -> Iterator[Any]:
+    """Arrow batches; none for the partition that Spark makes up where a read has none."""
+
+    if not isinstance(partition, RangePartition):
+        return
+    with without_traceback():
+        if partition.task_claim is not None and not _claim_range(
+            options, partition.task_claim, partition.wanted
+        ):
+            return
+        fit = projection.fit()
+        yield from until_reader_closes(map(fit, read_range(options, partition.wanted, projection.columns)))
+
+
+def _claim_range(options: SourceOptions, task_claim: TaskClaim, wanted: OffsetRange) -> bool:
+    from penstock.spark.at_most_once.task_claims import claim_task, current_attempt, record_skipped
+
+    cluster, attempt = task_cluster(options.connection), current_attempt()
+    if claim_task(cluster, task_claim, attempt):
+        return True
+    record_skipped(cluster, task_claim, wanted, attempt)
+    return False
+
+
+def warn_of_unknown_settings(options: SourceOptions | SinkOptions) -> None:
+    if options.connection.unknown:
+        names = ", ".join(f"kafka.{name}" for name in options.connection.unknown)
+        _LOG.warning("settings without effect: %s", names)

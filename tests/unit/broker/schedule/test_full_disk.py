@@ -8,16 +8,16 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, running, until
 
 from penstock.broker.node import Node
-from penstock.broker.partition import Partition
-from penstock.log.log import Appended
-from penstock.log.tail import Tail
+from penstock.broker.partition.partition import Partition
+from penstock.log.log import LogAppendInfo
+from penstock.log.segment_files import Tail
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
 LATER = (("penstock-deliver-after", b"1"),)
 
 
-def sent(node: Node, partition: Partition, sequence: int) -> Appended:
+def sent(node: Node, partition: Partition, sequence: int) -> LogAppendInfo:
     records = [Record(0, node.now_ms(), None, b"held", LATER), Record(1, node.now_ms(), None, b"now")]
     batch = encode_batch(records, producer_id=5, producer_epoch=0, base_sequence=sequence)
     return partition.append(memoryview(node.prepare_batch(partition, batch)), node.now_ms())

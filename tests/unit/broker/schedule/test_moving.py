@@ -8,30 +8,30 @@ import pytest
 from tests.compat import confluent
 from tests.compat.message import Message, values
 
-from penstock.broker.schedule import mover
-from penstock.broker.schedule.service import Schedule
-from penstock.broker.schedule.wire import Ask, What
+from penstock.broker.coordinators.schedule import mover
+from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+from penstock.broker.coordinators.schedule.messages import ScheduleOperation, ScheduleRequest
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.scheduling.moving import chunks_of
+from penstock.scheduling.schedule_shard import cut_chunks
 from penstock.testing import EmbeddedBroker
 
 
 def test_a_part_that_fails_does_not_bring_back_the_parts_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "_MOVE_BYTES", 1)  # each record is handed over on its own
-    monkeypatch.setattr(mover, "chunks_of", partial(chunks_of, chunk_bytes=1))
+    monkeypatch.setattr(mover, "_REQUEST_BYTES", 1)  # each record is handed over on its own
+    monkeypatch.setattr(mover, "cut_chunks", partial(cut_chunks, chunk_bytes=1))
     are_there = threading.Event()  # all batches, so that one look at the log finds them together
-    moves: list[Ask] = []
-    real = Schedule.ask
+    moves: list[ScheduleRequest] = []
+    real = ScheduleCoordinator.ask
 
-    async def ask(schedule: Schedule, what: Ask) -> Any:
-        if what.what is What.MOVE:
+    async def ask(schedule: ScheduleCoordinator, what: ScheduleRequest) -> Any:
+        if what.what is ScheduleOperation.MOVE:
             if are_there.is_set():
                 moves.append(what)
             if len(moves) in (0, 4):  # the fourth is not of the first batch
                 raise ApiError(ErrorCode.coordinator_not_available)
         return await real(schedule, what)
 
-    monkeypatch.setattr(Schedule, "ask", ask)
+    monkeypatch.setattr(ScheduleCoordinator, "ask", ask)
     with EmbeddedBroker() as broker:
         broker.create_topic("jobs", partitions=1, penstock_schedule_enable="true")
         held = (("penstock-deliver-after", b"1500"),)

@@ -8,11 +8,11 @@ import pytest
 from tests.compat import confluent
 from tests.compat.message import Message, values
 
+from penstock.broker.coordinators.schedule import releaser
+from penstock.broker.coordinators.schedule.active_shard import ActiveScheduleShard
 from penstock.broker.node import Node
-from penstock.broker.schedule import releaser
-from penstock.broker.schedule.shard_host import ShardHost
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import read_header
+from penstock.protocol.record_batch import read_header
 from penstock.testing import EmbeddedBroker
 
 Append = Callable[..., Awaitable[int]]
@@ -139,14 +139,14 @@ def test_what_cannot_be_read_at_once_is_released_later(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]
 ) -> None:
     coming = iter(failures)
-    real = releaser.gather
+    real = releaser.gather_due_records
 
     def gather(*arguments: Any) -> Any:
         for failure in coming:
             raise failure
         return real(*arguments)
 
-    monkeypatch.setattr(releaser, "gather", gather)
+    monkeypatch.setattr(releaser, "gather_due_records", gather)
     sent = publish(broker, 10)
     assert read(broker, 10) == sent
 
@@ -156,9 +156,9 @@ def test_a_plan_that_is_found_is_carried_out_once_it_is_committed(
 ) -> None:
     """It may be an earlier leader's, and be lost with this one: then the next one makes another plan."""
     events: list[str] = []
-    real = ShardHost.committed
+    real = ActiveScheduleShard.committed
 
-    async def committed(host: ShardHost) -> None:
+    async def committed(host: ActiveScheduleShard) -> None:
         await real(host)
         events.append("committed")
 
@@ -170,7 +170,7 @@ def test_a_plan_that_is_found_is_carried_out_once_it_is_committed(
         return await proceed()
 
     instead(monkeypatch, append)
-    monkeypatch.setattr(ShardHost, "committed", committed)
+    monkeypatch.setattr(ActiveScheduleShard, "committed", committed)
     sent = publish(broker, 10)
     assert read(broker, 10) == sent
     assert events[:3] == ["killed", "committed", "appended"]
@@ -181,14 +181,14 @@ def test_what_arrives_while_others_are_released_waits_for_no_later_time_than_the
 ) -> None:
     """A clock that is ahead would else make all later leaders late."""
     is_gathering, goes_on = threading.Event(), threading.Event()
-    real = releaser.gather
+    real = releaser.gather_due_records
 
     def gather(*arguments: Any) -> Any:
         is_gathering.set()
         assert goes_on.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(releaser, "gather", gather)
+    monkeypatch.setattr(releaser, "gather_due_records", gather)
 
     def publish_due(value: bytes, due_ms: int) -> None:
         message = Message(value, headers=(("penstock-deliver-at", b"%d" % due_ms),), partition=0)
@@ -235,6 +235,6 @@ def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
     assert node.schedule.counts.dropped_count == 0
 
 
-async def _woken(host: ShardHost) -> None:
+async def _woken(host: ActiveScheduleShard) -> None:
     host.releaser._due()
     host.releaser.wake()

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 from tests.unit.broker.raw_client import create_topic, running, until
 
-from penstock.broker.schedule.service import Schedule
-from penstock.broker.schedule.wire import Ask
-from penstock.scheduling.records import Position
+from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+from penstock.broker.coordinators.schedule.messages import ScheduleRequest
+from penstock.scheduling.schedule_log import SourcePosition
 
 
 def followed(index: int) -> Any:
@@ -27,23 +27,23 @@ def followed(index: int) -> Any:
 async def test_a_shard_that_does_not_answer_is_not_asked_for_every_partition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Ask] = []
+    asked: list[ScheduleRequest] = []
     is_down = True
 
-    async def ask(schedule: Schedule, what: Ask) -> Position | None:
+    async def ask(schedule: ScheduleCoordinator, what: ScheduleRequest) -> SourcePosition | None:
         asked.append(what)
         if is_down:
             raise TimeoutError
-        return Position(0, 5)
+        return SourcePosition(0, 5)
 
     async with running(tmp_path, penstock_schedule_topic_num_partitions="1") as node:
         await create_topic(node, "jobs", penstock_schedule_enable="true")
         partition = node.partitions.find("jobs", 0)
         await until(lambda: partition.on_held is not None)
-        monkeypatch.setattr(Schedule, "ask", ask)
-        assert [await node.schedule.taken_over(followed(index)) for index in range(50)] == [0] * 50
+        monkeypatch.setattr(ScheduleCoordinator, "ask", ask)
+        assert [await node.schedule.known_moved_offset(followed(index)) for index in range(50)] == [0] * 50
         assert len(asked) == 1
         is_down = False
         node.schedule._silent_until.clear()  # a while later
-        assert [await node.schedule.taken_over(followed(index)) for index in range(3)] == [5] * 3
+        assert [await node.schedule.known_moved_offset(followed(index)) for index in range(3)] == [5] * 3
         monkeypatch.undo()

@@ -6,13 +6,19 @@ import pytest
 from tests import compacting
 from tests.compacting import NOW_MS, append, append_marker, batches, pairs, roll
 
-from penstock.broker.schedule.scan import Scanned, scan
-from penstock.log.cleaner import Cleanable, Cleaner
+from penstock.broker.coordinators.schedule.mover import ScanResult, scan_held_records
+from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.log import Log
-from penstock.protocol.records import TRANSACTIONAL, Record, encode_batch, open_batch, read_header
-from penstock.scheduling.intake import Limits, Parted, is_held, part, stamp
+from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch, open_batch, read_header
+from penstock.scheduling.intake import (
+    ScheduleLimits,
+    SplitBatch,
+    is_held_batch,
+    split_batch,
+    stamp_append_time,
+)
 
-LIMITS = Limits(now_ms=NOW_MS, delay_ms_max=10**9, record_bytes_max=10**6)
+LIMITS = ScheduleLimits(now_ms=NOW_MS, delay_ms_max=10**9, record_bytes_max=10**6)
 LATER = (("penstock-deliver-after", b"5000"),)
 
 
@@ -23,7 +29,7 @@ def log(tmp_path: Path) -> Log:
 
 def parted(
     *records: tuple[bytes, bytes, bool], producer: tuple[int, int, int], attributes: int = 0
-) -> Parted:
+) -> SplitBatch:
     """Key, value, and whether it is held."""
     batch = encode_batch(
         [
@@ -35,9 +41,9 @@ def parted(
         base_sequence=producer[2],
         attributes=attributes,
     )
-    found = part(*open_batch(batch, 1 << 20), LIMITS)
+    found = split_batch(*open_batch(batch, 1 << 20), LIMITS)
     assert found is not None
-    stamp(found.control, NOW_MS)
+    stamp_append_time(found.control, NOW_MS)
     return found
 
 
@@ -53,8 +59,8 @@ def hold(
     return appended.base_offset - 1
 
 
-def scanned(log: Log, offset: int = 0) -> Scanned:
-    return scan(log, offset, log.end)
+def scanned(log: Log, offset: int = 0) -> ScanResult:
+    return scan_held_records(log, offset, log.end)
 
 
 def found_keys(log: Log, offset: int = 0) -> list[tuple[int, list[bytes]]]:
@@ -76,9 +82,9 @@ def _key(record: object) -> bytes:
 
 
 def clean(log: Log, taken_offset: int) -> None:
-    cleaner = Cleaner(log.directory.parent, dedupe_buffer_bytes=1 << 20)
-    logs = {("table", 0): Cleanable(log, log.end_offset, log.end_offset, taken_offset)}
-    assert cleaner.clean_filthiest(logs, now_ms=NOW_MS) is not None
+    cleaner = LogCleaner(log.directory.parent, dedupe_buffer_bytes=1 << 20)
+    logs = {("table", 0): CleanableLog(log, log.end_offset, log.end_offset, taken_offset)}
+    assert cleaner.clean_filthiest_log(logs, now_ms=NOW_MS) is not None
 
 
 def test_what_is_held_is_found_with_its_rest(log: Log) -> None:
@@ -129,7 +135,7 @@ def test_compaction_keeps_what_is_not_taken_over(log: Log) -> None:
     assert found_keys(log) == [(offset, [b"k"])], "although nothing is left of its rest"
     clean_again_after_more(log, taken_offset=log.end_offset)
     assert found_keys(log) == []
-    assert not any(is_held(header, batch) for header, batch in batches(log)), "taken over, and gone"
+    assert not any(is_held_batch(header, batch) for header, batch in batches(log)), "taken over, and gone"
 
 
 def clean_again_after_more(log: Log, taken_offset: int) -> None:

@@ -8,7 +8,8 @@ import sys
 from penstock.testing import EmbeddedBroker
 with EmbeddedBroker() as broker:
     broker.create_topic("plain")
-    print(sorted(name for name in sys.modules if name.startswith(("penstock.scheduling", "penstock.broker.schedule"))))
+    schedule = ("penstock.scheduling", "penstock.broker.coordinators.schedule")
+    print(sorted(name for name in sys.modules if name.startswith(schedule)))
 """
 
 

@@ -13,17 +13,17 @@ from kio.schema.share_fetch.v2 import request as fetching
 from tests.unit.broker.raw_client import create_topic
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.config_changes import alter_in_cluster
+from penstock.broker.handlers.alter_configs import alter_cluster_configs
 from penstock.broker.node import Node
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
     incremental_alter_configs,
 )
-from penstock.cluster.state import ConfigResource, ResourceType
+from penstock.cluster.image import ConfigResource, ResourceType
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 GROUP = "workers"
@@ -37,8 +37,8 @@ class Clock:
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self._node = node
         self._ahead_ms = 0
-        for module in ("fetching", "led"):
-            monkeypatch.setattr(f"penstock.broker.share.{module}.monotonic_ms", self._now_ms)
+        for module in ("fetch", "partitions"):
+            monkeypatch.setattr(f"penstock.broker.coordinators.share.{module}.monotonic_ms", self._now_ms)
 
     def advance(self, ms: int) -> None:
         self._ahead_ms += ms
@@ -177,8 +177,8 @@ async def set_group(node: Node, group: str = GROUP, **configs: str) -> None:
     changes = tuple(
         ConfigChange(name.replace("_", "."), ConfigOp.SET, value) for name, value in configs.items()
     )
-    change = AlterResource(resource=ConfigResource(ResourceType.GROUP, group), changes=changes)
-    (result,) = await alter_in_cluster(node, incremental_alter_configs, [change], False)
+    change = AlterConfigsResource(resource=ConfigResource(ResourceType.GROUP, group), changes=changes)
+    (result,) = await alter_cluster_configs(node, incremental_alter_configs, [change], False)
     assert result.error is ErrorCode.none, result
 
 

@@ -19,9 +19,9 @@ from tests.unit.broker.share.share_client import (
     stored,
 )
 
+from penstock.broker.coordinators.share import partitions
 from penstock.broker.node import Node
-from penstock.broker.share import led
-from penstock.groups.share_state.values import Totals
+from penstock.groups.share.state.share_state import DeliveryTotals
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _LONG_MS = 20_000
@@ -51,7 +51,7 @@ class Gate:
         self.arrives = False  # a write that fails has arrived all the same
         self.writes: list[dict[str, Any]] = []
         monkeypatch.setattr(node.share_state.persister, "write", self.write)
-        monkeypatch.setattr(led, "_WRITE_AGAIN_S", 0.01)
+        monkeypatch.setattr(partitions, "_WRITE_RETRY_S", 0.01)
 
     async def write(self, *key: Any, **said: Any) -> None:
         self.writes.append(said)
@@ -176,7 +176,7 @@ async def test_at_most_once_never_comes_back(node: Node, kind: int) -> None:
     await one.vanish()
     await until(lambda: len(node.share.sessions) == 1)
     assert (await two.fetch()).acquired == []
-    assert (await stored(node)).totals == Totals(handed_out=3, confirmed=1)
+    assert (await stored(node)).totals == DeliveryTotals(handed_out=3, confirmed=1)
 
 
 async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None:
@@ -184,7 +184,7 @@ async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None
     assert len((await one.fetch(wait_ms=_LONG_MS)).acquired) == 2
     await until(lambda: node.share.counters_of(GROUP).expired == 2)
     assert (await two.fetch()).acquired == []
-    assert (await stored(node)).totals == Totals(handed_out=2)
+    assert (await stored(node)).totals == DeliveryTotals(handed_out=2)
 
 
 async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: Gate) -> None:
@@ -198,7 +198,7 @@ async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: G
     await until(lambda: len(node.share.sessions) == 1)
     gate.open.set()
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
-    assert (await stored(node)).totals == Totals(handed_out=2)
+    assert (await stored(node)).totals == DeliveryTotals(handed_out=2)
 
 
 @pytest.mark.parametrize("arrives", [True, False])

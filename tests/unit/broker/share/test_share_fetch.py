@@ -21,7 +21,7 @@ from tests.unit.broker.share.share_client import (
     stored,
 )
 
-from penstock.broker.exposition import snapshot
+from penstock.broker.metrics.exposition import collect_metrics
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 
@@ -471,7 +471,7 @@ async def test_metrics_tell_what_has_become_of_records(node: Node) -> None:
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
     await member.acknowledge((0, 2, [ACCEPT, RELEASE, REJECT]))
-    families = {family.name: dict(family.samples) for family in await snapshot(node)}
+    families = {family.name: dict(family.samples) for family in await collect_metrics(node)}
     events = {labels[1]: value for labels, value in families["penstock_share_records"].items()}
     assert (events["acquired"], events["accepted"], events["released"], events["rejected"]) == (4, 1, 1, 1)
     assert families["penstock_share_locked_records"] == {(GROUP, "t", "0"): 1}

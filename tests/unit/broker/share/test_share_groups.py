@@ -13,10 +13,10 @@ from tests.unit.broker.share_state.graveyard import started
 from tests.unit.broker.share_state.trio import Trio
 from tests.waiting import eventually_async
 
-from penstock.broker.broker_calls import ask_here
+from penstock.broker.coordinators.share import state_reconciler as upkeep_module
+from penstock.broker.network.requests import call_local_broker
 from penstock.broker.node import Node
-from penstock.broker.share import upkeep as upkeep_module
-from penstock.groups.share_state.values import UNSET
+from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
 
 GROUP, TOPIC = "workers", "jobs"
@@ -31,7 +31,7 @@ async def beat(node: Node, epoch: int, *topics: str, member: str = "a") -> Any:
         rack_id=None,
         subscribed_topic_names=topics or None,
     )
-    return await ask_here(node, HEARTBEAT, request)
+    return await call_local_broker(node, HEARTBEAT, request)
 
 
 def read_by(reply: Any) -> dict[UUID, tuple[int, ...]]:
@@ -46,7 +46,7 @@ async def alter(node: Node, **starts: int) -> list[ErrorCode]:
     ]
     topic = altering.AlterShareGroupOffsetsRequestTopic(topic_name=TOPIC, partitions=tuple(parts))
     request = altering.AlterShareGroupOffsetsRequest(group_id=GROUP, topics=(topic,))
-    reply = await ask_here(node, ALTER, request)
+    reply = await call_local_broker(node, ALTER, request)
     if reply.error_code is not ErrorCode.none:
         return [reply.error_code]
     return [part.error_code for part in reply.responses[0].partitions]
@@ -55,7 +55,7 @@ async def alter(node: Node, **starts: int) -> list[ErrorCode]:
 async def delete(node: Node) -> ErrorCode:
     topic = deleting.DeleteShareGroupOffsetsRequestTopic(topic_name=TOPIC)
     request = deleting.DeleteShareGroupOffsetsRequest(group_id=GROUP, topics=(topic,))
-    reply = await ask_here(node, DELETE, request)
+    reply = await call_local_broker(node, DELETE, request)
     return reply.error_code if reply.error_code is not ErrorCode.none else reply.responses[0].error_code
 
 
@@ -183,7 +183,7 @@ async def test_moves_are_refused_partition_by_partition(tmp_path: Path) -> None:
 async def test_the_next_coordinator_goes_on_with_the_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(upkeep_module, "RECONCILE_WAIT_S", 0.1)
     trio = Trio(tmp_path)
     await trio.start()
     await trio.create_topic(TOPIC, partitions=3)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.share.reading import examine
-from penstock.log.positions import Slice
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
+from penstock.broker.coordinators.share.fetch import scan_batches
+from penstock.log.segment import LogSlice
+from penstock.protocol.record_batch import TRANSACTIONAL, EndMarker, Record, encode_batch, encode_end_marker
 
 
 class Batch(NamedTuple):
@@ -73,8 +73,8 @@ def test_reads_of_any_size_find_what_is_committed(seed: int) -> None:
     log, found, offset = Log(rng), set(), 0
     while offset < log.end:
         batches = [batch for batch in log.batches if batch.end > offset][: rng.randint(1, 4)]
-        piece = Slice(b"".join(batch.data for batch in batches), batches[-1].end)
-        read = examine(offset, piece, log.aborted_in(offset, piece.next_offset))
+        piece = LogSlice(b"".join(batch.data for batch in batches), batches[-1].end)
+        read = scan_batches(offset, piece, log.aborted_in(offset, piece.next_offset))
         found.update(at for first, end in read.found.spans for at in range(first, end))
         assert read.found.next_offset == piece.next_offset
         offset = piece.next_offset

@@ -10,12 +10,12 @@ from tests.unit.broker.raw_client import new_node, running, until
 from tests.unit.broker.share.share_client import ACCEPT, GROUP, RELEASE, Member, publish, share_topic, stored
 from tests.unit.broker.share_state.trio import PATIENT, Trio
 
-from penstock.broker.exposition import snapshot
-from penstock.broker.group_settings import effective_group_settings
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.metrics.exposition import collect_metrics
 from penstock.broker.node import Node
-from penstock.groups.share_state.values import Key, Totals, Write
+from penstock.groups.share.state.share_state import DeliveryTotals, SharePartitionKey, WriteState
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import Record, encode_batch
+from penstock.protocol.record_batch import Record, encode_batch
 
 _LONG_MS = 20_000
 _SETTINGS = {"share_coordinator_state_topic_num_partitions": "2", "penstock_flush": "never"}
@@ -115,8 +115,8 @@ async def test_where_nothing_is_killed_what_is_unconfirmed_is_what_was_not_deliv
             got = (await member.fetch(wait_ms=_LONG_MS)).acquired
             seen = got[-1][0]
             await member.acknowledge((got[0][0], seen, [ACCEPT]))
-        assert (await stored(node)).totals == Totals(handed_out=30, confirmed=30)
-        families = {family.name: family for family in await snapshot(node)}
+        assert (await stored(node)).totals == DeliveryTotals(handed_out=30, confirmed=30)
+        families = {family.name: family for family in await collect_metrics(node)}
     totals = dict(families["penstock_share_record_totals"].samples)
     told = {"handed_out": 30, "confirmed": 30, "unconfirmed": 0, "expired": 0}
     assert totals == {(GROUP, "t", "0", event): count for event, count in told.items()}
@@ -137,7 +137,7 @@ async def test_holes_are_not_counted_as_handed_out(tmp_path: Path) -> None:
         while len(acquired) < 7:
             acquired += [offset for offset, _ in (await member.fetch(records=3, wait_ms=_LONG_MS)).acquired]
         assert acquired == [0, 1, 4, 5, 9, 10, 11]
-        assert (await stored(node)).totals == Totals(handed_out=7)
+        assert (await stored(node)).totals == DeliveryTotals(handed_out=7)
 
 
 async def test_what_retention_deletes_before_it_is_handed_out_is_counted_apart(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_what_retention_deletes_before_it_is_handed_out_is_counted_apart(t
         partition.log.delete_records_before(8)
         partition.start_moved()
         assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(8, 1), (9, 1)]
-        assert (await stored(node)).totals == Totals(handed_out=6, expired=4)
+        assert (await stored(node)).totals == DeliveryTotals(handed_out=6, expired=4)
 
 
 async def test_totals_go_over_the_wire_and_outlive_leaders(tmp_path: Path) -> None:
@@ -174,7 +174,9 @@ async def test_totals_go_over_the_wire_and_outlive_leaders(tmp_path: Path) -> No
     epoch = leader.partitions.find("t", 0).leader_epoch
     for node in trio.nodes.values():  # of which one at least has to ask another one
         state = await node.share_state.persister.read(GROUP, topic_id, 0, epoch)
-        assert state.totals == Totals(handed_out=len(client.delivered), confirmed=len(client.confirmed))
+        assert state.totals == DeliveryTotals(
+            handed_out=len(client.delivered), confirmed=len(client.confirmed)
+        )
     assert len(client.delivered) == len(set(client.delivered)) == 18
     await trio.stop()
 
@@ -187,7 +189,7 @@ async def _led(trio: Trio) -> Node:
 
 
 def _is_at_most_once(node: Node) -> bool:
-    return effective_group_settings(node, GROUP).is_at_most_once
+    return effective_group_config(node, GROUP).is_at_most_once
 
 
 async def _patiently(work: Coroutine[Any, Any, None]) -> None:
@@ -197,8 +199,8 @@ async def _patiently(work: Coroutine[Any, Any, None]) -> None:
 async def test_totals_that_come_late_take_nothing_back(tmp_path: Path) -> None:
     async with running(tmp_path, **_SETTINGS) as node:
         await share_topic(node, **_AT_MOST_ONCE)
-        key = Key(GROUP, node.image.topics["t"].id, 0)
-        for totals in (Totals(5, 2), Totals(3, 1)):
-            (answer,) = await node.share_state.ask([Write(key, 1, 0, 3, 0, [], totals)])
+        key = SharePartitionKey(GROUP, node.image.topics["t"].id, 0)
+        for totals in (DeliveryTotals(5, 2), DeliveryTotals(3, 1)):
+            (answer,) = await node.share_state.ask([WriteState(key, 1, 0, 3, 0, [], totals)])
             assert answer.error is ErrorCode.none
-        assert (await stored(node)).totals == Totals(5, 2)
+        assert (await stored(node)).totals == DeliveryTotals(5, 2)

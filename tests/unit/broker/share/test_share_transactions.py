@@ -7,10 +7,10 @@ import pytest
 from tests.unit.broker.raw_client import running
 from tests.unit.broker.share.share_client import ACCEPT, GROUP, Member, set_group, share_topic, stored
 
+from penstock.broker.coordinators.share.fetch import scan_batches
 from penstock.broker.node import Node
-from penstock.broker.share.reading import examine
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.records import TRANSACTIONAL, EndMarker, Record, encode_batch
+from penstock.protocol.record_batch import TRANSACTIONAL, EndMarker, Record, encode_batch
 
 _LONG_MS = 20_000
 _COMMITTED = {"share_isolation_level": "read_committed"}
@@ -111,7 +111,7 @@ async def test_a_read_that_begins_with_an_abort_marker_takes_nothing_from_the_ne
         piece = log.read(offset, 1 << 20, upto)
         aborted = log.aborted_in(offset, piece.next_offset)
         assert aborted == ((7, 0),)
-        assert examine(offset, piece, aborted).found.spans == [(2, 4)]
+        assert scan_batches(offset, piece, aborted).found.spans == [(2, 4)]
 
 
 async def test_what_is_not_handed_out_does_not_keep_what_follows_waiting(node: Node) -> None:

@@ -18,8 +18,8 @@ from penstock.protocol.share_failures import (
     ShareFailures,
     WorkerError,
     WorkerFailure,
-    pack_share_failures,
-    read_answer,
+    encode_share_failures,
+    parse_share_failures_response,
 )
 
 ERROR = WorkerError("ValueError", "no such customer", "")
@@ -34,13 +34,13 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 async def tell(node: Node, topic_id: UUID, *failures: WorkerFailure, partition: int = 0) -> ErrorCode:
     client = await Client.connect(node)
-    body = pack_share_failures(ShareFailures(GROUP, topic_id, partition, failures))
-    return read_answer(memoryview(await client.ask(frame(SHARE_FAILURES, 0, body))))
+    body = encode_share_failures(ShareFailures(GROUP, topic_id, partition, failures))
+    return parse_share_failures_response(memoryview(await client.ask(frame(SHARE_FAILURES, 0, body))))
 
 
 async def kept(node: Node) -> list[int]:
     (offsets,) = await node.share_state.read_all(
-        lambda shard: [offset for burials in shard._burials.values() for offset in burials.errors]
+        lambda shard: [offset for burials in shard._dead_letters.values() for offset in burials.errors]
     )
     return offsets
 
@@ -76,7 +76,7 @@ async def test_what_is_not_for_clients_or_too_large_ends_the_connection(node: No
     too_large = ShareFailures(GROUP, member.topic_id, 0, [WorkerFailure(0, 1, error=large)] * 100)
     for asked in (between_nodes, too_large):
         client = await Client.connect(node)
-        client.writer.write(frame(SHARE_FAILURES, 0, pack_share_failures(asked)))
+        client.writer.write(frame(SHARE_FAILURES, 0, encode_share_failures(asked)))
         assert await client.is_cut_off()
     assert await kept(node) == []
 
@@ -89,7 +89,7 @@ async def test_no_delay_keeps_a_record_from_being_acknowledged(node: Node) -> No
     assert (await member.fetch(wait_ms=20_000)).acquired
     hostile = await Client.connect(node)
     asked = ShareFailures(GROUP, member.topic_id, 0, [WorkerFailure(0, 1, delay_ms=2**63 - 1)])
-    hostile.writer.write(frame(SHARE_FAILURES, 0, pack_share_failures(asked)))
+    hostile.writer.write(frame(SHARE_FAILURES, 0, encode_share_failures(asked)))
     assert await hostile.is_cut_off()
     longest = WorkerFailure(0, 1, delay_ms=DELAY_MS_MAX)
     assert await tell(node, member.topic_id, longest) is ErrorCode.none

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from tests.unit.broker.raw_client import create_topic, new_node, until
 
+from penstock.broker.coordinators.share import dead_letter_writer as burial_module
+from penstock.broker.coordinators.share import dead_letters as dead_letters_module
+from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterWriter
 from penstock.broker.node import Node
-from penstock.broker.share_state import burial as burial_module
-from penstock.broker.share_state import dead_letters as dead_letters_module
-from penstock.broker.share_state.burial import Burial
-from penstock.groups.share_state.values import Key
-from penstock.protocol.records import Record, decode_records, encode_batch, iter_batches
+from penstock.groups.share.state.share_state import SharePartitionKey
+from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
 GROUP, TOPIC, DEAD = "workers", "jobs", "jobs.dlq"
 SETTINGS = {"share_coordinator_state_topic_num_partitions": "1"}
@@ -28,13 +28,13 @@ async def started(tmp_path: Path, **settings: str) -> Node:
     return node
 
 
-async def prepare(node: Node, records: int, **configs: str) -> Key:
+async def prepare(node: Node, records: int, **configs: str) -> SharePartitionKey:
     """A source with records, and a share partition at its start."""
     await create_topic(node, TOPIC, **configs)
     await append(node, TOPIC, records)
     topic_id = node.image.topics[TOPIC].id
     await node.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
-    return Key(GROUP, topic_id, 0)
+    return SharePartitionKey(GROUP, topic_id, 0)
 
 
 async def append(node: Node, topic: str, count: int, padding: int = 0) -> None:
@@ -53,7 +53,9 @@ async def append(node: Node, topic: str, count: int, padding: int = 0) -> None:
     await partition.committed(appended.last_offset)
 
 
-async def write(node: Node, key: Key, *batches: tuple[int, int, int, int], start_offset: int = 0) -> None:
+async def write(
+    node: Node, key: SharePartitionKey, *batches: tuple[int, int, int, int], start_offset: int = 0
+) -> None:
     await node.share_state.persister.write(
         *key,
         state_epoch=0,
@@ -135,12 +137,12 @@ class CrashPoints:
                 self.read = active.read
                 self.submit = points.around("a write", active.submit)
 
-        class WatchedBurial(Burial):
+        class WatchedBurial(DeadLetterWriter):
             def __init__(self, node: Any, active: Any, key: Any, letters: Any) -> None:
                 super().__init__(node, WatchedShard(active), key, letters)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(dead_letters_module, "Burial", WatchedBurial)
-        for name in ("append_batch_once", "read_records", "dead_letter_topic"):
+        monkeypatch.setattr(dead_letters_module, "DeadLetterWriter", WatchedBurial)
+        for name in ("append_batch_once", "read_records", "ensure_dead_letter_topic"):
             monkeypatch.setattr(burial_module, name, self.around(name, getattr(burial_module, name)))
 
     async def reached_or(self, done: asyncio.Future[Any]) -> None:

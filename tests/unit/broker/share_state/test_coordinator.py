@@ -12,23 +12,28 @@ from tests.unit.broker.share_state.graveyard import GROUP, TOPIC, all_buried, pr
 from tests.unit.broker.share_state.trio import PATIENT, Trio
 from tests.waiting import eventually_async
 
-from penstock.broker.apis import APIS
-from penstock.broker.context import RequestContext
+from penstock.broker.coordinators.share import persister as persister_module
+from penstock.broker.coordinators.share.coordinator import coordinator_key
+from penstock.broker.coordinators.share.state_messages import (
+    STATE_APIS,
+    decode_request,
+    decode_response,
+    encode_request,
+)
+from penstock.broker.network.apis import APIS
+from penstock.broker.network.requests import RequestContext
 from penstock.broker.node import Node
-from penstock.broker.share_state import persister as persister_module
-from penstock.broker.share_state.coordinator import coordinator_key
-from penstock.broker.share_state.wire import FORMS, answers_of, questions_of, request_of
-from penstock.groups.share_state.values import (
-    Answer,
-    Delete,
-    Initialize,
-    Key,
-    Question,
-    Read,
+from penstock.groups.share.state.share_state import (
+    DeleteState,
+    InitializeState,
+    ReadState,
+    ReadStateSummary,
+    SharePartitionKey,
     ShareState,
-    ShareSummary,
-    Summary,
-    Write,
+    ShareStateReply,
+    ShareStateRequest,
+    ShareStateSummary,
+    WriteState,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share_failures import WorkerError, WorkerFailure
@@ -36,51 +41,51 @@ from penstock.protocol.share_failures import WorkerError, WorkerFailure
 OTHER_TOPIC = UUID(int=99)
 
 
-async def ask(node: Node, *questions: Question) -> list[Answer]:
+async def ask(node: Node, *questions: ShareStateRequest) -> list[ShareStateReply]:
     """As another broker would: in messages of the newest version."""
-    form = FORMS[type(questions[0])]
-    request = request_of(form, questions)
-    assert questions_of(form, request) == list(questions)
+    form = STATE_APIS[type(questions[0])]
+    request = encode_request(form, questions)
+    assert decode_request(form, request) == list(questions)
     context = RequestContext(node, form.api_key, APIS[form.api_key].max_version, None, "", "PLAINTEXT")
-    return answers_of(form, await APIS[form.api_key].handler(context, request))
+    return decode_response(form, await APIS[form.api_key].handler(context, request))
 
 
 async def test_the_five_requests(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 1)
     far, elsewhere = key._replace(partition=7), key._replace(topic_id=OTHER_TOPIC)
-    done = Answer()
-    assert await ask(node, Initialize(key, 0, 0)) == [done]
-    answers = await ask(node, *(Initialize(where, 0, 0) for where in (key, far, elsewhere)))
+    done = ShareStateReply()
+    assert await ask(node, InitializeState(key, 0, 0)) == [done]
+    answers = await ask(node, *(InitializeState(where, 0, 0) for where in (key, far, elsewhere)))
     unknown = ErrorCode.unknown_topic_or_partition
     assert [answer.error for answer in answers] == [ErrorCode.none, unknown, unknown]
     # What cannot be stored, or cannot be at all, is refused and hurts nobody.
     for question in (
-        Initialize(key._replace(group="ü" * 20_000), 0, 0),
-        Initialize(key._replace(partition=-1), 0, 0),
-        Initialize(key, 1, -5),
-        Write(key, 0, 1, 0, 0, [(5, 4, 2, 1)]),
-        Write(key, 0, 1, 0, 0, [(5, 5, 7, 1)]),
-        Write(key, 0, 1, 0, 0, [(-5, 5, 2, 1)]),
-        Write(key, 0, 1, 0, 0, [(5, 5, 2, -1)]),
+        InitializeState(key._replace(group="ü" * 20_000), 0, 0),
+        InitializeState(key._replace(partition=-1), 0, 0),
+        InitializeState(key, 1, -5),
+        WriteState(key, 0, 1, 0, 0, [(5, 4, 2, 1)]),
+        WriteState(key, 0, 1, 0, 0, [(5, 5, 7, 1)]),
+        WriteState(key, 0, 1, 0, 0, [(-5, 5, 2, 1)]),
+        WriteState(key, 0, 1, 0, 0, [(5, 5, 2, -1)]),
         # Epochs that nobody has had would shut out everyone who has a true one.
-        Initialize(key, 2**31 - 1, 0),
-        Write(key, 0, 2**31 - 1, 0, 0, []),
-        Read(key, 2**31 - 1),
+        InitializeState(key, 2**31 - 1, 0),
+        WriteState(key, 0, 2**31 - 1, 0, 0, []),
+        ReadState(key, 2**31 - 1),
     ):
         assert (await ask(node, question))[0].error is ErrorCode.invalid_request
     # Twice in one request: the second is decided on when the first is stored.
-    first, second = Write(key, 0, 1, 0, 2, [(0, 1, 2, 1)]), Write(key, 0, 0, 0, 2, [(2, 2, 2, 1)])
+    first, second = WriteState(key, 0, 1, 0, 2, [(0, 1, 2, 1)]), WriteState(key, 0, 0, 0, 2, [(2, 2, 2, 1)])
     assert [answer.error for answer in await ask(node, first, second)] == [
         ErrorCode.none,
         ErrorCode.fenced_leader_epoch,
     ]
-    (answer,) = await ask(node, Read(key, 1))
+    (answer,) = await ask(node, ReadState(key, 1))
     assert answer.state == ShareState(0, 0, ((0, 1, 2, 1),))  # type: ignore[arg-type]
-    assert (await ask(node, Summary(key, -1)))[0].summary == ShareSummary(0, 1, 0, 2)
-    assert await ask(node, Delete(key, 0)) == [done]
-    assert await ask(node, Delete(key)) == [done]
-    (answer,) = await ask(node, Read(key, 1))
+    assert (await ask(node, ReadStateSummary(key, -1)))[0].summary == ShareStateSummary(0, 1, 0, 2)
+    assert await ask(node, DeleteState(key, 0)) == [done]
+    assert await ask(node, DeleteState(key)) == [done]
+    (answer,) = await ask(node, ReadState(key, 1))
     assert answer.error is ErrorCode.invalid_request
     await node.stop()
 
@@ -89,14 +94,14 @@ async def test_what_an_at_most_once_group_was_handed_is_not_forgotten(tmp_path: 
     node = await started(tmp_path)
     key = await prepare(node, 1)
     await set_group(node, GROUP, penstock_share_delivery="at-most-once")
-    (answer,) = await ask(node, Delete(key))
+    (answer,) = await ask(node, DeleteState(key))
     assert answer.error is ErrorCode.policy_violation
-    assert (await ask(node, Read(key, 1)))[0].error is ErrorCode.none
+    assert (await ask(node, ReadState(key, 1)))[0].error is ErrorCode.none
     await node.stop()
 
 
 def test_a_share_partition_is_found_as_kafka_finds_it() -> None:
-    assert coordinator_key(Key("g", UUID(int=0), 3)) == "g:AAAAAAAAAAAAAAAAAAAAAA:3"
+    assert coordinator_key(SharePartitionKey("g", UUID(int=0), 3)) == "g:AAAAAAAAAAAAAAAAAAAAAA:3"
 
 
 async def test_state_survives_a_kill_and_fences_as_before(tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
     node = await started(tmp_path)
     await prepare(node, 1)
     await create_topic(node, "kept")
-    kept = Key(GROUP, node.image.topics["kept"].id, 0)
+    kept = SharePartitionKey(GROUP, node.image.topics["kept"].id, 0)
     await node.share_state.persister.initialize(*kept, state_epoch=0, start_offset=0)
     await delete_topic(node, TOPIC)
 
@@ -133,7 +138,7 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
     await node.stop()
 
 
-async def keys_of(node: Node) -> list[Key]:
+async def keys_of(node: Node) -> list[SharePartitionKey]:
     return [key for keys in await node.share_state.read_all(lambda shard: shard.keys()) for key in keys]
 
 
@@ -169,15 +174,15 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
     await trio.start()
     await trio.create_topic(TOPIC, partitions=4)
     topic_id = trio.any.image.topics[TOPIC].id
-    keys = [Key(GROUP, topic_id, index) for index in range(4)]
+    keys = [SharePartitionKey(GROUP, topic_id, index) for index in range(4)]
     sent: list[int] = []
-    asked = persister_module.Persister._ask_there
+    asked = persister_module.Persister._request_remote
 
-    async def noted(self: Any, leader: int, questions: list[Question]) -> Any:
+    async def noted(self: Any, leader: int, questions: list[ShareStateRequest]) -> Any:
         sent.append(len(questions))
         return await asked(self, leader, questions)
 
-    monkeypatch.setattr(persister_module.Persister, "_ask_there", noted)
+    monkeypatch.setattr(persister_module.Persister, "_request_remote", noted)
     await _initialize(trio.any, keys)
     for round_, node in enumerate(list(trio.nodes.values())):
         sent.clear()
@@ -199,19 +204,19 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
     known: list[list[int]] = []
     for node in trio.nodes.values():
         told = await node.share_state.read_all(
-            lambda shard: [list(b.errors) for b in shard._burials.values()]
+            lambda shard: [list(b.errors) for b in shard._dead_letters.values()]
         )
         known += [offsets for shard in told for offsets in shard]
     assert known == [[100, 101, 102]] * 4
     await trio.stop()
 
 
-async def _initialize(node: Node, keys: list[Key]) -> None:
+async def _initialize(node: Node, keys: list[SharePartitionKey]) -> None:
     persister = node.share_state.persister
     await asyncio.gather(*(persister.initialize(*key, state_epoch=0, start_offset=0) for key in keys))
 
 
-async def _write(node: Node, keys: list[Key], offset: int) -> None:
+async def _write(node: Node, keys: list[SharePartitionKey], offset: int) -> None:
     options: dict[str, Any] = {"state_epoch": 0, "leader_epoch": 1, "start_offset": -1}
     options["delivery_complete_count"] = 0
     persister = node.share_state.persister
@@ -234,7 +239,7 @@ async def test_who_waits_is_answered_after_a_failure_that_nobody_has_foreseen(
 
     with monkeypatch.context() as patch:
         if there:
-            patch.setattr(coordinator, "leader_of_place", lambda _: 77 if failures else node.node_id)
+            patch.setattr(coordinator, "leader_of_shard", lambda _: 77 if failures else node.node_id)
             patch.setattr(node.peers, "call", fail)
         else:
             real = coordinator.ask

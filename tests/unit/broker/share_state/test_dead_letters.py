@@ -22,18 +22,18 @@ from tests.unit.broker.share_state.graveyard import (
     write,
 )
 
-from penstock.broker.config_changes import alter_in_cluster
-from penstock.broker.exposition import Exposition
+from penstock.broker.coordinators.share import dead_letter_writer as burial_module
+from penstock.broker.handlers.alter_configs import alter_cluster_configs
+from penstock.broker.metrics.exposition import Exposition
 from penstock.broker.node import Node
-from penstock.broker.share_state import burial as burial_module
 from penstock.cluster.controller.alter_configs import (
-    AlterResource,
+    AlterConfigsResource,
     ConfigChange,
     ConfigOp,
     incremental_alter_configs,
 )
-from penstock.cluster.state import ConfigResource, ResourceType
-from penstock.groups.share_state.values import ARCHIVED
+from penstock.cluster.image import ConfigResource, ResourceType
+from penstock.groups.share.state.share_state import ARCHIVED
 from penstock.protocol.errors import ErrorCode
 
 LIMIT, REJECTED, LOCK_EXPIRED = 32, 33, 34
@@ -43,8 +43,8 @@ async def set_group(node: Node, **values: str) -> None:
     changes = tuple(
         ConfigChange(name.replace("_", "."), ConfigOp.SET, value) for name, value in values.items()
     )
-    change = AlterResource(resource=ConfigResource(ResourceType.GROUP, GROUP), changes=changes)
-    (result,) = await alter_in_cluster(node, incremental_alter_configs, [change], False)
+    change = AlterConfigsResource(resource=ConfigResource(ResourceType.GROUP, GROUP), changes=changes)
+    (result,) = await alter_cluster_configs(node, incremental_alter_configs, [change], False)
     assert result.error is ErrorCode.none, result
 
 

@@ -23,14 +23,14 @@ from tests.unit.broker.share_state.graveyard import (
     write,
 )
 
-from penstock.broker.exposition import Exposition
+from penstock.broker.coordinators.share import dead_letter_writer as burial_module
+from penstock.broker.coordinators.share import dead_letters as dead_letters_module
+from penstock.broker.metrics.exposition import Exposition
 from penstock.broker.node import Node
-from penstock.broker.share_state import burial as burial_module
-from penstock.broker.share_state import dead_letters as dead_letters_module
-from penstock.cluster.state import TopicState
-from penstock.groups.share_state.values import Key
+from penstock.cluster.image import TopicState
+from penstock.groups.share.state.share_state import SharePartitionKey
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import Record, encode_batch, pack_batch, read_header
+from penstock.protocol.record_batch import Record, encode_batch, pack_batch, read_header
 
 REJECTED = 33
 
@@ -41,11 +41,11 @@ async def append_batch(node: Node, batch: bytearray) -> None:
     await partition.committed(appended.last_offset)
 
 
-async def keys_of(node: Node) -> list[Key]:
+async def keys_of(node: Node) -> list[SharePartitionKey]:
     return [key for keys in await node.share_state.read_all(lambda shard: shard.keys()) for key in keys]
 
 
-async def until_keys(node: Node, *keys: Key) -> None:
+async def until_keys(node: Node, *keys: SharePartitionKey) -> None:
     for _ in range(1_000):
         if await keys_of(node) == list(keys):
             return
@@ -138,13 +138,13 @@ async def test_a_group_is_not_given_its_own_dead_letters(
     key = await prepare(node, 3)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name=TOPIC)
     tried = []
-    looked_for = burial_module.dead_letter_topic
+    looked_for = burial_module.ensure_dead_letter_topic
 
     async def noted(node: Node, name: str, source: TopicState) -> TopicState:
         tried.append(name)
         return await looked_for(node, name, source)
 
-    monkeypatch.setattr(burial_module, "dead_letter_topic", noted)
+    monkeypatch.setattr(burial_module, "ensure_dead_letter_topic", noted)
     await write(node, key, (0, 1, REJECTED, 1))
     await until(lambda: len(tried) > 1)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
@@ -154,10 +154,10 @@ async def test_a_group_is_not_given_its_own_dead_letters(
     await node.stop()
 
 
-async def prepare_many(node: Node, partitions: int) -> list[Key]:
+async def prepare_many(node: Node, partitions: int) -> list[SharePartitionKey]:
     await create_topic(node, TOPIC, partitions)
     topic_id = node.image.topics[TOPIC].id
-    keys = [Key(GROUP, topic_id, index) for index in range(partitions)]
+    keys = [SharePartitionKey(GROUP, topic_id, index) for index in range(partitions)]
     batch = encode_batch([Record(0, 5, b"k", b"v"), Record(1, 5, b"k", b"w")])
     for key in keys:
         partition = node.partitions.find(TOPIC, key.partition)
@@ -186,8 +186,8 @@ async def test_traffic_is_that_of_all_share_partitions_wherever_they_are_kept(tm
     node = await started(tmp_path, share_coordinator_state_topic_num_partitions="4")
     await set_group(node, GROUP, penstock_share_dlq_share_max="0.1")
     first, *others = await prepare_many(node, 8)
-    place_of = node.share_state.place_of
-    elsewhere = next(key for key in others if place_of(key) != place_of(first))
+    shard_of_key = node.share_state.shard_of_key
+    elsewhere = next(key for key in others if shard_of_key(key) != shard_of_key(first))
     await write(node, elsewhere, start_offset=1_000)
     assert node.share_state.dead_letters.allowed(first, 500).left == 100
     await node.stop()
@@ -197,8 +197,8 @@ async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for two of them, and a dead-letter partition that takes nothing for a while."""
-    monkeypatch.setattr(dead_letters_module, "_AT_ONCE_MAX", 2)
-    monkeypatch.setattr(burial_module, "_APPEND_S", 0.05)
+    monkeypatch.setattr(dead_letters_module, "_CONCURRENT_WRITERS_MAX", 2)
+    monkeypatch.setattr(burial_module, "_APPEND_TIMEOUT_S", 0.05)
     node = await started(tmp_path)
     keys = await prepare_many(node, 6)
     stuck, under_way, most = asyncio.Event(), [0], [0]

@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.ports import free_port
 from tests.unit.broker.raw_client import until
 
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
-from penstock.broker.settings import load_settings
-from penstock.broker.topic_creation import create_topics_in_cluster
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ErrorCode
 

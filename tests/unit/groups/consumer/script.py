@@ -15,18 +15,22 @@ from uuid import UUID
 from tests.unit.groups import script as classic_script
 from tests.unit.groups.consumer_world import FakeTopics
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.embedded import assignment_bytes, parse_assignment
-from penstock.groups.consumer.group import ConsumerGroup
-from penstock.groups.consumer.heartbeat import heartbeat
-from penstock.groups.consumer.messages import ConsumerHeartbeat, ConsumerHeartbeatReply
-from penstock.groups.consumer.records import FORMS, Kind
-from penstock.groups.consumer.values import AWAY, LEFT, Assignment
-from penstock.groups.messages import SyncReply, SyncRequest
-from penstock.groups.records import CONSUMER_KEYS, GroupRecord, key_type
-from penstock.groups.records import decode as decode_classic
-from penstock.groups.shard import GroupShard
-from penstock.groups.work import Work
+from penstock.groups.consumer.consumer_group import ConsumerGroup
+from penstock.groups.consumer.consumer_group_records import (
+    CONSUMER_GROUP_CODEC,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    Assignment,
+    ConsumerGroupRecordType,
+)
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.coordinator_records import CONSUMER_KEY_TYPES, GroupMetadataRecord, key_type
+from penstock.groups.coordinator_records import decode_record as decode_classic
+from penstock.groups.embedded_protocol import encode_assignment, parse_assignment
+from penstock.groups.group import CoordinatorResult, SyncReply, SyncRequest
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import ModernGroupRecord
 from penstock.protocol.errors import ErrorCode
 
 _HEARTBEAT_MS = 5_000
@@ -42,8 +46,8 @@ class ConsumerScript(classic_script.Script):
         self.shard = self._new_shard()
         self._apply(self.shard.loaded(0))
 
-    def _new_shard(self) -> GroupShard:
-        return GroupShard(self.settings, self.topics)
+    def _new_shard(self) -> GroupCoordinatorShard:
+        return GroupCoordinatorShard(self.settings, self.topics)
 
     def _set(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
         policy = named.pop("policy", None)
@@ -74,13 +78,13 @@ class ConsumerScript(classic_script.Script):
         yield from self._ask(client, named, epoch, topic_names=names and tuple(names), owned=owned)
 
     def _quit(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
-        yield from self._ask(self._client(plain[0]), named, LEFT)
+        yield from self._ask(self._client(plain[0]), named, LEAVE_GROUP_MEMBER_EPOCH)
 
     def _away(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
-        yield from self._ask(self._client(plain[0]), named, AWAY)
+        yield from self._ask(self._client(plain[0]), named, LEAVE_GROUP_STATIC_MEMBER_EPOCH)
 
     def _ask(self, client: Any, named: dict[str, str], epoch: int, **more: Any) -> Iterator[str]:
-        request = ConsumerHeartbeat(
+        request = ConsumerHeartbeatRequest(
             group_id=named.get("group", "g"),
             member_id=self._id(client, named),
             member_epoch=epoch,
@@ -97,7 +101,7 @@ class ConsumerScript(classic_script.Script):
             **more,
         )
         verb = "deaf" if "deaf" in named else "beat"
-        work = heartbeat(self.shard, request, (client.name, verb), now_ms=self.now_ms)
+        work = consumer_group_heartbeat(self.shard, request, (client.name, verb), now_ms=self.now_ms)
         yield from self._apply(work)
 
     def _sync(self, plain: list[str], named: dict[str, str]) -> Iterator[str]:
@@ -110,7 +114,7 @@ class ConsumerScript(classic_script.Script):
             member_id=self._id(client, named),
             instance_id=named.get("instance"),
             assignments=tuple(
-                (self._client(name).member_id, assignment_bytes([("t", map(int, numbers.split(".")))], 0))
+                (self._client(name).member_id, encode_assignment([("t", map(int, numbers.split(".")))], 0))
                 for name, numbers in pairs
             ),
         )
@@ -119,37 +123,37 @@ class ConsumerScript(classic_script.Script):
 
     # What comes of them
 
-    def _apply(self, work: Work) -> Iterator[str]:
+    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
         lines = []
         for key, value in work.records:
-            if key_type(key) in CONSUMER_KEYS:
-                lines.append(self._stored(FORMS.decode(key, value)))
+            if key_type(key) in CONSUMER_KEY_TYPES:
+                lines.append(self._stored(CONSUMER_GROUP_CODEC.decode(key, value)))
                 self._replay("replay", key, value)
-            elif isinstance(record := decode_classic(key, value), GroupRecord):
+            elif isinstance(record := decode_classic(key, value), GroupMetadataRecord):
                 lines.append(_classic(record))
                 self._replay("replay", key, value)
             else:
-                lines += super()._apply(Work(records=((key, value),)))
-        return iter([*lines, *super()._apply(Work(replies=work.replies))])
+                lines += super()._apply(CoordinatorResult(records=((key, value),)))
+        return iter([*lines, *super()._apply(CoordinatorResult(replies=work.replies))])
 
-    def _stored(self, record: Record) -> str:
+    def _stored(self, record: ModernGroupRecord) -> str:
         what = f"store {record.group_id}{record.name and '/' + record.name} {record.kind.name.lower()}"
         value = record.value
         if value is None:
             return f"{what}: deleted"
         match record.kind:
-            case Kind.GROUP_EPOCH | Kind.TARGET_EPOCH:
+            case ConsumerGroupRecordType.GROUP_EPOCH | ConsumerGroupRecordType.TARGET_EPOCH:
                 return f"{what}: {value.epoch}"
-            case Kind.SUBSCRIPTION:
+            case ConsumerGroupRecordType.SUBSCRIPTION:
                 names = ",".join(value.topic_names) + (f" /{value.topic_regex}/" if value.topic_regex else "")
                 return f"{what}: {names}{' classic' if value.classic else ''}"
-            case Kind.TARGET:
+            case ConsumerGroupRecordType.TARGET:
                 return f"{what}: {self._named(value)}"
-            case Kind.CURRENT:
+            case ConsumerGroupRecordType.CURRENT:
                 text = f"{what}: epoch {value.epoch} after {value.previous_epoch} {value.phase.name}"
                 text += f" {self._named(value.assigned)}"
                 return text + (f" revoking {self._named(value.revoking)}" if value.revoking else "")
-            case Kind.REGEX:
+            case ConsumerGroupRecordType.REGEX:
                 return f"{what}: {','.join(sorted(value.topics)) or '-'}"
             case _:
                 return f"{what}: {value}"
@@ -193,7 +197,7 @@ class ConsumerScript(classic_script.Script):
         return "/".join(sorted(f"{topics[id]}:{_numbers(each)}" for id, each in places.items())) or "-"
 
 
-def _classic(record: GroupRecord) -> str:
+def _classic(record: GroupMetadataRecord) -> str:
     if record.value is None:
         return f"store {record.group} classic: deleted"
     members = " ".join(f"{m.member_id}({_given(m.assignment)})" for m in record.value.members)

@@ -12,11 +12,16 @@ from typing import Any
 
 from tests.unit.groups.share.world import Member, World
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.values import Assignment, GroupEpoch, assignment
-from penstock.groups.share.messages import ShareHeartbeatReply, Upkeep
-from penstock.groups.share.records import FORMS, Kind
-from penstock.groups.share.values import Current, StatePlaces, Subscription
+from penstock.groups.consumer.consumer_group_records import Assignment, GroupEpoch, to_assignment
+from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.share.share_group import PendingStateChanges, ShareHeartbeatReply
+from penstock.groups.share.share_group_records import (
+    SHARE_GROUP_CODEC,
+    ShareCurrentAssignment,
+    ShareGroupRecordType,
+    ShareSubscription,
+    StatePartitionMetadata,
+)
 from penstock.protocol.errors import ErrorCode
 
 
@@ -32,7 +37,7 @@ class Script:
         reply = getattr(self, f"_{verb.replace('-', '_')}")(*[w for w in words if "=" not in w], **named)
         records = self.world.log[self._shown :]
         self._shown = len(self.world.log)
-        yield from (self._record(FORMS.decode(*record)) for record in records)
+        yield from (self._record(SHARE_GROUP_CODEC.decode(*record)) for record in records)
         if reply is not None:
             yield reply
 
@@ -54,7 +59,7 @@ class Script:
         return self._reply(self._member(name).leave())
 
     def _initialized(self, places: str) -> None:
-        self.world.initialized(assignment(self._place(word) for word in places.split(",")))
+        self.world.initialized(to_assignment(self._place(word) for word in places.split(",")))
 
     def _deleted(self, name: str) -> None:
         topic = self.world.get(name)
@@ -126,32 +131,32 @@ class Script:
     def _error(self, reply: Any) -> str:
         return f"{reply.error.name.upper()} {reply.message}"
 
-    def _upkeep(self, upkeep: Upkeep | None) -> str:
+    def _upkeep(self, upkeep: PendingStateChanges | None) -> str:
         if upkeep is None:
             return ""
         first = f"; to delete {self._places(upkeep.delete)}" if upkeep.delete else ""
         then = f"; to initialise {self._places(upkeep.initialize)}" if upkeep.initialize else ""
         return first + then
 
-    def _record(self, record: Record) -> str:
+    def _record(self, record: ModernGroupRecord) -> str:
         name = f" {record.name}" if record.name else ""
         return f"store {record.kind.name}{name}: {self._value(record.kind, record.value)}"
 
-    def _value(self, kind: Kind, value: Any) -> str:
+    def _value(self, kind: ShareGroupRecordType, value: Any) -> str:
         match value:
             case None:
                 return "deleted"
             case GroupEpoch():
                 return str(value.epoch)
-            case Subscription():
+            case ShareSubscription():
                 return ",".join(value.topic_names)
-            case Current():
+            case ShareCurrentAssignment():
                 return f"epoch {value.epoch} after {value.previous_epoch}, {self._places(value.assigned)}"
-            case StatePlaces():
+            case StatePartitionMetadata():
                 deleting = ",".join(value.names[topic_id] for topic_id in sorted(value.deleting))
                 return (
                     f"initialising {self._places(value.initializing)}, "
                     f"initialised {self._places(value.initialized)}, deleting {deleting or '-'}"
                 )
             case _:
-                return self._places(value) if kind is Kind.TARGET else str(value)
+                return self._places(value) if kind is ShareGroupRecordType.TARGET else str(value)

@@ -6,8 +6,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.consumer.values import NOTHING, Assignment
-from penstock.groups.share.assignor import Candidate, assign_simply
+from penstock.groups.consumer.consumer_group_records import NO_PARTITIONS, Assignment
+from penstock.groups.share.share_heartbeat import ShareAssignorMember, assign_simply
 
 TOPICS = [UUID(int=number) for number in range(1, 5)]
 
@@ -25,16 +25,19 @@ def places(assigned: Assignment) -> set[tuple[UUID, int]]:
 
 
 @st.composite
-def candidates(draw: st.DrawFn, *, are_alike: bool) -> dict[str, Candidate]:
+def candidates(draw: st.DrawFn, *, are_alike: bool) -> dict[str, ShareAssignorMember]:
     topics = st.frozensets(st.sampled_from(TOPICS), min_size=1)
     common = draw(topics)
     members = draw(st.lists(st.sampled_from(_names), unique=True, min_size=1))
-    return {name: Candidate(common if are_alike else draw(topics), draw(_before)) for name in sorted(members)}
+    return {
+        name: ShareAssignorMember(common if are_alike else draw(topics), draw(_before))
+        for name in sorted(members)
+    }
 
 
 @given(candidates(are_alike=False), _partitions)
 def test_everything_subscribed_is_read_by_subscribers_only(
-    members: dict[str, Candidate], partitions: Assignment
+    members: dict[str, ShareAssignorMember], partitions: Assignment
 ) -> None:
     targets = assign_simply(members, partitions)
     assert list(targets) == list(members)
@@ -56,7 +59,7 @@ def test_everything_subscribed_is_read_by_subscribers_only(
 
 @given(candidates(are_alike=True), _partitions)
 def test_members_and_partitions_are_spread_evenly(
-    members: dict[str, Candidate], partitions: Assignment
+    members: dict[str, ShareAssignorMember], partitions: Assignment
 ) -> None:
     topics = next(iter(members.values())).topics
     wanted = {place for place in places(partitions) if place[0] in topics}
@@ -70,14 +73,18 @@ def test_members_and_partitions_are_spread_evenly(
 
 
 @given(st.booleans().flatmap(lambda alike: candidates(are_alike=alike)), _partitions)
-def test_what_is_well_spread_stays_as_it_is(members: dict[str, Candidate], partitions: Assignment) -> None:
+def test_what_is_well_spread_stays_as_it_is(
+    members: dict[str, ShareAssignorMember], partitions: Assignment
+) -> None:
     first = assign_simply(members, partitions)
     again = {name: member._replace(target=first[name]) for name, member in members.items()}
     assert assign_simply(again, partitions) == first
 
 
 @given(candidates(are_alike=True), _partitions)
-def test_only_what_a_member_leaves_moves(members: dict[str, Candidate], partitions: Assignment) -> None:
+def test_only_what_a_member_leaves_moves(
+    members: dict[str, ShareAssignorMember], partitions: Assignment
+) -> None:
     """As long as each partition has one reader: what others read stays theirs."""
     if len(members) < 2:
         return
@@ -86,7 +93,9 @@ def test_only_what_a_member_leaves_moves(members: dict[str, Candidate], partitio
     if sum(len(indexes) for id, indexes in partitions.items() if id in topics) < len(members):
         return
     stay = dict(list(members.items())[1:])
-    after = assign_simply({name: Candidate(m.topics, first[name]) for name, m in stay.items()}, partitions)
+    after = assign_simply(
+        {name: ShareAssignorMember(m.topics, first[name]) for name, m in stay.items()}, partitions
+    )
     for name in stay:
         assert places(first[name]) <= places(after[name])
 
@@ -95,8 +104,8 @@ def test_a_new_member_takes_from_those_with_most() -> None:
     topic = TOPICS[0]
     six = {topic: frozenset(range(6))}
     old = {"a": {topic: frozenset({0, 1, 2})}, "b": {topic: frozenset({3, 4, 5})}}
-    members = {name: Candidate(frozenset({topic}), target) for name, target in old.items()}
-    members["c"] = Candidate(frozenset({topic}), NOTHING)
+    members = {name: ShareAssignorMember(frozenset({topic}), target) for name, target in old.items()}
+    members["c"] = ShareAssignorMember(frozenset({topic}), NO_PARTITIONS)
     targets = assign_simply(members, six)
     assert targets == {
         "a": {topic: frozenset({0, 1})},

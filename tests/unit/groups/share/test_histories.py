@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.groups.share.world import SESSION_MS, Member, World
 
-from penstock.groups.consumer.values import JOINING
-from penstock.groups.share.positions import upkeep_now
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.share.share_group_offsets import current_state_changes
 from penstock.protocol.errors import ErrorCode
 
 NAMES = ["a", "b", "c"]
@@ -39,7 +39,7 @@ class Histories(RuleBasedStateMachine):
     @rule(name=_names, is_heard=st.booleans(), topics=st.none() | _topics)
     def beat(self, name: str, is_heard: bool, topics: tuple[str, ...] | None) -> None:
         member = self.members.get(name)
-        if member is None or member.epoch == JOINING:
+        if member is None or member.epoch == JOIN_GROUP_MEMBER_EPOCH:
             return
         before = self._known(name)
         reply = member.beat(topics, is_heard=is_heard)
@@ -48,7 +48,7 @@ class Histories(RuleBasedStateMachine):
         elif member.epoch == before:
             assert reply.error is ErrorCode.none
         if reply.error is not ErrorCode.none:
-            member.epoch = JOINING
+            member.epoch = JOIN_GROUP_MEMBER_EPOCH
         elif is_heard:
             # Whatever it has missed before.
             assert self.world.group is not None
@@ -216,7 +216,7 @@ class Histories(RuleBasedStateMachine):
         return None if member is None else member.current.epoch
 
     def _do(self, choose: Any) -> None:
-        upkeep = upkeep_now(self.world.shard, "g")
+        upkeep = current_state_changes(self.world.shard, "g")
         if upkeep is None:
             return
         for topic_id in choose(sorted(upkeep.delete)):

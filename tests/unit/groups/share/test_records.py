@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.values import GroupEpoch
-from penstock.groups.records import UnknownVersion
-from penstock.groups.share.records import FORMS, Kind
-from penstock.groups.share.values import Current, StatePlaces, Subscription
+from penstock.groups.consumer.consumer_group_records import GroupEpoch
+from penstock.groups.coordinator_records import UnknownVersion
+from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.share.share_group_records import (
+    SHARE_GROUP_CODEC,
+    ShareCurrentAssignment,
+    ShareGroupRecordType,
+    ShareSubscription,
+    StatePartitionMetadata,
+)
 
 TOPIC, OTHER = UUID(int=1), UUID("841a4ac1-27bd-4eb3-8e41-d4bfbc1edfa0")
 TOPIC_HEX, OTHER_HEX = TOPIC.hex, OTHER.hex
@@ -18,32 +23,36 @@ TOPIC_HEX, OTHER_HEX = TOPIC.hex, OTHER.hex
 #: As org.apache.kafka.tools.DumpLogSegments decodes them.
 EXAMPLES = [
     (
-        Record(Kind.SUBSCRIPTION, "jg", "m", Subscription("r", "c", "/h", ("s", "t"))),
+        ModernGroupRecord(
+            ShareGroupRecordType.SUBSCRIPTION, "jg", "m", ShareSubscription("r", "c", "/h", ("s", "t"))
+        ),
         "000a 0002 6a67 0001 6d",
         "0000 02 72 02 63 03 2f68 03 02 73 02 74 00",
     ),
     (
-        Record(Kind.GROUP_EPOCH, "jg", "", GroupEpoch(2, -2)),
+        ModernGroupRecord(ShareGroupRecordType.GROUP_EPOCH, "jg", "", GroupEpoch(2, -2)),
         "000b 0002 6a67",
         "0000 00000002 fffffffffffffffe 00",
     ),
-    (Record(Kind.TARGET_EPOCH, "jg", "", 2), "000c 0002 6a67", "0000 00000002 00"),
+    (ModernGroupRecord(ShareGroupRecordType.TARGET_EPOCH, "jg", "", 2), "000c 0002 6a67", "0000 00000002 00"),
     (
-        Record(Kind.TARGET, "jg", "m", {TOPIC: frozenset({1, 0})}),
+        ModernGroupRecord(ShareGroupRecordType.TARGET, "jg", "m", {TOPIC: frozenset({1, 0})}),
         "000d 0002 6a67 0001 6d",
         f"0000 02 {TOPIC_HEX} 03 00000000 00000001 00 00",
     ),
     (
-        Record(Kind.CURRENT, "jg", "m", Current(2, 1, {TOPIC: frozenset({0})})),
+        ModernGroupRecord(
+            ShareGroupRecordType.CURRENT, "jg", "m", ShareCurrentAssignment(2, 1, {TOPIC: frozenset({0})})
+        ),
         "000e 0002 6a67 0001 6d",
         f"0000 00000002 00000001 00 02 {TOPIC_HEX} 02 00000000 00 00",
     ),
     (
-        Record(
-            Kind.STATES,
+        ModernGroupRecord(
+            ShareGroupRecordType.STATES,
             "jg",
             "",
-            StatePlaces(
+            StatePartitionMetadata(
                 {TOPIC: frozenset({1})}, {TOPIC: frozenset({0})}, frozenset({OTHER}), {TOPIC: "t", OTHER: "s"}
             ),
         ),
@@ -54,18 +63,18 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("record", "key", "value"), EXAMPLES, ids=lambda item: getattr(item, "kind", None))
-def test_records_have_the_bytes_of_kafka(record: Record, key: str, value: str) -> None:
+def test_records_have_the_bytes_of_kafka(record: ModernGroupRecord, key: str, value: str) -> None:
     encoded = (bytes.fromhex(key), bytes.fromhex(value))
-    assert FORMS.encode(record) == encoded
-    assert FORMS.decode(*encoded) == record
+    assert SHARE_GROUP_CODEC.encode(record) == encoded
+    assert SHARE_GROUP_CODEC.decode(*encoded) == record
     gone = record._replace(value=None)
-    assert FORMS.encode(gone) == (bytes.fromhex(key), None)
-    assert FORMS.decode(bytes.fromhex(key), None) == gone
+    assert SHARE_GROUP_CODEC.encode(gone) == (bytes.fromhex(key), None)
+    assert SHARE_GROUP_CODEC.decode(bytes.fromhex(key), None) == gone
 
 
 def test_what_is_newer_is_refused() -> None:
     with pytest.raises(UnknownVersion):
-        FORMS.decode(bytes.fromhex("000c00026a67"), bytes.fromhex("00010000000200"))
+        SHARE_GROUP_CODEC.decode(bytes.fromhex("000c00026a67"), bytes.fromhex("00010000000200"))
 
 
 _places = st.dictionaries(
@@ -81,5 +90,10 @@ def test_places_survive_the_log(
     name: str,
 ) -> None:
     names = dict.fromkeys((*initializing, *initialized, *deleting), name)
-    record = Record(Kind.STATES, "g", "", StatePlaces(initializing, initialized, deleting, names))
-    assert FORMS.decode(*FORMS.encode(record)) == record
+    record = ModernGroupRecord(
+        ShareGroupRecordType.STATES,
+        "g",
+        "",
+        StatePartitionMetadata(initializing, initialized, deleting, names),
+    )
+    assert SHARE_GROUP_CODEC.decode(*SHARE_GROUP_CODEC.encode(record)) == record

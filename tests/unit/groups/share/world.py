@@ -5,15 +5,29 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from penstock.groups.consumer.values import JOINING, LEFT, NOTHING, Assignment
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.share.group import ShareGroup
-from penstock.groups.share.heartbeat import heartbeat
-from penstock.groups.share.messages import ShareHeartbeat, ShareHeartbeatReply, StartOffsets
-from penstock.groups.share.positions import begin_alter, begin_delete, deleted, initialized
+from penstock.groups.consumer.consumer_group_records import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    Assignment,
+)
+from penstock.groups.group import CoordinatorResult
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.share.share_group import (
+    ShareGroup,
+    ShareHeartbeatReply,
+    ShareHeartbeatRequest,
+    StartOffsets,
+)
+from penstock.groups.share.share_group_offsets import (
+    begin_alter_offsets,
+    begin_delete_offsets,
+    state_deleted,
+    state_initialized,
+)
+from penstock.groups.share.share_heartbeat import share_group_heartbeat
 from penstock.groups.topics import Topic
-from penstock.groups.work import Work
 from penstock.protocol.errors import ErrorCode
 
 GROUP = "g"
@@ -28,7 +42,7 @@ class World:
         self.now_ms = 0
         self._topics: dict[str, Topic] = {}
         self._ids = 0
-        self.settings = GroupSettings(share_session_timeout_ms=SESSION_MS)
+        self.settings = GroupCoordinatorConfig(share_session_timeout_ms=SESSION_MS)
         self.log: list[tuple[bytes, bytes | None]] = []
         self.load()
 
@@ -62,12 +76,12 @@ class World:
     # The shard
 
     def load(self) -> None:
-        self.shard = GroupShard(self.settings, self)
+        self.shard = GroupCoordinatorShard(self.settings, self)
         for key, value in self.log:
             self.shard.replay(key, value)
         self.apply(self.shard.loaded(self.now_ms))
 
-    def apply(self, work: Work) -> Any:
+    def apply(self, work: CoordinatorResult) -> Any:
         for record in work.records:
             self.log.append(record)
             self.shard.replay(*record)
@@ -89,7 +103,7 @@ class World:
     # What is asked
 
     def beat(self, member_id: str, epoch: int, topics: tuple[str, ...] | None) -> ShareHeartbeatReply:
-        request = ShareHeartbeat(
+        request = ShareHeartbeatRequest(
             group_id=GROUP,
             member_id=member_id,
             member_epoch=epoch,
@@ -99,21 +113,21 @@ class World:
             session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=100,
         )
-        reply = self.apply(heartbeat(self.shard, request, "token", now_ms=self.now_ms))
+        reply = self.apply(share_group_heartbeat(self.shard, request, "token", now_ms=self.now_ms))
         assert isinstance(reply, ShareHeartbeatReply)
         return reply
 
     def initialized(self, places: Assignment) -> None:
-        self.apply(initialized(self.shard, GROUP, places, "token", now_ms=self.now_ms))
+        self.apply(state_initialized(self.shard, GROUP, places, "token", now_ms=self.now_ms))
 
     def deleted(self, *topic_ids: UUID) -> None:
-        self.apply(deleted(self.shard, GROUP, topic_ids, "token", now_ms=self.now_ms))
+        self.apply(state_deleted(self.shard, GROUP, topic_ids, "token", now_ms=self.now_ms))
 
     def alter(self, offsets: StartOffsets) -> Any:
-        return self.apply(begin_alter(self.shard, GROUP, offsets, "token", now_ms=self.now_ms))
+        return self.apply(begin_alter_offsets(self.shard, GROUP, offsets, "token", now_ms=self.now_ms))
 
     def delete(self, names: tuple[str, ...] | None) -> Any:
-        return self.apply(begin_delete(self.shard, GROUP, names, "token", now_ms=self.now_ms))
+        return self.apply(begin_delete_offsets(self.shard, GROUP, names, "token", now_ms=self.now_ms))
 
     def delete_group(self) -> ErrorCode:
         reply = self.apply(self.shard.delete_groups((GROUP,), "token", now_ms=self.now_ms))
@@ -127,11 +141,11 @@ class Member:
     def __init__(self, world: World, member_id: str) -> None:
         self.world = world
         self.member_id = member_id
-        self.epoch = JOINING
-        self.assigned: Assignment = NOTHING
+        self.epoch = JOIN_GROUP_MEMBER_EPOCH
+        self.assigned: Assignment = NO_PARTITIONS
 
     def join(self, *topics: str) -> ShareHeartbeatReply:
-        self.epoch, self.assigned = JOINING, NOTHING
+        self.epoch, self.assigned = JOIN_GROUP_MEMBER_EPOCH, NO_PARTITIONS
         return self.beat(topics)
 
     def beat(self, topics: tuple[str, ...] | None = None, *, is_heard: bool = True) -> ShareHeartbeatReply:
@@ -143,6 +157,6 @@ class Member:
         return reply
 
     def leave(self) -> ShareHeartbeatReply:
-        reply = self.world.beat(self.member_id, LEFT, None)
-        self.epoch, self.assigned = JOINING, NOTHING
+        reply = self.world.beat(self.member_id, LEAVE_GROUP_MEMBER_EPOCH, None)
+        self.epoch, self.assigned = JOIN_GROUP_MEMBER_EPOCH, NO_PARTITIONS
         return reply

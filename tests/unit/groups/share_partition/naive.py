@@ -2,24 +2,24 @@
 
 from dataclasses import dataclass, field
 
-from penstock.groups.share_partition import states
-from penstock.groups.share_partition.messages import (
+from penstock.groups.share.partition import in_flight_records
+from penstock.groups.share.partition.share_partition_state import (
     ACCEPT,
     GAP,
     REJECT,
     RELEASE,
     RENEW,
-    Acknowledgement,
-    Appetite,
-    Found,
+    AcknowledgementBatch,
+    AcquireLimits,
+    ReadableRecords,
+    SharePartitionPolicy,
 )
-from penstock.groups.share_partition.policy import Policy
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 @dataclass
 class Record:
-    state: int = states.AVAILABLE
+    state: int = in_flight_records.AVAILABLE
     count: int = 0
     owner: str | None = None
     time_ms: int = 0
@@ -40,14 +40,19 @@ class Naive:
 
     @classmethod
     def load(
-        cls, start: int, stored: dict[int, tuple[int, int]], policy: Policy, now_ms: int, chance: float
+        cls,
+        start: int,
+        stored: dict[int, tuple[int, int]],
+        policy: SharePartitionPolicy,
+        now_ms: int,
+        chance: float,
     ) -> "Naive":
         naive = cls(start)
         for offset in range(start, max(stored, default=start - 1) + 1):
-            state, count = stored.get(offset, (states.AVAILABLE, 0))
+            state, count = stored.get(offset, (in_flight_records.AVAILABLE, 0))
             record = naive.records[offset] = Record(state, count)
-            if state == states.AVAILABLE and count and policy.backoff is not None:
-                record.state = states.DELAYED
+            if state == in_flight_records.AVAILABLE and count and policy.backoff is not None:
+                record.state = in_flight_records.DELAYED
                 record.time_ms = now_ms + policy.backoff.delay_ms(count, chance)
         naive.move_start()
         return naive
@@ -59,39 +64,42 @@ class Naive:
     def move_start(self) -> None:
         while self.records:
             first = self.records[self.start]
-            if first.target is not None or first.state not in (states.ACKNOWLEDGED, states.ARCHIVED):
+            if first.target is not None or first.state not in (
+                in_flight_records.ACKNOWLEDGED,
+                in_flight_records.ARCHIVED,
+            ):
                 return
             del self.records[self.start]
             self.start += 1
 
-    def room(self, policy: Policy) -> int:
-        final = (states.ACKNOWLEDGED, states.ARCHIVED)
+    def room(self, policy: SharePartitionPolicy) -> int:
+        final = (in_flight_records.ACKNOWLEDGED, in_flight_records.ARCHIVED)
         locks = sum(1 for r in self.records.values() if r.target is not None or r.state not in final)
         return min(policy.locks_max - locks, policy.window_max - len(self.records))
 
     def acquire(
         self,
         member: str,
-        found: Found,
-        appetite: Appetite,
-        policy: Policy,
+        found: ReadableRecords,
+        limits: AcquireLimits,
+        policy: SharePartitionPolicy,
         now_ms: int,
         *,
         reserve: bool = False,
     ) -> list[tuple[int, int]]:
         """The offsets handed out, each with its delivery count; or only paid for."""
         handed: list[tuple[int, int]] = []
-        left, limit_at, has_last_time = appetite.records_max, None, False
+        left, limit_at, has_last_time = limits.records_max, None, False
         for offset in range(found.first_offset, found.next_offset):
             is_hole = not any(first <= offset < end for first, end in found.spans)
             if offset >= self.end:
                 if is_hole:
-                    self.records[offset] = Record(states.ARCHIVED)
+                    self.records[offset] = Record(in_flight_records.ARCHIVED)
                     continue
                 if policy.is_at_most_once and not reserve:
                     break
                 if limit_at is None or offset >= limit_at:
-                    limit_at = self._new_limit(offset, found, appetite, left, policy)
+                    limit_at = self._new_limit(offset, found, limits, left, policy)
                     if limit_at is None:
                         break
                 self.records[offset] = Record()
@@ -101,8 +109,12 @@ class Naive:
             if record is None or record.target is not None:
                 continue
             if is_hole:
-                if record.state in (states.AVAILABLE, states.DELAYED, states.PAID):
-                    record.state = states.ARCHIVED
+                if record.state in (
+                    in_flight_records.AVAILABLE,
+                    in_flight_records.DELAYED,
+                    in_flight_records.RESERVED,
+                ):
+                    record.state = in_flight_records.ARCHIVED
             elif left > 0 and self._is_ready(record, policy, reserve):
                 is_last_time = not reserve and record.count + 1 >= policy.delivery_limit > 2
                 if is_last_time and has_last_time:
@@ -113,7 +125,12 @@ class Naive:
         return handed
 
     def _new_limit(
-        self, offset: int, found: Found, appetite: Appetite, left: int, policy: Policy
+        self,
+        offset: int,
+        found: ReadableRecords,
+        limits: AcquireLimits,
+        left: int,
+        policy: SharePartitionPolicy,
     ) -> int | None:
         """Up to where new records of this span may be taken."""
         room = self.room(policy)
@@ -123,40 +140,45 @@ class Naive:
         limit = offset + min(left, room)
         if limit >= span_end:
             return span_end
-        return limit if appetite.exact else min(end for end in found.ends if end >= limit)
+        return limit if limits.exact else min(end for end in found.ends if end >= limit)
 
-    def _is_ready(self, record: Record, policy: Policy, reserve: bool) -> bool:
+    def _is_ready(self, record: Record, policy: SharePartitionPolicy, reserve: bool) -> bool:
         if reserve:
-            return record.state == states.AVAILABLE
-        if record.state == states.PAID:
+            return record.state == in_flight_records.AVAILABLE
+        if record.state == in_flight_records.RESERVED:
             return True
-        return record.state == states.AVAILABLE and not policy.is_at_most_once
+        return record.state == in_flight_records.AVAILABLE and not policy.is_at_most_once
 
     def _hand(
         self,
         offset: int,
         member: str,
-        policy: Policy,
+        policy: SharePartitionPolicy,
         now_ms: int,
         reserve: bool,
         handed: list[tuple[int, int]],
     ) -> int:
         record = self.records[offset]
         if reserve:
-            record.target = states.ARCHIVED if record.count else states.PAID
+            record.target = in_flight_records.ARCHIVED if record.count else in_flight_records.RESERVED
             record.count = max(record.count, 1)
             return 1
-        if record.state == states.PAID:
-            record.state = states.HANDED
+        if record.state == in_flight_records.RESERVED:
+            record.state = in_flight_records.ACQUIRED_FINAL
         else:
-            record.state = states.ACQUIRED
+            record.state = in_flight_records.ACQUIRED
             record.count += 1
         record.owner, record.time_ms = member, now_ms + policy.lock_ms
         handed.append((offset, record.count))
         return 1
 
     def acknowledge(
-        self, member: str, batches: list[Acknowledgement], policy: Policy, now_ms: int, chance: float
+        self,
+        member: str,
+        batches: list[AcknowledgementBatch],
+        policy: SharePartitionPolicy,
+        now_ms: int,
+        chance: float,
     ) -> None:
         said = {
             offset: types[0 if len(types) == 1 else offset - first]
@@ -171,7 +193,10 @@ class Naive:
             raise ApiError(ErrorCode.invalid_request)
         for offset in said:
             record = self.records[offset]
-            held = record.target is None and record.state in (states.ACQUIRED, states.HANDED)
+            held = record.target is None and record.state in (
+                in_flight_records.ACQUIRED,
+                in_flight_records.ACQUIRED_FINAL,
+            )
             if not held or record.owner != member:
                 raise ApiError(ErrorCode.invalid_record_state)
         if RENEW in said.values() and not policy.may_renew:
@@ -180,51 +205,60 @@ class Naive:
             self._answer(self.records[offset], kind, policy, now_ms, chance)
         self.move_start()
 
-    def _answer(self, record: Record, kind: int, policy: Policy, now_ms: int, chance: float) -> None:
+    def _answer(
+        self, record: Record, kind: int, policy: SharePartitionPolicy, now_ms: int, chance: float
+    ) -> None:
         if kind == RENEW:
             record.time_ms = now_ms + policy.lock_ms
-        elif record.state == states.HANDED:
-            record.state = states.ACKNOWLEDGED
+        elif record.state == in_flight_records.ACQUIRED_FINAL:
+            record.state = in_flight_records.ACKNOWLEDGED
         elif kind == ACCEPT:
-            record.target = states.ACKNOWLEDGED
+            record.target = in_flight_records.ACKNOWLEDGED
         elif kind == GAP:
-            record.target = states.ARCHIVED
+            record.target = in_flight_records.ARCHIVED
         elif kind == REJECT:
-            record.target = states.REJECTED if policy.buries else states.ARCHIVED
+            record.target = (
+                in_flight_records.REJECTED if policy.writes_dead_letters else in_flight_records.ARCHIVED
+            )
         else:
             assert kind == RELEASE
-            self._let_go(record, policy, now_ms, chance, states.LIMIT)
+            self._let_go(record, policy, now_ms, chance, in_flight_records.DELIVERY_LIMIT_REACHED)
 
-    def _let_go(self, record: Record, policy: Policy, now_ms: int, chance: float, burial: int) -> None:
-        if record.state == states.HANDED:
-            record.state = states.ACKNOWLEDGED
+    def _let_go(
+        self, record: Record, policy: SharePartitionPolicy, now_ms: int, chance: float, burial: int
+    ) -> None:
+        if record.state == in_flight_records.ACQUIRED_FINAL:
+            record.state = in_flight_records.ACKNOWLEDGED
         elif policy.is_at_most_once:
-            record.target = states.ARCHIVED
+            record.target = in_flight_records.ARCHIVED
         elif record.count >= policy.delivery_limit:
-            record.target = burial if policy.buries else states.ARCHIVED
+            record.target = burial if policy.writes_dead_letters else in_flight_records.ARCHIVED
         elif policy.backoff is not None:
-            record.target = states.DELAYED
+            record.target = in_flight_records.DELAYED
             record.time_ms = now_ms + policy.backoff.delay_ms(record.count, chance)
         else:
-            record.target = states.AVAILABLE
+            record.target = in_flight_records.AVAILABLE
 
-    def release(self, member: str, policy: Policy, now_ms: int, chance: float) -> None:
+    def release(self, member: str, policy: SharePartitionPolicy, now_ms: int, chance: float) -> None:
         for record in self.records.values():
             if self._is_held(record) and record.owner == member:
-                self._let_go(record, policy, now_ms, chance, states.LIMIT)
+                self._let_go(record, policy, now_ms, chance, in_flight_records.DELIVERY_LIMIT_REACHED)
         self.move_start()
 
     def _is_held(self, record: Record) -> bool:
-        return record.target is None and record.state in (states.ACQUIRED, states.HANDED)
+        return record.target is None and record.state in (
+            in_flight_records.ACQUIRED,
+            in_flight_records.ACQUIRED_FINAL,
+        )
 
-    def tick(self, policy: Policy, now_ms: int, chance: float) -> None:
+    def tick(self, policy: SharePartitionPolicy, now_ms: int, chance: float) -> None:
         for record in self.records.values():
             if record.time_ms > now_ms:
                 continue
             if self._is_held(record):
-                self._let_go(record, policy, now_ms, chance, states.EXPIRED)
-            elif record.state == states.DELAYED and record.target is None:
-                record.state = states.AVAILABLE
+                self._let_go(record, policy, now_ms, chance, in_flight_records.LOCK_EXPIRED)
+            elif record.state == in_flight_records.DELAYED and record.target is None:
+                record.state = in_flight_records.AVAILABLE
         self.move_start()
 
     def log_start_moved(self, log_start: int) -> None:
@@ -244,7 +278,11 @@ class Naive:
     def settle(self) -> None:
         for record in self.records.values():
             if record.launched and record.target is not None:
-                burial = record.target in (states.LIMIT, states.REJECTED, states.EXPIRED)
-                record.state = states.ARCHIVED if burial else record.target
+                burial = record.target in (
+                    in_flight_records.DELIVERY_LIMIT_REACHED,
+                    in_flight_records.REJECTED,
+                    in_flight_records.LOCK_EXPIRED,
+                )
+                record.state = in_flight_records.ARCHIVED if burial else record.target
                 record.target, record.launched = None, False
         self.move_start()

@@ -3,12 +3,19 @@
 import shlex
 from collections.abc import Callable, Iterator
 
-from penstock.groups.share_partition import states
-from penstock.groups.share_partition.acknowledging import check_order
-from penstock.groups.share_partition.messages import Acknowledgement, Appetite, Counters, Found, Write
-from penstock.groups.share_partition.partition import SharePartition
-from penstock.groups.share_partition.policy import Backoff, Policy
-from penstock.groups.share_state.values import Totals
+from penstock.groups.share.partition import in_flight_records
+from penstock.groups.share.partition.acknowledgement import check_acknowledgements
+from penstock.groups.share.partition.share_partition import SharePartition
+from penstock.groups.share.partition.share_partition_state import (
+    AcknowledgementBatch,
+    AcquireLimits,
+    PendingWrite,
+    ReadableRecords,
+    RedeliveryBackoff,
+    ShareCounters,
+    SharePartitionPolicy,
+)
+from penstock.groups.share.state.share_state import DeliveryTotals
 from penstock.protocol.errors import ApiError
 
 _KINDS = {"gap": 0, "accept": 1, "release": 2, "reject": 3, "renew": 4}
@@ -28,13 +35,13 @@ class Script:
     """Offsets are written `first-last`; a batch of the log that holds no records to hand out is in brackets."""
 
     def __init__(self) -> None:
-        self.policy = Policy(lock_ms=1000, delivery_limit=3, locks_max=100)
-        self.counters = Counters()
-        self.totals = Totals()  # as they are stored
+        self.policy = SharePartitionPolicy(lock_ms=1000, delivery_limit=3, locks_max=100)
+        self.counters = ShareCounters()
+        self.totals = DeliveryTotals()  # as they are stored
         self.now_ms = 0
         self.log: list[tuple[int, int, bool]] = []
         self.partition: SharePartition | None = None
-        self.write: Write | None = None
+        self.write: PendingWrite | None = None
 
     def run(self, line: str) -> Iterator[str]:
         name, *words = shlex.split(line, comments=True)
@@ -56,7 +63,9 @@ class Script:
             change = {
                 "at-most-once": lambda: {"is_at_most_once": True},
                 "bury": lambda: {"buries": True},
-                "delay": lambda value=value: {"backoff": Backoff(int(value), int(value) * 8, 0, True)},
+                "delay": lambda value=value: {
+                    "backoff": RedeliveryBackoff(int(value), int(value) * 8, 0, True)
+                },
                 "limit": lambda value=value: {"delivery_limit": int(value)},
                 "locks": lambda value=value: {"locks_max": int(value)},
                 "no-renewals": lambda: {"may_renew": False},
@@ -85,7 +94,7 @@ class Script:
         )
         yield from self.do_show()
 
-    def _found(self) -> Found | None:
+    def _found(self) -> ReadableRecords | None:
         offset = self.rules.next_offset
         batches = [] if offset is None else [batch for batch in self.log if batch[1] > offset]
         if offset is None or not batches:
@@ -94,16 +103,16 @@ class Script:
         for first, end, has_records in batches:
             if has_records:
                 spans.append((first, end))
-        return Found(offset, batches[-1][1], spans, [end for _, end, _ in batches])
+        return ReadableRecords(offset, batches[-1][1], spans, [end for _, end, _ in batches])
 
     def do_fetch(self, member: str, records: str = "100", mode: str = "") -> Iterator[str]:
         found = self._found()
         if found is None:
             yield "nothing"
             return
-        appetite = Appetite(int(records), exact=mode == "exact")
-        acquired = self.rules.acquire(member, found, appetite, now_ms=self.now_ms)
-        if not acquired and self.policy.is_at_most_once and self.rules.reserve(found, appetite):
+        limits = AcquireLimits(int(records), exact=mode == "exact")
+        acquired = self.rules.acquire(member, found, limits, now_ms=self.now_ms)
+        if not acquired and self.policy.is_at_most_once and self.rules.reserve(found, limits):
             yield "to be written first"
         elif not acquired:
             yield "nothing"
@@ -117,14 +126,14 @@ class Script:
             offsets, kinds = word.split(":")
             first, last = offsets.split("-")
             types = bytes(_KINDS[kind] for kind in kinds.split(","))
-            batches.append(Acknowledgement(int(first), int(last), types))
-        check_order(batches, may_renew=True)
+            batches.append(AcknowledgementBatch(int(first), int(last), types))
+        check_acknowledgements(batches, may_renew=True)
         is_written = self.rules.acknowledge(member, batches, now_ms=self.now_ms, chance=0)
         yield "waits for a write" if is_written else "done"
 
     def do_ask(self, offset: str, delivery_count: str, delay_ms: str) -> Iterator[str]:
         """OFFSET DELIVERY MS: how long the record is to rest if it is released."""
-        is_held = self.rules.ask_delay(int(offset), int(delivery_count), int(delay_ms))
+        is_held = self.rules.request_delay(int(offset), int(delivery_count), int(delay_ms))
         yield "noted" if is_held else "nobody has it from this delivery"
 
     def do_idle(self) -> Iterator[str]:
@@ -173,12 +182,12 @@ class Script:
     def do_show(self) -> Iterator[str]:
         window = self.rules._core.window
         yield f"start {window.start}, end {window.end}"
-        for run in states.RUN.finditer(window.states):
+        for run in in_flight_records.RUN.finditer(window.states):
             code = window.states[run.start()]
-            target = code & ~(states.QUEUED | states.LAUNCHED)
-            name = f"waits to be {_STORED[target]}" if code & states.QUEUED else _NAMES[code]
+            target = code & ~(in_flight_records.QUEUED | in_flight_records.WRITING)
+            name = f"waits to be {_STORED[target]}" if code & in_flight_records.QUEUED else _NAMES[code]
             yield f"{window.start + run.start()}-{window.start + run.end() - 1} {name}"
 
 
-def _shown(totals: Totals) -> str:
+def _shown(totals: DeliveryTotals) -> str:
     return f"handed out {totals.handed_out}, confirmed {totals.confirmed}, expired {totals.expired}"

@@ -8,26 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.groups.share_partition.naive import Naive
 
-from penstock.groups.share_partition import states
-from penstock.groups.share_partition.messages import (
+from penstock.groups.share.partition import in_flight_records
+from penstock.groups.share.partition.share_partition import SharePartition
+from penstock.groups.share.partition.share_partition_state import (
     ACCEPT,
     GAP,
     REJECT,
     RENEW,
-    Acknowledgement,
-    Acquired,
-    Appetite,
-    Counters,
-    Found,
-    Write,
+    AcknowledgementBatch,
+    AcquiredBatch,
+    AcquireLimits,
+    PendingWrite,
+    ReadableRecords,
+    RedeliveryBackoff,
+    ShareCounters,
+    SharePartitionPolicy,
 )
-from penstock.groups.share_partition.partition import SharePartition
-from penstock.groups.share_partition.policy import Backoff, Policy
-from penstock.groups.share_state.values import Totals
+from penstock.groups.share.state.share_state import DeliveryTotals
 from penstock.protocol.errors import ApiError, ErrorCode
 
 MEMBERS = ("a", "b", "c")
-FINAL = (states.ACKNOWLEDGED, states.ARCHIVED)
+FINAL = (in_flight_records.ACKNOWLEDGED, in_flight_records.ARCHIVED)
 
 
 class Store:
@@ -37,9 +38,9 @@ class Store:
         self.start = 0
         self.records: dict[int, tuple[int, int]] = {}
         self.buried: dict[int, int] = {}
-        self.totals = Totals()
+        self.totals = DeliveryTotals()
 
-    def write(self, write: Write) -> None:
+    def write(self, write: PendingWrite) -> None:
         self.totals = write.totals or self.totals
         self.start = max(self.start, write.start_offset)
         for first, last, state, count in write.batches:
@@ -48,9 +49,9 @@ class Store:
         self.records = {offset: kept for offset, kept in self.records.items() if offset >= self.start}
 
     def _put(self, offset: int, state: int, count: int) -> None:
-        if state >= states.LIMIT:
+        if state >= in_flight_records.DELIVERY_LIMIT_REACHED:
             assert self.buried.setdefault(offset, state) == state, "buried for two reasons"
-            state = states.ARCHIVED
+            state = in_flight_records.ARCHIVED
         before = self.records.get(offset, (0, 0))
         if (count, state) >= (before[1], before[0]):
             self.records[offset] = (state, count)
@@ -59,18 +60,18 @@ class Store:
         return [(offset, offset, state, count) for offset, (state, count) in sorted(self.records.items())]
 
     def is_final(self, offset: int) -> bool:
-        return offset < self.start or self.records.get(offset, (states.AVAILABLE, 0))[0] in FINAL
+        return offset < self.start or self.records.get(offset, (in_flight_records.AVAILABLE, 0))[0] in FINAL
 
 
-def some_policy(rng: random.Random) -> Policy:
-    return Policy(
+def some_policy(rng: random.Random) -> SharePartitionPolicy:
+    return SharePartitionPolicy(
         lock_ms=100,
         delivery_limit=rng.randint(2, 4),
         locks_max=rng.choice((5, 20)),
         may_renew=rng.random() < 0.8,
         is_at_most_once=rng.random() < 0.4,
-        buries=rng.random() < 0.5,
-        backoff=rng.choice((None, Backoff(50, 150, 20, True), Backoff(30, 30, 0, False))),
+        writes_dead_letters=rng.random() < 0.5,
+        backoff=rng.choice((None, RedeliveryBackoff(50, 150, 20, True), RedeliveryBackoff(30, 30, 0, False))),
     )
 
 
@@ -92,10 +93,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.policy, self.log = some_policy(self.rng), some_log(self.rng)
-        self.now_ms, self.store, self.counters = 1000, Store(), Counters()
+        self.now_ms, self.store, self.counters = 1000, Store(), ShareCounters()
         self.locks: dict[int, tuple[str, int]] = {}
         self.deliveries: dict[int, int] = {}
-        self.fate: set[int] = set()  # offsets of which a member has said that it is done with them
+        self.cause: set[int] = set()  # offsets of which a member has said that it is done with them
         self.not_before: dict[int, int] = {}
         self.deaths = 0
         self.shrinks = self.rng.random() < 0.3  # compaction and retention are at work
@@ -120,7 +121,7 @@ class World:
         if self.policy.backoff is not None:
             # A delay that was stored begins anew; one that was not stored never began.
             for offset, (state, count) in self.store.records.items():
-                if state == states.AVAILABLE and count:
+                if state == in_flight_records.AVAILABLE and count:
                     self.not_before[offset] = self.now_ms + self.policy.backoff.delay_ms(count, 0)
 
     def step(self) -> None:
@@ -142,7 +143,7 @@ class World:
 
     # -- handing out ---------------------------------------------------------------------------------
 
-    def found(self, batches_max: int) -> Found | None:
+    def found(self, batches_max: int) -> ReadableRecords | None:
         self.tell_log_start()
         offset = self.real.next_offset
         batches = [] if offset is None else [batch for batch in self.log if batch[1] > offset][:batches_max]
@@ -154,31 +155,31 @@ class World:
                 spans[-1] = (spans[-1][0], end)
             elif has_records:
                 spans.append((first, end))
-        return Found(offset, batches[-1][1], spans, [end for _, end, _ in batches])
+        return ReadableRecords(offset, batches[-1][1], spans, [end for _, end, _ in batches])
 
     def acquire(self) -> None:
         rng = self.rng
-        appetite = Appetite(rng.randint(1, 12), rng.randint(1, 6), rng.random() < 0.5)
-        self.acquire_for(rng.choice(MEMBERS), appetite, rng.randint(1, 6))
+        limits = AcquireLimits(rng.randint(1, 12), rng.randint(1, 6), rng.random() < 0.5)
+        self.acquire_for(rng.choice(MEMBERS), limits, rng.randint(1, 6))
 
-    def acquire_for(self, member: str, appetite: Appetite, batches_max: int) -> list[int]:
+    def acquire_for(self, member: str, limits: AcquireLimits, batches_max: int) -> list[int]:
         found = self.found(batches_max)
         if found is None:
             return []
-        got = self.real.acquire(member, found, appetite, now_ms=self.now_ms)
-        expected = self.naive.acquire(member, found, appetite, self.policy, self.now_ms)
+        got = self.real.acquire(member, found, limits, now_ms=self.now_ms)
+        expected = self.naive.acquire(member, found, limits, self.policy, self.now_ms)
         handed = flat(got)
         assert handed == expected
         for offset, count in handed:
             self.check_handed(member, offset, count)
         if self.policy.is_at_most_once and not handed:
-            self.real.reserve(found, appetite)
-            self.naive.acquire(member, found, appetite, self.policy, self.now_ms, reserve=True)
+            self.real.reserve(found, limits)
+            self.naive.acquire(member, found, limits, self.policy, self.now_ms, reserve=True)
         return [offset for offset, _ in handed]
 
     def check_handed(self, member: str, offset: int, count: int) -> None:
         assert any(first <= offset < end and has for first, end, has in self.log), "there is no such record"
-        assert offset not in self.fate, "handed out although somebody was done with it"
+        assert offset not in self.cause, "handed out although somebody was done with it"
         holder = self.locks.get(offset)
         assert holder is None or holder[1] <= self.now_ms, "two members hold one record"
         self.deliveries[offset] = self.deliveries.get(offset, 0) + 1
@@ -198,19 +199,19 @@ class World:
         offsets = sorted(rng.sample(mine, min(len(mine), rng.randint(1, 8))))
         self.say(member, self.some_batches(offsets, rng.random() < 0.5), rng.random())
 
-    def some_batches(self, offsets: list[int], one_type: bool) -> list[Acknowledgement]:
-        batches: list[Acknowledgement] = []
+    def some_batches(self, offsets: list[int], one_type: bool) -> list[AcknowledgementBatch]:
+        batches: list[AcknowledgementBatch] = []
         for offset in offsets:
             kind = bytes((self.rng.randint(0, 4),))
             if batches and batches[-1].last_offset == offset - 1:
                 before = batches.pop()
                 types = before.types if one_type else before.types + kind
-                batches.append(Acknowledgement(before.first_offset, offset, types))
+                batches.append(AcknowledgementBatch(before.first_offset, offset, types))
             else:
-                batches.append(Acknowledgement(offset, offset, kind))
+                batches.append(AcknowledgementBatch(offset, offset, kind))
         return batches
 
-    def say(self, member: str, batches: list[Acknowledgement], chance: float) -> None:
+    def say(self, member: str, batches: list[AcknowledgementBatch], chance: float) -> None:
         errors: list[ErrorCode | None] = []
         calls = (
             lambda: self.real.acknowledge(member, batches, now_ms=self.now_ms, chance=chance),
@@ -226,7 +227,7 @@ class World:
         if errors[0] is None:
             self.note_said(batches)
 
-    def note_said(self, batches: list[Acknowledgement]) -> None:
+    def note_said(self, batches: list[AcknowledgementBatch]) -> None:
         for first, last, types in batches:
             for offset in range(first, last + 1):
                 kind = types[0] if len(types) == 1 else types[offset - first]
@@ -239,8 +240,8 @@ class World:
                     self.accepted.add(offset)
                 record = self.naive.records.get(offset)
                 if kind in (ACCEPT, GAP, REJECT):
-                    self.fate.add(offset)
-                elif record is not None and record.target == states.DELAYED:
+                    self.cause.add(offset)
+                elif record is not None and record.target == in_flight_records.DELAYED:
                     assert self.policy.backoff is not None
                     self.not_before[offset] = self.now_ms + self.policy.backoff.delay_ms(record.count, 0)
                 del self.locks[offset]
@@ -314,7 +315,9 @@ class World:
         if self.is_at_most_once_from_the_start:
             there = [o for first, end, has_records in self.log if has_records for o in range(first, end)]
             final = sum(map(self.store.is_final, there))
-            assert self.store.totals == Totals(final, len(self.confirmed), 0), "not what is stored beside it"
+            assert self.store.totals == DeliveryTotals(final, len(self.confirmed), 0), (
+                "not what is stored beside it"
+            )
 
     @property
     def is_at_most_once_from_the_start(self) -> bool:
@@ -339,7 +342,7 @@ class World:
             self.arrive()
         self.deaths += 1
         # What was said and is not stored is forgotten, as whoever said it has no answer either.
-        self.fate = {offset for offset in self.fate if self.store.is_final(offset)}
+        self.cause = {offset for offset in self.cause if self.store.is_final(offset)}
         # As in Apache Kafka, a delivery is known when it is answered, unless it was final before it left.
         known = {offset: count for offset, (_, count) in self.store.records.items()}
         self.deliveries = {
@@ -355,10 +358,14 @@ class World:
         for offset, record in self.naive.records.items():
             if record.target is not None:
                 continue
-            state, count = self.store.records.get(offset, (states.AVAILABLE, 0))
-            if record.state in (states.AVAILABLE, states.DELAYED):
-                assert (state, count) == (states.AVAILABLE, record.count)
-            elif record.state in (states.ACKNOWLEDGED, states.PAID, states.HANDED):
+            state, count = self.store.records.get(offset, (in_flight_records.AVAILABLE, 0))
+            if record.state in (in_flight_records.AVAILABLE, in_flight_records.DELAYED):
+                assert (state, count) == (in_flight_records.AVAILABLE, record.count)
+            elif record.state in (
+                in_flight_records.ACKNOWLEDGED,
+                in_flight_records.RESERVED,
+                in_flight_records.ACQUIRED_FINAL,
+            ):
                 assert self.store.is_final(offset)
 
     def check_same(self) -> None:
@@ -366,14 +373,18 @@ class World:
         assert (window.start, window.end) == (self.naive.start, self.naive.end)
         seen = {}
         for place, code in enumerate(window.states):
-            target = code & ~(states.QUEUED | states.LAUNCHED)
-            seen[window.start + place] = f"waiting for {target}" if code & states.QUEUED else code
+            target = code & ~(in_flight_records.QUEUED | in_flight_records.WRITING)
+            seen[window.start + place] = f"waiting for {target}" if code & in_flight_records.QUEUED else code
         assert seen == {offset: record.seen for offset, record in records.items()}
         timers = self.real._core.timers
         for offset, record in records.items():
             place = offset - window.start
             assert window.counts[place] == record.count
-            if record.target is None and record.state in (states.ACQUIRED, states.HANDED, states.DELAYED):
+            if record.target is None and record.state in (
+                in_flight_records.ACQUIRED,
+                in_flight_records.ACQUIRED_FINAL,
+                in_flight_records.DELAYED,
+            ):
                 assert window.times[place] == record.time_ms
                 assert any(at <= record.time_ms and first <= offset < end for at, first, end in timers)
 
@@ -384,8 +395,8 @@ class World:
             if self.write is not None:
                 self.finish_write()
             self.pass_time(1000, 0.0)
-            for offset in self.acquire_for("a", Appetite(100), 100):
-                self.say("a", [Acknowledgement(offset, offset, bytes((ACCEPT,)))], 0)
+            for offset in self.acquire_for("a", AcquireLimits(100), 100):
+                self.say("a", [AcknowledgementBatch(offset, offset, bytes((ACCEPT,)))], 0)
             self.begin_write()
             if self.write is None and not self.locks and self.real.start_offset >= self.log[-1][1]:
                 return
@@ -397,7 +408,7 @@ class World:
         if not self.policy.is_at_most_once:
             for offset in there:
                 often = self.deliveries.get(offset, 0) >= self.policy.delivery_limit
-                assert offset in self.fate or often, f"{offset} was lost"
+                assert offset in self.cause or often, f"{offset} was lost"
             return
         never_delivered = there - {offset for offset, count in self.deliveries.items() if count}
         assert len(never_delivered) <= totals.unconfirmed, "lost and not counted"
@@ -406,7 +417,7 @@ class World:
             assert totals.handed_out == len(there)
 
 
-def flat(acquired: list[Acquired]) -> list[tuple[int, int]]:
+def flat(acquired: list[AcquiredBatch]) -> list[tuple[int, int]]:
     return [(offset, count) for first, last, count in acquired for offset in range(first, last + 1)]
 
 

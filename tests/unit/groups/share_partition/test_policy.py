@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.groups.share_partition.policy import Backoff
+from penstock.groups.share.partition.share_partition_state import RedeliveryBackoff
 
-FIXED = Backoff(base_ms=100, cap_ms=1_000, jitter_ms=0, is_exponential=False)
+FIXED = RedeliveryBackoff(base_ms=100, cap_ms=1_000, jitter_ms=0, is_exponential=False)
 EXPONENTIAL = FIXED._replace(is_exponential=True)
 
 

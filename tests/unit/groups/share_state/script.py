@@ -14,37 +14,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
-from penstock.groups.share_state import records
-from penstock.groups.share_state.ranges import Range, size
-from penstock.groups.share_state.records import Plan, Settled, Target
-from penstock.groups.share_state.shard import ShareStateShard, Work
-from penstock.groups.share_state.values import (
-    Answer,
-    Delete,
-    Initialize,
-    Key,
-    Question,
-    Read,
-    Summary,
-    Write,
+from penstock.groups.share.state import share_state_records
+from penstock.groups.share.state.share_state import (
+    DeleteState,
+    InitializeState,
+    ReadState,
+    ReadStateSummary,
+    SharePartitionKey,
+    ShareStateReply,
+    ShareStateRequest,
+    StateRange,
+    WriteState,
+    offset_count,
 )
+from penstock.groups.share.state.share_state_records import DeadLetterPlan, DeadLetterTarget, SettledPlan
+from penstock.groups.share.state.share_state_shard import CoordinatorResult, ShareCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
 STATES = {"available": 0, "acked": 2, "archived": 4, "limit": 32, "rejected": 33, "expired": 34}
 NAMES = {number: name for name, number in STATES.items()}
 TOPIC = UUID(int=1)
-GRAVES = Target(UUID(int=2), 0)
+GRAVES = DeadLetterTarget(UUID(int=2), 0)
 
 
-def key_of(text: str) -> Key:
-    return Key("g", TOPIC, int(text))
+def key_of(text: str) -> SharePartitionKey:
+    return SharePartitionKey("g", TOPIC, int(text))
 
 
 class Script:
     def __init__(self) -> None:
-        self.shard = ShareStateShard(updates_per_snapshot=2)
+        self.shard = ShareCoordinatorShard(updates_per_snapshot=2)
         self.log: list[tuple[bytes, bytes | None]] = []
-        self._shown: dict[Key, str] = {}
+        self._shown: dict[SharePartitionKey, str] = {}
 
     def run(self, line: str) -> Iterator[str]:
         words = line.split()
@@ -54,57 +55,59 @@ class Script:
         yield from self._changes()
 
     def _init(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._ask(Initialize(key_of(words[0]), options.get("epoch", 0), options.get("start", -1)))
+        yield from self._ask(
+            InitializeState(key_of(words[0]), options.get("epoch", 0), options.get("start", -1))
+        )
 
     def _read(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._ask(Read(key_of(words[0]), options.get("leader", -1)))
+        yield from self._ask(ReadState(key_of(words[0]), options.get("leader", -1)))
 
     def _summary(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._ask(Summary(key_of(words[0]), -1))
+        yield from self._ask(ReadStateSummary(key_of(words[0]), -1))
 
     def _delete(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._ask(Delete(key_of(words[0]), options.get("epoch", -1)))
+        yield from self._ask(DeleteState(key_of(words[0]), options.get("epoch", -1)))
 
     def _write(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         epochs = options.get("epoch", -1), options.get("leader", -1)
         start, complete = options.get("start", -1), options.get("complete", -1)
         batches = [_range(word) for word in words[1:]]
-        yield from self._ask(Write(key_of(words[0]), *epochs, start, complete, batches))
+        yield from self._ask(WriteState(key_of(words[0]), *epochs, start, complete, batches))
 
-    def _ask(self, question: Question) -> Iterator[str]:
+    def _ask(self, question: ShareStateRequest) -> Iterator[str]:
         yield from self._do(self.shard.ask([question], "asker", now_ms=0))
 
     def _bury(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._do(self.shard.next_burials([key_of(word) for word in words], "undertaker"))
+        yield from self._do(self.shard.next_dead_letters([key_of(word) for word in words], "undertaker"))
 
     def _plan(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         offsets = tuple(_range(f"{word}:limit/0")[:2] for word in words[1:])
-        plan = Plan(7, 0, options["sequence"], "graves", GRAVES, offsets, offsets)
-        yield from self._do(self.shard.plan_burial(key_of(words[0]), plan, "undertaker"))
+        plan = DeadLetterPlan(7, 0, options["sequence"], "graves", GRAVES, offsets, offsets)
+        yield from self._do(self.shard.plan_dead_letters(key_of(words[0]), plan, "undertaker"))
 
     def _settle(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         plan = self._open_plan(words[0])
-        settled = Settled(True, options.get("lost", 0), plan.resolved if plan else ())
-        yield from self._do(self.shard.settle_burial(key_of(words[0]), settled, plan, "undertaker"))
+        settled = SettledPlan(True, options.get("lost", 0), plan.resolved if plan else ())
+        yield from self._do(self.shard.settle_dead_letters(key_of(words[0]), settled, plan, "undertaker"))
 
     def _giveup(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         plan = self._open_plan(words[0])
         yield from self._do(
-            self.shard.settle_burial(key_of(words[0]), Settled(False, 0, ()), plan, "undertaker")
+            self.shard.settle_dead_letters(key_of(words[0]), SettledPlan(False, 0, ()), plan, "undertaker")
         )
 
-    def _open_plan(self, partition: str) -> Plan | None:
+    def _open_plan(self, partition: str) -> DeadLetterPlan | None:
         view = self.shard.burial(key_of(partition))
         return None if view is None else view.plan
 
     def _restart(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        before, self.shard = self.shard.stored(), ShareStateShard(updates_per_snapshot=2)
+        before, self.shard = self.shard.stored(), ShareCoordinatorShard(updates_per_snapshot=2)
         for record in self.log:
             self.shard.replay(*record)
         assert self.shard.stored() == before
         yield f"loaded from {len(self.log)} records"
 
-    def _do(self, work: Work) -> Iterator[str]:
+    def _do(self, work: CoordinatorResult) -> Iterator[str]:
         for record in work.records:
             self.shard.replay(*record)
             yield f"store {_stored(*record)}"
@@ -120,10 +123,10 @@ class Script:
         self._shown = kept
 
 
-def _range(word: str) -> Range:
-    offsets, _, fate = word.partition(":")
+def _range(word: str) -> StateRange:
+    offsets, _, cause = word.partition(":")
     first, _, last = offsets.partition("-")
-    state, _, count = fate.partition("/")
+    state, _, count = cause.partition("/")
     return int(first), int(last or first), STATES[state], int(count)
 
 
@@ -138,27 +141,27 @@ def _list(ranges: object) -> str:
 
 
 def _stored(key: bytes, value: bytes | None) -> str:
-    partition, kind = records.decode_key(key).partition, records.kind_of(key)
+    partition, kind = share_state_records.decode_key(key).partition, share_state_records.key_type(key)
     if value is None:
         return f"g-{partition}: nothing"
     match kind:
-        case records.SNAPSHOT:
-            snapshot = records.decode_snapshot(value)
+        case share_state_records.SHARE_SNAPSHOT:
+            snapshot = share_state_records.decode_snapshot(value)
             return f"g-{partition}: snapshot {snapshot.snapshot_epoch} of {_list(snapshot.batches)}"
-        case records.UPDATE:
-            update = records.decode_update(value)
+        case share_state_records.SHARE_UPDATE:
+            update = share_state_records.decode_update(value)
             return f"g-{partition}: update of {_list(update.batches)}, start {update.start_offset}"
-        case records.PENDING:
-            return f"g-{partition}: to bury {_list(records.decode_pending(value))}"
-        case records.PLAN:
-            plan = records.decode_plan(value)
+        case share_state_records.DEAD_LETTERS_PENDING:
+            return f"g-{partition}: to bury {_list(share_state_records.decode_pending(value))}"
+        case share_state_records.DEAD_LETTER_PLAN:
+            plan = share_state_records.decode_plan(value)
             return f"g-{partition}: plan {_list(plan.offsets)} to {plan.topic} at sequence {plan.sequence}"
         case _:
-            return f"g-{partition}: settled {_list(records.decode_settled(value).resolved)}"
+            return f"g-{partition}: settled {_list(share_state_records.decode_settled(value).resolved)}"
 
 
 def _told(token: str, reply: object) -> Iterator[str]:
-    if not (isinstance(reply, tuple) and reply and isinstance(reply[0], Answer)):
+    if not (isinstance(reply, tuple) and reply and isinstance(reply[0], ShareStateReply)):
         yield f"{token}: {[f'g-{key.partition}' for key in reply] if isinstance(reply, tuple) else reply}"
         return
     for answer in reply:
@@ -183,7 +186,7 @@ def _kept(stored: tuple[object, ...]) -> str:
             f"{_list(state.batches)}"  # type: ignore[attr-defined]
         )
     if view is not None and (view.pending or view.plan):  # type: ignore[attr-defined]
-        parts.append(f"{size(view.pending)} to bury")  # type: ignore[attr-defined]
+        parts.append(f"{offset_count(view.pending)} to bury")  # type: ignore[attr-defined]
     if view is not None and view.plan:  # type: ignore[attr-defined]
         parts.append(f"planned {_list(view.plan.offsets)}")  # type: ignore[attr-defined]
     return ", ".join(parts) or "nothing"

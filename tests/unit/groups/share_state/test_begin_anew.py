@@ -3,24 +3,24 @@
 from collections.abc import Sequence
 from uuid import UUID
 
-from penstock.groups.share_state.shard import ShareStateShard
-from penstock.groups.share_state.values import (
+from penstock.groups.share.state.share_state import (
     ACKNOWLEDGED,
     UNSET,
-    Answer,
-    Initialize,
-    Key,
-    Question,
-    Read,
+    InitializeState,
+    ReadState,
+    SharePartitionKey,
     ShareState,
-    Write,
+    ShareStateReply,
+    ShareStateRequest,
+    WriteState,
 )
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 from penstock.protocol.errors import ErrorCode
 
-KEY = Key("g", UUID(int=1), 0)
+KEY = SharePartitionKey("g", UUID(int=1), 0)
 
 
-def ask(shard: ShareStateShard, question: Question) -> Answer:
+def ask(shard: ShareCoordinatorShard, question: ShareStateRequest) -> ShareStateReply:
     work = shard.ask([question], "token", now_ms=0)
     for key, value in work.records:
         shard.replay(key, value)
@@ -29,35 +29,35 @@ def ask(shard: ShareStateShard, question: Question) -> Answer:
     return answers[0]
 
 
-def begun() -> ShareStateShard:
+def begun() -> ShareCoordinatorShard:
     """From offset 5 on, of which 5 to 9 were handed out."""
-    shard = ShareStateShard()
-    assert ask(shard, Initialize(KEY, 1, 5)).error is ErrorCode.none
-    assert ask(shard, Write(KEY, 1, 0, 5, 5, [(5, 9, ACKNOWLEDGED, 1)])).error is ErrorCode.none
+    shard = ShareCoordinatorShard()
+    assert ask(shard, InitializeState(KEY, 1, 5)).error is ErrorCode.none
+    assert ask(shard, WriteState(KEY, 1, 0, 5, 5, [(5, 9, ACKNOWLEDGED, 1)])).error is ErrorCode.none
     return shard
 
 
 def test_without_a_start_what_is_there_stays() -> None:
     shard = begun()
-    before = ask(shard, Read(KEY, UNSET))
+    before = ask(shard, ReadState(KEY, UNSET))
     for epoch in (0, 1, 7):
-        assert ask(shard, Initialize(KEY, epoch, UNSET)).error is ErrorCode.none
-    assert ask(shard, Read(KEY, UNSET)) == before
+        assert ask(shard, InitializeState(KEY, epoch, UNSET)).error is ErrorCode.none
+    assert ask(shard, ReadState(KEY, UNSET)) == before
 
 
 def test_with_a_start_it_begins_anew_at_a_later_epoch_only() -> None:
     shard = begun()
-    assert ask(shard, Initialize(KEY, 1, 5)).error is ErrorCode.none  # the same once more
-    assert ask(shard, Initialize(KEY, 1, 2)).error is ErrorCode.fenced_state_epoch
-    assert ask(shard, Initialize(KEY, 2, 2)).error is ErrorCode.none
-    assert ask(shard, Read(KEY, UNSET)).state == ShareState(2, 2)
-    assert ask(shard, Write(KEY, 1, 0, 6, 0, [])).error is ErrorCode.fenced_state_epoch
+    assert ask(shard, InitializeState(KEY, 1, 5)).error is ErrorCode.none  # the same once more
+    assert ask(shard, InitializeState(KEY, 1, 2)).error is ErrorCode.fenced_state_epoch
+    assert ask(shard, InitializeState(KEY, 2, 2)).error is ErrorCode.none
+    assert ask(shard, ReadState(KEY, UNSET)).state == ShareState(2, 2)
+    assert ask(shard, WriteState(KEY, 1, 0, 6, 0, [])).error is ErrorCode.fenced_state_epoch
 
 
 def test_a_group_that_must_not_go_back_is_not_moved_onto_what_it_was_handed() -> None:
     shard = begun()
     for start in (0, 5, 9):
-        answer = ask(shard, Initialize(KEY, 2, start, only_forward=True))
+        answer = ask(shard, InitializeState(KEY, 2, start, only_forward=True))
         assert answer.error is ErrorCode.policy_violation
-    assert ask(shard, Initialize(KEY, 2, 10, only_forward=True)).error is ErrorCode.none
-    assert ask(shard, Read(KEY, UNSET)).state == ShareState(2, 10)
+    assert ask(shard, InitializeState(KEY, 2, 10, only_forward=True)).error is ErrorCode.none
+    assert ask(shard, ReadState(KEY, UNSET)).state == ShareState(2, 10)

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.share_state.breaker import FREE, Breaker
+from penstock.groups.share.state.dead_letters import FREE_PER_WINDOW, DeadLetterBreaker
 
 
 def test_without_bounds_nothing_waits() -> None:
-    assert Breaker().take(1_000_000, 0) == 1_000_000
+    assert DeadLetterBreaker().take(1_000_000, 0) == 1_000_000
 
 
 def test_a_rate_allows_a_seconds_worth_and_then_as_many_as_time_brings() -> None:
-    breaker = Breaker(rate_max=10)
+    breaker = DeadLetterBreaker(rate_max=10)
     assert breaker.take(50, 0) == 10
     assert breaker.take(50, 0) == 0
     assert breaker.wait_ms() == 101
@@ -21,26 +21,26 @@ def test_a_rate_allows_a_seconds_worth_and_then_as_many_as_time_brings() -> None
 
 
 def test_a_share_follows_the_traffic_of_the_last_minute() -> None:
-    breaker = Breaker(share_max=0.1)
-    assert breaker.take(1_000, 0) == FREE
+    breaker = DeadLetterBreaker(share_max=0.1)
+    assert breaker.take(1_000, 0) == FREE_PER_WINDOW
     breaker.finished(1_000, 500)
-    assert breaker.take(1_000, 500) == 100 - FREE
+    assert breaker.take(1_000, 500) == 100 - FREE_PER_WINDOW
     assert breaker.take(1_000, 1_000) == 0
-    assert breaker.take(1_000, 61_500) == FREE  # forgotten, and it goes on
+    assert breaker.take(1_000, 61_500) == FREE_PER_WINDOW  # forgotten, and it goes on
     breaker.configure(None, None)
     assert breaker.take(1_000, 61_500) == 1_000
 
 
 def test_traffic_without_dead_letters_takes_no_memory() -> None:
-    breaker = Breaker(share_max=0.1)
+    breaker = DeadLetterBreaker(share_max=0.1)
     for second in range(10_000):
         breaker.finished(1, second * 1_000)
     assert len(breaker._finished._slots) <= 120
-    assert breaker.take(1_000, 10_000_000) == FREE
+    assert breaker.take(1_000, 10_000_000) == FREE_PER_WINDOW
 
 
 def test_what_was_not_used_is_there_for_others() -> None:
-    breaker = Breaker(rate_max=10, share_max=0.5)
+    breaker = DeadLetterBreaker(rate_max=10, share_max=0.5)
     assert breaker.take(50, 900) == 10
     breaker.give_back(4, 900)
     assert breaker.take(50, 1_100) == 4
@@ -50,7 +50,7 @@ def test_what_was_not_used_is_there_for_others() -> None:
 
 
 def test_what_was_buried_without_a_rate_is_no_debt_under_one() -> None:
-    breaker = Breaker()
+    breaker = DeadLetterBreaker()
     assert breaker.take(1_000_000, 0) == 1_000_000
     breaker.configure(10, None)
     assert breaker.take(5, 1_000) == 1
@@ -62,7 +62,7 @@ def test_what_was_buried_without_a_rate_is_no_debt_under_one() -> None:
     st.floats(0.1, 50),
 )
 def test_a_rate_is_never_exceeded(steps: list[tuple[int, int, int]], rate: float) -> None:
-    breaker, now_ms, total = Breaker(rate_max=rate), 0, 0
+    breaker, now_ms, total = DeadLetterBreaker(rate_max=rate), 0, 0
     for passed_ms, wanted, unused in steps:
         now_ms += passed_ms
         taken = breaker.take(wanted, now_ms)

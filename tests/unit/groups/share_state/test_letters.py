@@ -7,20 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.share_state.copies import Copy, Scan, Unreadable
-from penstock.groups.share_state.letters import (
-    GONE,
-    OFFSET,
-    REASON,
-    TIMESTAMP,
-    WITHOUT_RECORD,
-    Letters,
-    fates,
+from penstock.groups.share.state.dead_letters import (
+    OFFSET_HEADER,
+    REASON_HEADER,
+    RECORD_GONE,
+    TIMESTAMP_HEADER,
+    WITHOUT_RECORD_HEADER,
+    DeadLetterBatch,
+    SourceRecord,
+    SourceScan,
+    UnreadableSourceRecord,
+    offsets_with_cause,
 )
-from penstock.groups.share_state.ranges import Range, tidy
-from penstock.groups.share_state.values import BURIED, Key
+from penstock.groups.share.state.share_state import (
+    DEAD_LETTER_STATES,
+    SharePartitionKey,
+    StateRange,
+    normalize,
+)
 from penstock.protocol.compression import Codec
-from penstock.protocol.records import (
+from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     Record,
     decode_records,
@@ -30,7 +36,7 @@ from penstock.protocol.records import (
     read_header,
 )
 
-KEY = Key("group", UUID(int=7), 3)
+KEY = SharePartitionKey("group", UUID(int=7), 3)
 _NO_LIMIT = 1 << 30
 _bytes = st.none() | st.binary(max_size=200)
 _record = st.tuples(
@@ -44,9 +50,9 @@ _batches = st.lists(
     st.tuples(st.lists(_record, min_size=1, max_size=12), st.sampled_from(Codec), st.booleans()), max_size=4
 )
 _wanted = st.lists(
-    st.tuples(st.integers(0, 90), st.integers(0, 5), st.sampled_from(BURIED), st.integers(1, 9)).map(
-        lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2], drawn[3])
-    ),
+    st.tuples(
+        st.integers(0, 90), st.integers(0, 5), st.sampled_from(DEAD_LETTER_STATES), st.integers(1, 9)
+    ).map(lambda drawn: (drawn[0], drawn[0] + drawn[1], drawn[2], drawn[3])),
     min_size=1,
     max_size=15,
 )
@@ -67,22 +73,25 @@ def some_log(batches: list[tuple[list[tuple], Codec, bool]]) -> tuple[bytes, lis
     return data, records
 
 
-def letters(*, copies_record: bool = True, bytes_max: int = _NO_LIMIT) -> Letters:
-    return Letters(KEY, "jobs", now_ms=77, copies_record=copies_record, bytes_max=bytes_max)
+def letters(*, copies_record: bool = True, bytes_max: int = _NO_LIMIT) -> DeadLetterBatch:
+    return DeadLetterBatch(KEY, "jobs", now_ms=77, copies_record=copies_record, bytes_max=bytes_max)
 
 
 @given(_batches, _wanted, st.booleans(), st.integers(1, 2000))
 def test_what_is_wanted_and_there_is_copied(
     batches: list,
-    wanted: list[Range],
+    wanted: list[StateRange],
     copies_record: bool,
     bytes_max: int,  # type: ignore[type-arg]
 ) -> None:
     data, records = some_log(batches)
-    ranges = tidy(wanted)
-    made, scan = letters(copies_record=copies_record, bytes_max=bytes_max), Scan(data, ranges, _NO_LIMIT)
+    ranges = normalize(wanted)
+    made, scan = (
+        letters(copies_record=copies_record, bytes_max=bytes_max),
+        SourceScan(data, ranges, _NO_LIMIT),
+    )
     stopped_at = made.fill(scan)
-    fate_of = dict(fates(ranges, [one[:2] for one in ranges]))
+    fate_of = dict(offsets_with_cause(ranges, [one[:2] for one in ranges]))
     expected = [
         record
         for record in records
@@ -106,18 +115,21 @@ def test_what_is_wanted_and_there_is_copied(
         else:
             assert (letter.key, letter.value, len(letter.headers)) == (None, None, 8)
         headers = dict(letter.headers[-8:])
-        assert headers[OFFSET] == b"%d" % record.offset
-        assert headers[TIMESTAMP] == b"%d" % record.timestamp
+        assert headers[OFFSET_HEADER] == b"%d" % record.offset
+        assert headers[TIMESTAMP_HEADER] == b"%d" % record.timestamp
         assert letter.timestamp == 77
 
 
 def test_a_record_that_is_gone_leaves_a_letter_without_it() -> None:
     made = letters()
-    made.add_without(4, (BURIED[1], 2), "gone")
-    made.add_without(5, (BURIED[1], 2), "gone", b"named")
+    made.add_without(4, (DEAD_LETTER_STATES[1], 2), "gone")
+    made.add_without(5, (DEAD_LETTER_STATES[1], 2), "gone", b"named")
     first, second = decode_records(made.batch(producer_id=5, epoch=1, sequence=0), _NO_LIMIT)
     assert (first.key, second.key, first.value) == (None, b"named", None)
-    assert (dict(first.headers)[REASON], dict(first.headers)[WITHOUT_RECORD]) == (b"rejected", b"gone")
+    assert (dict(first.headers)[REASON_HEADER], dict(first.headers)[WITHOUT_RECORD_HEADER]) == (
+        b"rejected",
+        b"gone",
+    )
     assert made.offsets == [(4, 5)]
 
 
@@ -145,14 +157,14 @@ def test_what_nobody_can_read_is_told_of_and_passed_over(
     for header, batch in iter_batches(later):
         struct.pack_into(">q", moved, position, header.base_offset + end)
         position += len(batch)
-    scan = Scan(data + middle + moved, [(0, 10_000, BURIED[0], 1)], _NO_LIMIT)
+    scan = SourceScan(data + middle + moved, [(0, 10_000, DEAD_LETTER_STATES[0], 1)], _NO_LIMIT)
     found = list(scan)
     assert [one.offset for one in found] == [
         *(record.offset for record in readable),
         *range(begin, end),
         *(record.offset + end for record in more),
     ]
-    assert all(isinstance(one, Copy) for one in found if not begin <= one.offset < end)
+    assert all(isinstance(one, SourceRecord) for one in found if not begin <= one.offset < end)
     made = letters()
     assert made.fill(found) is None
     if found:
@@ -171,15 +183,17 @@ def test_a_record_that_is_not_whole_is_not_copied(damage: bytes) -> None:
     sound = encode_batch([Record(0, 0, b"k", b"v"), Record(1, 0, b"k", b"v")])
     body = bytearray(sound[61:])
     body[4:5] = damage
-    first, second = Scan(pack_batch(read_header(sound), body), [(0, 1, BURIED[0], 1)], _NO_LIMIT)
-    assert (type(first), type(second)) == (Unreadable, Copy)
+    first, second = SourceScan(
+        pack_batch(read_header(sound), body), [(0, 1, DEAD_LETTER_STATES[0], 1)], _NO_LIMIT
+    )
+    assert (type(first), type(second)) == (UnreadableSourceRecord, SourceRecord)
 
 
 def test_a_scan_ends_before_a_batch_that_is_damaged() -> None:
     data, _ = some_log([([(1, 0, b"k", b"v", [])], Codec.NONE, False)] * 2)
     damaged = bytearray(data)
     damaged[-1] ^= 1
-    scan = Scan(damaged, [(0, 1, BURIED[0], 1)], _NO_LIMIT)
+    scan = SourceScan(damaged, [(0, 1, DEAD_LETTER_STATES[0], 1)], _NO_LIMIT)
     assert [one.offset for one in scan] == [0]
     assert scan.seen_upto == 1
 
@@ -187,18 +201,18 @@ def test_a_scan_ends_before_a_batch_that_is_damaged() -> None:
 @given(_batches, _wanted, st.sets(st.integers(0, 90)), st.sampled_from(Codec))
 def test_a_repeat_has_as_many_as_were_planned(
     batches: list,  # type: ignore[type-arg]
-    wanted: list[Range],
+    wanted: list[StateRange],
     gone: set[int],
     codec: Codec,
 ) -> None:
     data, records = some_log(batches)
-    ranges = tidy(wanted)
+    ranges = normalize(wanted)
     planned = letters()
-    planned.fill(Scan(data, ranges, _NO_LIMIT))
-    repeated, owed = letters(), fates(ranges, planned.offsets)
-    repeated.repeat(owed, [one for one in Scan(data, ranges, _NO_LIMIT) if one.offset not in gone])
-    for offset, fate in owed:
-        repeated.add_without(offset, fate, GONE)
+    planned.fill(SourceScan(data, ranges, _NO_LIMIT))
+    repeated, owed = letters(), offsets_with_cause(ranges, planned.offsets)
+    repeated.repeat(owed, [one for one in SourceScan(data, ranges, _NO_LIMIT) if one.offset not in gone])
+    for offset, cause in owed:
+        repeated.add_without(offset, cause, RECORD_GONE)
     assert (repeated.count, repeated.offsets) == (planned.count, planned.offsets)
     if not planned.count:
         return
@@ -206,6 +220,6 @@ def test_a_repeat_has_as_many_as_were_planned(
     batch = repeated.batch(producer_id=5, epoch=1, sequence=0, codec=codec)
     for letter in decode_records(batch, _NO_LIMIT):
         headers = dict(letter.headers[-8:])
-        offset = int(headers[OFFSET] or b"")
+        offset = int(headers[OFFSET_HEADER] or b"")
         assert letter.value == value_of.get(offset)
-        assert (headers.get(WITHOUT_RECORD) == GONE.encode()) == (offset in gone)
+        assert (headers.get(WITHOUT_RECORD_HEADER) == RECORD_GONE.encode()) == (offset in gone)

@@ -2,23 +2,23 @@
 
 import pytest
 
-from penstock.groups.assigned_records import Record
-from penstock.groups.consumer.values import Phase
-from penstock.groups.streams.records import FORMS, Kind
-from penstock.groups.streams.values import (
+from penstock.groups.consumer.consumer_group_records import MemberState
+from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.streams.streams_group_records import STREAMS_GROUP_CODEC, StreamsGroupRecordType
+from penstock.groups.streams.topology import (
     CopartitionGroup,
-    Current,
     Endpoint,
-    GroupEpoch,
     InternalTopic,
-    Metadata,
+    StreamsCurrentAssignment,
+    StreamsGroupEpoch,
+    StreamsMemberMetadata,
+    StreamsTargetEpoch,
     Subtopology,
-    TargetEpoch,
     TaskSets,
     Topology,
 )
 
-MEMBER = Metadata(
+MEMBER = StreamsMemberMetadata(
     rack_id="r",
     client_id="c",
     client_host="h",
@@ -29,10 +29,10 @@ MEMBER = Metadata(
     tags=(("zone", "a"),),
 )
 TASKS = TaskSets(active={"0": frozenset({0, 2})}, standby={"1": frozenset({1})})
-REVOKING = Current(
+REVOKING = StreamsCurrentAssignment(
     4,
     3,
-    Phase.UNREVOKED,
+    MemberState.UNREVOKED,
     assigned=TaskSets(active={"0": frozenset({0})}, standby={"1": frozenset({3})}),
     revoking=TaskSets(active={"0": frozenset({1})}),
     since={"0": {0: 2, 1: 3}},
@@ -57,46 +57,58 @@ TOPOLOGY = Topology(
 @pytest.mark.parametrize(
     ("kind", "name", "stored", "key", "value"),
     [
-        (Kind.GROUP_EPOCH, "", GroupEpoch(3, -5), "0011000167", "000000000003fffffffffffffffb00"),
         (
-            Kind.GROUP_EPOCH,
+            StreamsGroupRecordType.GROUP_EPOCH,
             "",
-            GroupEpoch(3, 7, 2, (("num.standby.replicas", "1"),)),
+            StreamsGroupEpoch(3, -5),
+            "0011000167",
+            "000000000003fffffffffffffffb00",
+        ),
+        (
+            StreamsGroupRecordType.GROUP_EPOCH,
+            "",
+            StreamsGroupEpoch(3, 7, 2, (("num.standby.replicas", "1"),)),
             "0011000167",
             "000000000003000000000000000702000400000002011902156e756d2e7374616e6462792e7265706c69636173023100",
         ),
         (
-            Kind.GROUP_EPOCH,
+            StreamsGroupRecordType.GROUP_EPOCH,
             "",
-            GroupEpoch(3, 7, 0),
+            StreamsGroupEpoch(3, 7, 0),
             "0011000167",
             "000000000003000000000000000701000400000000",
         ),
         (
-            Kind.MEMBER,
+            StreamsGroupRecordType.MEMBER,
             "m",
             MEMBER,
             "001300016700016d",
             "00000002720263026800000005000000010270010278fde80002057a6f6e6502610000",
         ),
         (
-            Kind.MEMBER,
+            StreamsGroupRecordType.MEMBER,
             "m",
             MEMBER._replace(rack_id=None, endpoint=None, tags=()),
             "001300016700016d",
             "000000000263026800000005000000010270ff0100",
         ),
-        (Kind.TARGET_EPOCH, "", TargetEpoch(7), "0014000167", "00000000000700"),
-        (Kind.TARGET_EPOCH, "", TargetEpoch(7, 258), "0014000167", "0000000000070100080000000000000102"),
+        (StreamsGroupRecordType.TARGET_EPOCH, "", StreamsTargetEpoch(7), "0014000167", "00000000000700"),
         (
-            Kind.TARGET,
+            StreamsGroupRecordType.TARGET_EPOCH,
+            "",
+            StreamsTargetEpoch(7, 258),
+            "0014000167",
+            "0000000000070100080000000000000102",
+        ),
+        (
+            StreamsGroupRecordType.TARGET,
             "m",
             TASKS,
             "001500016700016d",
             "0000020230030000000000000002000202310200000001000100",
         ),
         (
-            Kind.CURRENT,
+            StreamsGroupRecordType.CURRENT,
             "m",
             REVOKING,
             "001600016700016d",
@@ -104,20 +116,20 @@ TOPOLOGY = Topology(
             "00000003010100",
         ),
         (
-            Kind.TOPOLOGY,
+            StreamsGroupRecordType.TOPOLOGY,
             "",
             TOPOLOGY,
             "0017000167",
             "000000000001020230030261026201020c672d6368616e67656c6f67000000000003020f636c65616e75702e706f6c6963"
             "7908636f6d7061637400000206672d7265700206672d726570000000040000010002030000000101020000000000",
         ),
-        (Kind.TARGET, "m", None, "001500016700016d", None),
+        (StreamsGroupRecordType.TARGET, "m", None, "001500016700016d", None),
     ],
 )
 def test_bytes_are_those_that_kafka_writes(
-    kind: Kind, name: str, stored: object, key: str, value: str | None
+    kind: StreamsGroupRecordType, name: str, stored: object, key: str, value: str | None
 ) -> None:
-    record = Record(kind, "g", name, stored)
+    record = ModernGroupRecord(kind, "g", name, stored)
     expected = bytes.fromhex(key), None if value is None else bytes.fromhex(value)
-    assert FORMS.encode(record) == expected
-    assert FORMS.decode(*expected) == record
+    assert STREAMS_GROUP_CODEC.encode(record) == expected
+    assert STREAMS_GROUP_CODEC.decode(*expected) == record

@@ -7,26 +7,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.groups.streams.world import COUNTING, GROUP, Client, FakeTopics, World
 
-from penstock.groups.consumer.values import JOINING
-from penstock.groups.messages import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.groups.streams import topology as topology_module
-from penstock.groups.streams.assignor import Candidate, assign_sticky
-from penstock.groups.streams.topology import TASKS_MAX, StatusCode, configure
-from penstock.groups.streams.values import (
+from penstock.groups.streams.streams_group import StreamsAssignorMember, assign_sticky
+from penstock.groups.streams.topology import (
     NO_TASK_SETS,
+    TASKS_MAX,
     CopartitionGroup,
     Endpoint,
     InternalTopic,
+    StreamsStatusCode,
     Subtopology,
     TaskSets,
     Topology,
+    configure_topology,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
 
 EVERY_TASK = {(name, partition) for name in ("0", "1") for partition in range(4)}
 
 
-def codes(client: Client) -> list[StatusCode]:
+def codes(client: Client) -> list[StreamsStatusCode]:
     assert client.last is not None
     return [status.code for status in client.last.statuses]
 
@@ -39,7 +41,7 @@ def test_a_group_waits_for_its_internal_topics_and_then_assigns_every_task_once(
     world = World()
     a, b = world.client("a"), world.client("b")
     reply = world.beat(a)
-    assert codes(a) == [StatusCode.MISSING_INTERNAL_TOPICS]
+    assert codes(a) == [StreamsStatusCode.MISSING_INTERNAL_TOPICS]
     assert [(topic.name, topic.partitions) for topic in reply.topics_to_create] == [
         ("g-changelog", 4),
         ("g-repartition", 4),
@@ -59,7 +61,7 @@ def test_missing_sources_are_named_and_assigned_once_they_are_there() -> None:
     world = World(topics=FakeTopics(clicks=2))
     a = world.client("a")
     reply = world.beat(a)
-    assert codes(a) == [StatusCode.MISSING_SOURCE_TOPICS]
+    assert codes(a) == [StreamsStatusCode.MISSING_SOURCE_TOPICS]
     assert "views" in reply.statuses[0].detail
     assert reply.topics_to_create == ()
     world.topics.put("views", 3)
@@ -71,8 +73,8 @@ def test_the_first_assignment_waits_for_more_members() -> None:
     world = World(initial_delay_ms=3_000, topics=ready_topics())
     a, b = world.client("a"), world.client("b")
     reply = world.beat(a)
-    assert codes(a) == [StatusCode.ASSIGNMENT_DELAYED]
-    assert reply.member_epoch > JOINING, "epoch 0 would be another join"
+    assert codes(a) == [StreamsStatusCode.ASSIGNMENT_DELAYED]
+    assert reply.member_epoch > JOIN_GROUP_MEMBER_EPOCH, "epoch 0 would be another join"
     assert not a.owned
     world.beat(b)
     world.pass_time(3_000)
@@ -191,7 +193,7 @@ def test_a_shutdown_reaches_every_member() -> None:
     world.beat(b)
     world.beat(a, shutdown_application=True)
     world.beat(b)
-    assert StatusCode.SHUTDOWN_APPLICATION in codes(b)
+    assert StreamsStatusCode.SHUTDOWN_APPLICATION in codes(b)
 
 
 def test_endpoints_say_where_partitions_can_be_queried() -> None:
@@ -266,24 +268,24 @@ def joined(*counts: int, fixed: int = 0) -> tuple[Topology, FakeTopics]:
 
 
 def test_repartition_topics_get_the_partitions_of_what_they_are_joined_with() -> None:
-    configured = configure(*joined(3, 3))
+    configured = configure_topology(*joined(3, 3))
     assert configured.internal_topics["r"].partitions == 3
     assert configured.task_counts == {"0": 7, "1": 3}
 
 
 @pytest.mark.parametrize(("counts", "fixed"), [((3, 4), 0), ((3, 3), 5)])
 def test_topics_that_cannot_be_copartitioned_are_named(counts: tuple[int, ...], fixed: int) -> None:
-    status = configure(*joined(*counts, fixed=fixed)).status
+    status = configure_topology(*joined(*counts, fixed=fixed)).status
     assert status is not None
-    assert status.code is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
+    assert status.code is StreamsStatusCode.INCORRECTLY_PARTITIONED_TOPICS
 
 
 def test_an_internal_topic_with_other_partitions_is_named() -> None:
     topics = ready_topics()
     topics.put("g-changelog", 3)
-    status = configure(COUNTING, topics).status
+    status = configure_topology(COUNTING, topics).status
     assert status is not None
-    assert status.code is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
+    assert status.code is StreamsStatusCode.INCORRECTLY_PARTITIONED_TOPICS
 
 
 def test_a_long_chain_of_repartition_topics_costs_each_subtopology_one_round(
@@ -308,7 +310,7 @@ def test_a_long_chain_of_repartition_topics_costs_each_subtopology_one_round(
         )
         for link in reversed(range(length))
     ]
-    found = configure(Topology(0, tuple(links)), FakeTopics(clicks=3))
+    found = configure_topology(Topology(0, tuple(links)), FakeTopics(clicks=3))
     assert {topic.partitions for topic in found.internal_topics.values()} == {3}
     assert len(found.missing_topics) == length - 1
     assert asked <= 2 * length
@@ -316,9 +318,12 @@ def test_a_long_chain_of_repartition_topics_costs_each_subtopology_one_round(
 
 def test_a_topology_with_too_many_tasks_is_refused() -> None:
     parts = tuple(Subtopology(f"{number:03d}", source_topics=("clicks",)) for number in range(201))
-    assert sum(configure(Topology(0, parts[:200]), FakeTopics(clicks=100)).task_counts.values()) == TASKS_MAX
+    assert (
+        sum(configure_topology(Topology(0, parts[:200]), FakeTopics(clicks=100)).task_counts.values())
+        == TASKS_MAX
+    )
     with pytest.raises(ApiError) as refused:
-        configure(Topology(0, parts), FakeTopics(clicks=100))
+        configure_topology(Topology(0, parts), FakeTopics(clicks=100))
     assert refused.value.code is ErrorCode.streams_invalid_topology
 
 
@@ -331,7 +336,7 @@ def test_a_loop_of_repartition_topics_is_refused() -> None:
         ),
     )
     with pytest.raises(ApiError) as refused:
-        configure(loop, FakeTopics())
+        configure_topology(loop, FakeTopics())
     assert refused.value.code is ErrorCode.streams_invalid_topology
 
 
@@ -348,11 +353,14 @@ def test_a_loop_of_repartition_topics_is_refused() -> None:
 def test_tasks_are_spread_evenly_and_stay_where_they_can(
     processes: list[int], counts: dict[str, int], replicas: int, gone: int
 ) -> None:
-    members = {f"m{n}": Candidate(str(process), NO_TASK_SETS) for n, process in enumerate(processes)}
+    members = {
+        f"m{n}": StreamsAssignorMember(str(process), NO_TASK_SETS) for n, process in enumerate(processes)
+    }
     tasks = {(name, partition) for name, count in counts.items() for partition in range(count)}
     first = assign_sticky(members, counts, counts, replicas)
     again = {
-        member_id: Candidate(member.process_id, first[member_id]) for member_id, member in members.items()
+        member_id: StreamsAssignorMember(member.process_id, first[member_id])
+        for member_id, member in members.items()
     }
     assert assign_sticky(again, counts, counts, replicas) == first, "nothing changed, so nothing moves"
     left = dict(list(again.items())[gone:]) or again
@@ -412,13 +420,17 @@ def test_no_task_is_ever_active_twice(
                 world.standby_replicas = number % 3
             case "crash":
                 # The process ends; the next one is another member of the same name.
-                client.epoch, client.owned, client.assigned = JOINING, NO_TASK_SETS, NO_TASK_SETS
+                client.epoch, client.owned, client.assigned = (
+                    JOIN_GROUP_MEMBER_EPOCH,
+                    NO_TASK_SETS,
+                    NO_TASK_SETS,
+                )
         world.check()
     world.standby_replicas = min(world.standby_replicas, 1)
     world.pass_time(100_000)
     for client in world.clients.values():
         client.epoch, client.owned, client.assigned, client.is_member = (
-            JOINING,
+            JOIN_GROUP_MEMBER_EPOCH,
             NO_TASK_SETS,
             NO_TASK_SETS,
             True,

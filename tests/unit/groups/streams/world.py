@@ -4,13 +4,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from penstock.groups.consumer.values import JOINING, LEFT
-from penstock.groups.settings import GroupSettings
-from penstock.groups.shard import GroupShard
-from penstock.groups.streams.group import StreamsGroup
-from penstock.groups.streams.heartbeat import heartbeat
-from penstock.groups.streams.messages import StreamsHeartbeat, StreamsHeartbeatReply
-from penstock.groups.streams.values import (
+from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_MEMBER_EPOCH
+from penstock.groups.group import CoordinatorResult
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.streams.streams_group import StreamsGroup, StreamsHeartbeatReply, StreamsHeartbeatRequest
+from penstock.groups.streams.streams_heartbeat import streams_group_heartbeat
+from penstock.groups.streams.topology import (
     NO_TASK_SETS,
     CopartitionGroup,
     Endpoint,
@@ -20,7 +20,6 @@ from penstock.groups.streams.values import (
     Topology,
 )
 from penstock.groups.topics import Topic
-from penstock.groups.work import Work
 from penstock.protocol.errors import ErrorCode
 
 GROUP = "g"
@@ -71,7 +70,7 @@ class Client:
     process_id: str
     topology: Topology = COUNTING
     endpoint: Endpoint | None = None
-    epoch: int = JOINING
+    epoch: int = JOIN_GROUP_MEMBER_EPOCH
     owned: TaskSets = NO_TASK_SETS
     assigned: TaskSets = NO_TASK_SETS
     is_member: bool = False
@@ -96,8 +95,8 @@ class World:
     clients: dict[str, Client] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.settings = GroupSettings(streams_session_timeout_ms=SESSION_MS)
-        self.shard = GroupShard(self.settings, self.topics)
+        self.settings = GroupCoordinatorConfig(streams_session_timeout_ms=SESSION_MS)
+        self.shard = GroupCoordinatorShard(self.settings, self.topics)
         self.log: list[tuple[bytes, bytes | None]] = []
 
     @property
@@ -112,9 +111,9 @@ class World:
     def beat(
         self, client: Client, *, reply_lost: bool = False, take: bool = True, **more: object
     ) -> StreamsHeartbeatReply:
-        joins = client.epoch == JOINING
+        joins = client.epoch == JOIN_GROUP_MEMBER_EPOCH
         owned = NO_TASK_SETS if joins else client.owned
-        request = StreamsHeartbeat(
+        request = StreamsHeartbeatRequest(
             group_id=GROUP,
             member_id=client.member_id,
             member_epoch=client.epoch,
@@ -132,16 +131,16 @@ class World:
             **more,  # type: ignore[arg-type]
         )
         client.reported = None if reply_lost else owned
-        (reply,) = self.perform(heartbeat(self.shard, request, "token", now_ms=self.now_ms))
+        (reply,) = self.perform(streams_group_heartbeat(self.shard, request, "token", now_ms=self.now_ms))
         if not reply_lost:
             self._hear(client, reply, take=take)
         return reply
 
     def leave(self, client: Client) -> None:
-        client.epoch = LEFT
+        client.epoch = LEAVE_GROUP_MEMBER_EPOCH
         self.beat(client)
         client.epoch, client.is_member, client.owned, client.assigned = (
-            JOINING,
+            JOIN_GROUP_MEMBER_EPOCH,
             False,
             NO_TASK_SETS,
             NO_TASK_SETS,
@@ -153,7 +152,7 @@ class World:
             client.reported = None
         if reply.error in (ErrorCode.fenced_member_epoch, ErrorCode.unknown_member_id):
             client.epoch, client.owned, client.assigned, client.is_member = (
-                JOINING,
+                JOIN_GROUP_MEMBER_EPOCH,
                 NO_TASK_SETS,
                 NO_TASK_SETS,
                 False,
@@ -166,7 +165,7 @@ class World:
                 client.assigned = reply.assigned
             client.settle(take=take)
 
-    def perform(self, work: Work) -> list[StreamsHeartbeatReply]:
+    def perform(self, work: CoordinatorResult) -> list[StreamsHeartbeatReply]:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)
@@ -179,7 +178,7 @@ class World:
 
     def reload(self) -> None:
         """Another node becomes the coordinator."""
-        loaded = GroupShard(self.settings, self.topics)
+        loaded = GroupCoordinatorShard(self.settings, self.topics)
         for key, value in self.log:
             loaded.replay(key, value)
         assert loaded.stored() == self.shard.stored()
@@ -215,7 +214,7 @@ class World:
         for _ in range(8):
             self.pass_time(1_000)
             for client in self.clients.values():
-                if client.epoch != JOINING or client.is_member:
+                if client.epoch != JOIN_GROUP_MEMBER_EPOCH or client.is_member:
                     self.beat(client)
                     self.check()
             self.create_internal_topics()

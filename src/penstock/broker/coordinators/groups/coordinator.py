@@ -1,34 +1,95 @@
-"""Consumer groups on the coordinator runtime."""
+"""The group coordinator of a broker, on the coordinator runtime, and the topics of the cluster image as the group
+rules see them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from penstock.broker.group_topics import GroupTopics
-from penstock.broker.internal_topics import OFFSETS
-from penstock.broker.sharded_coordinator import ShardedCoordinator
-from penstock.cluster.delta import ImageDelta
-from penstock.groups.settings import GroupSettings
+from penstock.broker.config.internal_topics import CONSUMER_OFFSETS_TOPIC
+from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
+from penstock.cluster.image import ImageDelta
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.topics import Topic
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinator_runtime import Token, Work
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.runtime.runtime import CoordinatorResult, Token
     from penstock.broker.node import Node
-    from penstock.broker.settings import Settings
-    from penstock.groups.shard import GroupShard
-    from penstock.log.transactions import VerificationGuard
-    from penstock.protocol.records import EndMarker
+    from penstock.cluster.image import TopicState
+    from penstock.groups.group_shard import GroupCoordinatorShard
+    from penstock.log.producer_state import VerificationGuard
+    from penstock.protocol.record_batch import EndMarker
+
+
+class GroupTopics:
+    """`node.groups.topics`. `version` changes only when something changes that groups depend on.
+
+    Leaders and in-sync replicas change often and do not affect groups, so they do not change `version`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known: dict[str, Topic] = {}
+        self._racks: dict[int, str | None] = {}
+        self.version = 0
+
+    def get(self, name: str) -> Topic | None:
+        known = self._known.get(name)
+        if known is None:
+            state = self._node.image.topics.get(name)
+            if state is not None:
+                known = self._known[name] = self._topic(state)
+        return known
+
+    def by_id(self, id: UUID) -> Topic | None:
+        state = self._node.image.topics_by_id.get(id)
+        return None if state is None else self.get(state.name)
+
+    def names(self) -> Collection[str]:
+        return self._node.image.topics.keys()
+
+    def image_changed(self, delta: ImageDelta) -> None:
+        """Called as soon as the new image is visible, before any group operation reads it."""
+        is_news = bool(delta.topics_deleted or delta.topics_created)
+        for topic in (*delta.topics_deleted, *delta.topics_created):
+            self._known.pop(topic.name, None)
+        if delta.brokers_changed and self._racks_changed():
+            self._known.clear()
+            is_news = True
+        for name in dict.fromkeys(topic for topic, _ in delta.partitions_changed):
+            known = self._known.pop(name, None)
+            is_news |= known is not None and known != self.get(name)
+        self.version += is_news
+
+    def _topic(self, state: TopicState) -> Topic:
+        """Partition numbers run from 0 without gaps; `state.partitions` may hold them in any order."""
+        partitions = state.partitions
+        racks = (self._racks_of(partitions[number].replicas) for number in range(len(partitions)))
+        return Topic(state.name, state.id, tuple(racks))
+
+    def _racks_of(self, replicas: tuple[int, ...]) -> frozenset[str]:
+        racks = (self._racks.get(broker_id) for broker_id in replicas)
+        return frozenset(rack for rack in racks if rack is not None)
+
+    def _racks_changed(self) -> bool:
+        racks = {broker.id: broker.rack for broker in self._node.image.brokers.values()}
+        changed = racks != self._racks
+        self._racks = racks
+        return changed
+
 
 logger = logging.getLogger("penstock.groups")
 
-OFFSETS_TOPIC: Final = OFFSETS.name
+OFFSETS_TOPIC: Final = CONSUMER_OFFSETS_TOPIC.name
 _MINUTE_MS: Final = 60_000
-_NO_COORDINATOR: Final = frozenset(
+_COORDINATOR_MOVED_CODES: Final = frozenset(
     {
         ErrorCode.not_coordinator,
         ErrorCode.coordinator_not_available,
@@ -37,34 +98,34 @@ _NO_COORDINATOR: Final = frozenset(
 )
 
 
-class GroupCoordinator(ShardedCoordinator["GroupShard"]):
-    """`node.groups`: what the group handlers talk to."""
+class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
+    """`node.groups`: the interface that the group handlers use."""
 
-    _IMPOSSIBLE_KEY = ErrorCode.invalid_group_id
+    _INVALID_KEY_CODE = ErrorCode.invalid_group_id
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node, OFFSETS)
+        super().__init__(node, CONSUMER_OFFSETS_TOPIC)
         self._settings = group_settings(node.settings)
         self._groups_max = node.settings.integer("penstock.groups.max")
-        self._room_left = 0  # groups that may be made before they have to be counted again
+        self._groups_left = 0  # groups that may still be created before the existing groups are counted again
         self.topics = GroupTopics(node)
 
     def image_changed(self, delta: ImageDelta) -> None:
-        """Deleted topics take their offsets with them."""
-        self._room_left = 0  # shards may come with their groups
+        """Remove the committed offsets of deleted topics."""
+        self._groups_left = 0  # newly led shards may bring groups
         self.topics.image_changed(delta)
         deleted = tuple(topic.name for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC)
         if deleted and self.shards():
             self._node.spawn(self._forget_topics(deleted))
         super().image_changed(delta)
 
-    def check_room(self, group_id: str) -> None:
-        """Raises ApiError POLICY_VIOLATION for a group that would be one too many on this node."""
-        self._room_left -= 1
-        if self._room_left >= 0:
+    def check_group_limit(self, group_id: str) -> None:
+        """Raise ApiError POLICY_VIOLATION if the group is new and this node has `penstock.groups.max` groups."""
+        self._groups_left -= 1
+        if self._groups_left >= 0:
             return
-        self._room_left = self._groups_max - sum(len(shard.groups) for shard in self.loaded_shards()) - 1
-        if self._room_left >= 0:
+        self._groups_left = self._groups_max - sum(len(shard.groups) for shard in self.loaded_shards()) - 1
+        if self._groups_left >= 0:
             return
         shard = self._runtime.loaded_shard(self.shard_of(group_id))
         if shard is not None and group_id not in shard.groups:
@@ -72,20 +133,24 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
             raise ApiError(ErrorCode.policy_violation, message)
 
     async def write_verified(
-        self, group_id: str, operation: Callable[[GroupShard, Token], Work], guard: VerificationGuard | None
+        self,
+        group_id: str,
+        operation: Callable[[GroupCoordinatorShard, Token], CoordinatorResult],
+        guard: VerificationGuard | None,
     ) -> Any:
-        """As `write`, for a producer's transaction: refused if that may have ended since it was verified."""
+        """Like `write`, for records in a transaction; fails if it may have ended since it was verified."""
         return await self._runtime.write(self.shard_of(group_id), operation, guard)
 
     async def write_marker(self, index: int, marker: EndMarker, transaction_version: int = 0) -> None:
-        """End a transaction in one of the shards. Returns once that is committed.
+        """Write a transaction marker to one of the shards. Returns once the marker is committed.
 
-        Raises ApiError; who asks is a broker and knows partitions, not coordinators.
+        Raises ApiError. A "coordinator moved" error becomes NOT_LEADER_OR_FOLLOWER, because the caller is a broker that
+        looks up the leaders of partitions, not coordinators.
         """
         try:
             await self._runtime.write_marker(index, marker, transaction_version)
         except ApiError as error:
-            if error.code in _NO_COORDINATOR:
+            if error.code in _COORDINATOR_MOVED_CODES:
                 raise ApiError(ErrorCode.not_leader_or_follower) from error
             raise
 
@@ -93,11 +158,11 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
     def new_member_id(prefix: str) -> str:
         return f"{prefix}-{uuid4()}"
 
-    def _new_shard(self) -> GroupShard:
-        from penstock.broker.group_settings import effective_group_settings
-        from penstock.groups.shard import GroupShard
+    def _new_shard(self) -> GroupCoordinatorShard:
+        from penstock.broker.coordinators.groups.group_config import effective_group_config
+        from penstock.groups.group_shard import GroupCoordinatorShard
 
-        return GroupShard(self._settings, self.topics, partial(effective_group_settings, self._node))
+        return GroupCoordinatorShard(self._settings, self.topics, partial(effective_group_config, self._node))
 
     async def _forget_topics(self, topics: tuple[str, ...]) -> None:
         now_ms = self._node.now_ms()
@@ -114,8 +179,8 @@ class GroupCoordinator(ShardedCoordinator["GroupShard"]):
             logger.warning("some offsets of the deleted topics %s remain: %s", topics, error)
 
 
-def group_settings(settings: Settings) -> GroupSettings:
-    return GroupSettings(
+def group_settings(settings: NodeSettings) -> GroupCoordinatorConfig:
+    return GroupCoordinatorConfig(
         session_timeout_min_ms=settings.integer("group.min.session.timeout.ms"),
         session_timeout_max_ms=settings.integer("group.max.session.timeout.ms"),
         initial_rebalance_delay_ms=settings.integer("group.initial.rebalance.delay.ms"),

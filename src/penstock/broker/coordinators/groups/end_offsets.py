@@ -1,4 +1,7 @@
-"""Where partitions end, wherever they are led: what a lag is counted from."""
+"""The high watermarks of partitions, requested from their leaders with one ListOffsets request per leader.
+
+The lag of a group is computed from them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.broker_calls import ask_broker
+from penstock.broker.network.requests import call_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
 
@@ -20,13 +23,13 @@ _NOT_A_REPLICA: Final = -1
 _TIMEOUT_S: Final = 5.0
 
 #: topic, partition
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 
 
-async def end_offsets(node: Node, places: Iterable[Place]) -> dict[Place, int | ApiError]:
-    """High watermarks, or why one is not known; one request for each leader."""
-    by_leader: dict[int, list[Place]] = {}
-    found: dict[Place, int | ApiError] = {}
+async def end_offsets(node: Node, places: Iterable[PartitionKey]) -> dict[PartitionKey, int | ApiError]:
+    """Return each high watermark, or the error why it is unknown. Sends one request per leader."""
+    by_leader: dict[int, list[PartitionKey]] = {}
+    found: dict[PartitionKey, int | ApiError] = {}
     for topic, index in places:
         state = node.image.partition(topic, index)
         if state is None:
@@ -35,16 +38,20 @@ async def end_offsets(node: Node, places: Iterable[Place]) -> dict[Place, int | 
             found[topic, index] = ApiError(ErrorCode.leader_not_available)
         else:
             by_leader.setdefault(state.leader, []).append((topic, index))
-    answers = await asyncio.gather(*(_ask(node, leader, asked) for leader, asked in by_leader.items()))
+    answers = await asyncio.gather(
+        *(_list_offsets(node, leader, asked) for leader, asked in by_leader.items())
+    )
     for answer in answers:
         found.update(answer)
     return found
 
 
-async def _ask(node: Node, leader: int, places: list[Place]) -> dict[Place, int | ApiError]:
+async def _list_offsets(
+    node: Node, leader: int, places: list[PartitionKey]
+) -> dict[PartitionKey, int | ApiError]:
     try:
-        response = await ask_broker(
-            node, leader, _LIST_OFFSETS, _request(places), timeout_s=_TIMEOUT_S, purpose="lag"
+        response = await call_broker(
+            node, leader, _LIST_OFFSETS, _list_offsets_request(places), timeout_s=_TIMEOUT_S, purpose="lag"
         )
     except ApiError as error:
         return dict.fromkeys(places, error)
@@ -57,7 +64,7 @@ async def _ask(node: Node, leader: int, places: list[Place]) -> dict[Place, int 
     }
 
 
-def _request(places: list[Place]) -> Any:
+def _list_offsets_request(places: list[PartitionKey]) -> Any:
     request = schema_class("list_offsets.v11.request:ListOffsetsRequest")
     topic_class = schema_class("list_offsets.v11.request:ListOffsetsTopic")
     part_class = schema_class("list_offsets.v11.request:ListOffsetsPartition")

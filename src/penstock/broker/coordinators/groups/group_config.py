@@ -1,36 +1,34 @@
-"""What the settings of a group are on this node now: its own, the node's defaults, and the node's bounds."""
+"""The effective configuration of a group on this broker: the group's own settings, the broker's defaults and the
+broker's bounds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.topic_settings import node_layers
-from penstock.cluster.effective import Layer
-from penstock.cluster.group_settings import (
-    effective_group_values,
-    reset_duration_ms,
-    within_bounds,
-)
-from penstock.cluster.state import ResourceType
-from penstock.groups.config import GroupConfig, OffsetReset
+from penstock.broker.config.effective_settings import node_layers
+from penstock.cluster.group_settings import clamp_to_bounds, effective_group_values, reset_duration_ms
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_settings import ConfigLayer
+from penstock.groups.group_config import GroupConfig, OffsetReset
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
 
-#: Groups whose settings are remembered; one that nobody asked for lately is looked up again.
-_REMEMBERED_MAX: Final = 10_000
+#: Groups whose configuration is cached. The cache is cleared when it is full.
+_CACHED_GROUPS_MAX: Final = 10_000
 
 
-class GroupConfigs:
-    """Looked up once per group and image: an image that was replaced may say something else."""
+class GroupConfigManager:
+    """Caches the configuration of each group until the cluster image changes, since a new image may change it."""
 
     __slots__ = ("_configs", "_image", "_layers", "_node")
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._image: object = None
-        self._layers: tuple[Layer, ...] = ()
+        self._layers: tuple[ConfigLayer, ...] = ()
         self._configs: dict[str, GroupConfig] = {}
 
     def of(self, group_id: str) -> GroupConfig:
@@ -40,21 +38,21 @@ class GroupConfigs:
             self._layers = node_layers(node.settings, node.image)
         config = self._configs.get(group_id)
         if config is None:
-            if len(self._configs) >= _REMEMBERED_MAX:
+            if len(self._configs) >= _CACHED_GROUPS_MAX:
                 self._configs.clear()
             own = node.image.config(ResourceType.GROUP, group_id)
-            config = self._configs[group_id] = group_config(own, self._layers)
+            config = self._configs[group_id] = resolve_group_config(own, self._layers)
         return config
 
 
-def effective_group_settings(node: Node, group_id: str) -> GroupConfig:
-    """Cheap to ask for on every request."""
+def effective_group_config(node: Node, group_id: str) -> GroupConfig:
+    """Return the configuration of a group. It is cached, so every request may call this."""
     return node.group_configs.of(group_id)
 
 
-def group_config(own: Mapping[str, str], layers: tuple[Layer, ...]) -> GroupConfig:
+def resolve_group_config(own: Mapping[str, str], layers: tuple[ConfigLayer, ...]) -> GroupConfig:
     value: dict[str, Any] = {
-        name: within_bounds(name, effective.value, layers)
+        name: clamp_to_bounds(name, effective.value, layers)
         for name, effective in effective_group_values(own, layers).items()
     }
     backoff_ms, jitter_ms = value["penstock.share.backoff.ms"], value["penstock.share.backoff.jitter.ms"]

@@ -1,14 +1,14 @@
 """The coordinator runtime: runs a pure shard on the log of its partition.
 
-An operation decides on records and replies. The records are appended as one batch and replayed into the
-shard at once, so that the next operation sees them; the replies are given out when the high watermark has
-passed them, so that nobody outside does before they are safe. Whatever breaks that order discards the shard,
-and it is loaded again from the log. A shard lives as long as the leader epoch in which it was loaded: what it
-decides on later is refused, and whoever leads then has loaded it from everything that was committed.
+An operation decides records and replies. The runtime appends the records as one batch and replays them into the
+shard at once, so that the next operation sees them. It releases the replies when the high watermark has passed the
+records, so that no client sees a result before it is safe. If anything breaks this order, the runtime discards the
+shard and loads it again from the log. A shard lives as long as the leader epoch in which it was loaded: appends
+that it decides later are refused, and the next leader has loaded everything that was committed.
 
-While nothing is committed, because too few replicas are in sync or this leader has been left alone, those who wait
-are sent away after a while and newcomers at once: what they asked for may or may not have been done. Members do not
-run out of time meanwhile, as they cannot be heard.
+While nothing is committed, because too few replicas are in sync or because the leader is isolated, the runtime
+fails waiting requests after a timeout and new requests at once; the operation may or may not have been done.
+Members do not time out meanwhile, because the coordinator cannot accept their heartbeats.
 """
 
 from __future__ import annotations
@@ -19,35 +19,43 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic
 
-from penstock.broker.active_shard import ActiveShard, Clock, Partition, Result, ShardT, Token, Work
-from penstock.broker.coordinator_replay import replay_log
+from penstock.broker.coordinators.runtime.active_shard import (
+    ActiveShard,
+    Clock,
+    CoordinatorPartition,
+    CoordinatorResult,
+    Result,
+    ShardT,
+    Token,
+    replay_log,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.log.transactions import VerificationGuard
-    from penstock.protocol.records import EndMarker
+    from penstock.log.producer_state import VerificationGuard
+    from penstock.protocol.record_batch import EndMarker
 
-__all__ = ("ActiveShard", "CoordinatorRuntime", "ShardT", "Token", "Work")
+__all__ = ("ActiveShard", "CoordinatorResult", "CoordinatorRuntime", "ShardT", "Token")
 
 logger = logging.getLogger("penstock.coordinator")
 
-#: A request that finds its shard loading waits this long before it is sent away to try again.
-_LOAD_PATIENCE_S: Final = 0.25
+#: A request whose shard is loading waits this long before it fails with COORDINATOR_LOAD_IN_PROGRESS.
+_LOAD_WAIT_S: Final = 0.25
 
 
 class CoordinatorRuntime(Generic[ShardT]):
-    """The shards of one internal topic that live on this node."""
+    """The shards of one internal topic that this node leads."""
 
     def __init__(
         self,
         *,
         new_shard: Callable[[], ShardT],
-        find_partition: Callable[[int], Partition | None],
+        find_partition: Callable[[int], CoordinatorPartition | None],
         now_ms: Clock,
         in_thread: Callable[..., Awaitable[Any]],
         commit_timeout_s: float = 5.0,
     ) -> None:
-        """Who waits for longer than `commit_timeout_s` for a commit is told COORDINATOR_NOT_AVAILABLE."""
+        """A request that waits longer than `commit_timeout_s` for a commit fails with COORDINATOR_NOT_AVAILABLE."""
         self._new_shard = new_shard
         self._find_partition = find_partition
         self._now_ms = now_ms
@@ -60,21 +68,21 @@ class CoordinatorRuntime(Generic[ShardT]):
     async def write(
         self,
         index: int,
-        operation: Callable[[ShardT, Token], Work],
+        operation: Callable[[ShardT, Token], CoordinatorResult],
         guard: VerificationGuard | None = None,
     ) -> Any:
-        """The reply, once it is committed. Raises ApiError when this node cannot give it."""
+        """Return the reply once it is committed. Raises ApiError if this node cannot give it."""
         return await (await self._ready(index)).submit(operation, guard)
 
     async def read(self, index: int, question: Callable[[ShardT], Result]) -> Result:
         return await (await self._ready(index)).read(question)
 
     async def write_marker(self, index: int, marker: EndMarker, transaction_version: int = 0) -> None:
-        """Returns once the end of the transaction is committed. Raises ApiError when this node cannot say so."""
+        """Return once the end of the transaction is committed. Raises ApiError if this node cannot confirm that."""
         await (await self._ready(index)).write_marker(marker, transaction_version)
 
     async def active(self, index: int) -> ActiveShard[ShardT]:
-        """The shard in its present life, which ends with the leader epoch: `is_closed` says so. Raises ApiError."""
+        """Return the active shard. It lives as long as its leader epoch, then `is_closed` is set. Raises ApiError."""
         return await self._ready(index)
 
     def loaded_shards(self) -> list[ShardT]:
@@ -85,7 +93,7 @@ class CoordinatorRuntime(Generic[ShardT]):
         return None if active is None else active.shard
 
     def load(self, index: int) -> asyncio.Task[None]:
-        """Begin to load a shard, if nobody has. Timeouts run from when it is loaded."""
+        """Begin to load a shard unless it is already loading. Its timeouts start when it is loaded."""
         self._unload_outdated(index)
         task = self._loads.get(index)
         if task is None:
@@ -94,7 +102,7 @@ class CoordinatorRuntime(Generic[ShardT]):
         return task
 
     def unload(self, index: int) -> None:
-        """The partition is gone: whoever waits must look for its new place."""
+        """Drop a shard whose partition this node no longer leads. Clients that wait must find the new coordinator."""
         if (task := self._loads.get(index)) is not None:
             task.cancel()
         if (active := self._active.pop(index, None)) is not None:
@@ -105,8 +113,8 @@ class CoordinatorRuntime(Generic[ShardT]):
         if active is not None and not self._is_current(active.partition, index, active.leader_epoch):
             self.unload(index)
 
-    def _is_current(self, partition: Partition, index: int, leader_epoch: int) -> bool:
-        """Still the same topic, led from here without a break."""
+    def _is_current(self, partition: CoordinatorPartition, index: int, leader_epoch: int) -> bool:
+        """Whether this node has led the same partition without interruption in this epoch."""
         return self._find_partition(index) is partition and partition.leader_epoch == leader_epoch
 
     def close(self) -> None:
@@ -121,7 +129,7 @@ class CoordinatorRuntime(Generic[ShardT]):
             return active
         if self._is_closed or self._find_partition(index) is None:
             raise ApiError(ErrorCode.not_coordinator)
-        await asyncio.wait((self.load(index),), timeout=_LOAD_PATIENCE_S)
+        await asyncio.wait((self.load(index),), timeout=_LOAD_WAIT_S)
         active = self._active.get(index)
         if active is None:
             is_loading = index in self._loads
@@ -136,7 +144,7 @@ class CoordinatorRuntime(Generic[ShardT]):
             partition = self._find_partition(index)
             if partition is None:
                 return
-            # All that is in the log counts: what is not committed yet will be, or this node leads no more.
+            # Uncommitted records count too: either they will be committed, or this node loses the leadership.
             shard, end, epoch = self._new_shard(), partition.log.end, partition.leader_epoch
             try:
                 await replay_log(shard, partition.log, end, self._in_thread)
@@ -147,7 +155,7 @@ class CoordinatorRuntime(Generic[ShardT]):
                 self._activate(index, shard, partition, end.offset - 1)
                 return
 
-    def _activate(self, index: int, shard: ShardT, partition: Partition, last_offset: int) -> None:
+    def _activate(self, index: int, shard: ShardT, partition: CoordinatorPartition, last_offset: int) -> None:
         active = ActiveShard(
             shard,
             partition,

@@ -1,4 +1,4 @@
-"""A shard of the schedule at work: on the leader of its partition, for as long as it leads in that epoch."""
+"""A schedule shard on the leader of its partition, for as long as this broker leads the partition in that epoch."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.broker.schedule.blocks import BlockFile
-from penstock.broker.schedule.index import Indexes
-from penstock.broker.schedule.loading import load_groups, load_sources
-from penstock.broker.schedule.releaser import Releaser
-from penstock.broker.schedule.wire import Ask, What
+from penstock.broker.coordinators.schedule.messages import ScheduleOperation, ScheduleRequest
+from penstock.broker.coordinators.schedule.releaser import Releaser
+from penstock.broker.coordinators.schedule.storage import BlockFile, DueIndex, load_groups, load_sources
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import Record, encode_batch
-from penstock.scheduling.records import Position, Source
-from penstock.scheduling.shard import KeyValue, ScheduleShard
+from penstock.protocol.record_batch import Record, encode_batch
+from penstock.scheduling.schedule_log import ScheduleSource, SourcePosition
+from penstock.scheduling.schedule_shard import KeyValue, ScheduleShard
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
-    from penstock.broker.schedule.service import Schedule
+    from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+    from penstock.broker.partition.partition import Partition
 
 logger = logging.getLogger("penstock.schedule")
 
 
-class ShardHost:
-    def __init__(self, schedule: Schedule, partition: Partition) -> None:
+class ActiveScheduleShard:
+    def __init__(self, schedule: ScheduleCoordinator, partition: Partition) -> None:
         self.schedule = schedule
         self.node = schedule.node
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self.indexes = Indexes(BlockFile(self.node.store.directory))
+        self.indexes = DueIndex(BlockFile(self.node.store.directory))
         self.shard = ScheduleShard(self.indexes)
         self.releaser = Releaser(self)
         self._knows_sources = self.is_loaded = False
@@ -50,34 +48,34 @@ class ShardHost:
 
     @property
     def knows_topics(self) -> bool:
-        """A topic that is not in the image has been deleted, and is not yet to come."""
-        return self.schedule.image_shows(self.partition.index, self.leader_epoch)
+        """Whether a topic that is not in the image was deleted, rather than being too new for the image."""
+        return self.schedule.image_includes_epoch(self.partition.index, self.leader_epoch)
 
     def close(self) -> None:
         self._task.cancel()
         self.releaser.close()
 
-    async def ask(self, ask: Ask) -> Position | None:
-        """What movers ask; answered when it is committed. Raises ApiError."""
+    async def ask(self, ask: ScheduleRequest) -> SourcePosition | None:
+        """Handle the request of a mover. Returns the source's position once it is committed. Raises ApiError."""
         self._check_ready(ask.what)
         if ask.source.topic_id not in self.node.image.topics_by_id:
             raise ApiError(ErrorCode.unknown_topic_id)
         match ask.what:
-            case What.REGISTER:
+            case ScheduleOperation.REGISTER:
                 self.append(self.shard.register(ask.source, ask.position))
-            case What.MOVE:
+            case ScheduleOperation.MOVE:
                 await self._take(ask)
         await self.committed()
         return self.shard.position(ask.source)
 
-    def _check_ready(self, what: What) -> None:
-        """Where sources are is known before what is held of them, so that producers need not wait for that."""
-        if not self.is_loaded and not (what is What.POSITION and self._knows_sources):
+    def _check_ready(self, what: ScheduleOperation) -> None:
+        """Raises ApiError if not loaded. Positions are loaded first, so that producers need not wait for the rest."""
+        if not self.is_loaded and not (what is ScheduleOperation.POSITION and self._knows_sources):
             raise ApiError(ErrorCode.coordinator_load_in_progress)
         if not self.is_current:
             raise ApiError(ErrorCode.not_coordinator)
 
-    async def _take(self, ask: Ask) -> None:
+    async def _take(self, ask: ScheduleRequest) -> None:
         expected = ask.position
         for chunk in ask.chunks:
             await self.releaser.gathered(ask.source)
@@ -88,7 +86,7 @@ class ShardHost:
         self.releaser.wake()
 
     def append(self, records: Sequence[KeyValue], codec: Codec = Codec.NONE) -> None:
-        """As one batch, replayed at once. Raises ApiError, and then nothing has changed."""
+        """Append the records as one batch and replay them. Raises ApiError, and then nothing has changed."""
         if not records:
             return
         if not self.partition.has_enough_replicas:
@@ -103,7 +101,7 @@ class ShardHost:
             self.shard.replay(base_offset + place, key, value)
 
     async def committed(self) -> None:
-        """Once all that was appended so far is. Raises ApiError when it never will be, by this leader."""
+        """Wait until everything appended so far is committed. Raises ApiError if this leader cannot commit it."""
         if self._last_offset >= 0:
             await self.partition.committed(self._last_offset)
 
@@ -129,10 +127,10 @@ class ShardHost:
             logger.info("schedule loaded", extra=extra)
 
     def earliest_due_ms(self) -> int | None:
-        """Of all sources."""
+        """The earliest due time of all sources."""
         firsts = (index.first_due_ms for index in self.indexes.by_source.values())
         return min((first_ms for first_ms in firsts if first_ms is not None), default=None)
 
-    def first_due_ms(self, source: Source) -> int | None:
+    def first_due_ms(self, source: ScheduleSource) -> int | None:
         index = self.indexes.by_source.get(source)
         return None if index is None else index.first_due_ms

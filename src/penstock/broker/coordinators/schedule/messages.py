@@ -1,4 +1,7 @@
-"""What movers ask of shards on other nodes: an API of our own, which clients are not told of."""
+"""The Schedule API (key 30000): requests of movers to schedule shards on other brokers.
+
+It is our own API, and clients do not see it.
+"""
 
 from __future__ import annotations
 
@@ -10,38 +13,37 @@ from uuid import UUID
 
 from penstock.protocol.compression import Codec
 from penstock.protocol.errors import ErrorCode, MalformedFrame
-from penstock.scheduling.held import open_block
-from penstock.scheduling.moving import Chunk
-from penstock.scheduling.records import Position, Source
+from penstock.scheduling.schedule_log import ScheduleSource, SourcePosition, open_block
+from penstock.scheduling.schedule_shard import HeldChunk
 
-_ASK: Final = struct.Struct(">b16siiqiI")  # what, source, position, count of chunks
-_CHUNK: Final = struct.Struct(">biqiII")  # codec, position, count of records, count of blocks
+_REQUEST: Final = struct.Struct(">b16siiqiI")  # operation, source, position, number of chunks
+_CHUNK: Final = struct.Struct(">biqiII")  # codec, position, number of records, number of blocks
 _SIZE: Final = struct.Struct(">I")
-_ANSWER: Final = struct.Struct(">hbiqi")  # error, whether there is a position, position
-_NO_POSITION: Final = Position(-1, -1, 0)
+_RESPONSE: Final = struct.Struct(">hbiqi")  # error, whether there is a position, position
+_NO_POSITION: Final = SourcePosition(-1, -1, 0)
 
 
-class What(IntEnum):
-    POSITION = 0  # where is the source?
-    REGISTER = 1  # begin at this position, unless the source is known
-    MOVE = 2  # from this position on, take over these chunks
+class ScheduleOperation(IntEnum):
+    POSITION = 0  # return the position of the source
+    REGISTER = 1  # start the source at this position, unless it is known
+    MOVE = 2  # store these chunks if the source is at this position
 
 
-class Ask(NamedTuple):
-    what: What
-    source: Source
-    position: Position = _NO_POSITION
-    chunks: Sequence[Chunk] = ()
+class ScheduleRequest(NamedTuple):
+    what: ScheduleOperation
+    source: ScheduleSource
+    position: SourcePosition = _NO_POSITION
+    chunks: Sequence[HeldChunk] = ()
 
 
-class Answer(NamedTuple):
+class ScheduleResponse(NamedTuple):
     error: ErrorCode
-    position: Position | None = None
+    position: SourcePosition | None = None
 
 
-def pack_ask(ask: Ask) -> bytes:
+def encode_request(ask: ScheduleRequest) -> bytes:
     source = ask.source
-    parts = [_ASK.pack(ask.what, source.topic_id.bytes, source.partition, *ask.position, len(ask.chunks))]
+    parts = [_REQUEST.pack(ask.what, source.topic_id.bytes, source.partition, *ask.position, len(ask.chunks))]
     for chunk in ask.chunks:
         parts.append(_CHUNK.pack(chunk.codec, *chunk.position, chunk.record_count, len(chunk.blocks)))
         for block in chunk.blocks:
@@ -49,21 +51,26 @@ def pack_ask(ask: Ask) -> bytes:
     return b"".join(parts)
 
 
-def read_ask(frame: memoryview, position: int) -> Ask:
+def decode_request(frame: memoryview, position: int) -> ScheduleRequest:
     """Raises MalformedFrame."""
     try:
-        what, topic_id, partition, *at, count = _ASK.unpack_from(frame, position)
-        position += _ASK.size
-        chunks: list[Chunk] = []
+        what, topic_id, partition, *at, count = _REQUEST.unpack_from(frame, position)
+        position += _REQUEST.size
+        chunks: list[HeldChunk] = []
         for _ in range(count):
-            chunk, position = _read_chunk(frame, position)
+            chunk, position = _decode_chunk(frame, position)
             chunks.append(chunk)
-        return Ask(What(what), Source(UUID(bytes=bytes(topic_id)), partition), Position(*at), chunks)
+        return ScheduleRequest(
+            ScheduleOperation(what),
+            ScheduleSource(UUID(bytes=bytes(topic_id)), partition),
+            SourcePosition(*at),
+            chunks,
+        )
     except (struct.error, ValueError) as error:
         raise MalformedFrame(f"schedule request: {error}") from None
 
 
-def _read_chunk(frame: memoryview, position: int) -> tuple[Chunk, int]:
+def _decode_chunk(frame: memoryview, position: int) -> tuple[HeldChunk, int]:
     codec, *at, record_count, block_count = _CHUNK.unpack_from(frame, position)
     position += _CHUNK.size
     blocks = []
@@ -75,25 +82,25 @@ def _read_chunk(frame: memoryview, position: int) -> tuple[Chunk, int]:
         blocks.append(bytes(frame[position : position + size]))
         position += size
     _check_blocks(blocks, record_count)
-    return Chunk(Codec(codec), tuple(blocks), record_count, Position(*at)), position
+    return HeldChunk(Codec(codec), tuple(blocks), record_count, SourcePosition(*at)), position
 
 
 def _check_blocks(blocks: Sequence[bytes], record_count: int) -> None:
-    """What is stored is read by every leader to come. Raises ValueError."""
+    """Reject invalid blocks, because every later leader has to read what is stored. Raises ValueError."""
     times = [open_block(block).times for block in blocks]
     if sum(map(len, times)) != record_count or not all(times) or any(min(some) < 0 for some in times):
         raise ValueError(f"blocks that do not hold {record_count} records with their times")
 
 
-def pack_answer(answer: Answer) -> bytes:
+def encode_response(answer: ScheduleResponse) -> bytes:
     has_position = answer.position is not None
-    return _ANSWER.pack(answer.error.value, has_position, *(answer.position or _NO_POSITION))
+    return _RESPONSE.pack(answer.error.value, has_position, *(answer.position or _NO_POSITION))
 
 
-def read_answer(frame: memoryview, position: int) -> Answer:
+def decode_response(frame: memoryview, position: int) -> ScheduleResponse:
     """Raises MalformedFrame."""
     try:
-        error, has_position, *at = _ANSWER.unpack_from(frame, position)
-        return Answer(ErrorCode(error), Position(*at) if has_position else None)
+        error, has_position, *at = _RESPONSE.unpack_from(frame, position)
+        return ScheduleResponse(ErrorCode(error), SourcePosition(*at) if has_position else None)
     except (struct.error, ValueError) as error_found:
         raise MalformedFrame(f"schedule answer: {error_found}") from None

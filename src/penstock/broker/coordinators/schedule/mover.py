@@ -1,8 +1,8 @@
-"""The mover of a partition that this node leads: hands held records over to the shard that keeps them.
+"""The mover of a partition that this broker leads: it moves held records to the schedule shard that stores them.
 
-It looks at what is committed, and of transactions at those that are. What it has handed over is known to the shard, so
-the next leader goes on from there; what it hands over twice is taken once. It knows where records were held since it
-began, and reads nothing else.
+It reads only committed data, and no aborted transactions. The shard stores the position up to which records were
+moved, so the next leader continues from there, and records that are sent twice are stored once. The mover remembers
+where records were held since it started, and reads nothing else. It scans the log in a thread.
 """
 
 from __future__ import annotations
@@ -12,39 +12,85 @@ import logging
 import random
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.schedule.scan import Scanned, scan
-from penstock.broker.schedule.wire import Ask, What
+from penstock.broker.coordinators.schedule.messages import ScheduleOperation, ScheduleRequest
+from penstock.log.indexes import AbortedTransactionFilter
 from penstock.protocol.errors import ApiError
-from penstock.scheduling.moving import Chunk, chunks_of, continued
-from penstock.scheduling.records import Position, Source
+from penstock.protocol.record_batch import BatchHeader, iter_batches
+from penstock.scheduling.intake import HeldBatch, is_held_batch, read_held_batch
+from penstock.scheduling.schedule_log import ScheduleSource, SourcePosition
+from penstock.scheduling.schedule_shard import FoundHeldBatch, HeldChunk, cut_chunks, resume_from
 
 if TYPE_CHECKING:
-    from penstock.broker.partition import Partition
-    from penstock.broker.schedule.service import Schedule
+    from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+    from penstock.broker.partition.partition import Partition
     from penstock.log.log import Log
-    from penstock.log.positions import LogPosition
+    from penstock.log.segment import LogOffsetMetadata
+
+
+_READ_BYTES: Final = 256 << 10
+
+_Batch = tuple[BatchHeader, memoryview]
+
+
+class ScanResult(NamedTuple):
+    found: list[FoundHeldBatch]
+    next_offset: int
+
+
+def scan_held_records(log: Log, offset: int, upto: LogOffsetMetadata) -> ScanResult:
+    """Return the held records up to `upto`, the last stable offset.
+
+    A control batch of held records counts only if the batch that the records were taken from follows it.
+    """
+    batches, next_offset = _read_batches(log, offset, upto)
+    aborts = AbortedTransactionFilter(log.aborted_in(offset, next_offset))
+    found: list[FoundHeldBatch] = []
+    pending: tuple[BatchHeader, HeldBatch] | None = None
+    for header, batch in batches:
+        is_aborted = aborts.has(header.base_offset, header.attributes, header.producer_id)
+        if pending is not None and pending[1].belongs_to(pending[0], header) and not is_aborted:
+            at = SourcePosition(pending[0].leader_epoch, pending[0].base_offset)
+            found.append(
+                FoundHeldBatch(at, SourcePosition(header.leader_epoch, header.last_offset + 1), pending[1])
+            )
+        pending = None
+        if is_held_batch(header, batch):
+            pending = header, read_held_batch(batch, log.config.decoded_bytes_max)
+    return ScanResult(found, next_offset if pending is None else pending[0].base_offset)
+
+
+def _read_batches(log: Log, offset: int, upto: LogOffsetMetadata) -> tuple[list[_Batch], int]:
+    piece = log.read(offset, _READ_BYTES, upto)
+    batches, next_offset = list(iter_batches(piece.data)), piece.next_offset
+    if batches and is_held_batch(*batches[-1]) and next_offset < upto.offset:
+        # The batch that decides whether it counts is beyond this chunk.
+        following = log.read(next_offset, 1, upto)
+        batches += iter_batches(following.data)
+        next_offset = following.next_offset
+    return batches, next_offset
+
 
 logger = logging.getLogger("penstock.schedule")
 
-#: What is handed over in one request.
-_MOVE_BYTES: Final = 512 << 10
+#: Bytes of held records in one request to the shard.
+_REQUEST_BYTES: Final = 512 << 10
 _BACKOFF_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 2.0
-#: How often the shard is told of progress over records that are not held.
-_SAVE_S: Final = 30.0
+#: How often the mover reports a position that advanced without held records.
+_POSITION_INTERVAL_S: Final = 30.0
 
 
 class Mover:
-    def __init__(self, schedule: Schedule, partition: Partition) -> None:
+    def __init__(self, schedule: ScheduleCoordinator, partition: Partition) -> None:
         self._schedule = schedule
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self.source = Source(partition.topic_id, partition.index)
-        self._position: Position | None = None  # as the shard has it
-        self._next = self._last_held = 0  # what to look at next; where the last held records may be
-        self._save_at = self._clock() + _SAVE_S
+        self.source = ScheduleSource(partition.topic_id, partition.index)
+        self._position: SourcePosition | None = None  # as stored in the shard
+        self._next = self._last_held = 0  # next offset to scan; offset of the last held records, if any
+        self._save_at = self._clock() + _POSITION_INTERVAL_S
         self._wake = asyncio.Event()
         self._task = schedule.node.spawn(self._run())
 
@@ -60,14 +106,14 @@ class Mover:
         )
 
     @property
-    def taken_offset(self) -> int:
-        """What is at or beyond this offset is still needed here; 0 while that is not known."""
+    def moved_offset(self) -> int:
+        """The offset from which on records may still have to be moved; 0 while it is unknown."""
         if self._position is None:
             return 0
         return self.partition.log.end_offset if self._is_idle else self._next
 
     @property
-    def is_at_work(self) -> bool:
+    def has_position(self) -> bool:
         return self._position is not None
 
     @property
@@ -81,14 +127,14 @@ class Mover:
             self.partition.on_held = None
 
     def configured(self) -> None:
-        """The topic's settings may have changed."""
+        """Called when the settings of the topic may have changed."""
         if self._position is not None and self.partition.is_scheduled:
             self.partition.on_held = self._held_at
         if self._task.done() and self.partition.is_scheduled:
             self._task = self._schedule.node.spawn(self._run())
 
     def bytes_arrived(self, count: int) -> None:
-        """More has been committed."""
+        """Called when more data is committed."""
         self._wake.set()
 
     def _held_at(self, offset: int) -> None:
@@ -106,7 +152,7 @@ class Mover:
                 await self._move_on()
                 backoff_s = _BACKOFF_S
             except (ApiError, ConnectionError, TimeoutError) as error:
-                # Once is no news: a shard takes a moment to load.
+                # The first failure is normal, because a shard takes a moment to load.
                 level = logging.DEBUG if backoff_s == _BACKOFF_S else logging.INFO
                 logger.log(
                     level, "cannot hand held records over", extra={"mover": repr(self), "reason": str(error)}
@@ -118,30 +164,32 @@ class Mover:
                 await asyncio.sleep(_BACKOFF_MAX_S)
 
     async def _begin(self) -> bool:
-        """Find out where to go on; False when nothing was ever held here and nothing will be."""
+        """Look up where to continue. Returns False if no records were ever held here and none will be."""
         partition = self.partition
         if partition.is_scheduled:
             await self._schedule.ensure_topic()
-        position = await self._schedule.ask(Ask(What.POSITION, self.source))
+        position = await self._schedule.ask(ScheduleRequest(ScheduleOperation.POSITION, self.source))
         if position is None:
             if not partition.is_scheduled:
                 return False
-            # Held records are taken from here on only, so there are none before.
-            start = Position(self.leader_epoch, partition.log.end_offset)
-            position = await self._schedule.ask(Ask(What.REGISTER, self.source, start))
+            # The partition accepts held records only from now on, so there are none before.
+            start = SourcePosition(self.leader_epoch, partition.log.end_offset)
+            position = await self._schedule.ask(
+                ScheduleRequest(ScheduleOperation.REGISTER, self.source, start)
+            )
             assert position is not None
-        self._go_on_from(position)
+        self._continue_from(position)
         self._last_held = max(self._last_held, partition.log.end_offset - 1)
         if partition.is_scheduled:
             partition.on_held = self._held_at
         return True
 
-    def _go_on_from(self, position: Position) -> None:
+    def _continue_from(self, position: SourcePosition) -> None:
         self._position = position
         partition, offset = self.partition, position.offset
         _, end = partition.end_of_epoch(position.epoch)
         if 0 <= end < offset:
-            # An unclean election has taken away what the last leader had handed over.
+            # An unclean election has removed records that the previous leader had moved.
             offset = end
         self._next = max(offset, partition.log.start_offset)
 
@@ -157,12 +205,12 @@ class Mover:
         else:
             await self._look(partition.log, upto)
 
-    async def _look(self, log: Log, upto: LogPosition) -> None:
-        scanned = await self._schedule.node.in_thread(scan, log, self._next, upto)
+    async def _look(self, log: Log, upto: LogOffsetMetadata) -> None:
+        scanned = await self._schedule.node.in_thread(scan_held_records, log, self._next, upto)
         if not self.is_current or (scanned.found and not await self._hand_over(scanned)):
             return
         if scanned.next_offset == self._next and self.partition.last_stable.offset == upto.offset:
-            # The batch that held records belong to is not committed yet, or its transaction has not ended.
+            # The batch that the held records were taken from is not committed, or its transaction has not ended.
             await self._more_committed()
         self._next = max(self._next, scanned.next_offset)
 
@@ -175,7 +223,7 @@ class Mover:
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_SAVE_S):
+            async with asyncio.timeout(_POSITION_INTERVAL_S):
                 await self._wake.wait()
 
     @staticmethod
@@ -183,45 +231,47 @@ class Mover:
         return asyncio.get_running_loop().time()
 
     async def _save(self) -> None:
-        """So that the next leader need not look at what this one has passed over, and followers need not keep it."""
-        self._save_at = self._clock() + _SAVE_S
+        """Store the position, so that the next leader need not scan up to it and followers need not keep the log."""
+        self._save_at = self._clock() + _POSITION_INTERVAL_S
         assert self._position is not None
-        offset = min(self.taken_offset, self.partition.last_stable.offset)
+        offset = min(self.moved_offset, self.partition.last_stable.offset)
         if offset > self._position.offset:
-            to = Position(self.partition.epoch_at(offset - 1), offset)
-            await self._send([Chunk.empty(to)])
+            to = SourcePosition(self.partition.epoch_at(offset - 1), offset)
+            await self._send([HeldChunk.empty(to)])
 
-    async def _hand_over(self, scanned: Scanned) -> bool:
-        """False when the shard is elsewhere, and so are we now."""
+    async def _hand_over(self, scanned: ScanResult) -> bool:
+        """Move the records. Returns False if the shard is at another position; the mover now continues from there."""
         assert self._position is not None
-        found = continued(self._position, scanned.found)
-        chunks = await self._schedule.node.in_thread(lambda: list(chunks_of(found)))
-        for part in _parts(chunks):
+        found = resume_from(self._position, scanned.found)
+        chunks = await self._schedule.node.in_thread(lambda: list(cut_chunks(found)))
+        for part in _split_chunks(chunks):
             if not await self._send(part):
                 return False
         return True
 
-    async def _send(self, chunks: list[Chunk]) -> bool:
+    async def _send(self, chunks: list[HeldChunk]) -> bool:
         assert self._position is not None
-        position = await self._schedule.ask(Ask(What.MOVE, self.source, self._position, chunks))
+        position = await self._schedule.ask(
+            ScheduleRequest(ScheduleOperation.MOVE, self.source, self._position, chunks)
+        )
         if position is None:
-            self._position = None  # the shard has forgotten the source: begin anew
+            self._position = None  # the shard does not know the source any more: start again
             return False
         if position == chunks[-1].position:
             self._position = position
-            self._next = max(self._next, position.offset)  # a later part may fail, and this one is taken
+            self._next = max(self._next, position.offset)  # keep this progress if a later part fails
             return True
-        self._go_on_from(position)
+        self._continue_from(position)
         return False
 
 
-def _parts(chunks: Iterable[Chunk]) -> Iterable[list[Chunk]]:
-    part: list[Chunk] = []
+def _split_chunks(chunks: Iterable[HeldChunk]) -> Iterable[list[HeldChunk]]:
+    part: list[HeldChunk] = []
     size = 0
     for chunk in chunks:
         part.append(chunk)
         size += sum(map(len, chunk.blocks))
-        if size >= _MOVE_BYTES:
+        if size >= _REQUEST_BYTES:
             yield part
             part, size = [], 0
     if part:

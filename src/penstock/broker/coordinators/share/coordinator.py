@@ -1,4 +1,12 @@
-"""Share state on the coordinator runtime: what its five handlers, and share partitions on this node, talk to."""
+"""The share coordinator of a broker, on the coordinator runtime.
+
+The five share group state handlers and the share partitions on this broker call it.
+
+`StateTopicPruner` bounds the log of `__share_group_state`. The topic is not compacted, because its updates build on
+each other. When the log of a shard has grown enough since the last time, the pruner writes all state of the shard
+to the log once more and deletes what was in the log before. So the log stays a small multiple of the state, and a
+load reads no more than that.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +14,140 @@ import asyncio
 import logging
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.internal_topics import SHARE_STATE
-from penstock.broker.sharded_coordinator import ShardedCoordinator
-from penstock.broker.share_state.dead_letters import DeadLetters
-from penstock.broker.share_state.persister import Persister
-from penstock.broker.share_state.pruning import Pruning
-from penstock.groups.share_state.values import Answer, Delete, Initialize, Key, Question, Read, Write
+from penstock.broker.config.internal_topics import SHARE_STATE_TOPIC
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
+from penstock.broker.coordinators.share.dead_letters import DeadLetterManager
+from penstock.broker.coordinators.share.persister import Persister
+from penstock.groups.share.state.share_state import (
+    DeleteState,
+    InitializeState,
+    ReadState,
+    SharePartitionKey,
+    ShareStateReply,
+    ShareStateRequest,
+    WriteState,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.context import RequestContext
-    from penstock.broker.coordinator_runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.runtime import ActiveShard, CoordinatorResult, Token
+    from penstock.broker.coordinators.share.state_messages import StateApi
+    from penstock.broker.network.requests import RequestContext
     from penstock.broker.node import Node
-    from penstock.broker.share_state.wire import Form
-    from penstock.cluster.delta import ImageDelta
-    from penstock.groups.share_state.shard import ShareStateShard
+    from penstock.cluster.image import ImageDelta
+    from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
+
 
 logger = logging.getLogger("penstock.share")
 
-#: Share partitions whose places are remembered; working one out takes as long as a small write.
-_PLACES_MAX: Final = 100_000
+#: With fewer records than this, pruning is not worth the effort.
+_RECORDS_MIN: Final = 5_000
+#: Prune when the log has this many times the records that were left after the last pruning.
+_GROWTH_FACTOR: Final = 4
+#: Share partitions that one checkpoint write covers, and about how many bytes.
+_CHECKPOINT_PARTITIONS_MAX: Final = 100
+_CHECKPOINT_BYTES_MAX: Final = 256 << 10
+
+
+class StateTopicPruner:
+    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
+        self._node = node
+        self._coordinator = coordinator
+        self._task: asyncio.Task[None] | None = None
+        self._left: dict[int, int] = {}  # records left after the last pruning, by shard
+
+    def start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = self._node.spawn(self._run())
+
+    async def _run(self) -> None:
+        interval_s = self._node.settings.integer("share.coordinator.state.topic.prune.interval.ms") / 1000
+        while True:
+            await asyncio.sleep(interval_s)
+            for index in self._coordinator.shards():
+                try:
+                    await self.prune(index)
+                except ApiError as error:
+                    logger.info("share state of shard %d is pruned later: %r", index, error)
+                except Exception:
+                    # If this task ended, the log of no shard would be pruned any more.
+                    logger.exception("share state of shard %d is pruned later", index)
+
+    async def prune(self, index: int, *, records_min: int = _RECORDS_MIN) -> bool:
+        """Prune the log of a shard if it has grown enough. Returns whether it did. Raises ApiError."""
+        partition = self._node.partitions.led(self._coordinator.topic.name, index)
+        if partition is None:
+            return False
+        grown = partition.log.end_offset - partition.log.start_offset
+        if grown < max(_GROWTH_FACTOR * self._left.get(index, 0), records_min):
+            return False
+        active = await self._coordinator.active_shard(index)
+        # All current state is written again after this offset, or changes after it.
+        cut_offset = partition.log.end_offset
+        config = partition.log.config
+        # No batch may be larger than a segment, and the encoding adds some bytes.
+        batch_bytes_max = min(config.segment_bytes, config.max_message_bytes) // 2
+        await self._checkpoint_all(active, min(_CHECKPOINT_BYTES_MAX, batch_bytes_max))
+        if active.is_closed or partition.high_watermark < cut_offset:
+            return False
+        partition.log.delete_records_before(cut_offset)
+        partition.start_moved()
+        self._left[index] = partition.log.end_offset - cut_offset
+        return True
+
+    async def _checkpoint_all(self, active: ActiveShard[ShareCoordinatorShard], bytes_max: int) -> None:
+        names, said = active.shard.names(), 0
+        while said < len(names):
+            checkpoint = partial(
+                _checkpoint, names[said : said + _CHECKPOINT_PARTITIONS_MAX], self._node.now_ms(), bytes_max
+            )
+            said += await active.submit(checkpoint)
+
+
+def _checkpoint(
+    names: tuple[bytes, ...], now_ms: int, bytes_max: int, shard: ShareCoordinatorShard, token: Token
+) -> CoordinatorResult:
+    return shard.checkpoint(names, token, now_ms=now_ms, bytes_max=bytes_max)
+
+
+#: Share partitions whose shard is cached; to compute it takes as long as a small write.
+_CACHED_SHARDS_MAX: Final = 100_000
 #: Strings are stored with a length of 16 bits.
 _GROUP_BYTES_MAX: Final = 32_767
-#: How many elections of a partition this node may not have heard of yet.
+#: How many leader elections of a partition this node may not have received yet.
 _EPOCHS_AHEAD_MAX: Final = 100
 
 
-def coordinator_key(key: Key) -> str:
-    """By which Kafka finds the coordinator of a share partition; ids are in its own base 64."""
+def coordinator_key(key: SharePartitionKey) -> str:
+    """The key by which Kafka finds the coordinator of a share partition. The topic id is in Kafka's base 64."""
     topic_id = urlsafe_b64encode(key.topic_id.bytes).rstrip(b"=").decode()
     return f"{key.group}:{topic_id}:{key.partition}"
 
 
-class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
+class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
     """`node.share_state`."""
 
-    #: A topic id and a partition beside the group.
-    _KEY_EXTRA_BYTES = 64
+    #: A topic id and a partition number in addition to the group id.
+    _KEY_OVERHEAD_BYTES = 64
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node, SHARE_STATE)
-        self._places: dict[Key, int] = {}
+        super().__init__(node, SHARE_STATE_TOPIC)
+        self._places: dict[SharePartitionKey, int] = {}
         self._places_count = 0
         self.persister = Persister(node, self)
-        self.dead_letters = DeadLetters(node, self)
-        self._pruning = Pruning(node, self)
+        self.dead_letters = DeadLetterManager(node, self)
+        self._pruning = StateTopicPruner(node, self)
 
-    def _new_shard(self) -> ShareStateShard:
-        from penstock.groups.share_state.shard import ShareStateShard
+    def _new_shard(self) -> ShareCoordinatorShard:
+        from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 
         updates = self._node.settings.integer("share.coordinator.snapshot.update.records.per.snapshot")
-        return ShareStateShard(updates_per_snapshot=updates)
+        return ShareCoordinatorShard(updates_per_snapshot=updates)
 
     def _led(self, index: int) -> None:
         self.dead_letters.serve(index)
@@ -72,10 +159,10 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
         if deleted and self.shards():
             self._node.spawn(self._forget_topics(deleted))
 
-    async def forget_deleted(self, active: ActiveShard[ShareStateShard]) -> None:
-        """State of topics that were deleted while nobody served the shard. The image must show that it is led here.
+    async def forget_deleted(self, active: ActiveShard[ShareCoordinatorShard]) -> None:
+        """Delete the state of topics that were deleted while the shard had no coordinator. Raises ApiError.
 
-        Raises ApiError.
+        The caller makes sure that the image includes the leader epoch of the shard.
         """
         known = self._node.image.topics_by_id
         gone = [topic_id for topic_id in active.shard.topic_ids() if topic_id not in known]
@@ -83,7 +170,7 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
             await active.submit(lambda shard, token: shard.forget_topics(gone, token))
 
     async def _forget_topics(self, topic_ids: tuple[UUID, ...]) -> None:
-        """A shard that is not reached keeps their state until it is served again."""
+        """A shard that cannot be written keeps the state until it is loaded again."""
         asked = (
             self.write_shard(index, lambda shard, token: shard.forget_topics(topic_ids, token))
             for index in self.shards()
@@ -92,40 +179,40 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
             if isinstance(result, Exception):
                 logger.info("some share state of deleted topics remains: %r", result)
 
-    # -- where it is ---------------------------------------------------------------------------------
+    # -- lookup --------------------------------------------------------------------------------------
 
-    def place_of(self, key: Key) -> int:
+    def shard_of_key(self, key: SharePartitionKey) -> int:
         """The shard of a share partition. Raises ApiError while there are no shards."""
         topic = self._node.image.topics.get(self.topic.name)
         count = 0 if topic is None else len(topic.partitions)
-        if count != self._places_count or len(self._places) > _PLACES_MAX:
+        if count != self._places_count or len(self._places) > _CACHED_SHARDS_MAX:
             self._places, self._places_count = {}, count
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = self.shard_of(coordinator_key(key))
         return place
 
-    def leader_of_place(self, place: int) -> int | None:
+    def leader_of_shard(self, place: int) -> int | None:
         partition = self._node.image.partition(self.topic.name, place)
         return None if partition is None or not partition.has_leader else partition.leader
 
-    # -- what it is asked ----------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------
 
-    async def ask(self, questions: Sequence[Question]) -> list[Answer]:
-        """Those about one shard are decided on and stored as one. Errors are answers, too."""
-        answers: list[Answer] = [_UNANSWERED] * len(questions)
+    async def ask(self, questions: Sequence[ShareStateRequest]) -> list[ShareStateReply]:
+        """Handle requests; those to the same shard are decided and stored together. Errors are returned as replies."""
+        answers: list[ShareStateReply] = [_UNANSWERED] * len(questions)
         by_shard: dict[int, list[int]] = {}
         again: list[int] = []
-        seen: set[Key] = set()
+        seen: set[SharePartitionKey] = set()
         for number, question in enumerate(questions):
-            flaw = self._flaw(question.key) or self._refusal(question)
+            flaw = self._validation_error(question.key) or self._refusal(question)
             if flaw is not None:
                 answers[number] = flaw
             elif question.key in seen:
-                again.append(number)  # decided on when the first one has been stored
+                again.append(number)  # handled after the first request for this key is stored
             else:
                 seen.add(question.key)
-                by_shard.setdefault(self.place_of(question.key), []).append(number)
+                by_shard.setdefault(self.shard_of_key(question.key), []).append(number)
         asked = [self._ask_shard(place, questions, numbers, answers) for place, numbers in by_shard.items()]
         if len(asked) == 1:
             await asked[0]
@@ -138,74 +225,80 @@ class ShareStateCoordinator(ShardedCoordinator["ShareStateShard"]):
         return answers
 
     async def _ask_shard(
-        self, place: int, questions: Sequence[Question], numbers: list[int], answers: list[Answer]
+        self,
+        place: int,
+        questions: Sequence[ShareStateRequest],
+        numbers: list[int],
+        answers: list[ShareStateReply],
     ) -> None:
-        mine, now_ms = [self._bound(questions[number]) for number in numbers], self.now_ms()
+        mine, now_ms = [self._restrict(questions[number]) for number in numbers], self.now_ms()
         try:
-            given: Sequence[Answer] = await self.write_shard(
+            given: Sequence[ShareStateReply] = await self.write_shard(
                 place, lambda shard, token: shard.ask(mine, token, now_ms=now_ms)
             )
         except ApiError as error:
-            given = [Answer(error.code, error.message)] * len(mine)
+            given = [ShareStateReply(error.code, error.message)] * len(mine)
         for number, answer in zip(numbers, given, strict=True):
             answers[number] = answer
 
-    def _bound(self, question: Question) -> Question:
-        """A group that is at-most-once does not go back, whoever asks for it."""
-        if type(question) is Initialize:
-            group = effective_group_settings(self._node, question.key.group)
+    def _restrict(self, question: ShareStateRequest) -> ShareStateRequest:
+        """Do not let any client move the start offset of an at-most-once group backwards."""
+        if type(question) is InitializeState:
+            group = effective_group_config(self._node, question.key.group)
             return question._replace(only_forward=group.is_at_most_once)
         return question
 
-    def _refusal(self, question: Question) -> Answer | None:
-        """What a group that is at-most-once was handed is not forgotten, whoever asks for it."""
-        if isinstance(question, Read | Write) and question.leader_epoch > self._leader_epoch_max(
+    def _refusal(self, question: ShareStateRequest) -> ShareStateReply | None:
+        """Refuse an impossible leader epoch, and the deletion of the state of an at-most-once group by any client."""
+        if isinstance(question, ReadState | WriteState) and question.leader_epoch > self._leader_epoch_max(
             question.key
         ):
-            return _NO_SUCH_EPOCH
-        if type(question) is not Delete:
+            return _UNKNOWN_LEADER_EPOCH
+        if type(question) is not DeleteState:
             return None
-        group = effective_group_settings(self._node, question.key.group)
-        return _NOT_FORGOTTEN if group.is_at_most_once else None
+        group = effective_group_config(self._node, question.key.group)
+        return _DELETION_REFUSED if group.is_at_most_once else None
 
-    def _leader_epoch_max(self, key: Key) -> int:
-        """A later leader epoch would shut out every true leader of the partition until it is reached."""
+    def _leader_epoch_max(self, key: SharePartitionKey) -> int:
+        """The largest leader epoch to accept. A larger one would fence every real leader until its epoch reaches it."""
         partition = self._node.image.topics_by_id[key.topic_id].partitions[key.partition]
         return partition.leader_epoch + _EPOCHS_AHEAD_MAX
 
-    def _flaw(self, key: Key) -> Answer | None:
-        """What is wrong with a share partition, whatever its state is."""
+    def _validation_error(self, key: SharePartitionKey) -> ShareStateReply | None:
+        """Return an error if the share partition itself is invalid, regardless of its state."""
         if not key.group or len(key.group.encode()) > _GROUP_BYTES_MAX:
-            return Answer(
+            return ShareStateReply(
                 ErrorCode.invalid_request, "The group id cannot be empty, nor longer than can be stored."
             )
         if key.topic_id is None:
-            return Answer(ErrorCode.invalid_request, "The topic id cannot be null.")
+            return ShareStateReply(ErrorCode.invalid_request, "The topic id cannot be null.")
         if key.partition < 0:
-            return Answer(ErrorCode.invalid_request, "The partition id cannot be a negative number.")
+            return ShareStateReply(ErrorCode.invalid_request, "The partition id cannot be a negative number.")
         topic = self._node.image.topics_by_id.get(key.topic_id)
         if topic is None or key.partition not in topic.partitions:
-            return Answer(ErrorCode.unknown_topic_or_partition)
+            return ShareStateReply(ErrorCode.unknown_topic_or_partition)
         try:
-            self.place_of(key)
+            self.shard_of_key(key)
         except ApiError as error:
-            return Answer(error.code, error.message)
+            return ShareStateReply(error.code, error.message)
         return None
 
 
-_UNANSWERED: Final = Answer(ErrorCode.unknown_server_error)
-_NO_SUCH_EPOCH: Final = Answer(ErrorCode.invalid_request, "a leader epoch that the partition has not had")
-_NOT_FORGOTTEN: Final = Answer(
+_UNANSWERED: Final = ShareStateReply(ErrorCode.unknown_server_error)
+_UNKNOWN_LEADER_EPOCH: Final = ShareStateReply(
+    ErrorCode.invalid_request, "a leader epoch that the partition has not had"
+)
+_DELETION_REFUSED: Final = ShareStateReply(
     ErrorCode.policy_violation,
     "The positions of the group stay, because penstock.share.delivery is at-most-once.",
 )
 
 
-async def serve(ctx: RequestContext, form: Form, request: Any) -> Any:
-    """What all five handlers do."""
-    from penstock.broker.share_state.wire import questions_of, response_of
+async def handle_state_request(ctx: RequestContext, form: StateApi, request: Any) -> Any:
+    """The implementation of all five handlers."""
+    from penstock.broker.coordinators.share.state_messages import decode_request, encode_response
 
-    questions = questions_of(form, request)
+    questions = decode_request(form, request)
     answers = await ctx.node.share_state.ask(questions)
     asked = [(question.key.topic_id, question.key.partition) for question in questions]
-    return response_of(form, asked, answers)
+    return encode_response(form, asked, answers)

@@ -1,44 +1,234 @@
-"""One share partition's dead letters, a plan at a time: read them, store the plan, append, settle.
+"""Writes the dead letters of one share partition, one plan at a time: read the records, store the plan, append the
+dead letters, settle the plan.
 
-A plan that is found open was begun by somebody who is gone: it is carried out again, with the same producer and
-sequence, so that what was appended is not appended twice. A record that has gone meanwhile leaves a dead letter without
-it, because a plan's number of records never changes.
+An open plan is left over from an earlier leader, or from an append that timed out. The writer repeats it with the same
+producer id and sequence, so that nothing is appended twice. If a record was deleted meanwhile, its dead letter is
+written without it, because the number of records in a plan never changes. The dead-letter topic is created when the
+first dead letter needs it, with the partition count and replication factor of the source topic. Source records are
+read from the leader of their partition at the time when the dead letters are written.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.planned_append import append_batch_once, planned_producer_id
-from penstock.broker.share_state.dead_letter_topic import dead_letter_topic, largest_batch_bytes
-from penstock.broker.share_state.source import read_records
-from penstock.groups.share_state.letters import GONE, Letters, fated, fates
-from penstock.groups.share_state.ranges import Range, head, size
-from penstock.groups.share_state.records import Pair, Plan, Producer, Settled, Target, pairs
+from penstock.broker.config.effective_settings import node_layers
+from penstock.broker.controller.topic_creation import create_topics_in_cluster
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.partition.idempotent_append import append_batch_once, planned_producer_id
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_names import is_internal
+from penstock.cluster.topic_settings import effective_topic_setting
+from penstock.groups.share.state.dead_letters import (
+    RECORD_GONE,
+    DeadLetterBatch,
+    SourceRecord,
+    SourceScan,
+    UnreadableSourceRecord,
+    offsets_with_cause,
+    ranges_with_cause,
+)
+from penstock.groups.share.state.share_state import StateRange, first_offsets, offset_count
+from penstock.groups.share.state.share_state_records import (
+    DeadLetterPlan,
+    DeadLetterProducer,
+    DeadLetterTarget,
+    OffsetInterval,
+    SettledPlan,
+    offset_intervals,
+)
+from penstock.protocol.compression import BytesLike
+from penstock.protocol.dead_letter_headers import dead_letter_retention_ms
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinator_runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.share.dead_letters import DeadLetterManager
     from penstock.broker.node import Node
-    from penstock.broker.share_state.dead_letters import DeadLetters
-    from penstock.cluster.state import TopicState
-    from penstock.groups.share_state.burials import BurialView
-    from penstock.groups.share_state.shard import ShareStateShard
-    from penstock.groups.share_state.values import Key
+    from penstock.broker.partition.partition import Partition
+    from penstock.cluster.image import PartitionState, TopicState
+    from penstock.groups.share.state.share_state import SharePartitionKey
+    from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
+    from penstock.groups.share.state.stored_share_state import DeadLetterView
+
+
+#: A dead letter may be this much larger than the largest record of its source, because of its headers.
+_HEADERS_BYTES_MAX: Final = 64 << 10
+_MAX_MESSAGE_BYTES: Final = "max.message.bytes"
+_RETENTION_MS: Final = "retention.ms"
+
+
+async def ensure_dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicState:
+    """Raises ApiError if the topic does not exist and cannot be created."""
+    if is_internal(name):
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is an internal topic")
+    if name == source.name:
+        # The group would receive its own dead letters, and reject them again, endlessly.
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is where they are from")
+    if name not in node.image.topics:
+        (result,) = await create_topics_in_cluster(node, [_new_dead_letter_topic(node, name, source)])
+        if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            raise ApiError(result.error, result.message)
+    found = node.image.topics.get(name)
+    if found is None:
+        raise ApiError(ErrorCode.leader_not_available, f"{name} is being made")
+    return found
+
+
+def batch_bytes_max(node: Node, name: str) -> int:
+    """The largest batch that a topic accepts."""
+    return _topic_setting(node, name, _MAX_MESSAGE_BYTES)
+
+
+def _topic_setting(node: Node, name: str, setting: str) -> int:
+    """The effective value of a topic setting."""
+    own = node.image.config(ResourceType.TOPIC, name)
+    found = effective_topic_setting(setting, own, node_layers(node.settings, node.image)).value
+    assert isinstance(found, int)
+    return found
+
+
+def _new_dead_letter_topic(node: Node, name: str, source: TopicState) -> NewTopic:
+    replicas = min(len(partition.replicas) for partition in source.partitions.values())
+    largest = batch_bytes_max(node, source.name) + _HEADERS_BYTES_MAX
+    kept_ms = dead_letter_retention_ms(_topic_setting(node, source.name, _RETENTION_MS))
+    return NewTopic(
+        name=name,
+        partitions=len(source.partitions),
+        replication_factor=min(replicas, len(node.image.brokers)),  # includes brokers that are down for now
+        configs=((_MAX_MESSAGE_BYTES, str(largest)), (_RETENTION_MS, str(kept_ms))),
+    )
+
+
+#: Bytes to read at a time. Reads return whole batches, so one may be larger.
+_READ_BYTES: Final = 1 << 20
+_READ_TIMEOUT_S: Final = 5.0
+_NOT_A_REPLICA: Final = -1
+_NO_SESSION: Final = -1
+_OFFSET_MAX: Final = 1 << 62
+
+#: Receives records, and may return the offset from which on it does not want any more.
+CollectRecords = Callable[[Iterable[SourceRecord | UnreadableSourceRecord]], int | None]
+
+
+class SourceRead(NamedTuple):
+    """A wanted offset below `seen_upto` that was not collected has no record. Below `start_offset`, it was deleted."""
+
+    start_offset: int
+    seen_upto: int
+
+
+class _LogPiece(NamedTuple):
+    data: BytesLike
+    start_offset: int
+    is_beyond_end: bool = False
+
+
+async def read_records(
+    node: Node, topic: TopicState, index: int, wanted: Sequence[StateRange], collect: CollectRecords
+) -> SourceRead:
+    """Read one chunk of the log, with at least one of the `wanted` offsets, which are sorted.
+
+    `collect` is called in a thread. Raises ApiError: a transient error, or UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    offset, last = wanted[0][0], wanted[-1][1]
+    piece = await _read_source(node, topic, index, offset)
+    if piece.is_beyond_end:
+        # An unclean election has truncated records that were delivered.
+        return SourceRead(_OFFSET_MAX, _OFFSET_MAX)
+    if offset < piece.start_offset:
+        return SourceRead(piece.start_offset, min(piece.start_offset, last + 1))
+    scan = SourceScan(piece.data, wanted, node.settings.integer("penstock.decompress.max.bytes"))
+    stopped_at = await node.in_thread(collect, scan)
+    seen_upto = scan.seen_upto if stopped_at is None else stopped_at
+    if seen_upto <= offset:
+        raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
+    return SourceRead(piece.start_offset, seen_upto)
+
+
+async def _read_source(node: Node, topic: TopicState, index: int, offset: int) -> _LogPiece:
+    state = node.image.partition(topic.name, index)
+    if state is None or node.image.topics[topic.name].id != topic.id:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name}-{index} is gone")
+    here = node.partitions.led(topic.name, index)
+    piece = await (
+        _read_local(node, here, offset) if here else _read_remote(node, topic, index, state, offset)
+    )
+    if not piece.data and offset >= piece.start_offset and not piece.is_beyond_end:
+        raise ApiError(ErrorCode.offset_not_available, "the new leader is still finding out")
+    return piece
+
+
+async def _read_local(node: Node, partition: Partition, offset: int) -> _LogPiece:
+    log, upto = partition.log, partition.high
+    if offset < log.start_offset:
+        return _LogPiece(b"", log.start_offset)
+    if offset >= log.end_offset:
+        return _LogPiece(b"", log.start_offset, is_beyond_end=True)
+    if offset >= upto.offset:
+        return _LogPiece(b"", log.start_offset)
+    data = (await node.in_thread(log.read, offset, _READ_BYTES, upto)).data
+    return _LogPiece(data, log.start_offset)
+
+
+async def _read_remote(
+    node: Node, topic: TopicState, index: int, state: PartitionState, offset: int
+) -> _LogPiece:
+    from penstock.broker.network.peers import PeerUnreachable
+    from penstock.protocol.fetch import (
+        REPLICA_FETCH_VERSION,
+        FetchPartition,
+        encode_replica_fetch_request,
+        parse_replica_fetch_response,
+    )
+
+    if not state.has_leader:
+        raise ApiError(ErrorCode.leader_not_available)
+    asked = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
+    body = encode_replica_fetch_request(
+        replica_id=_NOT_A_REPLICA,
+        broker_epoch=-1,
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=_READ_BYTES,
+        session_id=0,
+        session_epoch=_NO_SESSION,
+        topics=[(topic.id.bytes, [asked])],
+    )
+    try:
+        answer = await node.peers.fetch(
+            state.leader,
+            body,
+            version=REPLICA_FETCH_VERSION,
+            timeout_s=_READ_TIMEOUT_S,
+            purpose="dead-letters",
+        )
+    except (PeerUnreachable, TimeoutError) as error:
+        raise ApiError(ErrorCode.network_exception, str(error)) from None
+    parsed = parse_replica_fetch_response(answer)
+    if parsed.error or not parsed.partitions:
+        raise ApiError(ErrorCode(parsed.error) if parsed.error else ErrorCode.unknown_server_error)
+    (part,) = parsed.partitions
+    if part.error == ErrorCode.offset_out_of_range.value:
+        return _LogPiece(b"", part.log_start_offset, is_beyond_end=offset >= part.log_start_offset)
+    if part.error:
+        raise ApiError(ErrorCode(part.error))
+    return _LogPiece(part.records, part.log_start_offset)
+
 
 logger = logging.getLogger("penstock.share")
 
-#: Dead letters in one plan, and about how large its batch becomes: below what topics take by default.
+#: Dead letters in one plan, and about how large its batch becomes: less than topics accept by default.
 _PLAN_MAX: Final = 5_000
 _PLAN_BYTES_MAX: Final = 512 << 10
-_APPEND_S: Final = 15.0
-#: What a topic may find wrong with dead letters, each for itself.
-_UNFIT: Final = frozenset(
+_APPEND_TIMEOUT_S: Final = 15.0
+#: Errors that a single dead letter may cause.
+_INVALID_RECORD_CODES: Final = frozenset(
     {
         ErrorCode.message_too_large,
         ErrorCode.record_list_too_large,
@@ -49,90 +239,101 @@ _UNFIT: Final = frozenset(
 )
 
 
-class Burial:
+class DeadLetterWriter:
     def __init__(
-        self, node: Node, active: ActiveShard[ShareStateShard], key: Key, letters: DeadLetters
+        self,
+        node: Node,
+        active: ActiveShard[ShareCoordinatorShard],
+        key: SharePartitionKey,
+        letters: DeadLetterManager,
     ) -> None:
         self._node = node
         self._active = active
         self._key = key
-        self._letters = letters
+        self._manager = letters
         self._plan_max = _PLAN_MAX
-        #: Whether more could have gone with the last plan: the next one had better wait for company.
+        #: Whether the last plan was not full: then it pays to wait for more dead letters before the next plan.
         self.had_room = False
 
     async def step(self) -> bool:
-        """Whether there was something to do. Raises ApiError or TimeoutError when it has to be tried again later."""
+        """Returns whether there was work to do. Raises ApiError or TimeoutError if it must be retried later."""
         self.had_room = False
         key = self._key
         view = await self._active.read(lambda shard: shard.burial(key))
         topic = self._node.image.topics_by_id.get(key.topic_id)
         if view is None:
-            await self._active.submit(lambda shard, token: shard.forget_burials(key, token))
+            await self._active.submit(lambda shard, token: shard.forget_dead_letters(key, token))
             return False
         if topic is None:
             await self._give_up(view, "source deleted")
             return True
-        async with self._letters.room:
+        async with self._manager.room:
             if view.plan is not None:
                 await self._repeat(view, view.plan, topic)
                 return True
             is_held = await self._begin(view, topic)
         if is_held:
-            await self._letters.wait_for_breaker(key.group)
+            await self._manager.wait_for_breaker(key.group)
         return True
 
-    async def _begin(self, view: BurialView, topic: TopicState) -> bool:
-        """Whether the breaker lets none of them through at present."""
-        config = effective_group_settings(self._node, self._key.group)
+    async def _begin(self, view: DeadLetterView, topic: TopicState) -> bool:
+        """Start the next plan. Returns True if the circuit breaker allows no dead letters now."""
+        config = effective_group_config(self._node, self._key.group)
         name = config.dead_letter_topic_of(topic.name)
         if name is None:
             await self._give_up(view, "no dead-letter topic")
             return False
         wanted = min(view.pending_count, self._plan_max)
-        allowance = self._letters.allowed(self._key, wanted)
+        allowance = self._manager.allowed(self._key, wanted)
         if allowance.left == 0:
             return True
-        letters = self._new_letters(view, topic)
+        letters = self._new_dead_letters(view, topic)
         try:
-            plan = await self._planned(view, topic, name, head(view.pending, allowance.left), letters)
+            plan = await self._planned(
+                view, topic, name, first_offsets(view.pending, allowance.left), letters
+            )
             if plan is not None:
                 allowance.left -= letters.count
         finally:
-            self._letters.give_back(allowance)
+            self._manager.give_back(allowance)
         if plan is not None:
             await self._carry_out(view, plan, topic, letters)
         return False
 
     async def _planned(
-        self, view: BurialView, topic: TopicState, name: str, asked: Sequence[Range], letters: Letters
-    ) -> Plan | None:
-        """A plan that is stored, for as many as were read; None where there was another thing to do first."""
-        target_topic = await dead_letter_topic(self._node, name, topic)
+        self,
+        view: DeadLetterView,
+        topic: TopicState,
+        name: str,
+        asked: Sequence[StateRange],
+        letters: DeadLetterBatch,
+    ) -> DeadLetterPlan | None:
+        """Store a plan for the records that could be read. Returns None if something else had to be settled first."""
+        target_topic = await ensure_dead_letter_topic(self._node, name, topic)
         found = await read_records(self._node, topic, self._key.partition, asked, letters.fill)
-        gone = _before(asked, min(found.start_offset, found.seen_upto))
+        gone = _offsets_before(asked, min(found.start_offset, found.seen_upto))
         if gone:
-            await self._settle(None, gone, lost=size(gone), reason=GONE)
+            await self._settle(None, gone, lost=offset_count(gone), reason=RECORD_GONE)
             return None
-        resolved, offsets = _before(asked, found.seen_upto), tuple(letters.offsets)
-        self.had_room = size(resolved) == view.pending_count < self._plan_max
+        resolved, offsets = _offsets_before(asked, found.seen_upto), tuple(letters.offsets)
+        self.had_room = offset_count(resolved) == view.pending_count < self._plan_max
         if not offsets:
-            await self._settle(None, resolved)  # gaps, such as compaction leaves
+            await self._settle(None, resolved)  # gaps, for example from compaction
             return None
-        target = Target(target_topic.id, self._key.partition % len(target_topic.partitions))
+        target = DeadLetterTarget(target_topic.id, self._key.partition % len(target_topic.partitions))
         producer = view.producer
         if producer is None or producer.target != target:
-            producer = Producer(await planned_producer_id(self._node), 0, 0, target)
-        plan = Plan(
+            producer = DeadLetterProducer(await planned_producer_id(self._node), 0, 0, target)
+        plan = DeadLetterPlan(
             producer.id, producer.epoch, producer.next_sequence, target_topic.name, target, resolved, offsets
         )
         key = self._key
-        stored = await self._active.submit(lambda shard, token: shard.plan_burial(key, plan, token))
+        stored = await self._active.submit(lambda shard, token: shard.plan_dead_letters(key, plan, token))
         return plan if stored else None
 
-    def _new_letters(self, view: BurialView, topic: TopicState) -> Letters:
-        config = effective_group_settings(self._node, self._key.group)
-        return Letters(
+    def _new_dead_letters(self, view: DeadLetterView, topic: TopicState) -> DeadLetterBatch:
+        config = effective_group_config(self._node, self._key.group)
+        return DeadLetterBatch(
             self._key,
             topic.name,
             now_ms=self._node.now_ms(),
@@ -141,18 +342,20 @@ class Burial:
             errors=view.errors,
         )
 
-    async def _repeat(self, view: BurialView, plan: Plan, topic: TopicState) -> None:
-        letters, owed = self._new_letters(view, topic), fates(view.pending, plan.offsets)
-        left = fated(view.pending, plan.offsets)
+    async def _repeat(self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState) -> None:
+        letters, owed = self._new_dead_letters(view, topic), offsets_with_cause(view.pending, plan.offsets)
+        left = ranges_with_cause(view.pending, plan.offsets)
         while left:
             collect = partial(letters.repeat, owed)
             found = await read_records(self._node, topic, self._key.partition, left, collect)
-            left = _from(left, found.seen_upto)
-        for offset, fate in owed:
-            letters.add_without(offset, fate, GONE)
+            left = _ranges_from(left, found.seen_upto)
+        for offset, cause in owed:
+            letters.add_without(offset, cause, RECORD_GONE)
         await self._carry_out(view, plan, topic, letters)
 
-    async def _carry_out(self, view: BurialView, plan: Plan, topic: TopicState, letters: Letters) -> None:
+    async def _carry_out(
+        self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, letters: DeadLetterBatch
+    ) -> None:
         target = self._node.image.topics.get(plan.topic)
         if target is None or target.id != plan.target.topic_id:
             await self._settle(plan, (), keeps_producer=False)
@@ -163,80 +366,82 @@ class Burial:
             await self._refused(view, plan, topic, error)
             return
         await self._settle(plan, plan.resolved)
-        self._letters.buried[self._key.group] += letters.count
+        self._manager.written_by_group[self._key.group] += letters.count
         self._plan_max = min(self._plan_max * 2, _PLAN_MAX)
 
-    async def _append(self, plan: Plan, letters: Letters) -> None:
-        assert letters.count == size(plan.offsets), "a plan's number of records never changes"
+    async def _append(self, plan: DeadLetterPlan, letters: DeadLetterBatch) -> None:
+        assert letters.count == offset_count(plan.offsets), "a plan's number of records never changes"
         batch_of = partial(
             letters.batch, producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence
         )
         batch, target = batch_of(), plan.target
-        if letters.codec and len(batch) > largest_batch_bytes(self._node, plan.topic):
-            # A record was no larger than its topic allows only because it was compressed.
+        if letters.codec and len(batch) > batch_bytes_max(self._node, plan.topic):
+            # The record fits into its source topic only because it is compressed.
             batch = await self._node.in_thread(batch_of, codec=letters.codec)
-        # Not for ever: others wait for the room that this takes. The plan is there, and is carried out again.
-        async with asyncio.timeout(_APPEND_S):
+        # Do not wait for long, because other writers need this permit. The plan is stored and will be repeated.
+        async with asyncio.timeout(_APPEND_TIMEOUT_S):
             await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
 
-    async def _refused(self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError) -> None:
-        """Nothing was appended, and nothing will be by this plan as it is."""
+    async def _refused(
+        self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, error: ApiError
+    ) -> None:
+        """Handle a permanent error: nothing was appended, and this plan cannot succeed as it is."""
         logger.warning(
             "dead letters were refused", extra={"topic": plan.topic, "reason": f"{error.code.name}: {error}"}
         )
-        if error.code not in _UNFIT:
-            # The topic is gone, or has lost earlier dead letters: another producer begins anew.
+        if error.code not in _INVALID_RECORD_CODES:
+            # The topic is gone or has lost earlier dead letters: start again with a new producer id.
             await self._settle(plan, (), keeps_producer=False)
-        elif size(plan.offsets) > 1:
-            self._plan_max = 1  # one of them is at fault, and the others are not to wait for it
+        elif offset_count(plan.offsets) > 1:
+            self._plan_max = 1  # one record causes the error, and the others must not wait for it
             await self._settle(plan, (), keeps_producer=False)
         else:
-            await self._bury_without_record(view, plan, topic, error)
+            await self._write_without_record(view, plan, topic, error)
 
-    async def _bury_without_record(
-        self, view: BurialView, plan: Plan, topic: TopicState, error: ApiError
+    async def _write_without_record(
+        self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, error: ApiError
     ) -> None:
-        ((offset, fate),) = fates(view.pending, plan.offsets)
-        letters = self._new_letters(view, topic)
+        ((offset, cause),) = offsets_with_cause(view.pending, plan.offsets)
+        letters = self._new_dead_letters(view, topic)
         name = f"{topic.name}-{self._key.partition}-{offset}".encode()
-        letters.add_without(offset, fate, f"refused: {error.code.name}", name)
+        letters.add_without(offset, cause, f"refused: {error.code.name}", name)
         try:
             await self._append(plan, letters)
         except ApiError:
             await self._settle(plan, plan.resolved, lost=1, reason="refused by the dead-letter topic")
             return
         await self._settle(plan, plan.resolved)
-        self._letters.buried[self._key.group] += 1
+        self._manager.written_by_group[self._key.group] += 1
 
-    async def _give_up(self, view: BurialView, reason: str) -> None:
-        count = size(view.pending)
-        await self._settle(view.plan, pairs(view.pending), lost=count, reason=reason)
+    async def _give_up(self, view: DeadLetterView, reason: str) -> None:
+        count = offset_count(view.pending)
+        await self._settle(view.plan, offset_intervals(view.pending), lost=count, reason=reason)
 
     async def _settle(
         self,
-        plan: Plan | None,
-        resolved: tuple[Pair, ...],
+        plan: DeadLetterPlan | None,
+        resolved: tuple[OffsetInterval, ...],
         *,
         lost: int = 0,
         reason: str = "",
         keeps_producer: bool = True,
     ) -> None:
-        key, settled = self._key, Settled(keeps_producer, lost, resolved)
+        key, settled = self._key, SettledPlan(keeps_producer, lost, resolved)
         if plan is not None and resolved == plan.resolved:
-            settled = Settled(keeps_producer, lost, (), as_planned=True)
+            settled = SettledPlan(keeps_producer, lost, (), as_planned=True)
         stored = await self._active.submit(
-            lambda shard, token: shard.settle_burial(key, settled, plan, token)
+            lambda shard, token: shard.settle_dead_letters(key, settled, plan, token)
         )
         if stored and lost:
-            self._letters.lost[key.group, reason] += lost
+            self._manager.lost[key.group, reason] += lost
             logger.warning(
                 "dead letters are lost", extra={"group": key.group, "count": lost, "reason": reason}
             )
 
 
-def _before(ranges: Sequence[Range], offset: int) -> tuple[Pair, ...]:
-    """The offsets of them before that one; those that touch as one."""
-    joined: list[Pair] = []
+def _offsets_before(ranges: Sequence[StateRange], offset: int) -> tuple[OffsetInterval, ...]:
+    """The offsets before `offset`; adjacent ranges are joined."""
+    joined: list[OffsetInterval] = []
     for first, last, _, _ in ranges:
         if first >= offset:
             break
@@ -248,5 +453,5 @@ def _before(ranges: Sequence[Range], offset: int) -> tuple[Pair, ...]:
     return tuple(joined)
 
 
-def _from(ranges: Sequence[Range], offset: int) -> list[Range]:
+def _ranges_from(ranges: Sequence[StateRange], offset: int) -> list[StateRange]:
     return [(max(one[0], offset), *one[1:]) for one in ranges if one[1] >= offset]

@@ -1,7 +1,8 @@
-"""Dead letters: for each shard that is led here, somebody who buries what its share partitions owe.
+"""Writes the dead letters of all share groups: one task for each share state shard that this broker leads, and a
+circuit breaker for each group.
 
-Nothing is remembered here that a fail-over could lose: what is pending, and what is being done about it, is in the
-shard, and whoever leads it next goes on from there. Work begun in one life of a shard ends with it.
+Pending dead letters and open plans are in the shard, so a failover loses nothing: the next leader continues from
+there. Work that was begun in one leader epoch of a shard ends with it.
 """
 
 from __future__ import annotations
@@ -13,54 +14,56 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.share_state.burial import Burial
-from penstock.groups.share_state.breaker import Breaker
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterWriter
+from penstock.groups.share.state.dead_letters import DeadLetterBreaker
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinator_runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.share.coordinator import ShareCoordinator
     from penstock.broker.node import Node
-    from penstock.broker.share_state.coordinator import ShareStateCoordinator
-    from penstock.groups.share_state.shard import ShareStateShard
-    from penstock.groups.share_state.values import Key
+    from penstock.groups.share.state.share_state import SharePartitionKey
+    from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 
 logger = logging.getLogger("penstock.share")
 
-_REST_S: Final = 0.02
-_REST_MAX_S: Final = 1.0
-#: Before the next plan of a share partition whose last one was not full: few large ones cost less than many small.
-_COMPANY_S: Final = 0.1
-#: Share partitions whose dead letters are in memory at a time.
-_AT_ONCE_MAX: Final = 32
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 1.0
+#: Wait this long after a plan that was not full, because few large plans cost less than many small ones.
+_LINGER_S: Final = 0.1
+#: Share partitions whose dead letters are in memory at the same time.
+_CONCURRENT_WRITERS_MAX: Final = 32
 
 
 @dataclass(slots=True)
-class Allowance:
-    """Dead letters that a group's breaker lets through. `left` are not planned yet."""
+class BreakerAllowance:
+    """Dead letters that a group's circuit breaker allows. `left` are not planned yet."""
 
     group: str
     left: int
     taken_at_ms: int
 
 
-class DeadLetters:
-    """`node.share_state.dead_letters`. The counters are since this node's start, by group."""
+class DeadLetterManager:
+    """`node.share_state.dead_letters`. The counters count from the start of this node, by group."""
 
-    def __init__(self, node: Node, coordinator: ShareStateCoordinator) -> None:
+    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
         self._node = node
         self._coordinator = coordinator
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._breakers: dict[str, Breaker] = {}
-        self._held: dict[str, set[Key]] = {}  # share partitions that wait for their group's breaker
-        #: For whoever reads and copies records: each holds a megabyte or two meanwhile.
-        self.room = asyncio.Semaphore(_AT_ONCE_MAX)
-        self.buried: Counter[str] = Counter()
-        self.lost: Counter[tuple[str, str]] = Counter()  # and by reason
-        self.held_back: Counter[str] = Counter()  # how often a breaker has opened
+        self._breakers: dict[str, DeadLetterBreaker] = {}
+        self._held: dict[
+            str, set[SharePartitionKey]
+        ] = {}  # share partitions that wait for their group's circuit breaker
+        #: Limits the writers that read and copy records, because each holds a megabyte or two.
+        self.room = asyncio.Semaphore(_CONCURRENT_WRITERS_MAX)
+        self.written_by_group: Counter[str] = Counter()
+        self.lost: Counter[tuple[str, str]] = Counter()  # by group and reason
+        self.held_back: Counter[str] = Counter()  # how often a circuit breaker has opened
 
     def serve(self, index: int) -> None:
-        """For as long as the shard is led here."""
+        """Write the dead letters of a shard for as long as this node leads it."""
         task = self._serving.get(index)
         if task is None or task.done():
             self._serving[index] = self._node.spawn(self._serve(index))
@@ -69,85 +72,89 @@ class DeadLetters:
         while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
                 active = await self._coordinator.active_shard(index)
-                if self._coordinator.image_shows(index, active.leader_epoch):
+                if self._coordinator.image_includes_epoch(index, active.leader_epoch):
                     await self._coordinator.forget_deleted(active)
-                    await self._serve_life(active)
+                    await self._serve_while_active(active)
                 else:
-                    await asyncio.sleep(_REST_S)
+                    await asyncio.sleep(_BACKOFF_S)
             except ApiError:
-                # Its life is over, or nothing is committed at present.
-                await asyncio.sleep(_REST_MAX_S * random.uniform(0.1, 1.0))
+                # The shard is closed, or commits are stalled.
+                await asyncio.sleep(_BACKOFF_MAX_S * random.uniform(0.1, 1.0))
             except Exception:
-                # Without this task none of the shard's dead letters would ever be buried.
+                # If this task ended, no more dead letters of the shard would be written.
                 logger.exception("dead letters of shard %d have to wait", index)
-                await asyncio.sleep(_REST_MAX_S)
+                await asyncio.sleep(_BACKOFF_MAX_S)
 
-    async def _serve_life(self, active: ActiveShard[ShareStateShard]) -> None:
-        """Raises ApiError when it is over."""
-        burying: dict[Key, asyncio.Task[None]] = {}
+    async def _serve_while_active(self, active: ActiveShard[ShareCoordinatorShard]) -> None:
+        """Raises ApiError when the shard is closed."""
+        burying: dict[SharePartitionKey, asyncio.Task[None]] = {}
         try:
             while True:
-                asking = active.submit(lambda shard, token: shard.next_burials(tuple(burying), token))
+                asking = active.submit(lambda shard, token: shard.next_dead_letters(tuple(burying), token))
                 await asyncio.wait((asking, *burying.values()), return_when=asyncio.FIRST_COMPLETED)
                 for key in [key for key, task in burying.items() if task.done()]:
                     del burying[key]
                 if not asking.done():
-                    asking.cancel()  # asked anew, as others may be handed out now
+                    asking.cancel()  # request again, because the busy partitions have changed
                     continue
                 for key in asking.result():
-                    burying[key] = self._node.spawn(self._bury(active, key))
+                    burying[key] = self._node.spawn(self._write_dead_letters(active, key))
         finally:
             for task in burying.values():
                 task.cancel()
 
-    async def _bury(self, active: ActiveShard[ShareStateShard], key: Key) -> None:
+    async def _write_dead_letters(
+        self, active: ActiveShard[ShareCoordinatorShard], key: SharePartitionKey
+    ) -> None:
         try:
-            await self._bury_all(active, key)
+            await self._write_until_done(active, key)
         finally:
             self._note(key, is_held=False)
 
-    async def _bury_all(self, active: ActiveShard[ShareStateShard], key: Key) -> None:
-        burial, rest_s = Burial(self._node, active, key, self), _REST_S
+    async def _write_until_done(
+        self, active: ActiveShard[ShareCoordinatorShard], key: SharePartitionKey
+    ) -> None:
+        burial, rest_s = DeadLetterWriter(self._node, active, key, self), _BACKOFF_S
         while not active.is_closed:
             try:
                 if not await burial.step():
                     return
-                rest_s = _REST_S
+                rest_s = _BACKOFF_S
                 if burial.had_room:
-                    await asyncio.sleep(_COMPANY_S)
+                    await asyncio.sleep(_LINGER_S)
                 continue
             except (ApiError, TimeoutError) as error:
                 logger.info("dead letters of %s have to wait: %r", key, error)
             except Exception:
                 logger.exception("dead letters of %s have to wait", key)
-            rest_s = min(rest_s * 2, _REST_MAX_S)
+            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
             await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
 
-    # -- the breaker ---------------------------------------------------------------------------------
+    # -- the circuit breaker -------------------------------------------------------------------------
 
-    def allowed(self, key: Key, wanted: int) -> Allowance:
-        """How many of a share partition's dead letters may be buried now, as its group's settings say now."""
-        self._hear_of_traffic()
+    def allowed(self, key: SharePartitionKey, wanted: int) -> BreakerAllowance:
+        """How many dead letters of a share partition may be written now, according to the group's current settings."""
+        self._update_breakers()
         breaker, now_ms = self._breaker(key.group), self._node.now_ms()
-        config = effective_group_settings(self._node, key.group)
+        config = effective_group_config(self._node, key.group)
         breaker.configure(config.dead_letter_rate_max, config.dead_letter_share_max)
         taken = breaker.take(wanted, now_ms)
         self._note(key, is_held=taken < wanted)
-        return Allowance(key.group, taken, now_ms)
+        return BreakerAllowance(key.group, taken, now_ms)
 
-    def _hear_of_traffic(self) -> None:
-        """A group's share partitions may be in many shards."""
+    def _update_breakers(self) -> None:
+        """Update from all loaded shards, because the share partitions of a group may be in many shards."""
         for shard in self._coordinator.loaded_shards():
             for finished in shard.take_finished():
                 for group, count in finished.counts.items():
                     self._breaker(group).finished(count, finished.at_ms)
 
-    def give_back(self, allowance: Allowance) -> None:
-        """Those that are left were not planned, and others may be in their place."""
+    def give_back(self, allowance: BreakerAllowance) -> None:
+        """Return the part of an allowance that was not planned, so that other dead letters can use it."""
         self._breaker(allowance.group).give_back(allowance.left, allowance.taken_at_ms)
         allowance.left = 0
 
-    def _note(self, key: Key, *, is_held: bool) -> None:
+    def _note(self, key: SharePartitionKey, *, is_held: bool) -> None:
         held = self._held.setdefault(key.group, set())
         was_open = bool(held)
         if is_held:
@@ -169,14 +176,14 @@ class DeadLetters:
         return {group: bool(held) for group, held in self._held.items()}
 
     def pending(self) -> Counter[str]:
-        """By group, in the shards that are led here."""
+        """Pending dead letters by group, in the shards that this node leads."""
         pending: Counter[str] = Counter()
         for shard in self._coordinator.loaded_shards():
             pending.update(shard.pending_by_group())
         return pending
 
-    def _breaker(self, group: str) -> Breaker:
+    def _breaker(self, group: str) -> DeadLetterBreaker:
         breaker = self._breakers.get(group)
         if breaker is None:
-            breaker = self._breakers[group] = Breaker()
+            breaker = self._breakers[group] = DeadLetterBreaker()
         return breaker

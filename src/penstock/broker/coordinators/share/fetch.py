@@ -1,55 +1,141 @@
-"""One ShareFetch: takes what it can have, or waits until there is something or its time is over.
+"""One ShareFetch request: it acquires the records that it can have, or waits until there are some or its maximum
+wait is over.
 
-Others releasing records, delays that are over, locks that run out, appends and writes that have arrived all wake it.
-Under at-most-once it first has records written as final, and takes them when that is done. When its session ends, it
-takes no more: nobody would give back what it takes then.
+Released records, elapsed delays, expired locks, appends and completed state writes wake it. Under at-most-once
+delivery it first has records written as final, and acquires them when that is stored. When its session ends it
+acquires nothing more, because nothing would release those records. The log is read in whole batches, and only their
+headers are parsed. If exact record counts are needed, batches with gaps from compaction are decoded in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.share.led import LedSharePartition, monotonic_ms
-from penstock.broker.share.reading import (
-    Look,
-    Read,
-    examine,
-    look_elsewhere,
-    pieces_for,
-    runs_of_records,
+from penstock.broker.coordinators.share.partitions import SharePartitionLeader, monotonic_ms
+from penstock.groups.share.partition.share_partition_state import (
+    AcquiredBatch,
+    AcquireLimits,
+    ReadableRecords,
 )
-from penstock.groups.share_partition.messages import Acquired, Appetite
-from penstock.log.positions import LogPosition, Slice
+from penstock.log.indexes import AbortedTransactionFilter
+from penstock.log.segment import LogOffsetMetadata, LogSlice
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.record_batch import BATCH_HEADER_BYTES, CONTROL, LOG_OVERHEAD_BYTES, decode_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from penstock.broker.share.sessions import Place, ShareSession
-    from penstock.broker.share.table import SharePartitions
+    from penstock.broker.coordinators.share.partitions import SharePartitionManager
+    from penstock.broker.coordinators.share.sessions import RawTopicIdPartition, ShareSession
     from penstock.protocol.share import ShareFetchRequest
 
+
+#: base offset, length, attributes, last offset delta, producer id, record count
+_HEADER: Final = struct.Struct(">qi9xhi16xq6xi")
+#: Finds the offsets of a batch's records, as runs. Raises BlockingIOError if it must not run on the event loop.
+FindRecordRuns = Callable[[memoryview], list[tuple[int, int]]]
+
+
+class ScannedBatches(NamedTuple):
+    """`starts` are the positions of the batches in the data, followed by the end of the data."""
+
+    data: BytesLike
+    found: ReadableRecords
+    starts: Sequence[int]
+
+
+def scan_batches(
+    offset: int,
+    piece: LogSlice,
+    aborted: Sequence[tuple[int, int]] = (),
+    look_inside: FindRecordRuns | None = None,
+) -> ScannedBatches:
+    """Scan data that was read from `offset` on. Batches of `aborted` transactions have no records to deliver.
+
+    With `look_inside`, gaps within batches are found too.
+    """
+    data, position, size = piece.data, 0, len(piece.data)
+    spans: list[tuple[int, int]] = []
+    ends: list[int] = []
+    starts: list[int] = []
+    skips = AbortedTransactionFilter(aborted) if aborted else None
+    while position + BATCH_HEADER_BYTES <= size:
+        base, length, attributes, delta, producer_id, count = _HEADER.unpack_from(data, position)
+        starts.append(position)
+        after = base + delta + 1
+        ends.append(after)
+        is_left_out = not count or attributes & CONTROL
+        if skips is not None and skips.has(base, attributes, producer_id):
+            is_left_out = True
+        behind = position + length + LOG_OVERHEAD_BYTES
+        if not is_left_out:
+            if count <= delta and look_inside is not None:
+                spans += look_inside(memoryview(data)[position:behind])
+            elif spans and spans[-1][1] == base:
+                spans[-1] = (spans[-1][0], after)
+            else:
+                spans.append((base, after))
+        position = behind
+    starts.append(position)
+    next_offset = ends[-1] if ends else offset
+    return ScannedBatches(data, ReadableRecords(offset, next_offset, spans, ends), starts)
+
+
+def defer_to_thread(batch: memoryview) -> list[tuple[int, int]]:
+    raise BlockingIOError
+
+
+def record_runs(batch: memoryview, max_bytes: int) -> list[tuple[int, int]]:
+    """Blocking."""
+    runs: list[tuple[int, int]] = []
+    for record in decode_records(batch, max_bytes):
+        if runs and runs[-1][1] == record.offset:
+            runs[-1] = (runs[-1][0], record.offset + 1)
+        else:
+            runs.append((record.offset, record.offset + 1))
+    return runs
+
+
+def select_batches(read: ScannedBatches, acquired: Sequence[AcquiredBatch]) -> list[BytesLike]:
+    """Select only the batches that contain acquired records."""
+    ends, starts = read.found.ends, read.starts
+    pieces: list[tuple[int, int]] = []
+    for first_offset, last_offset, _ in acquired:
+        first = bisect_left(ends, first_offset + 1)
+        after = bisect_left(ends, last_offset + 1, first) + 1
+        if pieces and first <= pieces[-1][1]:
+            pieces[-1] = (pieces[-1][0], max(after, pieces[-1][1]))
+        else:
+            pieces.append((first, after))
+    if pieces == [(0, len(ends))] and starts[-1] == len(read.data):
+        return [read.data]
+    view = memoryview(read.data)
+    return [view[starts[first] : starts[after]] for first, after in pieces]
+
+
 _RECORD_LIMIT: Final = 1
-#: More than records are said to take, so that one read usually suffices.
-_READ_SPARE: Final = 1.25
-#: Times as many offsets as records are asked for: what has come back is topped up with what is new, not at any price.
-_REACH_MAX: Final = 5
+#: Read more than the estimated size of the records, so that one read usually suffices.
+_READ_SIZE_FACTOR: Final = 1.25
+#: The maximum number of offsets to read per requested record. A read that starts at released records goes on to new
+#: ones, but not if those are too far away.
+_OFFSETS_PER_RECORD_MAX: Final = 5
 _READ_BYTES_MIN: Final = 16 * 1024
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
-#: For now there is nothing to have. Clients do not expect to be told so (the one in Java gives up).
-_PASSING: Final = frozenset({ErrorCode.coordinator_not_available, ErrorCode.offset_out_of_range})
+#: No records are available now. Clients do not expect these codes (the Java client fails), so the request waits.
+_RETRIABLE_CODES: Final = frozenset({ErrorCode.coordinator_not_available, ErrorCode.offset_out_of_range})
 
 
-class Portion(NamedTuple):
-    """What a request gets of one partition; nothing with an error."""
+class AcquiredRecords(NamedTuple):
+    """The records that a request acquires from one partition; none if there is an error."""
 
     records: list[BytesLike]
-    acquired: Sequence[Acquired]
+    acquired: Sequence[AcquiredBatch]
     error: ApiError | None = None
-    led: LedSharePartition | None = None
+    led: SharePartitionLeader | None = None
 
     @property
     def bytes_count(self) -> int:
@@ -60,44 +146,46 @@ class Portion(NamedTuple):
         return sum(last - first + 1 for first, last, _ in self.acquired)
 
 
-class Cold(Exception):
-    """The bytes wanted next would have to be waited for."""
+class ReadWouldBlock(Exception):
+    """The next read would block the event loop."""
 
-    def __init__(self, led: LedSharePartition, offset: int, read: Callable[[], Read]) -> None:
+    def __init__(self, led: SharePartitionLeader, offset: int, read: Callable[[], ScannedBatches]) -> None:
         super().__init__(led, offset)
         self.place = (led, offset)
         self.read = read
 
 
-class ShareFetching:
-    def __init__(self, shares: SharePartitions, session: ShareSession, request: ShareFetchRequest) -> None:
+class DelayedShareFetch:
+    def __init__(
+        self, shares: SharePartitionManager, session: ShareSession, request: ShareFetchRequest
+    ) -> None:
         self._shares = shares
         self._node = shares.node
         self._session = session
         self._group, self._member = session.group, session.member
         self._request = request
         self._places = session.rotated()
-        self.portions: dict[Place, Portion] = {}
-        self._leds: dict[Place, LedSharePartition] = {}
-        self._cold: dict[tuple[LedSharePartition, int], Read | ApiError] = {}
-        self._peeked: dict[tuple[LedSharePartition, int], Read] = {}
-        self._paying: list[asyncio.Future[None]] = []
-        self._reserved = 0  # records that are being paid for, of those asked for
-        self._goes_on = False  # there is more to read
-        self._watched: list[LedSharePartition] = []
+        self.portions: dict[RawTopicIdPartition, AcquiredRecords] = {}
+        self._leaders: dict[RawTopicIdPartition, SharePartitionLeader] = {}
+        self._cold_reads: dict[tuple[SharePartitionLeader, int], ScannedBatches | ApiError] = {}
+        self._peeked_reads: dict[tuple[SharePartitionLeader, int], ScannedBatches] = {}
+        self._pending_writes: list[asyncio.Future[None]] = []
+        self._reserved = 0  # requested records that are being written as final (at-most-once)
+        self._has_more = False  # the log has more to read
+        self._watched: list[SharePartitionLeader] = []
         self._woken: asyncio.Future[None] | None = None
-        self._is_late = False
+        self._is_timed_out = False
 
-    # -- taking --------------------------------------------------------------------------------------
+    # -- acquiring -----------------------------------------------------------------------------------
 
     def collect(self) -> bool:
-        """Whether the request can be answered. Raises Cold."""
+        """Returns whether the request can be answered. Raises ReadWouldBlock."""
         if not self._session.is_open:
             return True
         bytes_left, records_left = self._left()
-        self._peeked.clear()
+        self._peeked_reads.clear()
         self._reserved = 0
-        self._goes_on = False
+        self._has_more = False
         if not self._has_enough(bytes_left):
             return False
         for place in self._places:
@@ -109,7 +197,7 @@ class ShareFetching:
                 portion = self._take(place, records_left - self._reserved, bytes_left)
             except ApiError as error:
                 self._node.metrics.count_error("share_fetch", error.code.name)
-                portion = None if error.code in _PASSING else Portion([], (), error)
+                portion = None if error.code in _RETRIABLE_CODES else AcquiredRecords([], (), error)
             if portion is not None:
                 self.portions[place] = portion
                 bytes_left -= portion.bytes_count
@@ -117,7 +205,7 @@ class ShareFetching:
         return bool(self.portions)
 
     def _left(self) -> tuple[int, int]:
-        """Bytes and records that may still be taken."""
+        """Bytes and records that may still be acquired."""
         allowed = min(self._request.max_bytes, self._node.fetch_bytes_max)
         allowed = min(allowed, max(self._node.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
         taken = self.portions.values()
@@ -126,8 +214,8 @@ class ShareFetching:
             self._request.max_records - sum(portion.records_count for portion in taken),
         )
 
-    def _take(self, place: Place, records_max: int, bytes_max: int) -> Portion | None:
-        """None where there is nothing to have for now. Raises ApiError."""
+    def _take(self, place: RawTopicIdPartition, records_max: int, bytes_max: int) -> AcquiredRecords | None:
+        """Returns None if nothing is available now. Raises ApiError."""
         led = self._led(place)
         if led is None:
             return None
@@ -136,35 +224,35 @@ class ShareFetching:
         if read is None:
             return None
         is_exact = led.config.share_is_exact or self._request.acquire_mode == _RECORD_LIMIT
-        appetite = Appetite(records_max, max(self._request.batch_records, 1), is_exact)
-        acquired = rules.acquire(self._member, read.found, appetite, now_ms=monotonic_ms())
+        limits = AcquireLimits(records_max, max(self._request.batch_records, 1), is_exact)
+        acquired = rules.acquire(self._member, read.found, limits, now_ms=monotonic_ms())
         if not acquired and rules.policy.is_at_most_once:
-            reserved = rules.reserve(read.found, appetite)
+            reserved = rules.reserve(read.found, limits)
             if reserved:
                 self._reserved += reserved
-                self._paying.append(led.stored())
+                self._pending_writes.append(led.stored())
         led.changed()
         if not acquired:
-            # What has been read holds nothing (any more) for this member, but what follows may.
-            self._goes_on |= rules.next_offset not in (None, read.found.first_offset)
+            # The data holds nothing (more) for this member, but the data after it may.
+            self._has_more |= rules.next_offset not in (None, read.found.first_offset)
             return None
-        self._learn(led, read)
-        portion = Portion(pieces_for(read, acquired), acquired, None, led)
+        self._update_record_size(led, read)
+        portion = AcquiredRecords(select_batches(read, acquired), acquired, None, led)
         self._count(led, portion)
         return portion
 
-    def _led(self, place: Place) -> LedSharePartition | None:
-        """None while it is being loaded. Raises ApiError, also when what was waited for could not be loaded."""
-        led = self._leds.get(place)
+    def _led(self, place: RawTopicIdPartition) -> SharePartitionLeader | None:
+        """Returns None while the partition is loading. Raises ApiError, also if loading failed."""
+        led = self._leaders.get(place)
         if led is None or not led.is_closed:
-            led = self._leds[place] = self._shares.find(self._group, place)
+            led = self._leaders[place] = self._shares.find(self._group, place)
         return None if led.rules is None and not led.is_closed else led
 
-    def _learn(self, led: LedSharePartition, read: Read) -> None:
+    def _update_record_size(self, led: SharePartitionLeader, read: ScannedBatches) -> None:
         offsets = read.found.next_offset - read.found.first_offset
         led.bytes_per_record = (led.bytes_per_record + len(read.data) / max(offsets, 1)) / 2
 
-    def _count(self, led: LedSharePartition, portion: Portion) -> None:
+    def _count(self, led: SharePartitionLeader, portion: AcquiredRecords) -> None:
         traffic = led.partition.traffic
         traffic.bytes_out += portion.bytes_count
         traffic.messages_out += portion.records_count
@@ -172,53 +260,53 @@ class ShareFetching:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def _read(self, led: LedSharePartition, records_max: int, bytes_max: int) -> Read | None:
-        """None where nothing new can be read. Raises ApiError and Cold."""
+    def _read(self, led: SharePartitionLeader, records_max: int, bytes_max: int) -> ScannedBatches | None:
+        """Returns None if there is nothing new to read. Raises ApiError and ReadWouldBlock."""
         rules, log = led.current(), led.partition.log
         if rules.start_offset < log.start_offset:
             rules.log_start_moved(log.start_offset)
         offset = rules.next_offset
         if offset is None or offset < log.start_offset:
-            # What has been deleted is passed over once all that is being written of it is stored.
+            # Deleted records are skipped once all pending state writes for them are done.
             return None
-        committed, upto = led.config.share_reads_committed, _readable(led)
+        committed, upto = led.config.share_reads_committed, _readable_end(led)
         if offset >= upto.offset:
             return None
-        cold = self._cold.pop((led, offset), None) or self._peeked.get((led, offset))
+        cold = self._cold_reads.pop((led, offset), None) or self._peeked_reads.get((led, offset))
         if isinstance(cold, ApiError):
             raise cold
         if cold is not None:
             return cold
-        # What is handed out is counted, so holes in batches have to be known.
+        # Under at-most-once delivery records are counted, so gaps within batches must be known.
         is_exact = rules.policy.is_at_most_once
-        offsets = min(rules.reach(records_max), _REACH_MAX * records_max)
-        size = max(int(offsets * led.bytes_per_record * _READ_SPARE), _READ_BYTES_MIN)
+        offsets = min(rules.reach(records_max), _OFFSETS_PER_RECORD_MAX * records_max)
+        size = max(int(offsets * led.bytes_per_record * _READ_SIZE_FACTOR), _READ_BYTES_MIN)
 
-        def read(*, nowait: bool) -> Read:
-            piece: Slice = log.read(offset, min(size, bytes_max), upto, at_least_one=True, nowait=nowait)
+        def read(*, nowait: bool) -> ScannedBatches:
+            piece: LogSlice = log.read(offset, min(size, bytes_max), upto, at_least_one=True, nowait=nowait)
             aborted: Sequence[tuple[int, int]] = ()
             if committed and log.has_aborted:
                 aborted = log.aborted_in(offset, piece.next_offset, nowait=nowait)
-            return examine(offset, piece, aborted, self._look(nowait=nowait) if is_exact else None)
+            return scan_batches(offset, piece, aborted, self._look(nowait=nowait) if is_exact else None)
 
         try:
             return read(nowait=True)
         except BlockingIOError:
-            raise Cold(led, offset, partial(read, nowait=False)) from None
+            raise ReadWouldBlock(led, offset, partial(read, nowait=False)) from None
 
-    def _look(self, *, nowait: bool) -> Look:
+    def _look(self, *, nowait: bool) -> FindRecordRuns:
         if nowait:
-            return look_elsewhere
+            return defer_to_thread
         max_bytes = self._node.settings.integer("penstock.decompress.max.bytes")
-        return partial(runs_of_records, max_bytes=max_bytes)
+        return partial(record_runs, max_bytes=max_bytes)
 
     def _has_enough(self, bytes_max: int) -> bool:
-        """As many bytes as asked for, or more than an answer holds.
+        """Whether there are `min_bytes` to read, or more than a response can hold.
 
-        In any case once the time is over, or records have come back.
+        Also True after the timeout, and if there are released records.
         """
         wanted = min(self._request.min_bytes, bytes_max)
-        if wanted <= 1 or self._is_late or self.portions:
+        if wanted <= 1 or self._is_timed_out or self.portions:
             return True
         there = 0
         for place in self._places:
@@ -231,9 +319,9 @@ class ShareFetching:
             except ApiError:
                 return True
             if read is not None:
-                self._peeked[led, read.found.first_offset] = read
+                self._peeked_reads[led, read.found.first_offset] = read
                 there += len(read.data)
-                is_full = read.found.next_offset < _readable(led).offset
+                is_full = read.found.next_offset < _readable_end(led).offset
                 if there >= wanted or is_full or read.found.first_offset < rules.end_offset:
                     return True
         return False
@@ -241,23 +329,23 @@ class ShareFetching:
     # -- waiting -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until there is something to answer, or the time is over."""
+        """Wait until there is something to return, or until the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request.max_wait_ms / 1000
         try:
             while True:
-                if self._paying:
-                    # What is paid for is waited for, before more is: nobody else may ever get it.
-                    paying, self._paying = self._paying, []
+                if self._pending_writes:
+                    # Wait for reserved records first: they are stored as final, and no other request may ever get them.
+                    paying, self._pending_writes = self._pending_writes, []
                     await asyncio.wait(paying)
                 if await self._collected():
                     return
-                if self._paying:
+                if self._pending_writes:
                     continue
-                if self._goes_on and loop.time() < deadline:
-                    await asyncio.sleep(0)  # others have their turns
+                if self._has_more and loop.time() < deadline:
+                    await asyncio.sleep(0)  # let other tasks run
                     continue
-                if self._is_late:
+                if self._is_timed_out:
                     return
                 await self._news(deadline)
         finally:
@@ -267,20 +355,20 @@ class ShareFetching:
         while True:
             try:
                 return self.collect()
-            except Cold as cold:
-                # What was read before it came to that is not read again.
-                self._cold |= self._peeked
+            except ReadWouldBlock as cold:
+                # Keep the reads that were done before this one.
+                self._cold_reads |= self._peeked_reads
                 try:
-                    self._cold[cold.place] = await self._node.in_thread(cold.read)
+                    self._cold_reads[cold.place] = await self._node.in_thread(cold.read)
                 except ApiError as error:
-                    self._cold[cold.place] = error
+                    self._cold_reads[cold.place] = error
 
     async def _news(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()
-        self._cold.clear()  # there may be more by then
+        self._cold_reads.clear()  # there may be more data by then
         self._watch()
         self._woken = loop.create_future()
-        timer = loop.call_at(deadline, self._time_over)
+        timer = loop.call_at(deadline, self._on_timeout)
         try:
             await self._woken
         finally:
@@ -305,18 +393,18 @@ class ShareFetching:
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
-    def _time_over(self) -> None:
-        self._is_late = True
+    def _on_timeout(self) -> None:
+        self._is_timed_out = True
         self.wake()
 
-    def checked(self) -> dict[Place, Portion]:
-        """What is still true when the answer leaves: a leader that was fenced meanwhile has nothing to give."""
+    def checked(self) -> dict[RawTopicIdPartition, AcquiredRecords]:
+        """Check the result before it is sent: if a leader was fenced meanwhile, return its error instead of records."""
         for place, portion in self.portions.items():
             if portion.led is not None and portion.led.is_closed:
                 error = portion.led.error or ApiError(ErrorCode.not_leader_or_follower)
-                self.portions[place] = Portion([], (), error)
+                self.portions[place] = AcquiredRecords([], (), error)
         return self.portions
 
 
-def _readable(led: LedSharePartition) -> LogPosition:
+def _readable_end(led: SharePartitionLeader) -> LogOffsetMetadata:
     return led.partition.last_stable if led.config.share_reads_committed else led.partition.high

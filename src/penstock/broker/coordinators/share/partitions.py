@@ -1,37 +1,77 @@
-"""One share partition on its leader: loaded when it is first asked for, written to one write at a time."""
+"""The share partitions that this broker leads.
+
+`SharePartitionManager` finds them and closes them when leadership, sessions or topics end. `SharePartitionLeader`
+is one of them: it is loaded from the share coordinator when it is first requested, and has one state write in
+flight at a time. `Acknowledgements` are those of one request: they take effect at once, in the order of the
+request, and are answered when their state is stored. `share_policy` derives the policy of a share partition from the
+configuration of its group.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.broker.group_settings import effective_group_settings
-from penstock.broker.share.settings import policy_of
-from penstock.groups.share_partition.acknowledging import check_order
-from penstock.groups.share_partition.partition import SharePartition
-from penstock.groups.share_state.values import UNSET
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.broker.coordinators.share.sessions import RawTopicIdPartition, ShareSession, ShareSessions
+from penstock.broker.partition.client_view import find_topic, missing_partition_error
+from penstock.groups.share.partition.acknowledgement import check_acknowledgements
+from penstock.groups.share.partition.share_partition import SharePartition
+from penstock.groups.share.partition.share_partition_state import (
+    RedeliveryBackoff,
+    ShareCounters,
+    SharePartitionPolicy,
+)
+from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.share_failures import GROUPS_DELAY
+from penstock.protocol.share_failures import GROUP_DEFAULT_DELAY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.broker.partition import Partition
-    from penstock.broker.share.table import SharePartitions
-    from penstock.groups.config import GroupConfig
-    from penstock.groups.share_partition.messages import Write
-    from penstock.groups.share_partition.policy import Policy
-    from penstock.groups.share_state.values import Totals
+    from penstock.broker.node import Node
+    from penstock.broker.partition.partition import Partition
+    from penstock.cluster.image import ImageDelta
+    from penstock.groups.group_config import GroupConfig
+    from penstock.groups.share.partition.share_partition_state import PendingWrite
+    from penstock.groups.share.state.share_state import DeliveryTotals
+    from penstock.protocol.share import ShareTopic
     from penstock.protocol.share_failures import WorkerFailure
+
+
+@lru_cache(maxsize=1024)
+def share_policy(config: GroupConfig, topic: str) -> SharePartitionPolicy:
+    return SharePartitionPolicy(
+        lock_ms=config.share_record_lock_duration_ms,
+        delivery_limit=config.share_delivery_count_limit,
+        locks_max=config.share_partition_max_record_locks,
+        may_renew=config.share_renew_acknowledge_enable,
+        is_at_most_once=config.is_at_most_once,
+        writes_dead_letters=config.dead_letter_topic_of(topic) is not None,
+        backoff=_share_backoff(config),
+    )
+
+
+def _share_backoff(config: GroupConfig) -> RedeliveryBackoff | None:
+    if config.share_backoff == "none":
+        return None
+    return RedeliveryBackoff(
+        base_ms=config.share_backoff_ms,
+        cap_ms=config.share_backoff_max_ms,
+        jitter_ms=config.share_backoff_jitter_ms,
+        is_exponential=config.share_backoff == "exponential",
+    )
+
 
 logger = logging.getLogger("penstock.share")
 
-#: Rest before a write that the coordinator would not take, for all its patience, is tried again.
-_WRITE_AGAIN_S: Final = 0.5
-#: What is known here is not true any more: it is thrown away and read again.
-_FENCED: Final = frozenset(
+#: Pause before a write that has failed even though the persister retried it.
+_WRITE_RETRY_S: Final = 0.5
+#: The state here is outdated: discard it and load it again.
+_FENCED_CODES: Final = frozenset(
     {
         ErrorCode.fenced_state_epoch,
         ErrorCode.fenced_leader_epoch,
@@ -39,8 +79,8 @@ _FENCED: Final = frozenset(
         ErrorCode.group_id_not_found,
     }
 )
-#: What a client is told instead of the coordinator's own words, which mean nothing to it.
-_AS_TOLD: Final = {
+#: The codes to send to clients instead of codes of the share coordinator, which clients do not know.
+_CLIENT_CODES: Final = {
     ErrorCode.fenced_state_epoch: ErrorCode.not_leader_or_follower,
     ErrorCode.fenced_leader_epoch: ErrorCode.not_leader_or_follower,
     ErrorCode.invalid_request: ErrorCode.unknown_topic_or_partition,
@@ -53,7 +93,7 @@ _AS_TOLD: Final = {
 
 
 class Watcher(Protocol):
-    """Waits for records that it can have."""
+    """A request that waits for records."""
 
     def wake(self) -> None: ...
 
@@ -62,10 +102,10 @@ def monotonic_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
 
 
-class LedSharePartition:
-    """`rules` is None until it is loaded; `error` says why it is closed."""
+class SharePartitionLeader:
+    """`rules` is None until the state is loaded; `error` is the reason why it is closed."""
 
-    def __init__(self, shares: SharePartitions, group: str, partition: Partition) -> None:
+    def __init__(self, shares: SharePartitionManager, group: str, partition: Partition) -> None:
         self._shares = shares
         self._node = shares.node
         self.group = group
@@ -73,12 +113,12 @@ class LedSharePartition:
         self.leader_epoch = partition.leader_epoch
         self.rules: SharePartition | None = None
         self.error: ApiError | None = None
-        self.bytes_per_record = 1024.0  # of what was read last: how much to read next
+        self.bytes_per_record = 1024.0  # estimated from recent reads; determines how much to read
         self._state_epoch = 0
         self._watchers: dict[Watcher, None] = {}
         self._is_waking = False
         self._writer: asyncio.Task[None] | None = None
-        self._stored: list[asyncio.Future[None]] = []  # those who wait for the next write
+        self._stored: list[asyncio.Future[None]] = []  # completed by the next write
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
 
@@ -89,14 +129,14 @@ class LedSharePartition:
 
     @property
     def config(self) -> GroupConfig:
-        return effective_group_settings(self._node, self.group)
+        return effective_group_config(self._node, self.group)
 
     @property
     def is_closed(self) -> bool:
         return self.error is not None
 
     def current(self) -> SharePartition:
-        """The rules, with the policy of now. Raises ApiError where there are none (yet)."""
+        """Return the rules with the current policy. Raises ApiError if they are not loaded or closed."""
         if self.error is not None:
             raise self.error
         if self.rules is None:
@@ -104,8 +144,8 @@ class LedSharePartition:
         self.rules.policy = self._policy()
         return self.rules
 
-    def _policy(self) -> Policy:
-        return policy_of(self.config, self.partition.topic)
+    def _policy(self) -> SharePartitionPolicy:
+        return share_policy(self.config, self.partition.topic)
 
     # -- loading -------------------------------------------------------------------------------------
 
@@ -125,7 +165,7 @@ class LedSharePartition:
         start = state.start_offset
         if start == UNSET:
             start = await self._first_offset()
-            # Stored at once, or another leader would begin with what is latest then.
+            # Stored at once, because a later leader would resolve "latest" to a later offset.
             await self._store(start, 0, [])
         if self.error is None:
             self.rules = SharePartition(
@@ -143,7 +183,7 @@ class LedSharePartition:
             self._shares.rest(self)
 
     async def _first_offset(self) -> int:
-        """Raises ApiError while the new leader does not know what is committed."""
+        """Raises ApiError while the new leader does not know the high watermark."""
         reset, partition = self.config.share_auto_offset_reset, self.partition
         if reset.kind == "earliest":
             return partition.log.start_offset
@@ -152,31 +192,31 @@ class LedSharePartition:
         if reset.kind == "latest":
             return upto
         timestamp_ms = reset.timestamp_ms(self._node.now_ms())
-        found = await self._node.looked_up(
+        found = await self._node.search_log(
             None, lambda bytes_max: partition.log.offset_for_timestamp(timestamp_ms, bytes_max)
         )
         return upto if found is None else min(found.offset, upto)
 
-    # -- what members do -----------------------------------------------------------------------------
+    # -- operations of members -----------------------------------------------------------------------
 
     def acknowledge(
         self, member: str, batches: list[tuple[int, int, bytes]], *, may_renew: bool
     ) -> asyncio.Future[None] | None:
-        """What to wait for before it is answered. Raises ApiError."""
-        check_order(batches, may_renew=may_renew)
+        """Returns the write that the reply must wait for, if any. Raises ApiError."""
+        check_acknowledgements(batches, may_renew=may_renew)
         rules = self.current()
         is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
         return self._changed_by_member(is_written=is_written)
 
-    async def take_failures(self, failures: Sequence[WorkerFailure]) -> None:
-        """What workers say of records that they have; the rest is passed over. Raises ApiError."""
+    async def apply_failures(self, failures: Sequence[WorkerFailure]) -> None:
+        """Apply failures that workers report for records they have acquired; ignore the others. Raises ApiError."""
         rules, partition = self.current(), self.partition
         held = [one for one in failures if rules.is_held(one.offset, one.delivery_count)]
         for failure in held:
-            if failure.delay_ms != GROUPS_DELAY:
-                rules.ask_delay(failure.offset, failure.delivery_count, failure.delay_ms)
+            if failure.delay_ms != GROUP_DEFAULT_DELAY:
+                rules.request_delay(failure.offset, failure.delivery_count, failure.delay_ms)
         errors = [failure for failure in held if failure.error is not None]
-        if errors and rules.policy.buries:
+        if errors and rules.policy.writes_dead_letters:
             persister = self._node.share_state.persister
             await persister.explain(self.group, partition.topic_id, partition.index, errors)
 
@@ -193,13 +233,13 @@ class LedSharePartition:
         stored = self.stored() if is_written else None
         self.changed()
         if stored is None:
-            self.wake()  # there may be room for more; what is written makes it later
+            self.wake()  # locks may be free now; with a write, it wakes the watchers later
         return stored
 
     def stored(self) -> asyncio.Future[None]:
-        """Done when what is queued now has been written."""
+        """Returns a future that is done when everything queued now is written."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Whoever waited may have gone.
+        # The waiting request may be gone; retrieve the exception so that asyncio does not complain.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._stored.append(future)
         return future
@@ -213,11 +253,11 @@ class LedSharePartition:
         self._watchers.pop(watcher, None)
 
     def bytes_arrived(self, count: int) -> None:
-        """The log has grown, or is not led here any more."""
+        """Called when the log has grown, or when this node no longer leads it."""
         self.wake()
 
     def wake(self) -> None:
-        # Not at once: whoever changed something is not done with it, and those who wait come in their order.
+        # Not at once: the caller may not have finished its changes. Watchers are woken in the order they registered.
         if self._watchers and not self._is_waking:
             self._is_waking = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -230,7 +270,7 @@ class LedSharePartition:
     # -- writing and timing --------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """After everything that is done to the rules."""
+        """Must be called after every change to the rules."""
         rules = self.rules
         if rules is None or self.error is not None:
             return
@@ -244,7 +284,7 @@ class LedSharePartition:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        # A moment later, so that the time has really come.
+        # One millisecond later, so that the deadline has really passed.
         self._timer = asyncio.get_running_loop().call_at((deadline_ms + 1) / 1000, self._tick)
 
     def _tick(self) -> None:
@@ -269,21 +309,21 @@ class LedSharePartition:
         self._shares.rest(self)
 
     async def _write_once(
-        self, rules: SharePartition, write: Write, waiting: list[asyncio.Future[None]]
+        self, rules: SharePartition, write: PendingWrite, waiting: list[asyncio.Future[None]]
     ) -> None:
         try:
             await self._store(*write)
         except ApiError as error:
-            told = _as_told(error)
+            told = _client_error(error)
             for future in waiting:
-                _fail(future, told)
-            if error.code in _FENCED:
+                _fail_future(future, told)
+            if error.code in _FENCED_CODES:
                 self.close(error)
                 return
-            # It may have arrived all the same, so what it says is written until it is known to be there.
+            # The write may have been stored all the same, so repeat it until it is known to be stored.
             logger.warning("share state is not taken: %r, %r", self, error)
             rules.write_failed()
-            await asyncio.sleep(_WRITE_AGAIN_S)
+            await asyncio.sleep(_WRITE_RETRY_S)
             return
         rules.written()
         for future in waiting:
@@ -297,7 +337,7 @@ class LedSharePartition:
         start_offset: int,
         complete: int,
         batches: list[tuple[int, int, int, int]],
-        totals: Totals | None = None,
+        totals: DeliveryTotals | None = None,
     ) -> None:
         await self._node.share_state.persister.write(
             self.group,
@@ -311,27 +351,194 @@ class LedSharePartition:
             totals=totals,
         )
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------
 
     def close(self, error: ApiError) -> None:
-        """It is not true any more, or not led here: whoever waits is told."""
+        """Close because of outdated state or lost leadership. Fails the pending futures and wakes the watchers."""
         if self.error is not None:
             return
-        self.error = _as_told(error)
+        self.error = _client_error(error)
         self._shares.forget(self)
         self.partition.unwatch(self)
         if self._timer is not None:
             self._timer.cancel()
         waiting, self._stored = self._stored, []
         for future in waiting:
-            _fail(future, self.error)
+            _fail_future(future, self.error)
         self.wake()
 
 
-def _as_told(error: ApiError) -> ApiError:
-    return ApiError(_AS_TOLD.get(error.code, error.code), error.message)
+def _client_error(error: ApiError) -> ApiError:
+    return ApiError(_CLIENT_CODES.get(error.code, error.code), error.message)
 
 
-def _fail(future: asyncio.Future[None], error: ApiError) -> None:
+def _fail_future(future: asyncio.Future[None], error: ApiError) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+class AcknowledgeResult(NamedTuple):
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+
+
+class Acknowledgements:
+    def __init__(
+        self,
+        shares: SharePartitionManager,
+        group: str,
+        member: str,
+        topics: list[ShareTopic],
+        *,
+        may_renew: bool,
+    ) -> None:
+        """Apply the acknowledgements in the order of the request, one after the other."""
+        self.outcomes: dict[RawTopicIdPartition, AcknowledgeResult] = {}
+        self._stored: dict[RawTopicIdPartition, asyncio.Future[None]] = {}
+        for topic_id, partitions in topics:
+            for index, batches in partitions:
+                if not batches:
+                    continue
+                place = (topic_id, index)
+                try:
+                    led = shares.get(group, place)
+                    if led is None:
+                        raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
+                    stored = led.acknowledge(member, batches, may_renew=may_renew)
+                except ApiError as error:
+                    self._failed(shares, place, error)
+                    continue
+                self.outcomes[place] = AcknowledgeResult()
+                if stored is not None:
+                    self._stored[place] = stored
+
+    @staticmethod
+    def _outcome(error: ApiError) -> AcknowledgeResult:
+        return AcknowledgeResult(error.code, error.message)
+
+    def _failed(self, shares: SharePartitionManager, place: RawTopicIdPartition, error: ApiError) -> None:
+        shares.node.metrics.count_error("share_acknowledge", error.code.name)
+        self.outcomes[place] = self._outcome(error)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._stored)
+
+    async def stored(self) -> None:
+        """Wait until the state is stored; then the outcomes are final."""
+        for place, future in self._stored.items():
+            try:
+                await asyncio.shield(future)
+            except ApiError as error:
+                self.outcomes[place] = self._outcome(error)
+
+
+async def wait_until_stored(futures: list[asyncio.Future[None]]) -> None:
+    """Wait for all of them and ignore errors, because the member has left."""
+    if futures:
+        await asyncio.wait(futures)
+
+
+#: group, raw topic id, partition
+SharePartitionKey = tuple[str, bytes, int]
+
+
+class SharePartitionManager:
+    """`node.share`."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.counters: dict[str, ShareCounters] = {}
+        self.sessions = ShareSessions(
+            node.settings.integer("group.share.max.share.sessions"), self._session_lost
+        )
+        self._led: dict[SharePartitionKey, SharePartitionLeader] = {}
+
+    def __iter__(self) -> Iterator[SharePartitionLeader]:
+        return iter(list(self._led.values()))
+
+    def __len__(self) -> int:
+        return len(self._led)
+
+    def counters_of(self, group: str) -> ShareCounters:
+        return self.counters.setdefault(group, ShareCounters())
+
+    # -- finding -------------------------------------------------------------------------------------
+
+    def partition_of(self, place: RawTopicIdPartition) -> Partition:
+        """Returns a partition that this node leads. Raises ApiError."""
+        found = self.node.partitions.by_raw_id.get(place[0])
+        partition = None if found is None else found.get(place[1])
+        if partition is None:
+            topic = find_topic(self.node.image, place[0], by_id=True)
+            raise missing_partition_error(self.node, topic, place[1], by_id=True)
+        partition.check_leader()
+        return partition
+
+    def get(self, group: str, place: RawTopicIdPartition) -> SharePartitionLeader | None:
+        """Returns the share partition if it is open. Raises ApiError if this node does not lead the partition."""
+        partition = self.partition_of(place)
+        led = self._led.get((group, *place))
+        if led is not None and (led.partition is not partition or led.leader_epoch != partition.leader_epoch):
+            led.close(ApiError(ErrorCode.not_leader_or_follower, "another leader epoch has begun"))
+            return None
+        return led
+
+    def find(self, group: str, place: RawTopicIdPartition) -> SharePartitionLeader:
+        """Like `get`, but begins to load a share partition that is not open. Raises ApiError."""
+        led = self.get(group, place)
+        if led is None:
+            partition = self.partition_of(place)
+            if partition.is_internal:
+                raise ApiError(ErrorCode.topic_authorization_failed)
+            led = self._led[group, *place] = SharePartitionLeader(self, group, partition)
+            self.node.spawn(led.load())
+        return led
+
+    # -- closing -------------------------------------------------------------------------------------
+
+    def forget(self, led: SharePartitionLeader) -> None:
+        key = (led.group, led.partition.topic_id.bytes, led.partition.index)
+        if self._led.get(key) is led:
+            del self._led[key]
+
+    def rest(self, led: SharePartitionLeader) -> None:
+        """Close an idle share partition of a group without members here.
+
+        It is loaded again when members return, because its start offset may have been changed by then.
+        """
+        if led.rules is None or led.is_closed or self.sessions.has_group(led.group):
+            return
+        if led.rules.is_idle:
+            led.close(ApiError(ErrorCode.not_leader_or_follower, "the group has no members here"))
+
+    def close_session(self, session: ShareSession) -> list[asyncio.Future[None]]:
+        """Release the records of a member that leaves, without delay. Returns the writes to wait for."""
+        self.sessions.close(session)
+        return self._release(session, with_delay=False)
+
+    def _session_lost(self, session: ShareSession) -> None:
+        self._release(session, with_delay=True)
+
+    def _release(self, session: ShareSession, *, with_delay: bool) -> list[asyncio.Future[None]]:
+        stored = []
+        for led in list(self._led.values()):
+            if led.group == session.group:
+                future = led.release(session.member, with_delay=with_delay)
+                if future is not None:
+                    stored.append(future)
+                self.rest(led)
+        return stored
+
+    def image_changed(self, delta: ImageDelta) -> None:
+        """Close share partitions whose leader has changed or whose topic is deleted, and wake waiting requests."""
+        if not (delta.topics_deleted or delta.partitions_changed):
+            return
+        for led in list(self._led.values()):
+            partition = led.partition
+            if partition.is_retired or not partition.is_leader or partition.leader_epoch != led.leader_epoch:
+                led.close(ApiError(ErrorCode.not_leader_or_follower, "this node does not lead any more"))
+
+    def close(self) -> None:
+        for led in list(self._led.values()):
+            led.close(ApiError(ErrorCode.not_leader_or_follower, "the node stops"))

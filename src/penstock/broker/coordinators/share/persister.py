@@ -1,8 +1,8 @@
-"""What a share partition on its leader uses to read and write its state, wherever the coordinator is.
+"""The persister: how the leader of a share partition reads and writes its state, wherever the share coordinator is.
 
-Questions of one moment to one coordinator travel together: on this node without the wire, to another one in a request
-for each group and kind. What passes is asked again, up to a time; who runs out of time does not know whether it was
-done.
+Requests of one iteration of the event loop to the same coordinator travel together: directly when it is on this
+broker, otherwise in one request per group and API. Retriable errors are retried for a bounded time. A caller that
+times out does not know whether its request was carried out.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from penstock.groups.share_state.values import (
-    Answer,
-    Delete,
-    Explain,
-    Initialize,
-    Key,
-    Question,
-    Read,
+from penstock.groups.share.state.share_state import (
+    DeleteState,
+    DeliveryTotals,
+    InitializeState,
+    ReadState,
+    ReadStateSummary,
+    SharePartitionKey,
     ShareState,
-    ShareSummary,
-    Summary,
-    Totals,
-    Write,
+    ShareStateReply,
+    ShareStateRequest,
+    ShareStateSummary,
+    StoreWorkerErrors,
+    WriteState,
 )
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
     SHARE_FAILURES,
     ShareFailures,
     WorkerFailure,
-    pack_share_failures,
-    read_answer,
+    encode_share_failures,
+    parse_share_failures_response,
 )
 
 if TYPE_CHECKING:
+    from penstock.broker.coordinators.share.coordinator import ShareCoordinator
     from penstock.broker.node import Node
-    from penstock.broker.share_state.coordinator import ShareStateCoordinator
 
-#: For how long one is asked again.
-PATIENCE_S: Final = 15.0
-_REST_S: Final = 0.02
-_REST_MAX_S: Final = 0.5
+#: How long a request is retried.
+RETRY_TIMEOUT_S: Final = 15.0
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 0.5
 _HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _NO_CLIENT_ID: Final = -1
 _CORRELATION_BYTES: Final = 4
-#: The coordinator's own wait for its replicas, and the way there and back.
+#: Time for the network, in addition to the coordinator's own commit timeout.
 _ANSWER_MARGIN_S: Final = 1.0
-_PASSING: Final = frozenset(
+_RETRIABLE_CODES: Final = frozenset(
     {
         ErrorCode.not_coordinator,
         ErrorCode.coordinator_not_available,
@@ -64,34 +64,36 @@ _PASSING: Final = frozenset(
 
 logger = logging.getLogger("penstock.share")
 
-Waiting = tuple[Question, "asyncio.Future[Answer]"]
-Ask = Callable[[list[Question]], Awaitable[Sequence[Answer]]]
+PendingRequest = tuple[ShareStateRequest, "asyncio.Future[ShareStateReply]"]
+SendRequests = Callable[[list[ShareStateRequest]], Awaitable[Sequence[ShareStateReply]]]
 
 
 class Persister:
-    """`node.share_state.persister`. Everything raises ApiError: FENCED_STATE_EPOCH, FENCED_LEADER_EPOCH and
-    INVALID_REQUEST at once, what passes only after `PATIENCE_S`.
+    """`node.share_state.persister`. All methods raise ApiError: FENCED_STATE_EPOCH, FENCED_LEADER_EPOCH and
+    INVALID_REQUEST at once, retriable errors only after `RETRY_TIMEOUT_S`.
     """
 
-    def __init__(self, node: Node, coordinator: ShareStateCoordinator) -> None:
+    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
         self._node = node
         self._coordinator = coordinator
-        self._waiting: list[Waiting] = []
+        self._waiting: list[PendingRequest] = []
         self._answer_s = node.settings.integer(coordinator.topic.commit_timeout_ms) / 1000 + _ANSWER_MARGIN_S
 
     async def initialize(
         self, group: str, topic_id: UUID, partition: int, *, state_epoch: int, start_offset: int
     ) -> None:
-        """A start offset of -1 leaves it to the first write, and what exists as it is.
+        """With a start offset of -1, the first write sets it, and existing state stays as it is.
 
-        Another one begins what exists anew, which needs a larger state epoch. POLICY_VIOLATION: that would be a step
-        back for a group that is at-most-once.
+        With another start offset, existing state is reset, which needs a larger state epoch. Raises POLICY_VIOLATION if
+        that would move an at-most-once group backwards.
         """
-        await self._ask(Initialize(Key(group, topic_id, partition), state_epoch, start_offset))
+        await self._ask(
+            InitializeState(SharePartitionKey(group, topic_id, partition), state_epoch, start_offset)
+        )
 
     async def read(self, group: str, topic_id: UUID, partition: int, leader_epoch: int) -> ShareState:
-        """From now on leaders of earlier epochs are fenced. INVALID_REQUEST: it was not initialised."""
-        answer = await self._ask(Read(Key(group, topic_id, partition), leader_epoch))
+        """Read the state and fence the leaders of earlier epochs. Raises INVALID_REQUEST if it is not initialised."""
+        answer = await self._ask(ReadState(SharePartitionKey(group, topic_id, partition), leader_epoch))
         assert answer.state is not None
         return answer.state
 
@@ -106,138 +108,150 @@ class Persister:
         start_offset: int,
         delivery_complete_count: int,
         batches: Sequence[tuple[int, int, int, int]],
-        totals: Totals | None = None,
+        totals: DeliveryTotals | None = None,
     ) -> None:
-        """Batches are (first offset, last offset, delivery state, delivery count), sorted ones being quickest.
+        """Batches are (first offset, last offset, delivery state, delivery count); sorted batches are fastest.
 
-        States 32-34 archive, and bury in the dead-letter topic. A start offset of -1 is not written, and one before
-        the stored start does not take it back. The same write may come again.
+        States 32-34 archive records and write dead letters for them. A start offset of -1 is not written, and one
+        before the stored start does not move it back. A write may be repeated.
         """
-        key = Key(group, topic_id, partition)
+        key = SharePartitionKey(group, topic_id, partition)
         await self._ask(
-            Write(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
+            WriteState(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
         )
 
     async def explain(
         self, group: str, topic_id: UUID, partition: int, failures: Sequence[WorkerFailure]
     ) -> None:
-        """Keep what records died of until they are buried."""
-        await self._ask(Explain(Key(group, topic_id, partition), tuple(failures)))
+        """Store the errors of failed records until their dead letters are written."""
+        await self._ask(StoreWorkerErrors(SharePartitionKey(group, topic_id, partition), tuple(failures)))
 
     async def delete(self, group: str, topic_id: UUID, partition: int, *, state_epoch: int) -> None:
-        """FENCED_STATE_EPOCH: it was begun anew since. POLICY_VIOLATION: the group is at-most-once."""
-        await self._ask(Delete(Key(group, topic_id, partition), state_epoch))
+        """Raises FENCED_STATE_EPOCH if the state was initialised again, POLICY_VIOLATION for at-most-once groups."""
+        await self._ask(DeleteState(SharePartitionKey(group, topic_id, partition), state_epoch))
 
     async def summary(
         self, group: str, topic_id: UUID, partition: int, leader_epoch: int = -1
-    ) -> ShareSummary:
-        """Of what was never initialised, the start offset is -1."""
-        answer = await self._ask(Summary(Key(group, topic_id, partition), leader_epoch))
+    ) -> ShareStateSummary:
+        """The start offset is -1 if the state was never initialised."""
+        answer = await self._ask(
+            ReadStateSummary(SharePartitionKey(group, topic_id, partition), leader_epoch)
+        )
         assert answer.summary is not None
         return answer.summary
 
-    # -- asking --------------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------------
 
-    async def _ask(self, question: Question) -> Answer:
+    async def _ask(self, question: ShareStateRequest) -> ShareStateReply:
         loop = asyncio.get_running_loop()
-        deadline, rest_s = loop.time() + PATIENCE_S, _REST_S
+        deadline, rest_s = loop.time() + RETRY_TIMEOUT_S, _BACKOFF_S
         while True:
             try:
                 answer = await self._ask_once(question)
             except ApiError as error:
-                answer = Answer(error.code, error.message)
+                answer = ShareStateReply(error.code, error.message)
             if answer.error is ErrorCode.none:
                 return answer
-            rest_s = min(rest_s * 2, _REST_MAX_S)
+            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
             if not self._passes(question, answer.error) or loop.time() + rest_s > deadline:
                 raise ApiError(answer.error, answer.message)
             await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
 
-    def _passes(self, question: Question, error: ErrorCode) -> bool:
-        """The coordinator may not have heard yet of a topic that is new."""
+    def _passes(self, question: ShareStateRequest, error: ErrorCode) -> bool:
+        """Whether to retry. The coordinator may not know a new topic yet."""
         if error is ErrorCode.unknown_topic_or_partition:
             return question.key.topic_id in self._node.image.topics_by_id
-        return error in _PASSING
+        return error in _RETRIABLE_CODES
 
-    async def _ask_once(self, question: Question) -> Answer:
+    async def _ask_once(self, question: ShareStateRequest) -> ShareStateReply:
         if not self._coordinator.has_topic:
             await self._coordinator.ensure_topic()
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[Answer] = loop.create_future()
+        answered: asyncio.Future[ShareStateReply] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._send)
         self._waiting.append((question, answered))
         return await answered
 
     def _send(self) -> None:
-        """All that has come in this turn of the loop."""
+        """Send all requests of this event loop iteration."""
         waiting, self._waiting = self._waiting, []
-        here: list[Waiting] = []
-        there: dict[tuple[int, type, str], list[Waiting]] = {}
+        here: list[PendingRequest] = []
+        there: dict[tuple[int, type, str], list[PendingRequest]] = {}
         for one in waiting:
             question = one[0]
             try:
-                leader = self._coordinator.leader_of_place(self._coordinator.place_of(question.key))
+                leader = self._coordinator.leader_of_shard(self._coordinator.shard_of_key(question.key))
             except ApiError as error:
-                _give([one], [Answer(error.code, error.message)])
+                _complete([one], [ShareStateReply(error.code, error.message)])
                 continue
             if leader == self._node.node_id:
                 here.append(one)
             elif leader is None:
-                _give([one], [Answer(ErrorCode.coordinator_not_available)])
+                _complete([one], [ShareStateReply(ErrorCode.coordinator_not_available)])
             else:
                 there.setdefault((leader, type(question), question.key.group), []).append(one)
         if here:
             self._node.spawn(self._answer(here, self._coordinator.ask))
         for (leader, _, _), asked in there.items():
-            # Those of one topic go side by side, as the message has them.
+            # The message groups partitions by topic.
             asked.sort(key=lambda one: one[0].key.topic_id.bytes)
-            self._node.spawn(self._answer(asked, partial(self._ask_there, leader)))
+            self._node.spawn(self._answer(asked, partial(self._request_remote, leader)))
 
-    async def _answer(self, waiting: list[Waiting], ask: Ask) -> None:
+    async def _answer(self, waiting: list[PendingRequest], ask: SendRequests) -> None:
         try:
             answers = await ask([question for question, _ in waiting])
         except Exception as error:
-            # Somebody waits for each of them, and nobody knows whether it was done.
+            # Every caller needs a reply, and it is unknown whether the request was carried out.
             logger.exception("no answer about the state of share groups")
-            answers = [Answer(ErrorCode.network_exception, str(error))] * len(waiting)
-        _give(waiting, answers)
+            answers = [ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
+        _complete(waiting, answers)
 
-    async def _ask_there(self, leader: int, questions: list[Question]) -> Sequence[Answer]:
-        from penstock.broker.peers import PeerUnreachable
-        from penstock.broker.share_state.wire import FORMS, answers_of, request_of
+    async def _request_remote(
+        self, leader: int, questions: list[ShareStateRequest]
+    ) -> Sequence[ShareStateReply]:
+        from penstock.broker.coordinators.share.state_messages import (
+            STATE_APIS,
+            decode_response,
+            encode_request,
+        )
+        from penstock.broker.network.peers import PeerUnreachable
 
-        if isinstance(questions[0], Explain):
-            return [await self._explain_there(leader, one) for one in questions if isinstance(one, Explain)]
-        form = FORMS[type(questions[0])]
+        if isinstance(questions[0], StoreWorkerErrors):
+            return [
+                await self._explain_remote(leader, one)
+                for one in questions
+                if isinstance(one, StoreWorkerErrors)
+            ]
+        form = STATE_APIS[type(questions[0])]
         try:
             response = await self._node.peers.call(
                 leader,
                 form.api_key,
-                request_of(form, questions),
+                encode_request(form, questions),
                 timeout_s=self._answer_s,
                 purpose="share-state",
             )
         except (PeerUnreachable, TimeoutError) as error:
-            return [Answer(ErrorCode.network_exception, str(error))] * len(questions)
-        answers = answers_of(form, response)
+            return [ShareStateReply(ErrorCode.network_exception, str(error))] * len(questions)
+        answers = decode_response(form, response)
         if len(answers) != len(questions):
-            return [Answer(ErrorCode.unknown_server_error, "some are missing")] * len(questions)
+            return [ShareStateReply(ErrorCode.unknown_server_error, "some are missing")] * len(questions)
         return answers
 
-    async def _explain_there(self, leader: int, question: Explain) -> Answer:
-        from penstock.broker.peers import PeerUnreachable
+    async def _explain_remote(self, leader: int, question: StoreWorkerErrors) -> ShareStateReply:
+        from penstock.broker.network.peers import PeerUnreachable
 
         said = ShareFailures(*question.key, question.failures, for_coordinator=True)
-        frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + pack_share_failures(said)
+        frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(said)
         try:
             reply = await self._node.peers.raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
-            return Answer(read_answer(reply, _CORRELATION_BYTES))
+            return ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
         except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
-            return Answer(ErrorCode.network_exception, str(error))
+            return ShareStateReply(ErrorCode.network_exception, str(error))
 
 
-def _give(waiting: list[Waiting], answers: Sequence[Answer]) -> None:
+def _complete(waiting: list[PendingRequest], answers: Sequence[ShareStateReply]) -> None:
     for (_, answered), answer in zip(waiting, answers, strict=True):
         if not answered.done():
             answered.set_result(answer)

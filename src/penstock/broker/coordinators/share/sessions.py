@@ -1,6 +1,7 @@
-"""Share sessions (KIP-932): what a member reads here, and in which order its requests come.
+"""Share sessions (KIP-932): the partitions that a member reads on this broker, and the order of its requests.
 
-A session belongs to the connection that opened it: when that goes, what the member holds is free again.
+A session belongs to the connection that opened it: when the connection is lost, the records that the member holds
+are released.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.group_requests import is_longer
+from penstock.broker.coordinators.requests import exceeds_utf8_bytes
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share import ShareFetchRequest
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Connection
+    from penstock.broker.network.connection import Connection
 
-#: Ends the session.
+#: The epoch that ends a session.
 FINAL_EPOCH: Final = -1
-#: Begins one.
+#: The epoch that opens a session.
 INITIAL_EPOCH: Final = 0
 _EPOCH_MAX: Final = 2**31 - 1
 _MEMBER_CHARACTERS_MAX: Final = 36
-#: Partitions in all sessions: a request may name any number, whether there are such partitions or not.
-PLACES_MAX: Final = 250_000
+#: Partitions in all sessions. Requests may list any number of partitions, even ones that do not exist.
+SESSION_PARTITIONS_MAX: Final = 250_000
 
 #: raw topic id, partition
-Place = tuple[bytes, int]
+RawTopicIdPartition = tuple[bytes, int]
 
 
 class ShareSession:
@@ -36,7 +37,7 @@ class ShareSession:
         self.connection = connection
         self.is_open = True
         self.epoch = 1
-        self.places: dict[Place, None] = {}
+        self.places: dict[RawTopicIdPartition, None] = {}
 
     def next_epoch(self) -> None:
         self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -49,16 +50,16 @@ class ShareSession:
             for index in indexes:
                 self.places.pop((topic_id, index), None)
 
-    def rotated(self) -> Sequence[Place]:
-        """Each request begins with another partition, so that a full answer starves none."""
+    def rotated(self) -> Sequence[RawTopicIdPartition]:
+        """Start each request with a different partition, so that full responses do not starve any."""
         places = list(self.places)
         turn = self.epoch % len(places) if places else 0
         return places[turn:] + places[:turn]
 
 
-def check_names(group: str | None, member: str | None, *, group_bytes_max: int) -> tuple[str, str]:
+def check_group_and_member(group: str | None, member: str | None, *, group_bytes_max: int) -> tuple[str, str]:
     """Raises ApiError."""
-    if group is None or is_longer(group, group_bytes_max):
+    if group is None or exceeds_utf8_bytes(group, group_bytes_max):
         raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
     if not member or len(member) > _MEMBER_CHARACTERS_MAX:
         raise ApiError(ErrorCode.invalid_request, "Invalid member id in the request.")
@@ -67,7 +68,10 @@ def check_names(group: str | None, member: str | None, *, group_bytes_max: int) 
 
 class ShareSessions:
     def __init__(
-        self, sessions_max: int, on_lost: Callable[[ShareSession], None], places_max: int = PLACES_MAX
+        self,
+        sessions_max: int,
+        on_lost: Callable[[ShareSession], None],
+        places_max: int = SESSION_PARTITIONS_MAX,
     ) -> None:
         self._sessions_max = sessions_max
         self._places_max = places_max
@@ -86,7 +90,7 @@ class ShareSessions:
     def fetch(
         self, request: ShareFetchRequest, group: str, member: str, connection: Connection | None
     ) -> ShareSession:
-        """The session of a request, moved on by it. Raises ApiError."""
+        """Return the session of a request and advance it. Raises ApiError."""
         if request.session_epoch == FINAL_EPOCH:
             return self._found(group, member)
         if request.session_epoch != INITIAL_EPOCH:
@@ -95,7 +99,7 @@ class ShareSessions:
             session.next_epoch()
             return session
         if any(batches for _, partitions in request.topics for _, batches in partitions):
-            # It is said of records that were acquired in another session, which may have lost them.
+            # They refer to records of an earlier session, whose locks may be lost.
             raise ApiError(ErrorCode.invalid_request, "acknowledgements on a new session")
         session = self._open(group, member, connection)
         try:
@@ -150,7 +154,7 @@ class ShareSessions:
         return session
 
     def _open(self, group: str, member: str, connection: Connection | None) -> ShareSession:
-        """In the place of another one of this member, whose locks stay as they are."""
+        """Replace an existing session of this member; its locks stay as they are."""
         before = self._sessions.get((group, member))
         if before is not None:
             self.close(before)

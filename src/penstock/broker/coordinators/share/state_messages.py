@@ -1,4 +1,6 @@
-"""The five requests about share state, between their messages and the questions that the rules know."""
+"""The five share group state APIs (keys 83 to 87): conversion between their messages and the values that the share
+state rules use.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +8,41 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from penstock.groups.share_state.values import (
-    NO_TOTALS,
-    TOTALS,
-    TOTALS_EXPIRED,
+from penstock.groups.share.state.share_state import (
+    EXPIRED_TOTAL_ON_WIRE,
+    NO_DELIVERY_TOTALS,
+    TOTALS_ON_WIRE,
     UNSET,
-    Answer,
-    Delete,
-    Initialize,
-    Key,
-    Question,
-    Read,
+    DeleteState,
+    DeliveryTotals,
+    InitializeState,
+    ReadState,
+    ReadStateSummary,
+    SharePartitionKey,
     ShareState,
-    ShareSummary,
+    ShareStateReply,
+    ShareStateRequest,
+    ShareStateSummary,
     StateBatch,
-    Summary,
-    Totals,
-    Write,
+    WriteState,
 )
 from penstock.protocol.schemas import schema_class
 
 _NO_STATE: Final = ShareState(0, 0)
-_NO_SUMMARY: Final = ShareSummary(0, 0, 0, 0)
+_NO_SUMMARY: Final = ShareStateSummary(0, 0, 0, 0)
 
 
-class Form(NamedTuple):
-    """How one kind of question and its answers are put in messages of the newest version."""
+class StateApi(NamedTuple):
+    """How to encode and decode the requests and replies of one API, in messages of the newest version."""
 
     api_key: int
     name: str  # "Write" of WriteShareGroupState and WriteStateData
     folder: str
     question: type
-    asked: Callable[[Any], dict[str, Any]]  # a question's fields
-    read: Callable[[Key, Any], Question]
-    told: Callable[[Answer], dict[str, Any]]  # an answer's fields
-    heard: Callable[[Any], Answer]
+    asked: Callable[[Any], dict[str, Any]]  # the fields of a request
+    read: Callable[[SharePartitionKey, Any], ShareStateRequest]
+    told: Callable[[ShareStateReply], dict[str, Any]]  # the fields of a reply
+    heard: Callable[[Any], ShareStateReply]
     suffix: str = ""
     numbers: Callable[[Any], tuple[int, ...]] = lambda one: (one.key.partition,)
 
@@ -56,32 +58,38 @@ def _no_fields(_: Any) -> dict[str, Any]:
     return {}
 
 
-def _heard(part: Any) -> Answer:
-    return Answer(part.error_code, part.error_message)
+def _decode_result(part: Any) -> ShareStateReply:
+    return ShareStateReply(part.error_code, part.error_message)
 
 
-def _heard_state(part: Any) -> Answer:
-    batches, totals = _split(part.state_batches)
+def _decode_state(part: Any) -> ShareStateReply:
+    batches, totals = _decode_batches(part.state_batches)
     state = ShareState(
-        part.state_epoch, part.start_offset, tuple(map(StateBatch._make, batches)), totals or NO_TOTALS
+        part.state_epoch,
+        part.start_offset,
+        tuple(map(StateBatch._make, batches)),
+        totals or NO_DELIVERY_TOTALS,
     )
-    return Answer(part.error_code, part.error_message, state=state)
+    return ShareStateReply(part.error_code, part.error_message, state=state)
 
 
-def _heard_summary(part: Any) -> Answer:
-    summary = ShareSummary(
+def _decode_summary(part: Any) -> ShareStateReply:
+    summary = ShareStateSummary(
         part.state_epoch, part.leader_epoch, part.start_offset, part.delivery_complete_count
     )
-    return Answer(part.error_code, part.error_message, summary=summary)
+    return ShareStateReply(part.error_code, part.error_message, summary=summary)
 
 
-def _joined(
-    batches: Iterable[tuple[int, int, int, int]], totals: Totals | None, folder: str
+def _encode_batches(
+    batches: Iterable[tuple[int, int, int, int]], totals: DeliveryTotals | None, folder: str
 ) -> tuple[Any, ...]:
-    """State batches of a message, the totals among them, if there are any."""
+    """Encode state batches; the totals, if any, are added as batches with special delivery states."""
     batch = schema_class(f"{folder}:StateBatch")
     if totals:
-        of_totals = (totals.handed_out, totals.confirmed, TOTALS, 0), (totals.expired, 0, TOTALS_EXPIRED, 0)
+        of_totals = (
+            (totals.handed_out, totals.confirmed, TOTALS_ON_WIRE, 0),
+            (totals.expired, 0, EXPIRED_TOTAL_ON_WIRE, 0),
+        )
         batches = (*batches, *of_totals)
     return tuple(
         batch(first_offset=first, last_offset=last, delivery_state=state, delivery_count=count)
@@ -89,119 +97,125 @@ def _joined(
     )
 
 
-def _split(sent: Iterable[Any]) -> tuple[list[tuple[int, int, int, int]], Totals | None]:
-    """The other way round."""
+def _decode_batches(sent: Iterable[Any]) -> tuple[list[tuple[int, int, int, int]], DeliveryTotals | None]:
+    """The inverse of `_encode_batches`."""
     batches, totals = [], None
     for one in sent:
         state = one.delivery_state
-        if state == TOTALS:
-            totals = (totals or NO_TOTALS)._replace(handed_out=one.first_offset, confirmed=one.last_offset)
-        elif state == TOTALS_EXPIRED:
-            totals = (totals or NO_TOTALS)._replace(expired=one.first_offset)
+        if state == TOTALS_ON_WIRE:
+            totals = (totals or NO_DELIVERY_TOTALS)._replace(
+                handed_out=one.first_offset, confirmed=one.last_offset
+            )
+        elif state == EXPIRED_TOTAL_ON_WIRE:
+            totals = (totals or NO_DELIVERY_TOTALS)._replace(expired=one.first_offset)
         else:
             batches.append((one.first_offset, one.last_offset, state, one.delivery_count))
     return batches, totals
 
 
-def _asked_write(write: Write) -> dict[str, Any]:
+def _write_fields(write: WriteState) -> dict[str, Any]:
     return {
         "state_epoch": write.state_epoch,
         "leader_epoch": write.leader_epoch,
         "start_offset": write.start_offset,
         "delivery_complete_count": write.delivery_complete_count,
-        "state_batches": _joined(write.batches, write.totals, "write_share_group_state.v1.request"),
+        "state_batches": _encode_batches(write.batches, write.totals, "write_share_group_state.v1.request"),
     }
 
 
-def _read_write(key: Key, part: Any) -> Write:
+def _decode_write(key: SharePartitionKey, part: Any) -> WriteState:
     epochs = part.state_epoch, part.leader_epoch
-    return Write(key, *epochs, part.start_offset, part.delivery_complete_count, *_split(part.state_batches))
+    return WriteState(
+        key, *epochs, part.start_offset, part.delivery_complete_count, *_decode_batches(part.state_batches)
+    )
 
 
-def _known(totals: Totals) -> Totals | None:
+def _totals_if_any(totals: DeliveryTotals) -> DeliveryTotals | None:
     return totals if any(totals) else None
 
 
-def _told_state(answer: Answer) -> dict[str, Any]:
+def _state_fields(answer: ShareStateReply) -> dict[str, Any]:
     state = answer.state or _NO_STATE
     return {
         "state_epoch": state.state_epoch,
         "start_offset": state.start_offset,
-        "state_batches": _joined(state.batches, _known(state.totals), "read_share_group_state.v0.response"),
+        "state_batches": _encode_batches(
+            state.batches, _totals_if_any(state.totals), "read_share_group_state.v0.response"
+        ),
     }
 
 
-def _told_summary(answer: Answer) -> dict[str, Any]:
+def _summary_fields(answer: ShareStateReply) -> dict[str, Any]:
     return (answer.summary or _NO_SUMMARY)._asdict()
 
 
-#: Kafka's DeleteShareGroupState has no place for an epoch. It follows its partition, as a number that none can have.
+#: Kafka's DeleteShareGroupState has no field for an epoch. We send it after its partition as an impossible number.
 _EPOCH_BELOW: Final = -2
 
 
-def _numbers_and_epoch(delete: Delete) -> tuple[int, ...]:
+def _partition_and_epoch(delete: DeleteState) -> tuple[int, ...]:
     if delete.state_epoch == UNSET:
         return (delete.key.partition,)
     return (delete.key.partition, _EPOCH_BELOW - delete.state_epoch)
 
 
-INITIALIZE: Final = Form(
+INITIALIZE: Final = StateApi(
     83,
     "Initialize",
     "initialize_share_group_state.v0",
-    Initialize,
+    InitializeState,
     asked=lambda one: {"state_epoch": one.state_epoch, "start_offset": one.start_offset},
-    read=lambda key, part: Initialize(key, part.state_epoch, part.start_offset),
+    read=lambda key, part: InitializeState(key, part.state_epoch, part.start_offset),
     told=_no_fields,
-    heard=_heard,
+    heard=_decode_result,
 )
-READ: Final = Form(
+READ: Final = StateApi(
     84,
     "Read",
     "read_share_group_state.v0",
-    Read,
+    ReadState,
     asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: Read(key, part.leader_epoch),
-    told=_told_state,
-    heard=_heard_state,
+    read=lambda key, part: ReadState(key, part.leader_epoch),
+    told=_state_fields,
+    heard=_decode_state,
 )
-WRITE: Final = Form(
+WRITE: Final = StateApi(
     85,
     "Write",
     "write_share_group_state.v1",
-    Write,
-    asked=_asked_write,
-    read=_read_write,
+    WriteState,
+    asked=_write_fields,
+    read=_decode_write,
     told=_no_fields,
-    heard=_heard,
+    heard=_decode_result,
 )
-DELETE: Final = Form(
+DELETE: Final = StateApi(
     86,
     "Delete",
     "delete_share_group_state.v0",
-    Delete,
+    DeleteState,
     asked=_no_fields,
-    read=lambda key, part: Delete(key),
+    read=lambda key, part: DeleteState(key),
     told=_no_fields,
-    heard=_heard,
-    numbers=_numbers_and_epoch,
+    heard=_decode_result,
+    numbers=_partition_and_epoch,
 )
-SUMMARY: Final = Form(
+SUMMARY: Final = StateApi(
     87,
     "Read",
     "read_share_group_state_summary.v1",
-    Summary,
+    ReadStateSummary,
     asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: Summary(key, part.leader_epoch),
-    told=_told_summary,
-    heard=_heard_summary,
+    read=lambda key, part: ReadStateSummary(key, part.leader_epoch),
+    told=_summary_fields,
+    heard=_decode_summary,
     suffix="Summary",
 )
-FORMS: Final = {form.question: form for form in (INITIALIZE, READ, WRITE, DELETE, SUMMARY)}
+STATE_APIS: Final = {form.question: form for form in (INITIALIZE, READ, WRITE, DELETE, SUMMARY)}
 
 
-def request_of(form: Form, questions: Sequence[Question]) -> Any:
-    """All of one group."""
+def encode_request(form: StateApi, questions: Sequence[ShareStateRequest]) -> Any:
+    """All requests must be for the same group."""
     topic_class = form.part("request", f"{form.name}State{form.suffix}Data")
     part_class = form.part("request", "PartitionData")
     topics = tuple(
@@ -218,19 +232,23 @@ def request_of(form: Form, questions: Sequence[Question]) -> Any:
     return form.message("request")(group_id=questions[0].key.group, topics=topics)
 
 
-def questions_of(form: Form, request: Any) -> list[Question]:
-    questions: list[Question] = []
+def decode_request(form: StateApi, request: Any) -> list[ShareStateRequest]:
+    questions: list[ShareStateRequest] = []
     for topic in request.topics:
         for place, part in enumerate(topic.partitions):
             if form is DELETE and place and part.partition <= _EPOCH_BELOW:
-                questions[-1] = Delete(questions[-1].key, _EPOCH_BELOW - part.partition)
+                questions[-1] = DeleteState(questions[-1].key, _EPOCH_BELOW - part.partition)
             else:
-                questions.append(form.read(Key(request.group_id, topic.topic_id, part.partition), part))
+                questions.append(
+                    form.read(SharePartitionKey(request.group_id, topic.topic_id, part.partition), part)
+                )
     return questions
 
 
-def response_of(form: Form, asked: Sequence[tuple[Any, int]], answers: Sequence[Answer]) -> Any:
-    """`asked` are topic ids and partitions."""
+def encode_response(
+    form: StateApi, asked: Sequence[tuple[Any, int]], answers: Sequence[ShareStateReply]
+) -> Any:
+    """`asked` are the topic ids and partitions of the request."""
     topic_class = form.part("response", f"{form.name}State{form.suffix}Result")
     part_class = form.part("response", "PartitionResult")
     told = zip(asked, answers, strict=True)
@@ -252,6 +270,6 @@ def response_of(form: Form, asked: Sequence[tuple[Any, int]], answers: Sequence[
     return form.message("response")(results=results)
 
 
-def answers_of(form: Form, response: Any) -> list[Answer]:
-    """In the order of the questions."""
+def decode_response(form: StateApi, response: Any) -> list[ShareStateReply]:
+    """Return the replies in the order of the requests."""
     return [form.heard(part) for topic in response.results for part in topic.partitions]

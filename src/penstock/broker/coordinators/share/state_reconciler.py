@@ -1,37 +1,48 @@
-"""What the coordinator of a share group has to have done at the share coordinator before members can read.
+"""Initializes and deletes the state of a group's share partitions at the share coordinator, as the records of the
+group say.
 
-The group's records say which share partitions are to have a state, or to lose theirs; heartbeats hand that out until it
-is done. Doing it twice is harmless, so nothing is lost with a coordinator that stops on the way.
+Members can read a share partition only when it has a state. The group's records list the share partitions whose state
+must be initialized or deleted, and heartbeats request the work until it is done. Doing it twice is harmless, so
+nothing is lost when a group coordinator stops halfway. The offsets of a share group are deleted here too: some of
+them, or all of them before the group itself is deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from penstock.groups.consumer.values import Assignment, assignment
-from penstock.groups.share.positions import deleted, initialized, upkeep_now
-from penstock.groups.share_state.values import UNSET
+from penstock.broker.coordinators.groups.group_config import effective_group_config
+from penstock.groups.consumer.consumer_group_records import Assignment, to_assignment
+from penstock.groups.share.share_group_offsets import (
+    begin_delete_offsets,
+    current_state_changes,
+    state_deleted,
+    state_initialized,
+)
+from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.node import Node
+    from penstock.groups.share.share_group import DeleteShareOffsetsReply
+
 
 logger = logging.getLogger("penstock.share")
 
-#: How long a member that joins waits for it, which otherwise would hear of its partitions with its next heartbeat.
-PATIENCE_S: Final = 5.0
+#: How long a joining member waits; after that it gets its partitions with a later heartbeat.
+RECONCILE_WAIT_S: Final = 5.0
 
-Place = tuple[UUID, int]
-Errors = dict[Place, ApiError]
+TopicIdPartition = tuple[UUID, int]
+StateErrors = dict[TopicIdPartition, ApiError]
 
 
-class ShareUpkeep:
-    """`node.share_upkeep`. One thing at a time for a group: what was decided on before must not arrive after."""
+class ShareStateReconciler:
+    """`node.share_state_reconciler`. Works on one task per group at a time, so that requests arrive in order."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -41,17 +52,17 @@ class ShareUpkeep:
         self._rest_s = node.settings.integer("group.share.initialize.retry.interval.ms") / 1000
 
     def turn(self, group_id: str) -> asyncio.Lock:
-        """To be held from before something is decided on until it is noted as done."""
+        """Return the lock of a group. Hold it from before a change is decided until it is recorded as done."""
         return self._turns.setdefault(group_id, asyncio.Lock())
 
     async def settle(self, group_id: str) -> None:
-        """Returns when there is no use in waiting any longer: ask what is left to do."""
+        """Wait for the work, for a bounded time. The caller must check what is left to do."""
         task = self.begin(group_id)
         if task is not None:
-            await asyncio.wait((task,), timeout=PATIENCE_S)
+            await asyncio.wait((task,), timeout=RECONCILE_WAIT_S)
 
     def begin(self, group_id: str) -> asyncio.Task[None] | None:
-        """Not twice at a time, nor soon after it did not succeed."""
+        """Start the work, unless it is already running or has failed recently."""
         task = self._under_way.get(group_id)
         if task is not None:
             return task
@@ -66,7 +77,7 @@ class ShareUpkeep:
             async with self.turn(group_id):
                 errors = await self._catch_up(group_id)
         except ApiError as error:
-            # Another one coordinates the group, or will.
+            # Another broker coordinates the group, or will do so.
             logger.info("share group %s is looked after later: %r", group_id, error)
             return
         finally:
@@ -78,43 +89,43 @@ class ShareUpkeep:
         if errors:
             self._not_before_s[group_id] = asyncio.get_running_loop().time() + self._rest_s
 
-    async def _catch_up(self, group_id: str) -> Errors:
+    async def _catch_up(self, group_id: str) -> StateErrors:
         groups = self._node.groups
-        upkeep = await groups.read(group_id, lambda shard: upkeep_now(shard, group_id))
+        upkeep = await groups.read(group_id, lambda shard: current_state_changes(shard, group_id))
         if upkeep is None:
             return {}
         errors = await self.delete(group_id, upkeep.epoch, upkeep.delete)
-        starts = dict.fromkeys(_places(upkeep.initialize), UNSET)
+        starts = dict.fromkeys(_topic_id_partitions(upkeep.initialize), UNSET)
         return errors | await self.initialize(group_id, upkeep.epoch, starts)
 
-    async def initialize(self, group_id: str, epoch: int, starts: dict[Place, int]) -> Errors:
-        """In a turn. What did not get its state. Raises ApiError when it cannot be noted."""
+    async def initialize(self, group_id: str, epoch: int, starts: dict[TopicIdPartition, int]) -> StateErrors:
+        """Must be called under `turn`. Returns the errors by partition. Raises ApiError if it cannot be recorded."""
         initialize = self._node.share_state.persister.initialize
 
         def ask(topic_id: UUID, partition: int) -> Awaitable[None]:
             start = starts[topic_id, partition]
             return initialize(group_id, topic_id, partition, state_epoch=epoch, start_offset=start)
 
-        errors = await _ask_all(list(starts), ask)
-        done = assignment(place for place in starts if place not in errors)
+        errors = await _request_all(list(starts), ask)
+        done = to_assignment(place for place in starts if place not in errors)
         if done:
             now_ms = self._node.now_ms()
             await self._node.groups.write(
-                group_id, lambda shard, token: initialized(shard, group_id, done, token, now_ms=now_ms)
+                group_id, lambda shard, token: state_initialized(shard, group_id, done, token, now_ms=now_ms)
             )
         return errors
 
-    async def delete(self, group_id: str, epoch: int, places: Assignment) -> Errors:
-        """In a turn. What still has its state. Raises ApiError when it cannot be noted.
+    async def delete(self, group_id: str, epoch: int, places: Assignment) -> StateErrors:
+        """Must be called under `turn`. Returns the errors by partition. Raises ApiError if it cannot be recorded.
 
-        What this asks may arrive when another one coordinates the group and has begun the state anew: that stays.
+        A request may arrive after a new group coordinator has initialized the state again; the epoch protects that.
         """
         delete = self._node.share_state.persister.delete
-        errors = await _ask_all(
-            _places(places),
+        errors = await _request_all(
+            _topic_id_partitions(places),
             lambda topic_id, partition: delete(group_id, topic_id, partition, state_epoch=epoch),
         )
-        # What is not there any more has no state.
+        # Partitions that no longer exist have no state.
         gone = ErrorCode.unknown_topic_or_partition
         errors = {place: error for place, error in errors.items() if error.code is not gone}
         remain = {topic_id for topic_id, _ in errors}
@@ -122,17 +133,19 @@ class ShareUpkeep:
         if done:
             now_ms = self._node.now_ms()
             await self._node.groups.write(
-                group_id, lambda shard, token: deleted(shard, group_id, done, token, now_ms=now_ms)
+                group_id, lambda shard, token: state_deleted(shard, group_id, done, token, now_ms=now_ms)
             )
         return errors
 
 
-def _places(assigned: Assignment) -> list[Place]:
+def _topic_id_partitions(assigned: Assignment) -> list[TopicIdPartition]:
     return [(topic_id, index) for topic_id, indexes in assigned.items() for index in sorted(indexes)]
 
 
-async def _ask_all(places: list[Place], ask: Callable[[UUID, int], Awaitable[None]]) -> Errors:
-    async def one(place: Place) -> ApiError | None:
+async def _request_all(
+    places: list[TopicIdPartition], ask: Callable[[UUID, int], Awaitable[None]]
+) -> StateErrors:
+    async def one(place: TopicIdPartition) -> ApiError | None:
         try:
             await ask(*place)
         except ApiError as error:
@@ -141,3 +154,33 @@ async def _ask_all(places: list[Place], ask: Callable[[UUID, int], Awaitable[Non
 
     answers = await asyncio.gather(*map(one, places))
     return {place: error for place, error in zip(places, answers, strict=True) if error is not None}
+
+
+class ShareOffsetsDeletion(NamedTuple):
+    #: Names of the topics that had offsets.
+    names: Mapping[UUID, str]
+    #: Errors of the topics that still have offsets.
+    errors: Mapping[UUID, ApiError]
+
+
+def check_offsets_may_be_deleted(node: Node, group_id: str) -> None:
+    """Raises ApiError for an at-most-once group, because it must not deliver records again."""
+    if effective_group_config(node, group_id).is_at_most_once:
+        message = f"The positions of group {group_id} stay, because penstock.share.delivery is at-most-once."
+        raise ApiError(ErrorCode.policy_violation, message)
+
+
+async def delete_share_offsets(
+    node: Node, group_id: str, topics: Sequence[str] | None
+) -> ShareOffsetsDeletion:
+    """`topics` None means all topics. Raises ApiError; GROUP_ID_NOT_FOUND also for a group of another type."""
+    groups, upkeep = node.groups, node.share_state_reconciler
+    async with upkeep.turn(group_id):
+        reply: DeleteShareOffsetsReply = await groups.write(
+            group_id,
+            lambda shard, token: begin_delete_offsets(shard, group_id, topics, token, now_ms=groups.now_ms()),
+        )
+        if reply.error is not ErrorCode.none:
+            raise ApiError(reply.error, reply.message)
+        errors = await upkeep.delete(group_id, reply.epoch, reply.places)
+    return ShareOffsetsDeletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})

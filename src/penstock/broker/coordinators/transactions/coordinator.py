@@ -1,4 +1,4 @@
-"""Transactions on the coordinator runtime: what the handlers of producers' requests talk to."""
+"""The transaction coordinator of a broker, on the coordinator runtime. The handlers of producers' requests call it."""
 
 from __future__ import annotations
 
@@ -6,100 +6,98 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.internal_topics import TRANSACTIONS
-from penstock.broker.sharded_coordinator import ShardedCoordinator
-from penstock.broker.transactions.admission import Admission
-from penstock.broker.transactions.callers import Callers
-from penstock.broker.transactions.markers import MarkerDelivery
-from penstock.broker.transactions.outbox import Outcomes
-from penstock.broker.transactions.requests import refuse_nameless
-from penstock.broker.transactions.verification import Verification
-from penstock.cluster.names import CONSUMER_OFFSETS
+from penstock.broker.config.internal_topics import TRANSACTION_STATE_TOPIC
+from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
+from penstock.broker.coordinators.transactions.markers import MarkerSender
+from penstock.broker.coordinators.transactions.request_queue import PartitionErrors
+from penstock.broker.coordinators.transactions.requests import ProducerConnections, check_transactional_id
+from penstock.broker.coordinators.transactions.verification import AddPartitionsToTxnManager, AppendVerifier
+from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import (
-    AddReply,
-    AddRequest,
+    AddPartitionsReply,
+    AddPartitionsRequest,
     DescribedTransaction,
-    EndReply,
-    EndRequest,
-    InitReply,
-    InitRequest,
-    ListFilters,
-    ListReply,
+    EndTxnReply,
+    EndTxnRequest,
+    InitProducerIdReply,
+    InitProducerIdRequest,
+    ListTransactionsFilters,
+    ListTransactionsReply,
     NeedsProducerId,
     TopicPartition,
+    TransactionConfig,
 )
-from penstock.transactions.settings import TransactionSettings
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinator_runtime import Token, Work
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.runtime.runtime import CoordinatorResult, Token
     from penstock.broker.node import Node
-    from penstock.broker.settings import Settings
-    from penstock.transactions.shard import TransactionShard
+    from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
-TRANSACTION_VERSION = "transaction.version"
+TRANSACTION_VERSION_FEATURE = "transaction.version"
 
-#: Decides about a request, given a fresh producer id or none.
-Decide = Callable[["TransactionShard", "Token", int | None], "Work"]
+#: Decides a request, with a fresh producer id or None.
+Decide = Callable[["TransactionCoordinatorShard", "Token", int | None], "CoordinatorResult"]
 
 
-class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
-    """`node.transactions`. What it is asked raises ApiError where this node cannot answer."""
+class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
+    """`node.transactions`. The methods raise ApiError if this node cannot answer."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node, TRANSACTIONS)
+        super().__init__(node, TRANSACTION_STATE_TOPIC)
         self._settings = transaction_settings(node.settings)
         self._patience_s = node.settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
-        self._markers = MarkerDelivery(node, self)
-        #: How transactions ended that were decided on here.
+        self._markers = MarkerSender(node, self)
+        #: Number of transactions that were ended here, by reason.
         self.ended: dict[str, int] = {}
-        self.verification = Verification(node, self)
-        self.admission = Admission(node)
-        self.callers = Callers()
-        self.offset_callers = Callers()
+        self.verification = AddPartitionsToTxnManager(node, self)
+        self.admission = AppendVerifier(node)
+        self.callers = ProducerConnections()
+        self.offset_callers = ProducerConnections()
 
     @property
     def transaction_version(self) -> int:
-        """The level of the feature that the whole cluster has."""
-        return self._node.image.features.get(TRANSACTION_VERSION, 0)
+        """The feature level that is in force in the whole cluster."""
+        return self._node.image.features.get(TRANSACTION_VERSION_FEATURE, 0)
 
-    async def init_producer_id(self, request: InitRequest) -> InitReply:
-        def init(shard: TransactionShard, token: Token, fresh: int | None) -> Work:
+    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
+        def init(shard: TransactionCoordinatorShard, token: Token, fresh: int | None) -> CoordinatorResult:
             return shard.init_producer_id(request, token, now_ms=self.now_ms(), fresh_producer_id=fresh)
 
-        reply: InitReply = await self._after_the_last(
+        reply: InitProducerIdReply = await self._retry_while_concurrent(
             request.transactional_id, lambda: self._with_producer_id(request.transactional_id, init)
         )
         return reply
 
-    async def add_partitions(self, request: AddRequest) -> AddReply:
-        def add(shard: TransactionShard, token: Token) -> Work:
+    async def add_partitions(self, request: AddPartitionsRequest) -> AddPartitionsReply:
+        def add(shard: TransactionCoordinatorShard, token: Token) -> CoordinatorResult:
             return shard.add_partitions(request, token, now_ms=self.now_ms())
 
-        reply: AddReply = await self._after_the_last(
+        reply: AddPartitionsReply = await self._retry_while_concurrent(
             request.transactional_id, lambda: self.write(request.transactional_id, add)
         )
         return reply
 
-    async def verify_partitions(self, request: AddRequest) -> AddReply:
-        reply: AddReply = await self.write(
+    async def verify_partitions(self, request: AddPartitionsRequest) -> AddPartitionsReply:
+        reply: AddPartitionsReply = await self.write(
             request.transactional_id, lambda shard, token: shard.verify_partitions(request, token)
         )
         return reply
 
-    async def end(self, request: EndRequest) -> EndReply:
-        def end(shard: TransactionShard, token: Token, fresh: int | None) -> Work:
+    async def end(self, request: EndTxnRequest) -> EndTxnReply:
+        def end(shard: TransactionCoordinatorShard, token: Token, fresh: int | None) -> CoordinatorResult:
             return shard.end(request, token, now_ms=self.now_ms(), fresh_producer_id=fresh)
 
-        reply: EndReply = await self._with_producer_id(request.transactional_id, end)
+        reply: EndTxnReply = await self._with_producer_id(request.transactional_id, end)
         return reply
 
     async def join(
-        self, request: AddRequest, *, verify_only: bool, forbidden: Sequence[TopicPartition] = ()
-    ) -> Outcomes:
-        """What becomes of each partition that is to be in a transaction, or that is said to be.
+        self, request: AddPartitionsRequest, *, verify_only: bool, forbidden: Sequence[TopicPartition] = ()
+    ) -> PartitionErrors:
+        """Add partitions to a transaction, or verify that it contains them. Returns an error code for each partition.
 
-        One that does not exist, or that is forbidden, keeps the others from being added too.
+        If a partition does not exist or is forbidden, the others are not added either.
         """
         partition_of = self._node.image.partition
         unknown = [place for place in request.partitions if partition_of(*place) is None]
@@ -110,7 +108,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
                 **dict.fromkeys(forbidden, ErrorCode.topic_authorization_failed),
             }
         try:
-            refuse_nameless(request.transactional_id)
+            check_transactional_id(request.transactional_id)
             reply = await (self.verify_partitions(request) if verify_only else self.add_partitions(request))
         except ApiError as error:
             return dict.fromkeys(request.partitions, error.code)
@@ -119,27 +117,27 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
     async def describe(self, transactional_id: str) -> DescribedTransaction:
         return await self.read(transactional_id, lambda shard: shard.describe(transactional_id))
 
-    async def list_transactions(self, filters: ListFilters) -> list[ListReply]:
-        """One of each shard that this node leads."""
+    async def list_transactions(self, filters: ListTransactionsFilters) -> list[ListTransactionsReply]:
+        """One reply for each shard that this node leads."""
         return [*await self.read_all(lambda shard: shard.list_transactions(filters, now_ms=self.now_ms()))]
 
     def offsets_partition(self, group_id: str) -> TopicPartition:
-        """Where the offsets of a group are. Raises ApiError while there is no such topic."""
+        """The partition that stores the offsets of a group. Raises ApiError while the topic does not exist."""
         return TopicPartition(CONSUMER_OFFSETS, self._node.groups.shard_of(group_id))
 
-    def _new_shard(self) -> TransactionShard:
-        from penstock.transactions.shard import ENDS, TransactionShard
+    def _new_shard(self) -> TransactionCoordinatorShard:
+        from penstock.transactions.transaction_shard import END_REASONS, TransactionCoordinatorShard
 
-        self.ended = self.ended or dict.fromkeys(ENDS, 0)
-        return TransactionShard(
+        self.ended = self.ended or dict.fromkeys(END_REASONS, 0)
+        return TransactionCoordinatorShard(
             self._settings, transaction_version=lambda: self.transaction_version, ended=self.ended
         )
 
     def _led(self, index: int) -> None:
         self._markers.serve(index)
 
-    async def _after_the_last(self, transactional_id: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Markers of the last transaction are often still under way: who is patient for a moment need not ask again."""
+    async def _retry_while_concurrent(self, transactional_id: str, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Retry CONCURRENT_TRANSACTIONS for a while: markers of the last transaction are often still being written."""
         reply = await ask()
         if reply.error is not ErrorCode.concurrent_transactions:
             return reply
@@ -151,7 +149,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         return reply
 
     async def _with_producer_id(self, transactional_id: str, decide: Decide) -> Any:
-        """Producer ids are taken when they are needed, since each one taken for nothing is lost."""
+        """Allocate a producer id only when it is needed, because an unused one is lost."""
         reply = await self._decide(transactional_id, decide, None)
         while isinstance(reply, NeedsProducerId):
             reply = await self._decide(transactional_id, decide, await self._node.producer_ids.fresh())
@@ -161,8 +159,8 @@ class TransactionCoordinator(ShardedCoordinator["TransactionShard"]):
         return await self.write(transactional_id, lambda shard, token: decide(shard, token, fresh))
 
 
-def transaction_settings(settings: Settings) -> TransactionSettings:
-    return TransactionSettings(
+def transaction_settings(settings: NodeSettings) -> TransactionConfig:
+    return TransactionConfig(
         timeout_max_ms=settings.integer("transaction.max.timeout.ms"),
         id_expiration_ms=settings.integer("transactional.id.expiration.ms"),
         timed_out_check_interval_ms=settings.integer(

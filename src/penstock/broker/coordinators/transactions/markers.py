@@ -1,8 +1,10 @@
-"""Markers: the end of each prepared transaction is written into every one of its partitions, until all have it.
+"""Transaction markers: the coordinator sends them, and partition leaders append them.
 
-A shard hands out what it has prepared, again after every load; so nothing is remembered here that a fail-over could
-lose. What was handed out belongs to one life of the shard: once that has ended nothing more is sent or reported of it,
-as the next life may be about a later transaction of the same producer.
+`MarkerSender` writes the marker of each prepared transaction to every one of its partitions until all have it. A
+shard hands out its prepared transactions again after every load, so a failover loses nothing. What a shard hands
+out belongs to its leader epoch: when that ends, the sender neither sends nor reports any more of it, because the
+next epoch may work on a later transaction of the same producer. `append_markers` appends markers to partitions that
+this broker leads, for WriteTxnMarkers requests and for the coordinator on this broker.
 """
 
 from __future__ import annotations
@@ -10,41 +12,207 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.broker.transactions.ending import End, end_here
-from penstock.broker.transactions.marker_outbox import MarkerOutbox
-from penstock.broker.transactions.outbox import Outcomes
+from penstock.broker.coordinators.requests import group_by_topic
+from penstock.broker.coordinators.transactions.request_queue import (
+    BrokerRequestQueue,
+    ErrorsByKey,
+    PartitionErrors,
+)
+from penstock.cluster.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE, is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.records import EndMarker
-from penstock.transactions.messages import Markers, MarkersPosition, MarkersReply, TopicPartition
+from penstock.protocol.record_batch import EndMarker
+from penstock.transactions.messages import MarkersPosition, MarkersReply, TopicPartition, TransactionMarkers
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinator_runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
     from penstock.broker.node import Node
-    from penstock.broker.transactions.coordinator import TransactionCoordinator
-    from penstock.transactions.shard import TransactionShard
+    from penstock.transactions.transaction_shard import TransactionCoordinatorShard
+
+
+#: Markers in one request; the response waits for the slowest of them.
+_MARKERS_MAX: Final = 500
+
+
+class _QueuedMarkers(NamedTuple):
+    markers: TransactionMarkers
+    coordinator_epoch: int
+    partitions: tuple[TopicPartition, ...]
+    is_over: Callable[[], bool]
+    outcomes: asyncio.Future[PartitionErrors]
+
+    @property
+    def key(self) -> int:
+        return self.markers.producer_id
+
+
+class MarkerQueue(BrokerRequestQueue[_QueuedMarkers]):
+    _API_KEY = 27
+    _PURPOSE = "markers"  # a response waits until the markers are committed
+    _TIMEOUT_S = 10.0
+
+    async def write(
+        self,
+        markers: TransactionMarkers,
+        coordinator_epoch: int,
+        partitions: tuple[TopicPartition, ...],
+        is_over: Callable[[], bool],
+    ) -> PartitionErrors:
+        """Returns an error code for each partition. Markers are not sent any more once `is_over` returns True."""
+        outcomes: asyncio.Future[PartitionErrors] = asyncio.get_running_loop().create_future()
+        return await self.ask(_QueuedMarkers(markers, coordinator_epoch, partitions, is_over, outcomes))
+
+    def _take(self) -> list[_QueuedMarkers]:
+        entries, self._waiting = self._waiting[:_MARKERS_MAX], self._waiting[_MARKERS_MAX:]
+        self._answer([entry for entry in entries if entry.is_over()], {}, ErrorCode.network_exception)
+        return [entry for entry in entries if not entry.outcomes.done()]
+
+    def _request(self, entries: list[_QueuedMarkers]) -> Any:
+        from kio.schema.write_txn_markers.v2 import request as schema
+
+        return schema.WriteTxnMarkersRequest(
+            markers=tuple(
+                schema.WritableTxnMarker(
+                    producer_id=entry.markers.producer_id,
+                    producer_epoch=entry.markers.epoch,
+                    transaction_result=entry.markers.committed,
+                    topics=tuple(
+                        schema.WritableTxnMarkerTopic(name=topic, partition_indexes=tuple(indexes))
+                        for topic, indexes in group_by_topic(sorted(entry.partitions))
+                    ),
+                    coordinator_epoch=entry.coordinator_epoch,
+                    transaction_version=entry.markers.transaction_version,
+                )
+                for entry in entries
+            )
+        )
+
+    def _told(self, response: Any) -> ErrorsByKey:
+        return {
+            (marker.producer_id, TopicPartition(topic.name, partition.partition_index)): partition.error_code
+            for marker in response.markers
+            for topic in marker.topics
+            for partition in topic.partitions
+        }
+
+
+#: Less than a coordinator waits for the response.
+_COMMIT_S_MAX: Final = 8.0
+#: How many leader elections of a coordinator this node may not have received yet.
+_EPOCHS_AHEAD_MAX: Final = 100
+
+
+class TxnMarkerEntry(NamedTuple):
+    """A marker, and the partitions that it is to be written to."""
+
+    marker: EndMarker
+    #: The protocol version of the transaction.
+    transaction_version: int
+    partitions: Sequence[TopicPartition]
+
+
+class _AppendedMarker(NamedTuple):
+    """A marker that is in the log, but does not count before it is committed."""
+
+    outcomes: PartitionErrors
+    place: TopicPartition
+    committed: Awaitable[None]
+
+
+async def append_markers(node: Node, ends: Sequence[TxnMarkerEntry]) -> list[PartitionErrors]:
+    """Append all markers in order, then wait until they are committed. Returns an error code for each partition."""
+    told: list[PartitionErrors] = []
+    waiting: list[_AppendedMarker] = []
+    coordinator_epoch_max = _coordinator_epoch_max(node)
+    for end in ends:
+        outcomes: PartitionErrors = {}
+        told.append(outcomes)
+        if end.marker.coordinator_epoch > coordinator_epoch_max:
+            # It would fence every real coordinator of this producer.
+            outcomes.update(dict.fromkeys(end.partitions, ErrorCode.invalid_request))
+            continue
+        for place in end.partitions:
+            try:
+                committed = _append_marker(node, place, end)
+            except ApiError as error:
+                outcomes[place] = error.code
+            else:
+                outcomes[place] = ErrorCode.none
+                if committed is not None:
+                    waiting.append(_AppendedMarker(outcomes, place, committed))
+    if waiting:
+        await _await_commits(waiting)
+    _count_errors(node, told)
+    return told
+
+
+def _coordinator_epoch_max(node: Node) -> int:
+    """The epoch of a coordinator is the leader epoch of its `__transaction_state` partition."""
+    topic = node.image.topics.get(TRANSACTION_STATE)
+    known = () if topic is None else topic.partitions.values()
+    return max((partition.leader_epoch for partition in known), default=0) + _EPOCHS_AHEAD_MAX
+
+
+def _append_marker(node: Node, place: TopicPartition, end: TxnMarkerEntry) -> Awaitable[None] | None:
+    """Returns what to wait for, if anything. Raises ApiError."""
+    if place.topic == CONSUMER_OFFSETS:
+        return node.groups.write_marker(place.partition, end.marker, end.transaction_version)
+    partition = node.partitions.find(place.topic, place.partition)
+    if is_internal(place.topic):
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{place.topic} takes part in no transaction")
+    if not partition.has_enough_replicas:
+        raise ApiError(ErrorCode.not_enough_replicas)
+    offset = partition.append_marker(end.marker, node.now_ms(), transaction_version=end.transaction_version)
+    return None if offset < partition.high_watermark else partition.committed(offset)
+
+
+async def _await_commits(waiting: list[_AppendedMarker]) -> None:
+    codes = await asyncio.gather(*(_commit_error(each.committed) for each in waiting))
+    for each, code in zip(waiting, codes, strict=True):
+        each.outcomes[each.place] = code
+
+
+async def _commit_error(committed: Awaitable[None]) -> ErrorCode:
+    try:
+        async with asyncio.timeout(_COMMIT_S_MAX):
+            await committed
+    except ApiError as error:
+        return error.code
+    except TimeoutError:
+        return ErrorCode.request_timed_out
+    return ErrorCode.none
+
+
+def _count_errors(node: Node, told: list[PartitionErrors]) -> None:
+    for outcomes in told:
+        for code in outcomes.values():
+            if code is not ErrorCode.none:
+                node.metrics.count_error("write_txn_markers", code.name)
+
 
 logger = logging.getLogger("penstock.transactions")
 
-_REST_S: Final = 0.02
-_REST_MAX_S: Final = 1.0
-#: The marker is there, or the partition has gone on to a later transaction of the producer: this one has ended there.
-_WRITTEN: Final = frozenset({ErrorCode.none, ErrorCode.invalid_producer_epoch})
+_BACKOFF_S: Final = 0.02
+_BACKOFF_MAX_S: Final = 1.0
+#: The marker is written, or the partition has a later transaction of the producer: this one has ended there.
+_WRITTEN_CODES: Final = frozenset({ErrorCode.none, ErrorCode.invalid_producer_epoch})
 
 
-class MarkerDelivery:
-    """One task for each shard that is led here, and one for each transaction that is ending."""
+class MarkerSender:
+    """Has one task for each shard that this node leads, and one for each transaction that is ending."""
 
     def __init__(self, node: Node, coordinator: TransactionCoordinator) -> None:
         self._node = node
         self._coordinator = coordinator
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._outboxes: dict[int, MarkerOutbox] = {}  # by broker
+        self._queues: dict[int, MarkerQueue] = {}  # by broker
         self._ending: dict[str, asyncio.Task[None]] = {}  # by transactional id
 
     def serve(self, index: int) -> None:
-        """Deliver for this shard for as long as it is led here."""
+        """Send the markers of a shard for as long as this node leads it."""
         task = self._serving.get(index)
         if task is None or task.done():
             self._serving[index] = self._node.spawn(self._serve(index))
@@ -54,21 +222,21 @@ class MarkerDelivery:
             try:
                 await self._serve_now(index)
             except ApiError:
-                await asyncio.sleep(_REST_MAX_S * random.random())
+                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
             except Exception:
-                # Without this task none of the shard's transactions would ever end.
+                # If this task ended, no more transactions of the shard would end.
                 logger.exception("markers of shard %d have to wait", index)
-                await asyncio.sleep(_REST_MAX_S)
+                await asyncio.sleep(_BACKOFF_MAX_S)
 
     async def _serve_now(self, index: int) -> None:
-        """Raises ApiError when the shard is not there."""
+        """Raises ApiError if the shard is not available."""
         active = await self._coordinator.active_shard(index)
-        if self._coordinator.image_shows(index, active.leader_epoch):
-            await self._serve_life(active)
+        if self._coordinator.image_includes_epoch(index, active.leader_epoch):
+            await self._serve_while_active(active)
         else:
-            await asyncio.sleep(_REST_S)
+            await asyncio.sleep(_BACKOFF_S)
 
-    async def _serve_life(self, active: ActiveShard[TransactionShard]) -> None:
+    async def _serve_while_active(self, active: ActiveShard[TransactionCoordinatorShard]) -> None:
         position: MarkersPosition | None = None
         while not active.is_closed:
             try:
@@ -76,56 +244,61 @@ class MarkerDelivery:
                     lambda shard, token, after=position: shard.next_markers(after, token)  # type: ignore[misc]
                 )
             except ApiError:
-                # Its life is over, or nothing is committed at present.
-                await asyncio.sleep(_REST_MAX_S * random.random())
+                # The shard is closed, or commits are stalled.
+                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
                 continue
             position = reply.position
             for markers in reply.markers:
                 self._begin(active, markers)
 
-    def _begin(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
+    def _begin(self, active: ActiveShard[TransactionCoordinatorShard], markers: TransactionMarkers) -> None:
         name = markers.transactional_id
         task = self._ending[name] = self._node.spawn(self._deliver(active, markers))
         task.add_done_callback(lambda done: self._ending.get(name) is done and self._ending.pop(name))
 
     async def ended(self, transactional_id: str, timeout_s: float) -> None:
-        """Wait until the transaction that is ending has ended, or for a moment where none is known of."""
+        """Wait until the ending transaction has ended; if none is known, wait for a moment."""
         task = self._ending.get(transactional_id)
         if task is None:
-            await asyncio.sleep(min(_REST_S, timeout_s))
+            await asyncio.sleep(min(_BACKOFF_S, timeout_s))
         else:
             await asyncio.wait((task,), timeout=timeout_s)
 
-    async def _deliver(self, active: ActiveShard[TransactionShard], markers: Markers) -> None:
-        left, rest_s = markers.partitions, _REST_S
+    async def _deliver(
+        self, active: ActiveShard[TransactionCoordinatorShard], markers: TransactionMarkers
+    ) -> None:
+        left, rest_s = markers.partitions, _BACKOFF_S
         while not active.is_closed:
             outcomes = await self._write(active, markers, left)
             if ErrorCode.transaction_coordinator_fenced in outcomes.values():
                 logger.warning("another coordinator ends the transaction of %s", markers.transactional_id)
                 return
-            written = tuple(partition for partition in left if outcomes[partition] in _WRITTEN)
-            left = tuple(partition for partition in left if outcomes[partition] not in _WRITTEN)
+            written = tuple(partition for partition in left if outcomes[partition] in _WRITTEN_CODES)
+            left = tuple(partition for partition in left if outcomes[partition] not in _WRITTEN_CODES)
             await self._report(active, markers, written)
             if not left:
                 return
             await asyncio.sleep(rest_s * random.uniform(0.5, 1.5))
-            rest_s = min(rest_s * 2, _REST_MAX_S)
+            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
 
     async def _write(
-        self, active: ActiveShard[TransactionShard], markers: Markers, partitions: tuple[TopicPartition, ...]
-    ) -> Outcomes:
-        outcomes: Outcomes = {}
+        self,
+        active: ActiveShard[TransactionCoordinatorShard],
+        markers: TransactionMarkers,
+        partitions: tuple[TopicPartition, ...],
+    ) -> PartitionErrors:
+        outcomes: PartitionErrors = {}
         by_leader: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             state = self._node.image.partition(partition.topic, partition.partition)
             if state is None:
-                outcomes[partition] = ErrorCode.none  # deleted, with everything in it
+                outcomes[partition] = ErrorCode.none  # the partition is deleted
             elif not state.has_leader:
                 outcomes[partition] = ErrorCode.leader_not_available
             else:
                 by_leader.setdefault(state.leader, []).append(partition)
         asking = [self._write_to(leader, active, markers, led) for leader, led in by_leader.items()]
-        # Mostly it is one; each of several would be a task of its own.
+        # Usually there is one leader, and this saves a task.
         answers = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
         for answer in answers:
             outcomes |= answer
@@ -134,38 +307,46 @@ class MarkerDelivery:
     async def _write_to(
         self,
         broker_id: int,
-        active: ActiveShard[TransactionShard],
-        markers: Markers,
+        active: ActiveShard[TransactionCoordinatorShard],
+        markers: TransactionMarkers,
         partitions: list[TopicPartition],
-    ) -> Outcomes:
+    ) -> PartitionErrors:
         if broker_id == self._node.node_id:
-            return await self._write_here(active, markers, partitions)
-        return await self._outbox(broker_id).write(
+            return await self._write_local(active, markers, partitions)
+        return await self._queue_for(broker_id).write(
             markers, active.leader_epoch, tuple(partitions), lambda: active.is_closed
         )
 
-    async def _write_here(
-        self, active: ActiveShard[TransactionShard], markers: Markers, partitions: list[TopicPartition]
-    ) -> Outcomes:
+    async def _write_local(
+        self,
+        active: ActiveShard[TransactionCoordinatorShard],
+        markers: TransactionMarkers,
+        partitions: list[TopicPartition],
+    ) -> PartitionErrors:
         marker = EndMarker(markers.producer_id, markers.epoch, active.leader_epoch, markers.committed)
         try:
-            (outcomes,) = await end_here(self._node, (End(marker, markers.transaction_version, partitions),))
+            (outcomes,) = await append_markers(
+                self._node, (TxnMarkerEntry(marker, markers.transaction_version, partitions),)
+            )
         except Exception:
-            # It is tried again: the transaction would never end otherwise.
+            # The caller retries; otherwise the transaction would never end.
             logger.exception("markers of %s have to wait", markers.transactional_id)
             return dict.fromkeys(partitions, ErrorCode.unknown_server_error)
         return outcomes
 
-    def _outbox(self, broker_id: int) -> MarkerOutbox:
-        outbox = self._outboxes.get(broker_id)
+    def _queue_for(self, broker_id: int) -> MarkerQueue:
+        outbox = self._queues.get(broker_id)
         if outbox is None:
-            outbox = self._outboxes[broker_id] = MarkerOutbox(self._node, broker_id)
+            outbox = self._queues[broker_id] = MarkerQueue(self._node, broker_id)
         return outbox
 
     async def _report(
-        self, active: ActiveShard[TransactionShard], markers: Markers, written: tuple[TopicPartition, ...]
+        self,
+        active: ActiveShard[TransactionCoordinatorShard],
+        markers: TransactionMarkers,
+        written: tuple[TopicPartition, ...],
     ) -> None:
-        """Nobody waits for it, so it is said until it is heard."""
+        """Report written markers to the shard. Retries until that succeeds, because no caller would retry it."""
         while not active.is_closed and (written or not markers.partitions):
             now_ms = self._node.now_ms()
             try:
@@ -175,6 +356,6 @@ class MarkerDelivery:
                     )
                 )
             except ApiError:
-                await asyncio.sleep(_REST_MAX_S * random.random())
+                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
             else:
                 return

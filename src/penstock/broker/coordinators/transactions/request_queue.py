@@ -1,4 +1,7 @@
-"""Questions about partitions on their way to one broker: what comes up during one request goes with the next."""
+"""A queue of requests about partitions to one broker.
+
+Entries that are queued while a request is in flight go into the next request.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.broker.broker_calls import ask_broker
+from penstock.broker.network.requests import call_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import TopicPartition
 
@@ -17,50 +20,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.transactions")
 
-Outcomes = dict[TopicPartition, ErrorCode]
+PartitionErrors = dict[TopicPartition, ErrorCode]
 
 
-class Entry(Protocol):
+class QueuedRequest(Protocol):
     @property
     def key(self) -> Hashable:
-        """Whose partitions these are, as the response names it."""
+        """Identifies the owner of the partitions, as in the response."""
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]: ...
     @property
-    def outcomes(self) -> asyncio.Future[Outcomes]: ...
+    def outcomes(self) -> asyncio.Future[PartitionErrors]: ...
 
 
-EntryT = TypeVar("EntryT", bound=Entry)
-#: What a response says about each key's partitions.
-Told = dict[tuple[Hashable, TopicPartition], ErrorCode]
+QueuedRequestT = TypeVar("QueuedRequestT", bound=QueuedRequest)
+#: The error codes in a response, by key and partition.
+ErrorsByKey = dict[tuple[Hashable, TopicPartition], ErrorCode]
 
 
-class Outbox(ABC, Generic[EntryT]):
+class BrokerRequestQueue(ABC, Generic[QueuedRequestT]):
     _API_KEY: int
-    #: A connection of its own for each, so that they do not wait for each other.
+    #: Each purpose has its own connection, so that requests do not wait for those of another purpose.
     _PURPOSE: str
     _TIMEOUT_S: float
 
     def __init__(self, node: Node, broker_id: int) -> None:
         self._node = node
         self._broker_id = broker_id
-        self._waiting: list[EntryT] = []
+        self._waiting: list[QueuedRequestT] = []
         self._sending: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def _take(self) -> list[EntryT]:
-        """Those of the waiting that go next; the others stay."""
+    def _take(self) -> list[QueuedRequestT]:
+        """Remove and return the waiting entries that go into the next request."""
 
     @abstractmethod
-    def _request(self, entries: list[EntryT]) -> Any: ...
+    def _request(self, entries: list[QueuedRequestT]) -> Any: ...
 
     @abstractmethod
-    def _told(self, response: Any) -> Told:
-        """Raises ApiError for what the response says of all of it."""
+    def _told(self, response: Any) -> ErrorsByKey:
+        """Read the error codes of a response. Raises ApiError if the response has an error for all of it."""
 
-    async def ask(self, entry: EntryT) -> Outcomes:
-        """What the broker says of each partition; NETWORK_EXCEPTION where nobody knows."""
+    async def ask(self, entry: QueuedRequestT) -> PartitionErrors:
+        """Returns the broker's error code for each partition; NETWORK_EXCEPTION if the outcome is unknown."""
         self._waiting.append(entry)
         if self._sending is None:
             self._sending = self._node.spawn(self._send())
@@ -75,10 +78,10 @@ class Outbox(ABC, Generic[EntryT]):
         finally:
             self._sending = None
 
-    async def _ask_together(self, entries: list[EntryT]) -> tuple[Told, ErrorCode]:
-        """What was told, and what is to be said where nothing was."""
+    async def _ask_together(self, entries: list[QueuedRequestT]) -> tuple[ErrorsByKey, ErrorCode]:
+        """Returns the error codes of the response, and the code for partitions that it does not contain."""
         try:
-            response = await ask_broker(
+            response = await call_broker(
                 self._node,
                 self._broker_id,
                 self._API_KEY,
@@ -90,13 +93,13 @@ class Outbox(ABC, Generic[EntryT]):
         except ApiError as error:
             return {}, error.code
         except Exception:
-            # Somebody waits for each of them, and those behind them too.
+            # A caller waits for each entry, and more entries wait behind these.
             logger.exception("no answer could be made out of broker %d's", self._broker_id)
             return {}, ErrorCode.network_exception
 
-    def _answer(self, entries: list[EntryT], told: Told, default: ErrorCode) -> None:
+    def _answer(self, entries: list[QueuedRequestT], told: ErrorsByKey, default: ErrorCode) -> None:
         for entry in entries:
-            # The one who asked may have gone away meanwhile.
+            # The requester may have gone away in the meantime.
             if not entry.outcomes.done():
                 entry.outcomes.set_result(
                     {each: told.get((entry.key, each), default) for each in entry.partitions}

@@ -1,51 +1,65 @@
-"""What members say about the records they hold. All of it is carried out, or none of it.
+"""How a member's acquired records are given up: it acknowledges them, it leaves, or the lock expires.
 
-A request with an answer for each of a thousand records is one row of bytes beside the window, with a gap where
-nothing is said: no step looks at records one by one.
+A request of acknowledgements is applied as a whole or not at all. A request with a type for each of a thousand records
+is one row of bytes parallel to the in-flight records, with a marker where no acknowledgement is given; no code loops
+over single records. Timers also end the delays of released records.
 """
 
 import re
 from collections.abc import Sequence
 from functools import cache
+from heapq import heappop
+from itertools import groupby
 from typing import Final, NamedTuple
 
-from penstock.groups.share_partition.core import Core, release_code
-from penstock.groups.share_partition.messages import ACCEPT, GAP, REJECT, RELEASE, RENEW, Said
-from penstock.groups.share_partition.policy import Backoff, Policy
-from penstock.groups.share_partition.states import (
+from penstock.groups.share.partition.in_flight_records import (
     ACKNOWLEDGED,
     ACQUIRED,
+    ACQUIRED_FINAL,
     ARCHIVED,
     AVAILABLE,
     DELAYED,
-    HANDED,
+    LOCKED,
     QUEUED,
     REJECTED,
     RUN,
-)
-from penstock.groups.share_partition.vectors import (
+    WITH_DEADLINE,
     YES,
     Bytes,
     at_least,
-    blend,
-    both,
-    covers,
+    bitwise_and,
+    equals_table,
+    is_subset_mask,
     mask_table,
-    only,
+    runs_where,
+    select_bytes,
+)
+from penstock.groups.share.partition.share_partition_state import (
+    ACCEPT,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    AcknowledgementTuple,
+    RedeliveryBackoff,
+    SharePartitionPolicy,
+    SharePartitionState,
+    SpanTimer,
+    release_code,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
 
-_NOTHING_SAID: Final = 0xFF
-_IS_SAID: Final = bytes(YES if said <= RENEW else 0 for said in range(256))
+_NO_ACKNOWLEDGEMENT: Final = 0xFF
+_IS_ACKNOWLEDGED: Final = bytes(YES if said <= RENEW else 0 for said in range(256))
 _NOT: Final = bytes(0 if said else YES for said in range(256))
-_IS_HELD: Final = mask_table(ACQUIRED, HANDED)
+_IS_LOCKED: Final = mask_table(ACQUIRED, ACQUIRED_FINAL)
 _RENEWALS: Final = re.compile(b"[\\x%02x]+" % RENEW)
-#: At most once: final already, and it only counts whether the member has got it.
-_CONFIRMED: Final = bytes(HANDED if said == RENEW else ACKNOWLEDGED for said in range(256))
+#: At-most-once records are final already: every acknowledgement except a renewal ends the lock.
+_STATE_WHEN_CONFIRMED: Final = bytes(ACQUIRED_FINAL if said == RENEW else ACKNOWLEDGED for said in range(256))
 
 
-class _Row(NamedTuple):
-    """Places of the window, what is said of each, and which are meant at all."""
+class _AcknowledgementRow(NamedTuple):
+    """A range of indexes in the window, the acknowledge type at each, and a mask of the indexes that have one."""
 
     low: int
     high: int
@@ -53,8 +67,8 @@ class _Row(NamedTuple):
     mask: Bytes
 
 
-def check_order(batches: Sequence[Said], *, may_renew: bool) -> None:
-    """What can be said without looking at any record. Raises ApiError."""
+def check_acknowledgements(batches: Sequence[AcknowledgementTuple], *, may_renew: bool) -> None:
+    """Check everything that does not depend on the records. Raises ApiError."""
     after = 0
     for first, last, types in batches:
         if first > last or first < after:
@@ -67,29 +81,37 @@ def check_order(batches: Sequence[Said], *, may_renew: bool) -> None:
 
 
 def acknowledge(
-    core: Core, member: str, batches: Sequence[Said], policy: Policy, *, now_ms: int, chance: float
+    core: SharePartitionState,
+    member: str,
+    batches: Sequence[AcknowledgementTuple],
+    policy: SharePartitionPolicy,
+    *,
+    now_ms: int,
+    chance: float,
 ) -> bool:
-    """Returns whether something has to be written before it may be answered. Raises ApiError."""
+    """Return whether the reply has to wait for a write. Raises ApiError."""
     if batches and batches[0][0] < core.window.start:
         batches = _not_deleted(core, batches)
     if not batches:
         return False
     number = core.members.number_of(member)
-    row = _row(core, batches)
-    _check(core, number, row, policy)
+    row = _acknowledgement_row(core, batches)
+    _check_locks(core, number, row, policy)
     said = row.said
     renewed = said.count(RENEW)
-    is_written = _answer(core, row, policy, now_ms, chance)
+    is_written = _apply_acknowledgements(core, row, policy, now_ms, chance)
     if renewed:
-        _renew(core, row, now_ms + policy.lock_ms)
+        _renew_locks(core, row, now_ms + policy.lock_ms)
         core.counters.renewed += renewed
-    core.members.give_back(number, len(said) - said.count(_NOTHING_SAID) - renewed)
-    core.drop_done()
+    core.members.give_back(number, len(said) - said.count(_NO_ACKNOWLEDGEMENT) - renewed)
+    core.drop_final_prefix()
     return is_written
 
 
-def _not_deleted(core: Core, batches: Sequence[Said]) -> Sequence[Said]:
-    """Nobody waits for what the log has deleted; what else lies before the window came to its end in other hands."""
+def _not_deleted(
+    core: SharePartitionState, batches: Sequence[AcknowledgementTuple]
+) -> Sequence[AcknowledgementTuple]:
+    """Drop batches that the log has deleted. Raises ApiError for other records before the window: they are final."""
     start = core.window.start
     left = [batch for batch in batches if batch[1] >= min(core.deleted_upto, start)]
     if left and max(left[0][0], core.deleted_upto) < start:
@@ -97,51 +119,65 @@ def _not_deleted(core: Core, batches: Sequence[Said]) -> Sequence[Said]:
     return left
 
 
-def _row(core: Core, batches: Sequence[Said]) -> _Row:
+def _acknowledgement_row(
+    core: SharePartitionState, batches: Sequence[AcknowledgementTuple]
+) -> _AcknowledgementRow:
     window = core.window
     if batches[-1][1] >= window.end:
         raise ApiError(ErrorCode.invalid_request, "offsets beyond what has been acquired")
     low, high = window.clip(batches[0][0], batches[-1][1] + 1)
-    said = bytearray((_NOTHING_SAID,)) * (high - low)
+    said = bytearray((_NO_ACKNOWLEDGEMENT,)) * (high - low)
     base = window.start + low
     for first, last, types in batches:
-        if first < base:  # of the first one, what the window still has
+        if first < base:  # keep the part of the first batch that is still in the window
             types = types if len(types) == 1 else types[base - first :]
             first = base
         if len(types) == 1:
             types = types * (last - first + 1)
         said[first - base : last + 1 - base] = types
-    return _Row(low, high, said, said.translate(_IS_SAID))
+    return _AcknowledgementRow(low, high, said, said.translate(_IS_ACKNOWLEDGED))
 
 
-def _check(core: Core, number: int, row: _Row, policy: Policy) -> None:
+def _check_locks(
+    core: SharePartitionState, number: int, row: _AcknowledgementRow, policy: SharePartitionPolicy
+) -> None:
     """Raises ApiError."""
     window, (low, high, said, mask) = core.window, row
-    held = both(window.states[low:high].translate(_IS_HELD), window.owners[low:high].translate(only(number)))
-    if not number or not covers(held, mask):
+    held = bitwise_and(
+        window.states[low:high].translate(_IS_LOCKED), window.owners[low:high].translate(equals_table(number))
+    )
+    if not number or not is_subset_mask(held, mask):
         raise ApiError(ErrorCode.invalid_record_state, "the member does not hold all of these records")
     if RENEW in said and not policy.may_renew:
         raise ApiError(ErrorCode.invalid_record_state, "renewing is not enabled for the group")
 
 
-def _answer(core: Core, row: _Row, policy: Policy, now_ms: int, chance: float) -> bool:
-    """Returns whether something has to be written."""
+def _apply_acknowledgements(
+    core: SharePartitionState,
+    row: _AcknowledgementRow,
+    policy: SharePartitionPolicy,
+    now_ms: int,
+    chance: float,
+) -> bool:
+    """Return whether something has to be written."""
     window, (low, high, said, mask) = core.window, row
     before = window.states[low:high]
-    after: Bytes = said.translate(_codes(policy.buries, release_code(policy, 0)))
+    after: Bytes = said.translate(_states_by_type(policy.writes_dead_letters, release_code(policy, 0)))
     if RELEASE in said:
-        after = _answer_release(core, row, after, policy, now_ms, chance)
+        after = _apply_releases(core, row, after, policy, now_ms, chance)
     confirmed = 0
-    if HANDED in before:
-        is_handed = both(before.translate(only(HANDED)), mask)
-        after = blend(after, said.translate(_CONFIRMED), is_handed)
-        confirmed = both(said.translate(only(ACCEPT)), is_handed).count(YES)
+    if ACQUIRED_FINAL in before:
+        is_handed = bitwise_and(before.translate(equals_table(ACQUIRED_FINAL)), mask)
+        after = select_bytes(after, said.translate(_STATE_WHEN_CONFIRMED), is_handed)
+        confirmed = bitwise_and(said.translate(equals_table(ACCEPT)), is_handed).count(YES)
         if confirmed:
             core.add_totals(confirmed=confirmed)
-        _count(core, blend(said, bytes((_NOTHING_SAID,)) * len(said), is_handed), policy)
+        _count_acknowledgements(
+            core, select_bytes(said, bytes((_NO_ACKNOWLEDGEMENT,)) * len(said), is_handed), policy
+        )
     else:
-        _count(core, said, policy)
-    after = blend(before, after, mask)
+        _count_acknowledgements(core, said, policy)
+    after = select_bytes(before, after, mask)
     window.states[low:high] = after
     is_written = after.translate(_IS_QUEUED) != before.translate(_IS_QUEUED)
     if is_written:
@@ -152,63 +188,85 @@ def _answer(core: Core, row: _Row, policy: Policy, now_ms: int, chance: float) -
 _IS_QUEUED: Final = bytes(code & QUEUED for code in range(256))
 
 
-def _answer_release(core: Core, row: _Row, after: Bytes, policy: Policy, now_ms: int, chance: float) -> Bytes:
-    """Those that were delivered as often as they may be do not come back; the others may have to rest."""
+def _apply_releases(
+    core: SharePartitionState,
+    row: _AcknowledgementRow,
+    after: Bytes,
+    policy: SharePartitionPolicy,
+    now_ms: int,
+    chance: float,
+) -> Bytes:
+    """Records at the delivery limit are not delivered again; the others become available, possibly after a backoff."""
     window, (low, high, said, _) = core.window, row
-    released = both(said.translate(only(RELEASE)), window.states[low:high].translate(only(ACQUIRED)))
+    released = bitwise_and(
+        said.translate(equals_table(RELEASE)), window.states[low:high].translate(equals_table(ACQUIRED))
+    )
     if policy.is_at_most_once:
         return after
-    limited = both(released, window.counts[low:high].translate(at_least(policy.delivery_limit)))
+    limited = bitwise_and(released, window.counts[low:high].translate(at_least(policy.delivery_limit)))
     count = limited.count(YES)
     if count:
         code = release_code(policy, policy.delivery_limit)
-        after = blend(after, bytes((code,)) * len(said), limited)
+        after = select_bytes(after, bytes((code,)) * len(said), limited)
         core.count_given_up(code, count)
     if policy.backoff is not None:
-        _rest(core, row, released, policy.backoff, now_ms, chance)
-    if core.delays_asked:
-        after = _rest_as_asked(core, row, both(released, limited.translate(_NOT)), after, now_ms)
+        _apply_backoff(core, row, released, policy.backoff, now_ms, chance)
+    if core.requested_delays:
+        after = _apply_requested_delays(
+            core, row, bitwise_and(released, limited.translate(_NOT)), after, now_ms
+        )
     return after
 
 
-def is_held(core: Core, offset: int, delivery_count: int) -> bool:
-    """Whether somebody has the record from this delivery."""
+def is_acquired(core: SharePartitionState, offset: int, delivery_count: int) -> bool:
+    """Whether a member holds the record from this delivery."""
     window = core.window
     low, high = window.clip(offset, offset + 1)
     return low < high and window.states[low] == ACQUIRED and window.counts[low] == min(delivery_count, 255)
 
 
-def ask_delay(core: Core, offset: int, delivery_count: int, delay_ms: int) -> bool:
-    """For when the record is released from this delivery. False where nobody has it from this delivery."""
+def request_delay(core: SharePartitionState, offset: int, delivery_count: int, delay_ms: int) -> bool:
+    """Set the delay for a release from this delivery. Return False if no member holds the record from it."""
     window = core.window
-    if not is_held(core, offset, delivery_count):
+    if not is_acquired(core, offset, delivery_count):
         return False
-    if len(core.delays_asked) > len(window):
-        # Those that were asked for deliveries that have ended in another way.
-        core.delays_asked = {at: asked for at, asked in core.delays_asked.items() if at >= window.start}
-    core.delays_asked[offset] = window.counts[offset - window.start], delay_ms
+    if len(core.requested_delays) > len(window):
+        # Drop delays of deliveries that have ended in another way.
+        core.requested_delays = {
+            at: asked for at, asked in core.requested_delays.items() if at >= window.start
+        }
+    core.requested_delays[offset] = window.counts[offset - window.start], delay_ms
     return True
 
 
-def _rest_as_asked(core: Core, row: _Row, released: bytes, after: Bytes, now_ms: int) -> Bytes:
+def _apply_requested_delays(
+    core: SharePartitionState, row: _AcknowledgementRow, released: bytes, after: Bytes, now_ms: int
+) -> Bytes:
     window, base = core.window, core.window.start + row.low
     states = bytearray(after)
-    for offset in [offset for offset in core.delays_asked if 0 <= offset - base < len(states)]:
+    for offset in [offset for offset in core.requested_delays if 0 <= offset - base < len(states)]:
         place = offset - base
-        delivery_count, delay_ms = core.delays_asked[offset]
+        delivery_count, delay_ms = core.requested_delays[offset]
         if released[place] and window.counts[row.low + place] == delivery_count:
             states[place] = (DELAYED if delay_ms else AVAILABLE) | QUEUED
             window.set_time(row.low + place, row.low + place + 1, now_ms + delay_ms)
-            core.delays_kept.add(offset)
-        if row.said[place] not in (_NOTHING_SAID, RENEW):
-            del core.delays_asked[offset]
+            core.own_delays.add(offset)
+        if row.said[place] not in (_NO_ACKNOWLEDGEMENT, RENEW):
+            del core.requested_delays[offset]
     return states
 
 
-def _rest(core: Core, row: _Row, released: bytes, backoff: Backoff, now_ms: int, chance: float) -> None:
-    """By the number of deliveries; one roll of the dice for all that came back together."""
+def _apply_backoff(
+    core: SharePartitionState,
+    row: _AcknowledgementRow,
+    released: bytes,
+    backoff: RedeliveryBackoff,
+    now_ms: int,
+    chance: float,
+) -> None:
+    """The delay depends on the delivery count; records that are released together share the random number."""
     window = core.window
-    delivered = both(window.counts[row.low : row.high], released)
+    delivered = bitwise_and(window.counts[row.low : row.high], released)
     due_ms: dict[int, int] = {}
     for run in RUN.finditer(delivered):
         at, after = run.span()
@@ -221,29 +279,103 @@ def _rest(core: Core, row: _Row, released: bytes, backoff: Backoff, now_ms: int,
 
 
 @cache
-def _codes(buries: bool, release: int) -> bytes:
-    """From what a member says to the state that its record takes."""
+def _states_by_type(writes_dead_letters: bool, release: int) -> bytes:
+    """A table from acknowledge type to the new state of the record."""
     codes = bytearray(range(256))
     codes[GAP] = ARCHIVED | QUEUED
     codes[ACCEPT] = ACKNOWLEDGED | QUEUED
     codes[RELEASE] = release
-    codes[REJECT] = (REJECTED if buries else ARCHIVED) | QUEUED
+    codes[REJECT] = (REJECTED if writes_dead_letters else ARCHIVED) | QUEUED
     codes[RENEW] = ACQUIRED
     return bytes(codes)
 
 
-def _count(core: Core, said: Bytes, policy: Policy) -> None:
+def _count_acknowledgements(core: SharePartitionState, said: Bytes, policy: SharePartitionPolicy) -> None:
     counters, rejected = core.counters, said.count(REJECT)
     counters.accepted += said.count(ACCEPT)
     counters.released += said.count(RELEASE)
     counters.rejected += rejected
     counters.gaps += said.count(GAP)
-    counters.buried += rejected if policy.buries else 0
+    counters.buried += rejected if policy.writes_dead_letters else 0
 
 
-def _renew(core: Core, row: _Row, until_ms: int) -> None:
+def _renew_locks(core: SharePartitionState, row: _AcknowledgementRow, until_ms: int) -> None:
     window = core.window
     for run in _RENEWALS.finditer(row.said):
         at, after = row.low + run.start(), row.low + run.end()
         window.set_time(at, after, until_ms)
         core.set_timer(until_ms, window.start + at, window.start + after)
+
+
+def tick(core: SharePartitionState, policy: SharePartitionPolicy, *, now_ms: int, chance: float) -> None:
+    """Process all expired locks and delays."""
+    later: list[SpanTimer] = []
+    while core.timers and core.timers[0][0] <= now_ms:
+        _, first, end = heappop(core.timers)
+        next_ms = _time_out(core, first, end, policy, now_ms, chance)
+        if next_ms is not None:
+            later.append((next_ms, first, end))
+    for timer in later:
+        core.set_timer(*timer)
+    core.drop_final_prefix()
+
+
+def _time_out(
+    core: SharePartitionState, first: int, end: int, policy: SharePartitionPolicy, now_ms: int, chance: float
+) -> int | None:
+    """Return when the next delay in the range ends: one timer covers all of them."""
+    window, next_ms = core.window, None
+    for low, high in _uniform_runs(core, *window.clip(first, end)):
+        times = window.times[low:high]
+        is_over = [time_ms <= now_ms for time_ms in times]
+        if window.states[low] == DELAYED:
+            _end_delays(core, low, is_over)
+            rest = [time_ms for time_ms in times if time_ms > now_ms]
+            next_ms = min((*rest, next_ms)) if next_ms is not None else min(rest, default=None)
+            continue
+        for at, after in runs_where(is_over):
+            core.counters.expired += after - at
+            _expire_locks(core, low + at, low + after, policy, now_ms, chance)
+    return next_ms
+
+
+def _uniform_runs(core: SharePartitionState, low: int, high: int) -> list[tuple[int, int]]:
+    """Runs of records in the same state, of the states that have a deadline."""
+    states = core.window.states
+    return [
+        run.span()
+        for timed in WITH_DEADLINE.finditer(states, low, high)
+        for run in RUN.finditer(states, timed.start(), timed.end())
+    ]
+
+
+def _end_delays(core: SharePartitionState, low: int, is_over: list[bool]) -> None:
+    for at, after in runs_where(is_over):
+        core.window.states[low + at : low + after] = bytes((AVAILABLE,)) * (after - at)
+
+
+def _expire_locks(
+    core: SharePartitionState, low: int, high: int, policy: SharePartitionPolicy, now_ms: int, chance: float
+) -> None:
+    for number, same in groupby(core.window.owners[low:high]):
+        core.members.give_back(number, sum(1 for _ in same))
+    core.release_range(low, high, policy, now_ms, chance, expired=True)
+
+
+def release_member(
+    core: SharePartitionState, member: str, policy: SharePartitionPolicy, *, now_ms: int, chance: float
+) -> bool:
+    """Release the records of a member that has left. Return whether something has to be written."""
+    window, before = core.window, len(core.queued)
+    number = core.members.number_of(member)
+    if not number:
+        return False
+    for held in list(LOCKED.finditer(window.states)):
+        for run in list(RUN.finditer(window.states, held.start(), held.end())):
+            owned = [owner == number for owner in window.owners[run.start() : run.end()]]
+            for at, after in runs_where(owned):
+                core.members.give_back(number, after - at)
+                low, high = run.start() + at, run.start() + after
+                core.release_range(low, high, policy, now_ms, chance, expired=False)
+    core.drop_final_prefix()
+    return len(core.queued) > before

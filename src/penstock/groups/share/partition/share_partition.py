@@ -1,35 +1,37 @@
 """A share partition: a group's view of one partition, on the partition's leader.
 
-Only what is stored may be seen: an acknowledgement is answered, and a released record available again, when the write
-that says so has arrived. The shell takes one write after the other (`take_write`), tells how it went (`written`,
-`write_failed`), and calls `tick` when `next_deadline_ms` has come. What a fenced leader knows is thrown away.
+Only stored changes are visible: an acknowledgement gets its reply, and a released record becomes available again, when
+the write is stored. The caller takes one write after the other (`take_write`), reports the result (`written`,
+`write_failed`), and calls `tick` when `next_deadline_ms` has come. A leader that is fenced discards its share
+partition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.groups.share_partition import acknowledging, acquiring, timing, writing
-from penstock.groups.share_partition.core import Core, load
-from penstock.groups.share_partition.messages import (
-    Acquired,
-    Appetite,
-    Counters,
-    Found,
-    Said,
-    Write,
-)
-from penstock.groups.share_partition.policy import Policy
-from penstock.groups.share_partition.states import (
+from penstock.groups.share.partition import acknowledgement, acquisition, share_partition_state
+from penstock.groups.share.partition.in_flight_records import (
     ACQUIRED,
+    ACQUIRED_FINAL,
     AVAILABLE,
     BUSY,
     DELAYED,
-    HANDED,
-    IN_HANDS,
-    WAITING,
+    LOCKED,
+    WRITE_PENDING,
 )
-from penstock.groups.share_state.values import NO_TOTALS, Totals
+from penstock.groups.share.partition.share_partition_state import (
+    AcknowledgementTuple,
+    AcquiredBatch,
+    AcquireLimits,
+    PendingWrite,
+    ReadableRecords,
+    ShareCounters,
+    SharePartitionPolicy,
+    SharePartitionState,
+    load_share_partition,
+)
+from penstock.groups.share.state.share_state import NO_DELIVERY_TOTALS, DeliveryTotals
 
 
 class SharePartition:
@@ -39,21 +41,23 @@ class SharePartition:
         self,
         start_offset: int,
         batches: Sequence[tuple[int, int, int, int]],
-        policy: Policy,
-        counters: Counters,
-        totals: Totals = NO_TOTALS,
+        policy: SharePartitionPolicy,
+        counters: ShareCounters,
+        totals: DeliveryTotals = NO_DELIVERY_TOTALS,
         *,
         now_ms: int,
         chance: float,
     ) -> None:
-        """`batches` and `totals` as they are stored; `policy` may be replaced at any time."""
+        """`batches` and `totals` are the stored ones; `policy` may be replaced at any time."""
         self.policy = policy
-        self._core: Core = load(start_offset, batches, counters, policy, totals, now_ms=now_ms, chance=chance)
+        self._core: SharePartitionState = load_share_partition(
+            start_offset, batches, counters, policy, totals, now_ms=now_ms, chance=chance
+        )
 
     def __repr__(self) -> str:
         return f"<SharePartition {self.start_offset}..{self.end_offset} {bytes(self._core.window.states)!r}>"
 
-    # -- what it says --------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------
 
     @property
     def start_offset(self) -> int:
@@ -67,12 +71,12 @@ class SharePartition:
 
     @property
     def next_offset(self) -> int | None:
-        """Where to read what can be handed out next; None while nothing can be."""
-        return acquiring.next_offset(self._core, self.policy)
+        """Where to read the next records to hand out; None if none can be handed out."""
+        return acquisition.next_offset(self._core, self.policy)
 
     def reach(self, records_max: int) -> int:
-        """How many offsets to read from there to find that many records."""
-        return acquiring.reach(self._core, records_max, self.policy)
+        """How many offsets to read from `next_offset` to find that many records."""
+        return acquisition.offsets_to_read(self._core, records_max, self.policy)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -81,98 +85,104 @@ class SharePartition:
     @property
     def locked_count(self) -> int:
         states = self._core.window.states
-        return states.count(ACQUIRED) + states.count(HANDED)
+        return states.count(ACQUIRED) + states.count(ACQUIRED_FINAL)
 
     @property
     def open_count(self) -> int:
-        """Records in flight that are not final yet."""
+        """In-flight records that are not final yet."""
         return self._core.window.open_count
 
     @property
-    def totals(self) -> Totals:
-        """Of now, whether they are stored or not."""
+    def totals(self) -> DeliveryTotals:
+        """The current totals, stored or not."""
         return self._core.totals
 
     @property
     def has_writes(self) -> bool:
         core = self._core
-        return bool(core.queued) or core.owes_totals or core.launched is not None
+        return bool(core.queued) or core.totals_pending or core.in_flight_write is not None
 
     @property
     def is_idle(self) -> bool:
-        """Nothing would be lost if it were forgotten and loaded again."""
+        """Nothing is lost if the share partition is dropped and loaded again."""
         if self.has_writes or BUSY.search(self._core.window.states) is not None:
             return False
-        # A group's delay begins again when it is loaded; a record's own would be lost.
-        return not self._rests_as_asked()
+        # The group's delays start again when the partition is loaded; a record's own delay would be lost.
+        return not self._has_own_delays()
 
-    def _rests_as_asked(self) -> bool:
+    def _has_own_delays(self) -> bool:
         core, window = self._core, self._core.window
-        core.delays_kept = {
+        core.own_delays = {
             offset
-            for offset in core.delays_kept
+            for offset in core.own_delays
             if window.start <= offset < window.end and window.states[offset - window.start] == DELAYED
         }
-        return bool(core.delays_kept)
+        return bool(core.own_delays)
 
-    # -- what is done to it --------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------
 
-    def acquire(self, member: str, found: Found, appetite: Appetite, *, now_ms: int) -> list[Acquired]:
-        return acquiring.acquire(self._core, member, found, appetite, self.policy, now_ms=now_ms)
+    def acquire(
+        self, member: str, found: ReadableRecords, limits: AcquireLimits, *, now_ms: int
+    ) -> list[AcquiredBatch]:
+        return acquisition.acquire(self._core, member, found, limits, self.policy, now_ms=now_ms)
 
-    def reserve(self, found: Found, appetite: Appetite) -> int:
-        """At most once: how many records have to be written before `acquire` hands any of them out."""
-        return acquiring.reserve(self._core, found, appetite, self.policy)
+    def reserve(self, found: ReadableRecords, limits: AcquireLimits) -> int:
+        """At-most-once: return how many records have to be written before `acquire` hands any of them out."""
+        return acquisition.reserve(self._core, found, limits, self.policy)
 
-    def acknowledge(self, member: str, batches: Sequence[Said], *, now_ms: int, chance: float) -> bool:
-        """Returns whether a write has to be waited for. Raises ApiError, and then nothing has changed."""
-        return acknowledging.acknowledge(
+    def acknowledge(
+        self, member: str, batches: Sequence[AcknowledgementTuple], *, now_ms: int, chance: float
+    ) -> bool:
+        """Return whether the reply has to wait for a write. Raises ApiError, and then nothing has changed."""
+        return acknowledgement.acknowledge(
             self._core, member, batches, self.policy, now_ms=now_ms, chance=chance
         )
 
     def is_held(self, offset: int, delivery_count: int) -> bool:
-        """Whether somebody has the record from this delivery."""
-        return acknowledging.is_held(self._core, offset, delivery_count)
+        """Whether a member holds the record from this delivery."""
+        return acknowledgement.is_acquired(self._core, offset, delivery_count)
 
-    def ask_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
-        """How long a record rests if it is released from this delivery, whatever the group's settings say.
+    def request_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
+        """Set the delay of a record that is released from this delivery, instead of the group's backoff.
 
-        False where nobody has it from this delivery. Not stored, as no delay is: another leader takes the group's.
+        Return False if no member holds the record from this delivery. Delays are not stored: another leader uses the
+        group's backoff.
         """
-        return acknowledging.ask_delay(self._core, offset, delivery_count, delay_ms)
+        return acknowledgement.request_delay(self._core, offset, delivery_count, delay_ms)
 
     def release(self, member: str, *, now_ms: int, chance: float, with_delay: bool) -> bool:
-        """A member has gone, and what it holds is free again. Returns whether something has to be written."""
+        """Release the records of a member that has left. Return whether something has to be written."""
         policy = self.policy if with_delay else self.policy._replace(backoff=None)
-        return timing.release(self._core, member, policy, now_ms=now_ms, chance=chance)
+        return acknowledgement.release_member(self._core, member, policy, now_ms=now_ms, chance=chance)
 
     def tick(self, *, now_ms: int, chance: float) -> None:
-        timing.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
+        acknowledgement.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
 
     def log_start_moved(self, log_start: int) -> None:
-        """What the log has deleted is waited for no more; what is being written of it is, until it is stored.
+        """Drop the records that the log has deleted, except those with a pending write, which stay until it is stored.
 
-        What has expired is stored with the next write, as the new start is: who loads what is stored counts it again.
+        The next write stores the new start and the expired total; a leader that loads the older state counts the
+        expired records again.
         """
         core, window = self._core, self._core.window
         core.deleted_upto = max(core.deleted_upto, log_start)
         low, high = window.clip(window.start, log_start)
-        waiting = WAITING.search(window.states, low, high)
+        waiting = WRITE_PENDING.search(window.states, low, high)
         if waiting is not None:
             log_start = window.start + waiting.start()
-        expired = self._let_go_of(min(log_start, window.end))
+        expired = self._drop_deleted(min(log_start, window.end))
         if log_start > window.end:
             expired += log_start - window.end
-            window.start = log_start  # nothing is left in it
+            window.start = log_start  # the window is empty
         if expired:
             core.totals = core.totals._replace(expired=core.totals.expired + expired)
-        core.drop_done()
+        core.drop_final_prefix()
 
-    def _let_go_of(self, offset: int) -> int:
-        """How many of them nobody has ever had."""
+    def _drop_deleted(self, offset: int) -> int:
+        """Return how many of the dropped records were never delivered."""
         core, window = self._core, self._core.window
         _, high = window.clip(window.start, offset)
-        for held in IN_HANDS.finditer(window.states, 0, high):
+        for held in LOCKED.finditer(window.states, 0, high):
             for place in range(*held.span()):
                 core.members.give_back(window.owners[place], 1)
         pairs = zip(window.states[:high], window.counts, strict=False)
@@ -180,14 +190,16 @@ class SharePartition:
         window.drop_below(offset)
         return never
 
-    # -- what is stored ------------------------------------------------------------------------------
+    # -- writes --------------------------------------------------------------------------------------
 
-    def take_write(self) -> Write | None:
-        """None while one is under way, or nothing is to be written."""
-        return None if self._core.launched is not None else writing.take_write(self._core)
+    def take_write(self) -> PendingWrite | None:
+        """None if a write is in progress, or if there is nothing to write."""
+        return (
+            None if self._core.in_flight_write is not None else share_partition_state.take_write(self._core)
+        )
 
     def written(self) -> None:
-        writing.written(self._core)
+        share_partition_state.written(self._core)
 
     def write_failed(self) -> None:
-        writing.write_failed(self._core)
+        share_partition_state.write_failed(self._core)

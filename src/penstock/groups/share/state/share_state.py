@@ -1,43 +1,185 @@
-"""Ranges of offsets with what is known of them: sorted, without overlap, and never two where one would do.
+"""The state of share partitions as values: requests to the share coordinator, replies, and state ranges.
 
-A range is a tuple (first, last, state, count). Where two meet, the one with more deliveries wins, and of as many
-deliveries the higher state, as in Apache Kafka: so it does not matter in which order they are put together, nor how
-often.
+All of them are independent of the wire version. A state range is a tuple (first offset, last offset, state, delivery
+count). A normalized list of them is sorted, has no overlap, and never has two ranges where one would do. Where two
+ranges meet, the one with more deliveries wins, and with equal deliveries the higher state, as in Apache Kafka. So
+neither the order in which ranges are combined matters, nor how often.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from operator import lt
+from typing import Final, NamedTuple
+from uuid import UUID
 
-Range = tuple[int, int, int, int]
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.share_failures import WorkerFailure
+
+#: Delivery states as they are stored.
+AVAILABLE: Final = 0
+ACKNOWLEDGED: Final = 2
+ARCHIVED: Final = 4
+#: Delivery states that are only written: archived, and to be buried in the dead-letter topic. Readers see ARCHIVED.
+DEAD_LETTER_LIMIT: Final = 32  # delivered as often as it may be
+DEAD_LETTER_REJECTED: Final = 33  # a consumer has said that it cannot be processed
+DEAD_LETTER_LOCK_EXPIRED: Final = 34  # delivered as often as it may be, and the last one never answered
+#: The three above, in order.
+DEAD_LETTER_STATES: Final = (DEAD_LETTER_LIMIT, DEAD_LETTER_REJECTED, DEAD_LETTER_LOCK_EXPIRED)
+
+#: Not states at all, but a share partition's totals on the wire, which has no field for them: the offsets of such a
+#: batch are (handed out, confirmed) and (expired, 0).
+TOTALS_ON_WIRE: Final = 40
+EXPIRED_TOTAL_ON_WIRE: Final = 41
+
+#: A start offset or count that is not being written, or not known yet.
+UNSET: Final = -1
 
 
-def tidy(ranges: Sequence[Range]) -> Sequence[Range]:
+class StateBatch(NamedTuple):
+    """Any 4-tuple of this shape will do: writes are hot."""
+
+    first_offset: int
+    last_offset: int
+    delivery_state: int
+    delivery_count: int
+
+
+class DeliveryTotals(NamedTuple):
+    """Since a share partition was made. They never go back, so the same ones may be written again.
+
+    Under at-most-once, `handed_out` are records that are final because of a hand-out, whether anybody got them or not,
+    of which members have `confirmed` some: the others may be lost. `expired`: offsets that retention deleted before
+    they were handed out.
+    """
+
+    handed_out: int = 0
+    confirmed: int = 0
+    expired: int = 0
+
+    @property
+    def unconfirmed(self) -> int:
+        return self.handed_out - self.confirmed
+
+    def at_least(self, other: "DeliveryTotals") -> "DeliveryTotals":
+        return DeliveryTotals(*map(max, self, other))
+
+
+NO_DELIVERY_TOTALS: Final = DeliveryTotals()
+
+
+class SharePartitionKey(NamedTuple):
+    """A share partition."""
+
+    group: str
+    topic_id: UUID
+    partition: int
+
+
+class ShareState(NamedTuple):
+    """`start_offset` is UNSET until it has been initialised; `batches` are sorted and do not overlap."""
+
+    state_epoch: int
+    start_offset: int
+    batches: tuple[StateBatch, ...] = ()
+    totals: DeliveryTotals = NO_DELIVERY_TOTALS
+
+
+class ShareStateSummary(NamedTuple):
+    """`delivery_complete_count`: offsets from the start offset on that are final; UNSET where nobody has told."""
+
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+
+
+class InitializeState(NamedTuple):
+    """Without a start offset (UNSET) only what is missing is made; with one, what is there begins anew."""
+
+    key: SharePartitionKey
+    state_epoch: int
+    start_offset: int
+    #: Refused where it would begin before what was already handed out.
+    only_forward: bool = False
+
+
+class ReadState(NamedTuple):
+    key: SharePartitionKey
+    leader_epoch: int
+
+
+class WriteState(NamedTuple):
+    """Batches need not be sorted. Where they overlap or meet older ones, more deliveries win, then the higher state."""
+
+    key: SharePartitionKey
+    state_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+    batches: Sequence[tuple[int, int, int, int]]
+    totals: DeliveryTotals | None = None  # as they are now, where they have changed
+
+
+class DeleteState(NamedTuple):
+    """A state that was begun at a later epoch stays: whoever asks was too late. UNSET asks for any."""
+
+    key: SharePartitionKey
+    state_epoch: int = UNSET
+
+
+class ReadStateSummary(NamedTuple):
+    key: SharePartitionKey
+    leader_epoch: int
+
+
+class StoreWorkerErrors(NamedTuple):
+    """What workers say records died of that they are about to give up. The same may come again."""
+
+    key: SharePartitionKey
+    failures: tuple[WorkerFailure, ...]
+
+
+ShareStateRequest = (
+    InitializeState | ReadState | WriteState | DeleteState | ReadStateSummary | StoreWorkerErrors
+)
+
+
+class ShareStateReply(NamedTuple):
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    state: ShareState | None = None  # to Read
+    summary: ShareStateSummary | None = None  # to Summary
+
+
+StateRange = tuple[int, int, int, int]
+
+
+def normalize(ranges: Sequence[StateRange]) -> Sequence[StateRange]:
     """Any ranges, as they may come in, put in order. What is in order already is handed back as it is."""
     last_before, state_before, count_before = -2, -1, -1
     for first, last, state, count in ranges:
         if first <= last_before or (
             first == last_before + 1 and state == state_before and count == count_before
         ):
-            return _combined(ranges)
+            return _overlay_all(ranges)
         last_before, state_before, count_before = last, state, count
     return ranges
 
 
-def _combined(ranges: Sequence[Range]) -> list[Range]:
+def _overlay_all(ranges: Sequence[StateRange]) -> list[StateRange]:
     if len(ranges) < 2:
         return list(ranges)
     middle = len(ranges) // 2
-    return overlay(_combined(ranges[:middle]), _combined(ranges[middle:]))
+    return overlay(_overlay_all(ranges[:middle]), _overlay_all(ranges[middle:]))
 
 
-def is_sorted(ranges: Sequence[Range]) -> bool:
+def is_sorted(ranges: Sequence[StateRange]) -> bool:
     """And without overlap, as tidy ones are."""
     columns = tuple(zip(*ranges, strict=True))
     return not columns or all(map(lt, columns[1], columns[0][1:]))
 
 
-def merge_into(ranges: list[Range], new: Sequence[Range]) -> None:
+def merge_into(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
     """Both tidy. Touches only what lies where the new ones are."""
     if not ranges:
         ranges.extend(new)
@@ -47,59 +189,59 @@ def merge_into(ranges: list[Range], new: Sequence[Range]) -> None:
         _merge_among(ranges, new[:behind] if behind < len(new) else new)
     if behind < len(new):
         # Most of what comes is about offsets that nobody has heard of yet.
-        _put(ranges, new[behind])
+        _append_merged(ranges, new[behind])
         ranges.extend(new[behind + 1 :])
 
 
-def _merge_among(ranges: list[Range], new: Sequence[Range]) -> None:
+def _merge_among(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
     # From the last one that begins before, which may reach into the new ones, to the first that begins behind.
     low = max(bisect_left(ranges, (new[0][0],)) - 1, 0)
     high = bisect_left(ranges, (new[-1][1] + 2,))
     ranges[low:high] = overlay(ranges[low:high], new)
 
 
-def overlay(left: Sequence[Range], right: Sequence[Range]) -> list[Range]:
+def overlay(left: Sequence[StateRange], right: Sequence[StateRange]) -> list[StateRange]:
     """Two tidy lists in one. Of the left one, what lies between those of the right one is not looked at."""
-    out: list[Range] = []
+    out: list[StateRange] = []
     rights = iter(right)
     place, count = 1, len(left)  # of the left one that comes next
     a, b = left[0] if left else None, next(rights, None)
     while a is not None and b is not None:
         if a[1] < b[0]:
-            _put(out, a)
+            _append_merged(out, a)
             if place < count and left[place][1] < b[0]:
                 before, place = place, bisect_left(left, (b[0],), place)
                 place -= left[place - 1][1] >= b[0]
                 out.extend(left[before:place])
             a, place = left[place] if place < count else None, place + 1
         elif b[1] < a[0]:
-            _put(out, b)
+            _append_merged(out, b)
             b = next(rights, None)
         elif a[0] < b[0]:
-            _put(out, (a[0], b[0] - 1, a[2], a[3]))
+            _append_merged(out, (a[0], b[0] - 1, a[2], a[3]))
             a = (b[0], a[1], a[2], a[3])
         elif b[0] < a[0]:
-            _put(out, (b[0], a[0] - 1, b[2], b[3]))
+            _append_merged(out, (b[0], a[0] - 1, b[2], b[3]))
             b = (a[0], b[1], b[2], b[3])
         else:
             last = min(a[1], b[1])
             winner = a if (a[3], a[2]) > (b[3], b[2]) else b
-            _put(out, (a[0], last, winner[2], winner[3]))
+            _append_merged(out, (a[0], last, winner[2], winner[3]))
             if a[1] > last:
                 a = (last + 1, a[1], a[2], a[3])
             else:
                 a, place = left[place] if place < count else None, place + 1
             b = (last + 1, b[1], b[2], b[3]) if b[1] > last else next(rights, None)
     if a is not None:
-        _put(out, a)
+        _append_merged(out, a)
         out.extend(left[place:])
     if b is not None:
-        _put(out, b)
+        _append_merged(out, b)
         out.extend(rights)
     return out
 
 
-def _put(out: list[Range], new: Range) -> None:
+def _append_merged(out: list[StateRange], new: StateRange) -> None:
     if out:
         before = out[-1]
         if before[1] + 1 == new[0] and before[2] == new[2] and before[3] == new[3]:
@@ -108,7 +250,7 @@ def _put(out: list[Range], new: Range) -> None:
     out.append(new)
 
 
-def cut_before(ranges: list[Range], offset: int) -> None:
+def drop_before(ranges: list[StateRange], offset: int) -> None:
     """Forget what lies before an offset."""
     if not ranges or ranges[0][0] >= offset:
         return
@@ -120,9 +262,9 @@ def cut_before(ranges: list[Range], offset: int) -> None:
         del ranges[:behind]
 
 
-def subtract(ranges: Iterable[Range], taken: Sequence[tuple[int, ...]]) -> list[Range]:
+def subtract(ranges: Iterable[StateRange], taken: Sequence[tuple[int, ...]]) -> list[StateRange]:
     """What is left of tidy ranges outside `taken`, which begin with their first and last offset and are sorted."""
-    out: list[Range] = []
+    out: list[StateRange] = []
     place = 0
     for first, last, state, count in ranges:
         while place < len(taken) and taken[place][1] < first:
@@ -138,7 +280,7 @@ def subtract(ranges: Iterable[Range], taken: Sequence[tuple[int, ...]]) -> list[
     return out
 
 
-def around(ranges: Sequence[Range], others: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+def overlapping_slice(ranges: Sequence[StateRange], others: Sequence[tuple[int, ...]]) -> tuple[int, int]:
     """Places of those ranges that may reach into others; all of them are sorted."""
     if not others:
         return 0, 0
@@ -146,15 +288,15 @@ def around(ranges: Sequence[Range], others: Sequence[tuple[int, ...]]) -> tuple[
     return low, bisect_left(ranges, (others[-1][1] + 1,))
 
 
-def size(ranges: Iterable[tuple[int, ...]]) -> int:
+def offset_count(ranges: Iterable[tuple[int, ...]]) -> int:
     """How many offsets they hold."""
     columns = tuple(zip(*ranges, strict=True))
     return sum(columns[1]) - sum(columns[0]) + len(columns[0]) if columns else 0
 
 
-def head(ranges: Sequence[Range], offsets_max: int) -> list[Range]:
+def first_offsets(ranges: Sequence[StateRange], offsets_max: int) -> list[StateRange]:
     """The first so many offsets of them."""
-    out: list[Range] = []
+    out: list[StateRange] = []
     for first, last, state, count in ranges:
         if offsets_max <= 0:
             break

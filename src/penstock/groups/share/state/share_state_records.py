@@ -1,7 +1,7 @@
-"""What `__share_group_state` remembers, as bytes: Kafka's ShareSnapshot and ShareUpdate, and our own of dead letters.
+"""Records of `__share_group_state`: Kafka's ShareSnapshot and ShareUpdate, and our own records of dead letters.
 
-Packed by hand, because every acknowledgement passes here. Keys begin with an int16 that names the record; from 100 on
-they are our own, and Kafka's tools pass over them. Values begin with an int16 version.
+They are packed by hand, because every acknowledgement passes here. Keys begin with an int16 that names the record
+type; types from 100 on are our own, and Kafka's tools skip them. Values begin with an int16 version.
 """
 
 import struct
@@ -10,31 +10,30 @@ from itertools import chain, starmap
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from penstock.groups.share_state.ranges import Range
-from penstock.groups.share_state.values import UNSET, Key, Totals
+from penstock.groups.share.state.share_state import UNSET, DeliveryTotals, SharePartitionKey, StateRange
 from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.produce import encode_uvarint
 from penstock.protocol.share_failures import (
     ShareFailures,
     WorkerFailure,
-    pack_share_failures,
-    read_share_failures,
+    encode_share_failures,
+    parse_share_failures,
 )
 
-SNAPSHOT: Final = 0
-UPDATE: Final = 1
+SHARE_SNAPSHOT: Final = 0
+SHARE_UPDATE: Final = 1
 #: More dead letters to bury.
-PENDING: Final = 100
+DEAD_LETTERS_PENDING: Final = 100
 #: Which of them are being buried, where, and under which producer and sequence.
-PLAN: Final = 101
+DEAD_LETTER_PLAN: Final = 101
 #: The plan is carried out or given up, and these are no longer pending.
-SETTLED: Final = 102
+DEAD_LETTER_PLAN_SETTLED: Final = 102
 #: All that is known of a share partition's dead letters so far, but for what is pending and planned.
-BURIALS: Final = 103
+DEAD_LETTER_SNAPSHOT: Final = 103
 #: How many records were handed out and confirmed so far, and how many have expired.
-TOTALS: Final = 104
+DELIVERY_TOTALS: Final = 104
 #: What workers say that records died of.
-ERRORS: Final = 105
+WORKER_ERRORS: Final = 105
 
 _VERSION: Final = 0
 _KEY_HEAD = struct.Struct(">hh")
@@ -47,22 +46,22 @@ _BATCH = struct.Struct(">qqbhx")  # and no tagged fields
 _COMPLETE_COUNT = struct.Struct(">BBBi")  # one tagged field, number 0, of 4 bytes
 _PLAN = struct.Struct(">hqhi16siiiH")  # version, producer id, epoch, sequence, topic id, partition, counts
 _SETTLED = struct.Struct(">hBii")  # version, flags, how many are lost, how many ranges
-_BURIALS = struct.Struct(
+_DEAD_LETTER_SNAPSHOT = struct.Struct(
     ">hqqqhi16siB"
 )  # version, buried, lost, producer id, epoch, sequence, its target, if any
 _TOTALS = struct.Struct(">hqqq")  # version, handed out, confirmed, expired
-_PAIR = struct.Struct(">qq")
+_OFFSET_INTERVAL = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _NO_TAGS: Final = b"\x00"
 
-Pair = tuple[int, int]
+OffsetInterval = tuple[int, int]
 
 
 class UnknownVersion(ValueError):
     """A value in a layout newer than any that this code knows: reading on would lose what it says."""
 
 
-class Snapshot(NamedTuple):
+class ShareSnapshot(NamedTuple):
     snapshot_epoch: int
     state_epoch: int
     leader_epoch: int
@@ -70,77 +69,77 @@ class Snapshot(NamedTuple):
     create_timestamp_ms: int
     write_timestamp_ms: int
     delivery_complete_count: int
-    batches: Sequence[Range]
+    batches: Sequence[StateRange]
 
 
-class Update(NamedTuple):
+class ShareUpdate(NamedTuple):
     snapshot_epoch: int
     leader_epoch: int
     start_offset: int
     delivery_complete_count: int
-    batches: Sequence[Range]
+    batches: Sequence[StateRange]
 
 
-class Target(NamedTuple):
+class DeadLetterTarget(NamedTuple):
     """A partition of a dead-letter topic."""
 
     topic_id: UUID
     partition: int
 
 
-class Producer(NamedTuple):
+class DeadLetterProducer(NamedTuple):
     """Whose sequence the next plan continues, as long as its target is the same."""
 
     id: int
     epoch: int
     next_sequence: int
-    target: Target
+    target: DeadLetterTarget
 
 
-class Plan(NamedTuple):
+class DeadLetterPlan(NamedTuple):
     """`offsets` are appended, in this order, one record each; with them `resolved` is no longer pending."""
 
     producer_id: int
     epoch: int
     sequence: int
     topic: str
-    target: Target
-    resolved: tuple[Pair, ...]
-    offsets: tuple[Pair, ...]
+    target: DeadLetterTarget
+    resolved: tuple[OffsetInterval, ...]
+    offsets: tuple[OffsetInterval, ...]
 
 
-class Settled(NamedTuple):
+class SettledPlan(NamedTuple):
     """`as_planned`: what the open plan resolves is resolved, too, and need not be said again."""
 
     keeps_producer: bool
     lost: int
-    resolved: tuple[Pair, ...]
+    resolved: tuple[OffsetInterval, ...]
     as_planned: bool = False
 
 
-class Burials(NamedTuple):
+class DeadLetterSnapshot(NamedTuple):
     buried: int
     lost: int
-    producer: Producer | None
+    producer: DeadLetterProducer | None
 
 
-def encode_key(kind: int, key: Key) -> bytes:
+def encode_key(kind: int, key: SharePartitionKey) -> bytes:
     group = key.group.encode()
     return _KEY_HEAD.pack(kind, len(group)) + group + _KEY_TAIL.pack(key.topic_id.bytes, key.partition)
 
 
-def kind_of(key: bytes) -> int:
+def key_type(key: bytes) -> int:
     return int(_INT16.unpack_from(key)[0])
 
 
-def decode_key(key: bytes) -> Key:
+def decode_key(key: bytes) -> SharePartitionKey:
     _, size = _KEY_HEAD.unpack_from(key)
     end = _KEY_HEAD.size + size
     topic_id, partition = _KEY_TAIL.unpack_from(key, end)
-    return Key(str(key[_KEY_HEAD.size : end], "utf-8"), UUID(bytes=topic_id), partition)
+    return SharePartitionKey(str(key[_KEY_HEAD.size : end], "utf-8"), UUID(bytes=topic_id), partition)
 
 
-def encode_snapshot(value: Snapshot) -> bytes:
+def encode_snapshot(value: ShareSnapshot) -> bytes:
     fixed = _SNAPSHOT.pack(
         _VERSION,
         value.snapshot_epoch,
@@ -153,36 +152,36 @@ def encode_snapshot(value: Snapshot) -> bytes:
     return fixed + _encode_batches(value.batches) + _encode_complete_count(value.delivery_complete_count)
 
 
-def encode_update(value: Update) -> bytes:
+def encode_update(value: ShareUpdate) -> bytes:
     fixed = _UPDATE.pack(_VERSION, value.snapshot_epoch, value.leader_epoch, value.start_offset)
     return fixed + _encode_batches(value.batches) + _encode_complete_count(value.delivery_complete_count)
 
 
-def decode_snapshot(value: bytes) -> Snapshot:
+def decode_snapshot(value: bytes) -> ShareSnapshot:
     _check_version(value)
     _, epoch, state_epoch, leader_epoch, start, created, written = _SNAPSHOT.unpack_from(value)
     batches, position = _decode_batches(value, _SNAPSHOT.size)
     count = _decode_complete_count(value, position)
-    return Snapshot(epoch, state_epoch, leader_epoch, start, created, written, count, batches)
+    return ShareSnapshot(epoch, state_epoch, leader_epoch, start, created, written, count, batches)
 
 
-def decode_update(value: bytes) -> Update:
+def decode_update(value: bytes) -> ShareUpdate:
     _check_version(value)
     _, epoch, leader_epoch, start = _UPDATE.unpack_from(value)
     batches, position = _decode_batches(value, _UPDATE.size)
-    return Update(epoch, leader_epoch, start, _decode_complete_count(value, position), batches)
+    return ShareUpdate(epoch, leader_epoch, start, _decode_complete_count(value, position), batches)
 
 
-def encode_pending(entries: Sequence[Range]) -> bytes:
+def encode_pending(entries: Sequence[StateRange]) -> bytes:
     return _INT16.pack(_VERSION) + _encode_batches(entries) + _NO_TAGS
 
 
-def decode_pending(value: bytes) -> Sequence[Range]:
+def decode_pending(value: bytes) -> Sequence[StateRange]:
     _check_version(value)
     return _decode_batches(value, _INT16.size)[0]
 
 
-def encode_plan(plan: Plan) -> bytes:
+def encode_plan(plan: DeadLetterPlan) -> bytes:
     topic = plan.topic.encode()
     # Nearly always every pending offset has a record, and saying so once is enough.
     offsets = () if plan.offsets == plan.resolved else plan.offsets
@@ -197,37 +196,41 @@ def encode_plan(plan: Plan) -> bytes:
         len(offsets),
         len(topic),
     )
-    return b"".join((fixed, topic, _encode_pairs(plan.resolved), _encode_pairs(offsets)))
+    return b"".join(
+        (fixed, topic, _encode_offset_intervals(plan.resolved), _encode_offset_intervals(offsets))
+    )
 
 
-def decode_plan(value: bytes) -> Plan:
+def decode_plan(value: bytes) -> DeadLetterPlan:
     _check_version(value)
     fields = _PLAN.unpack_from(value)
     _, producer_id, epoch, sequence, topic_id, partition, resolved_count, offsets_count, topic_bytes = fields
     position = _PLAN.size + topic_bytes
     topic = str(value[_PLAN.size : position], "utf-8")
-    resolved, position = _decode_pairs(value, position, resolved_count)
-    offsets, _ = _decode_pairs(value, position, offsets_count)
-    target = Target(UUID(bytes=topic_id), partition)
-    return Plan(producer_id, epoch, sequence, topic, target, resolved, offsets or resolved)
+    resolved, position = _decode_offset_intervals(value, position, resolved_count)
+    offsets, _ = _decode_offset_intervals(value, position, offsets_count)
+    target = DeadLetterTarget(UUID(bytes=topic_id), partition)
+    return DeadLetterPlan(producer_id, epoch, sequence, topic, target, resolved, offsets or resolved)
 
 
-def encode_settled(settled: Settled) -> bytes:
+def encode_settled(settled: SettledPlan) -> bytes:
     flags = settled.keeps_producer | settled.as_planned << 1
     fixed = _SETTLED.pack(_VERSION, flags, settled.lost, len(settled.resolved))
-    return fixed + _encode_pairs(settled.resolved)
+    return fixed + _encode_offset_intervals(settled.resolved)
 
 
-def decode_settled(value: bytes) -> Settled:
+def decode_settled(value: bytes) -> SettledPlan:
     _check_version(value)
     _, flags, lost, count = _SETTLED.unpack_from(value)
-    resolved = _decode_pairs(value, _SETTLED.size, count)[0]
-    return Settled(bool(flags & 1), lost, resolved, bool(flags & 2))
+    resolved = _decode_offset_intervals(value, _SETTLED.size, count)[0]
+    return SettledPlan(bool(flags & 1), lost, resolved, bool(flags & 2))
 
 
-def encode_burials(burials: Burials) -> bytes:
-    producer = burials.producer or Producer(UNSET, UNSET, UNSET, Target(UUID(int=0), UNSET))
-    return _BURIALS.pack(
+def encode_dead_letter_snapshot(burials: DeadLetterSnapshot) -> bytes:
+    producer = burials.producer or DeadLetterProducer(
+        UNSET, UNSET, UNSET, DeadLetterTarget(UUID(int=0), UNSET)
+    )
+    return _DEAD_LETTER_SNAPSHOT.pack(
         _VERSION,
         burials.buried,
         burials.lost,
@@ -240,31 +243,33 @@ def encode_burials(burials: Burials) -> bytes:
     )
 
 
-def decode_burials(value: bytes) -> Burials:
+def decode_dead_letter_snapshot(value: bytes) -> DeadLetterSnapshot:
     _check_version(value)
-    fields = _BURIALS.unpack_from(value)
+    fields = _DEAD_LETTER_SNAPSHOT.unpack_from(value)
     _, buried, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
-    target = Target(UUID(bytes=topic_id), partition)
-    return Burials(buried, lost, Producer(producer_id, epoch, sequence, target) if has_producer else None)
+    target = DeadLetterTarget(UUID(bytes=topic_id), partition)
+    return DeadLetterSnapshot(
+        buried, lost, DeadLetterProducer(producer_id, epoch, sequence, target) if has_producer else None
+    )
 
 
-def encode_errors(key: Key, failures: Sequence[WorkerFailure]) -> bytes:
+def encode_errors(key: SharePartitionKey, failures: Sequence[WorkerFailure]) -> bytes:
     said = ShareFailures(key.group, key.topic_id, key.partition, failures, for_coordinator=True)
-    return _INT16.pack(_VERSION) + pack_share_failures(said)
+    return _INT16.pack(_VERSION) + encode_share_failures(said)
 
 
 def decode_errors(value: bytes) -> Sequence[WorkerFailure]:
     _check_version(value)
-    return read_share_failures(memoryview(value), _INT16.size).failures
+    return parse_share_failures(memoryview(value), _INT16.size).failures
 
 
-def encode_totals(totals: Totals) -> bytes:
+def encode_totals(totals: DeliveryTotals) -> bytes:
     return _TOTALS.pack(_VERSION, *totals)
 
 
-def decode_totals(value: bytes) -> Totals:
+def decode_totals(value: bytes) -> DeliveryTotals:
     _check_version(value)
-    return Totals(*_TOTALS.unpack_from(value)[1:])
+    return DeliveryTotals(*_TOTALS.unpack_from(value)[1:])
 
 
 def _check_version(value: bytes) -> None:
@@ -273,11 +278,11 @@ def _check_version(value: bytes) -> None:
         raise UnknownVersion(f"record value of version {version}")
 
 
-def _encode_batches(batches: Sequence[Range]) -> bytes:
+def _encode_batches(batches: Sequence[StateRange]) -> bytes:
     return encode_uvarint(len(batches) + 1) + b"".join(starmap(_BATCH.pack, batches))
 
 
-def _decode_batches(value: bytes, position: int) -> tuple[list[Range], int]:
+def _decode_batches(value: bytes, position: int) -> tuple[list[StateRange], int]:
     view = memoryview(value)
     count, position = read_uvarint(view, position, len(view))
     end = position + (count - 1) * _BATCH.size
@@ -286,9 +291,9 @@ def _decode_batches(value: bytes, position: int) -> tuple[list[Range], int]:
     return list(_BATCH.iter_unpack(view[position:end])), end
 
 
-def _decode_tagged_batches(view: memoryview, position: int, count: int) -> tuple[list[Range], int]:
+def _decode_tagged_batches(view: memoryview, position: int, count: int) -> tuple[list[StateRange], int]:
     """Batches with fields that a later Kafka may have added."""
-    batches: list[Range] = []
+    batches: list[StateRange] = []
     for _ in range(count):
         batches.append(_BATCH.unpack_from(view, position))
         position = _skip_tags(view, position + _BATCH.size - 1)
@@ -320,15 +325,17 @@ def _decode_complete_count(value: bytes, position: int) -> int:
     return UNSET
 
 
-def _encode_pairs(ranges: Sequence[Pair]) -> bytes:
+def _encode_offset_intervals(ranges: Sequence[OffsetInterval]) -> bytes:
     return struct.pack(f">{2 * len(ranges)}q", *chain.from_iterable(ranges))
 
 
-def _decode_pairs(value: bytes, position: int, count: int) -> tuple[tuple[Pair, ...], int]:
-    end = position + count * _PAIR.size
-    return tuple(_PAIR.iter_unpack(memoryview(value)[position:end])), end
+def _decode_offset_intervals(
+    value: bytes, position: int, count: int
+) -> tuple[tuple[OffsetInterval, ...], int]:
+    end = position + count * _OFFSET_INTERVAL.size
+    return tuple(_OFFSET_INTERVAL.iter_unpack(memoryview(value)[position:end])), end
 
 
-def pairs(ranges: Iterable[tuple[int, ...]]) -> tuple[Pair, ...]:
+def offset_intervals(ranges: Iterable[tuple[int, ...]]) -> tuple[OffsetInterval, ...]:
     """Their offsets alone."""
     return tuple((one[0], one[1]) for one in ranges)

@@ -1,0 +1,1 @@
+"""The group coordinator on a broker: classic, consumer, share and streams groups."""

@@ -1,0 +1,3 @@
+"""The coordinator runtime: loads the shards of an internal topic, runs operations on them and replies when their
+records are committed.
+"""

@@ -1,0 +1,3 @@
+"""The transaction coordinator on a broker, the markers that it sends to partitions, and the verification that
+partition leaders request from it.
+"""

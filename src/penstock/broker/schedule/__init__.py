@@ -1,1 +1,0 @@
-"""Scheduled delivery in a node: movers beside the partitions that records come from, shards where they are held."""

@@ -1,1 +1,0 @@
-"""Share groups on the leaders of partitions: sessions, hand-outs and acknowledgements."""

@@ -1,0 +1,1 @@
+"""The databases below dedupe stores, ledgers and the outbox: connections, transactions, errors and tables."""

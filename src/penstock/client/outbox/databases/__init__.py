@@ -1,1 +1,0 @@
-"""The relay's side of the database: what is to be published, who may publish it, and what is done with it."""

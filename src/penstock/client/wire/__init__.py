@@ -1,0 +1,1 @@
+"""The raw client: blocking connections that move record batches, without any third-party library."""

@@ -1,0 +1,424 @@
+"""A share group as one kind of group in the shard: its data, its messages and the replay of its records.
+
+Only records change the data, in the same way whether they are decided, replayed or loaded. Messages are independent of
+the wire version.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+from uuid import UUID
+
+from penstock.groups.consumer.consumer_group_data import metadata_hash
+from penstock.groups.consumer.consumer_group_records import (
+    NO_PARTITIONS,
+    NO_TARGET_EPOCH,
+    Assignment,
+    GroupEpoch,
+)
+from penstock.groups.coordinator_records import CommittedOffset, KeyValue
+from penstock.groups.group import (
+    CommitRequest,
+    DescribedGroup,
+    HeartbeatRequest,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    LeaveResults,
+    Operation,
+    ReplyToken,
+    SyncReply,
+    SyncRequest,
+    TimerKey,
+    Timers,
+)
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import GroupDraft, ModernGroupRecord, replay_modern_group
+from penstock.groups.share.share_group_records import (
+    NO_STATE_PARTITIONS,
+    SHARE_GROUP_CODEC,
+    ShareCurrentAssignment,
+    ShareGroupMember,
+    ShareGroupRecordType,
+    ShareSubscription,
+    StatePartitionMetadata,
+)
+from penstock.groups.topics import Topics
+from penstock.protocol.errors import ApiError, ErrorCode
+
+NO_TOPIC_NAMES: Final[Mapping[UUID, str]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareHeartbeatRequest:
+    """None means that a field has not changed since the last heartbeat."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topic_names: tuple[str, ...] | None = None
+    #: The current settings of the group.
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+
+
+class PendingStateChanges(NamedTuple):
+    """What remains to be done at the share coordinator before the group can read; deletions come first."""
+
+    #: The group epoch at the decision. States are initialized with it, which distinguishes them from older states.
+    epoch: int
+    delete: Assignment = NO_PARTITIONS
+    initialize: Assignment = NO_PARTITIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareHeartbeatReply:
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    #: None if it has not changed since the last reply.
+    assigned: Assignment | None = None
+    upkeep: PendingStateChanges | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedShareMember:
+    member_id: str
+    rack_id: str | None
+    member_epoch: int
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    assigned: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedShareGroup:
+    group_id: str
+    state: str
+    epoch: int
+    target_epoch: int
+    assignor: str
+    members: tuple[DescribedShareMember, ...] = ()
+
+
+#: Start offsets by topic name and partition.
+StartOffsets = Mapping[str, Mapping[int, int]]
+
+
+class AlterShareOffsetsReply(NamedTuple):
+    """The states of `places` may now be initialized again with `epoch`; other requested partitions do not exist."""
+
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    epoch: int = 0
+    places: Assignment = NO_PARTITIONS
+    #: A state that is still being deleted cannot be initialized: complete the deletion and retry.
+    waits_for_deletion: bool = False
+
+
+class DeleteShareOffsetsReply(NamedTuple):
+    """`places` may have a state, to be deleted unless it was initialized after `epoch`. Other topics have no state."""
+
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    epoch: int = 0
+    places: Assignment = NO_PARTITIONS
+    names: Mapping[UUID, str] = NO_TOPIC_NAMES
+
+
+class ShareGroupData:
+    __slots__ = (
+        "_subscribed",
+        "epoch",
+        "group_id",
+        "members",
+        "metadata_hash",
+        "states",
+        "target_epoch",
+        "targets",
+        "topics_version",
+    )
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = 0
+        self.metadata_hash = 0
+        self.target_epoch = NO_TARGET_EPOCH
+        self.members: dict[str, ShareGroupMember] = {}
+        self.targets: dict[str, Assignment] = {}
+        self.states: StatePartitionMetadata = NO_STATE_PARTITIONS
+        self._subscribed: frozenset[str] | None = None
+        #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
+        self.topics_version: int | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.group_id} epoch={self.epoch} target={self.target_epoch}"
+            f" members={list(self.members.values())}>"
+        )
+
+    def fork(self) -> "ShareGroupData":
+        copy = ShareGroupData(self.group_id)
+        copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
+        copy.members, copy.targets, copy.states = dict(self.members), dict(self.targets), self.states
+        copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
+        return copy
+
+    @property
+    def subscribed(self) -> frozenset[str]:
+        if self._subscribed is None:
+            subscriptions = {member.subscription.topic_names for member in self.members.values()}
+            self._subscribed = frozenset().union(*subscriptions)
+        return self._subscribed
+
+    def tombstones(self) -> Iterator[KeyValue]:
+        """The tombstones that delete all records of the group."""
+        for kind in (ShareGroupRecordType.CURRENT, ShareGroupRecordType.TARGET):
+            for member_id in self.members:
+                yield self._tombstone(kind, member_id)
+        yield self._tombstone(ShareGroupRecordType.TARGET_EPOCH)
+        for member_id in self.members:
+            yield self._tombstone(ShareGroupRecordType.SUBSCRIPTION, member_id)
+        yield self._tombstone(ShareGroupRecordType.STATES)
+        yield self._tombstone(ShareGroupRecordType.GROUP_EPOCH)
+
+    def _tombstone(self, kind: ShareGroupRecordType, name: str = "") -> KeyValue:
+        return self.record_of(kind, name, None)
+
+    def record_of(self, kind: ShareGroupRecordType, name: str, value: Any) -> KeyValue:
+        return SHARE_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
+
+    # Changes
+
+    def apply(self, kind: ShareGroupRecordType, name: str, value: Any) -> None:
+        """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
+        match kind:
+            case ShareGroupRecordType.GROUP_EPOCH:
+                self.epoch, self.metadata_hash = value or GroupEpoch(0)
+            case ShareGroupRecordType.TARGET_EPOCH:
+                self.target_epoch = NO_TARGET_EPOCH if value is None else value
+            case ShareGroupRecordType.TARGET:
+                if value is None:
+                    self.targets.pop(name, None)
+                else:
+                    self.targets[name] = value
+            case ShareGroupRecordType.SUBSCRIPTION:
+                self._subscribe(name, value)
+            case ShareGroupRecordType.CURRENT:
+                self._set_current(name, value)
+            case ShareGroupRecordType.STATES:
+                self.states = NO_STATE_PARTITIONS if value is None else value
+                # The next check of the topics finds partitions that now lack a state.
+                self.topics_version = None
+
+    def _subscribe(self, member_id: str, subscription: ShareSubscription | None) -> None:
+        self._subscribed = None
+        if subscription is None:
+            self.members.pop(member_id, None)
+        else:
+            member = self.members.get(member_id) or ShareGroupMember(member_id)
+            self.members[member_id] = member._replace(subscription=subscription)
+
+    def _set_current(self, member_id: str, current: ShareCurrentAssignment | None) -> None:
+        """After compaction the log may have a member's assignment before its subscription."""
+        member = self.members.get(member_id)
+        if current is not None:
+            self.members[member_id] = (member or ShareGroupMember(member_id))._replace(current=current)
+        elif member is not None:
+            self.members[member_id] = member._replace(current=ShareCurrentAssignment())
+
+
+SESSION_TIMER: Final = "share session"
+
+
+class ShareGroupDraft(GroupDraft[ShareGroupData]):
+    __slots__ = ()
+
+    def remove(self, member: ShareGroupMember) -> None:
+        for kind in (
+            ShareGroupRecordType.CURRENT,
+            ShareGroupRecordType.TARGET,
+            ShareGroupRecordType.SUBSCRIPTION,
+        ):
+            self.change(kind, member.member_id, None)
+        self.operation.timers.cancel(session_timer(self.group_id, member.member_id))
+
+    def begin_epoch(self, metadata_hash: int | None = None) -> None:
+        if metadata_hash is None:
+            metadata_hash = self.state.metadata_hash
+        self.change(ShareGroupRecordType.GROUP_EPOCH, "", GroupEpoch(self.state.epoch + 1, metadata_hash))
+
+    def change_states(self, states: StatePartitionMetadata) -> None:
+        if states != self.state.states:
+            self.change(ShareGroupRecordType.STATES, "", None if states.is_empty else states)
+
+
+def session_timer(group_id: str, member_id: str) -> TimerKey:
+    return TimerKey(SESSION_TIMER, group_id, member_id)
+
+
+SIMPLE_ASSIGNOR: Final = "simple"
+
+
+class ShareGroup(ShareGroupData):
+    __slots__ = ()
+
+    kind: ClassVar[str] = "share"
+
+    # Properties
+
+    @property
+    def protocol_name(self) -> str:
+        return self.kind
+
+    @property
+    def state_name(self) -> str:
+        return "Stable" if self.members else "Empty"
+
+    @property
+    def member_count(self) -> int:
+        return len(self.members)
+
+    @property
+    def is_empty(self) -> bool:
+        """The state of the share partitions must be deleted before the group can be."""
+        return not self.members and self.states.is_empty
+
+    @property
+    def is_idle(self) -> bool:
+        """Never: the group's offsets are in the state of its share partitions, and do not expire."""
+        return False
+
+    @property
+    def can_be_replaced(self) -> bool:
+        return False
+
+    @property
+    def stored(self) -> object:
+        return (
+            self.epoch,
+            self.metadata_hash,
+            self.target_epoch,
+            dict(self.members),
+            dict(self.targets),
+            self.states,
+        )
+
+    # The classic protocol, which share groups do not support
+
+    def join(
+        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
+    ) -> None:
+        error = ErrorCode.inconsistent_group_protocol
+        operation.reply(token, JoinReply(error=error, member_id=request.member_id))
+
+    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
+        operation.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
+
+    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
+        return ErrorCode.unknown_member_id
+
+    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
+        return tuple((member, ErrorCode.unknown_member_id) for member in request.members)
+
+    def described(self) -> DescribedGroup | None:
+        return None
+
+    def description(self) -> DescribedShareGroup:
+        return DescribedShareGroup(
+            group_id=self.group_id,
+            state=self.state_name,
+            epoch=self.epoch,
+            target_epoch=self.target_epoch,
+            assignor=SIMPLE_ASSIGNOR,
+            members=tuple(_described_member(member) for member in self.members.values()),
+        )
+
+    # Committed offsets, which share groups do not have
+
+    def check_commit(
+        self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
+    ) -> ErrorCode:
+        return ErrorCode.group_id_not_found
+
+    def needs_member_epoch(self, member_id: str) -> bool:
+        return False
+
+    def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
+        return ErrorCode.group_id_not_found
+
+    def check_offset_deletion(self) -> ErrorCode:
+        return ErrorCode.group_id_not_found
+
+    def is_subscribed(self, topic: str) -> bool:
+        return topic in self.subscribed
+
+    def retained_from_ms(self, offset: CommittedOffset) -> int | None:
+        """A share group does not use offsets that were committed before it became a share group."""
+        return offset.commit_timestamp_ms
+
+    # Lifecycle
+
+    def loaded(self, operation: Operation) -> None:
+        timeout_ms = operation.config_of(self.group_id).share_session_timeout_ms
+        for member_id in self.members:
+            operation.schedule_in(session_timer(self.group_id, member_id), timeout_ms)
+
+    def member_committed(self, member_id: str, operation: Operation) -> None:
+        """Do nothing: only heartbeats extend the session."""
+
+    def time_out(self, timer: TimerKey, operation: Operation) -> None:
+        member = self.members.get(timer.member_id)
+        if member is not None and timer.kind == SESSION_TIMER:
+            fence_member(self, member, operation)
+
+    def removed(self, timers: Timers[TimerKey]) -> None:
+        for member_id in self.members:
+            timers.cancel(session_timer(self.group_id, member_id))
+
+
+def _described_member(member: ShareGroupMember) -> DescribedShareMember:
+    subscription = member.subscription
+    return DescribedShareMember(
+        member_id=member.member_id,
+        rack_id=subscription.rack_id,
+        member_epoch=member.current.epoch,
+        client_id=subscription.client_id,
+        client_host=subscription.client_host,
+        topic_names=subscription.topic_names,
+        assigned=member.current.assigned,
+    )
+
+
+def require_share_group(shard: GroupCoordinatorShard, group_id: str) -> ShareGroup:
+    """Raises ApiError."""
+    group = shard.groups.get(group_id)
+    if group is None:
+        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")
+    if not isinstance(group, ShareGroup):
+        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a share group.")
+    return group
+
+
+def describe_share_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedShareGroup:
+    """Raises ApiError."""
+    return require_share_group(shard, group_id).description()
+
+
+def fence_member(group: ShareGroupData, member: ShareGroupMember, operation: Operation) -> None:
+    """Remove the member. Other members get its partitions with their next heartbeats."""
+    draft = ShareGroupDraft(group, operation)
+    draft.remove(member)
+    draft.begin_epoch(metadata_hash(draft.state.subscribed, operation.topics))
+
+
+def replay_share_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
+    replay_modern_group(
+        shard, SHARE_GROUP_CODEC.decode(key, value), ShareGroup, ends_with=ShareGroupRecordType.GROUP_EPOCH
+    )

@@ -1,0 +1,194 @@
+"""The offsets of a share group: which share partitions need a state, and changes by administrators.
+
+The share coordinator keeps the state itself. The group coordinator decides which states to initialize or delete, and
+stores the progress, so that the next coordinator of the group continues with it.
+"""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from penstock.groups.consumer.consumer_group_records import NO_PARTITIONS, Assignment, union
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.share.share_group import (
+    AlterShareOffsetsReply,
+    DeleteShareOffsetsReply,
+    PendingStateChanges,
+    ShareGroup,
+    ShareGroupData,
+    ShareGroupDraft,
+    StartOffsets,
+    require_share_group,
+)
+from penstock.groups.topics import Topics
+from penstock.protocol.errors import ApiError, ErrorCode
+
+
+def refresh_state_partitions(draft: ShareGroupDraft) -> None:
+    """Initialize states that subscribed topics lack, and forget the states of topics that no longer exist."""
+    topics = draft.operation.topics
+    states = draft.state.states
+    gone = frozenset(topic_id for topic_id in states.names if topics.by_id(topic_id) is None)
+    if gone:
+        states = states.forget(gone)
+    missing: dict[UUID, frozenset[int]] = {}
+    names: dict[UUID, str] = {}
+    for name in sorted(draft.state.subscribed):
+        topic = topics.get(name)
+        if topic is None or topic.id in states.deleting:
+            continue
+        places = topic.every_partition - states.of_topic(topic.id)
+        if places:
+            missing[topic.id], names[topic.id] = places, name
+    if missing:
+        states = states.initialize(missing, names)
+    draft.change_states(states)
+
+
+def pending_state_changes(state: ShareGroupData, topics: Topics) -> PendingStateChanges | None:
+    """All changes that are not complete, even if they are in progress: repeating them is harmless."""
+    states = state.states
+    if not states.initializing and not states.deleting:
+        return None
+    return PendingStateChanges(state.epoch, all_partitions(states.deleting, topics), states.initializing)
+
+
+def all_partitions(topic_ids: frozenset[UUID], topics: Topics) -> Assignment:
+    """All partitions, because it is not stored which partitions of a topic in deletion had a state."""
+    return {
+        topic_id: frozenset() if (topic := topics.by_id(topic_id)) is None else topic.every_partition
+        for topic_id in sorted(topic_ids)
+    }
+
+
+# Results of the share coordinator
+
+
+def state_initialized(
+    shard: GroupCoordinatorShard, group_id: str, places: Assignment, token: ReplyToken, *, now_ms: int
+) -> CoordinatorResult:
+    """Mark the states as initialized, and start a new epoch, which assigns the partitions to members."""
+    operation, group = shard.operation(now_ms), shard.groups.get(group_id)
+    if isinstance(group, ShareGroup):
+        states = group.states.initialization_done(places)
+        if states != group.states:
+            draft = ShareGroupDraft(group, operation)
+            draft.change_states(states)
+            draft.begin_epoch()
+    operation.reply(token, None)
+    return operation.work()
+
+
+def state_deleted(
+    shard: GroupCoordinatorShard, group_id: str, topic_ids: Iterable[UUID], token: ReplyToken, *, now_ms: int
+) -> CoordinatorResult:
+    """Mark the deletion as complete. States that are initialized later have a later epoch than the deletion."""
+    operation, group = shard.operation(now_ms), shard.groups.get(group_id)
+    if isinstance(group, ShareGroup):
+        states = group.states.deletion_done(topic_ids)
+        if states != group.states:
+            draft = ShareGroupDraft(group, operation)
+            draft.change_states(states)
+            draft.begin_epoch()
+    operation.reply(token, None)
+    return operation.work()
+
+
+# Requests of administrators
+
+
+def begin_alter_offsets(
+    shard: GroupCoordinatorShard, group_id: str, offsets: StartOffsets, token: ReplyToken, *, now_ms: int
+) -> CoordinatorResult:
+    """The reply is an AlterShareOffsetsReply. A group that does not exist is created."""
+    operation = shard.operation(now_ms)
+    try:
+        reply = _alter_offsets(_draft_for_alter(shard, group_id, operation), offsets)
+    except ApiError as error:
+        return CoordinatorResult(
+            replies=((token, AlterShareOffsetsReply(error=error.code, message=error.message)),)
+        )
+    operation.reply(token, reply)
+    return operation.work()
+
+
+def _draft_for_alter(shard: GroupCoordinatorShard, group_id: str, operation: Operation) -> ShareGroupDraft:
+    if group_id not in shard.groups:
+        return ShareGroupDraft(ShareGroupData(group_id), operation, is_new=True)
+    return ShareGroupDraft(_require_empty_group(shard, group_id), operation)
+
+
+def _require_empty_group(shard: GroupCoordinatorShard, group_id: str) -> ShareGroup:
+    group = require_share_group(shard, group_id)
+    if group.members:
+        raise ApiError(ErrorCode.non_empty_group, f"Group {group_id} is not empty.")
+    return group
+
+
+def _alter_offsets(draft: ShareGroupDraft, offsets: StartOffsets) -> AlterShareOffsetsReply:
+    topics, states = draft.operation.topics, draft.state.states
+    places: dict[UUID, frozenset[int]] = {}
+    names: dict[UUID, str] = {}
+    for name, by_partition in offsets.items():
+        topic = topics.get(name)
+        known = frozenset() if topic is None else topic.every_partition.intersection(by_partition)
+        if topic is not None and known:
+            places[topic.id], names[topic.id] = known, name
+    if not places:
+        return AlterShareOffsetsReply()
+    if not states.deleting.isdisjoint(places):
+        return AlterShareOffsetsReply(waits_for_deletion=True)
+    draft.change_states(states.initialize(places, names))
+    # The states are initialized again with the new epoch, which fences leaders that have the old states.
+    draft.begin_epoch()
+    return AlterShareOffsetsReply(epoch=draft.state.epoch, places=places)
+
+
+def begin_delete_offsets(
+    shard: GroupCoordinatorShard,
+    group_id: str,
+    topic_names: Iterable[str] | None,
+    token: ReplyToken,
+    *,
+    now_ms: int,
+) -> CoordinatorResult:
+    """The reply is a DeleteShareOffsetsReply. `topic_names` None selects all topics of the group."""
+    operation = shard.operation(now_ms)
+    try:
+        reply = _delete_offsets(
+            ShareGroupDraft(_require_empty_group(shard, group_id), operation), topic_names
+        )
+    except ApiError as error:
+        return CoordinatorResult(
+            replies=((token, DeleteShareOffsetsReply(error=error.code, message=error.message)),)
+        )
+    operation.reply(token, reply)
+    return operation.work()
+
+
+def _delete_offsets(draft: ShareGroupDraft, topic_names: Iterable[str] | None) -> DeleteShareOffsetsReply:
+    states, topics = draft.state.states, draft.operation.topics
+    names = dict(states.names)
+    if topic_names is not None:
+        found = (topics.get(name) for name in topic_names)
+        names = {topic.id: topic.name for topic in found if topic is not None and topic.id in states.names}
+    draft.change_states(states.delete(names))
+    # Partitions that are known to have a state, and partitions whose earlier deletion is not complete.
+    known = {topic_id: states.of_topic(topic_id) for topic_id in names}
+    again = all_partitions(states.deleting.intersection(names), topics)
+    return DeleteShareOffsetsReply(epoch=draft.state.epoch, places=union(known, again), names=names)
+
+
+# Queries
+
+
+def current_state_changes(shard: GroupCoordinatorShard, group_id: str) -> PendingStateChanges | None:
+    group = shard.groups.get(group_id)
+    return pending_state_changes(group, shard.topics) if isinstance(group, ShareGroup) else None
+
+
+def share_partitions_of(shard: GroupCoordinatorShard, group_id: str) -> Assignment:
+    """The share partitions of a group, of topics that still exist. Raises ApiError."""
+    initialized = require_share_group(shard, group_id).states.initialized
+    found = {id: places for id, places in initialized.items() if shard.topics.by_id(id) is not None}
+    return found or NO_PARTITIONS

