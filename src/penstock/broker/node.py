@@ -8,9 +8,8 @@ import logging
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,10 +24,10 @@ from penstock.broker.controller.channel import ControllerChannel
 from penstock.broker.controller.controller import Controller
 from penstock.broker.controller.producer_id_manager import ProducerIdManager
 from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+from penstock.broker.environment import ProcessEnvironment, end_process
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.server import Server
 from penstock.broker.partition.fetch_sessions import FetchSessions
-from penstock.broker.partition.flusher import end_process
 from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.partition.produced_batch import DecompressionBudget, decompressed_bytes, prepare
 from penstock.broker.partition.replica_manager import ReplicaManager
@@ -69,7 +68,6 @@ if TYPE_CHECKING:
     from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
-    from penstock.log.flush import FlushJob
     from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
@@ -82,8 +80,6 @@ FaultInjector = Callable[["RequestContext", "Connection", memoryview, "Dispatche
 _INITIAL_VOTERS_SECONDS_MAX: Final = 15.0
 #: With fewer open files, connections and logs would constantly compete for descriptors.
 _OPEN_FILES_MIN: Final = 128
-#: The pause before a sync that found no free descriptor is retried.
-_SYNC_RETRY_SECONDS: Final = 0.1
 #: How long a thread that computes (a batch with many records, compaction) may keep the event loop from running. The
 #: event loop would pay Python's default of 5 ms each time that it has waited for something.
 _THREAD_SWITCH_S: Final = 0.0005
@@ -165,9 +161,10 @@ class Node:
         self.dynamic = DynamicSettings(settings)
         self.node_id = settings.node_id
         self.metrics = Metrics()
-        self.executor = ThreadPoolExecutor(settings.integer("penstock.io.threads"), "penstock-io")
-        # A separate pool, so that an acknowledgement never waits behind a cold read.
-        self.sync_executor = ThreadPoolExecutor(settings.integer("penstock.sync.threads"), "penstock-sync")
+        self.environment = ProcessEnvironment(
+            io_threads=settings.integer("penstock.io.threads"),
+            sync_threads=settings.integer("penstock.sync.threads"),
+        )
         self.partitions = ReplicaManager(self)
         self.fetch_sessions = FetchSessions(
             settings.integer("max.incremental.fetch.session.cache.slots"),
@@ -195,8 +192,6 @@ class Node:
         self.http: HttpServer | None = None
         self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 is replaced with the actual port
         self.state = "starting"
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._thread_futures: set[Future[Any]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self.stopped_cleanly = True
 
@@ -383,11 +378,10 @@ class Node:
             await partition.close()
         if self.http is not None:
             await self.http.close()
-        await self._wait_for_threads()
+        await self.environment.wait_for_threads()
         if hasattr(self, "store"):
             await self._close_store(clean)
-        self.sync_executor.shutdown(wait=True)
-        self.executor.shutdown(wait=True)
+        self.environment.close()
         self.state = "stopped"
 
     async def _hand_over(self) -> None:
@@ -398,17 +392,9 @@ class Node:
     async def _end_tasks(self) -> None:
         if "fetchers" in self.__dict__:
             await self.fetchers.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.environment.cancel_tasks()
         if "peers" in self.__dict__:
             await self.peers.close()
-
-    async def _wait_for_threads(self) -> None:
-        """Wait for threads, because a cancelled start may still be opening files."""
-        while self._thread_futures:
-            under_way = map(asyncio.wrap_future, tuple(self._thread_futures))
-            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _close_store(self, clean: bool) -> None:
         try:
@@ -516,7 +502,7 @@ class Node:
         return self.store.cluster_id
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self.environment.now_ms()
 
     def features(self) -> list[SupportedFeature]:
         levels = self.image.features
@@ -597,46 +583,22 @@ class Node:
                 self.decompression.give_back(connection, size)
         raise AssertionError("the last search raises no MoreToUnfold")
 
-    # -- tasks and threads ---------------------------------------------------------------------------
+    # -- the environment -----------------------------------------------------------------------------
+
+    @property
+    def sync_executor(self) -> ThreadPoolExecutor:
+        return self.environment.sync_executor
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start a task that is not lost if nothing awaits it, and that is cancelled when the node stops."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self.environment.spawn(work)
 
     def in_thread(
         self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> asyncio.Future[Result]:
-        return self._watched(self.executor.submit(call, *args, **kwargs))
-
-    def _watched(self, future: Future[Result]) -> asyncio.Future[Result]:
-        self._thread_futures.add(future)
-        future.add_done_callback(self._thread_futures.discard)
-        return asyncio.wrap_future(future)
+        return self.environment.in_thread(call, *args, **kwargs)
 
     async def sync(self, log: Log) -> None:
-        """Make everything appended so far durable. A failure ends the process."""
-        while True:
-            try:
-                flush_job = log.flush_begin()
-            except OSError:
-                pass  # no free descriptor: idle files are closed below, and the sync is retried
-            else:
-                if flush_job is None or await self._synced(log, flush_job):
-                    return
-            log.files.close_idle()
-            await asyncio.sleep(_SYNC_RETRY_SECONDS)
-
-    async def _synced(self, log: Log, flush_job: FlushJob) -> bool:
-        """Return False if there was no free descriptor for the sync."""
-        try:
-            await self._watched(self.sync_executor.submit(flush_job.run))
-        except OSError as error:
-            end_process(error)
-        log.flush_done(flush_job)
-        return not flush_job.postponed
+        await self.environment.sync(log)
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         if self.lifecycle.is_replaced_in(image):

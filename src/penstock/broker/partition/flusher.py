@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.environment import end_process
 from penstock.broker.metrics.counters import Metrics
 from penstock.log.flush import begin_writeback
 
@@ -23,13 +23,6 @@ logger = logging.getLogger("penstock.flush")
 
 #: Delay before the retry of a sync that found no free file descriptor.
 _POSTPONED_S: Final = 0.1
-
-
-def end_process(error: Exception, what: str = "fsync failed") -> None:
-    """End the process: after a failed fsync the page cache may differ from the disk, so no reply can be trusted."""
-    logger.critical(f"{what}; ending the process so that nothing unsafe is acknowledged", exc_info=error)
-    logging.shutdown()
-    os._exit(1)
 
 
 class Flusher:

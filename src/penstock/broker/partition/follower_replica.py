@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.partition.flusher import end_process
+from penstock.broker.environment import end_process
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import iter_batches
 from penstock.replication.follower import (

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, cast
 from uuid import UUID
 
 from penstock.broker.config.effective_settings import log_config, node_layers
+from penstock.broker.environment import end_process
 from penstock.broker.partition.client_view import missing_partition_error
-from penstock.broker.partition.flusher import end_process
 from penstock.broker.partition.partition import Partition, ReplicaRole
 from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState, ResourceType, TopicState
 from penstock.cluster.metadata_records import NO_LEADER

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock.broker.partition.flusher import end_process
+from penstock.broker.environment import end_process
 from penstock.broker.quorum.driver import QuorumDriver
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.quorum.storage import DamagedElection, QuorumStorage, open_storage, readable_voters
