@@ -1,7 +1,7 @@
 """What a node depends on: quorum, disk, peers, clock. For each, what goes on without it and what is refused.
 
 docs/operations.md says which of them fails open and which fails closed; these tests are its witnesses. A full disk has
-its own in tests/unit/broker/test_disk_full.py.
+its own in tests/unit/broker/partition/test_disk_full.py.
 """
 
 import sys

@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.unit.broker.coordinators.share import dead_letter_harness
+from tests.unit.broker.coordinators.share.dead_letter_harness import DEAD, GROUP, TOPIC, CrashPoints, header
 from tests.unit.broker.raw_client import until
-from tests.unit.broker.share_state import graveyard
-from tests.unit.broker.share_state.graveyard import DEAD, GROUP, TOPIC, CrashPoints, header
-from tests.unit.broker.share_state.trio import Trio
+from tests.unit.broker.three_nodes import Trio
 
 from penstock.broker.coordinators.share import dead_letters
 from penstock.broker.node import Node
@@ -36,7 +36,7 @@ class Funeral:
             offset = self.next_offset + place
             batches.append((offset, offset, REJECTED if place % 2 else 2, 1))
         self.next_offset += 2 * count
-        await graveyard.write(self.trio.any, self.key, *batches)
+        await dead_letter_harness.write(self.trio.any, self.key, *batches)
 
     @property
     def coordinator(self) -> Node | None:
@@ -54,7 +54,7 @@ class Funeral:
 
     async def _is_done(self, node: Node) -> bool:
         try:
-            return await asyncio.wait_for(graveyard.pending(node), 5) == 0
+            return await asyncio.wait_for(dead_letter_harness.pending(node), 5) == 0
         except Exception:
             return False
 
@@ -70,7 +70,7 @@ class Funeral:
 
     def _buried(self) -> list[Record]:
         node = self.trio.leader(DEAD)
-        return [] if node is None else graveyard.buried(node)
+        return [] if node is None else dead_letter_harness.buried(node)
 
     async def revive(self, number: int) -> None:
         await self.trio.launch(number)
@@ -93,7 +93,7 @@ async def funeral(tmp_path: Path) -> Funeral:
     await trio.create_topic(TOPIC)
     leader = trio.leader(TOPIC)
     assert leader is not None
-    await graveyard.append(leader, TOPIC, 400)
+    await dead_letter_harness.append(leader, TOPIC, 400)
     topic_id = leader.image.topics[TOPIC].id
     await leader.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
     return Funeral(trio, SharePartitionKey(GROUP, topic_id, 0))

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.fuzz.hostile import GROUPS, TOPICS
 from tests.fuzz.settings import LIMITING, SUBSCRIPTIONS
-from tests.unit.broker.configuring import alter, describe
+from tests.unit.broker.config.config_requests import alter, describe
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.cluster.image import ResourceType

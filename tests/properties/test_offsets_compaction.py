@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compacting import DAY_MS, NOW_MS, clean, open_log, roll
-from tests.unit.groups.test_transaction_properties import (
+from tests.unit.groups.test_transactional_offsets import (
     PRODUCERS,
     SETTINGS,
     Entry,

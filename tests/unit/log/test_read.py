@@ -208,7 +208,7 @@ def test_a_file_that_has_lost_its_end_is_a_storage_error(log):
 
 def test_a_limit_taken_before_compaction_still_holds(log):
     """The limit lies in a segment that was rewritten shorter since; its position means nothing any more."""
-    from tests.unit.log.test_replace import rewritten
+    from tests.unit.log.test_segment_swap import rewritten
 
     upto = log.position_of(6)
     first = log.segments[0]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-from tests.unit.groups import script as classic_script
-from tests.unit.groups.consumer_world import FakeTopics
+from tests.unit.groups.classic import script as classic_script
+from tests.unit.groups.consumer.world import FakeTopics
 
 from penstock.groups.consumer.consumer_group import ConsumerGroup
 from penstock.groups.consumer.consumer_group_records import (
