@@ -27,7 +27,7 @@ from penstock.raft.types import (
     Request,
 )
 
-#: Whatever the caller wants back with the answer.
+#: Identifies the request that a reply belongs to. Only the driver knows what it is.
 Token = object
 
 
@@ -36,7 +36,7 @@ class SaveElection(NamedTuple):
 
 
 class SendRequest:
-    """To a voter or leader by its id; to None: to any bootstrap server, in rotation. Two alike are still two."""
+    """`to` is a node id, or None for the next bootstrap server. Compared by identity: equal requests stay distinct."""
 
     __slots__ = ("request", "to")
 
@@ -49,19 +49,19 @@ class SendRequest:
 
 
 class Truncate(NamedTuple):
-    """The log shall end at `offset`."""
+    """Truncate the log so that it ends at `offset`."""
 
     offset: int
 
 
 class AppendRecords(NamedTuple):
-    """Append what the leader sent, at the log's end, and sync it in the background."""
+    """Append the leader's records at the end of the log and sync them in the background."""
 
     records: bytes
 
 
 class AppendControlRecords(NamedTuple):
-    """Append these as one control batch of the current epoch; it must land at `offset`, the log's end."""
+    """Append one control batch of the current epoch at `offset`, the end of the log."""
 
     records: tuple[ControlRecord, ...]
     offset: int
@@ -73,7 +73,7 @@ class SendReply(NamedTuple):
 
 
 class SendRecords(NamedTuple):
-    """Read whole batches from `offset` on, put them into the reply's records, and answer with it."""
+    """Read whole batches from `offset` on into the reply's records, and send the reply."""
 
     token: Token
     reply: FetchReply
@@ -81,7 +81,7 @@ class SendRecords(NamedTuple):
 
 
 class SendSnapshot(NamedTuple):
-    """Read the part that was asked for into the reply's size and data, or answer SNAPSHOT_NOT_FOUND."""
+    """Read the requested part into the reply's size and data, or reply with SNAPSHOT_NOT_FOUND."""
 
     token: Token
     request: FetchSnapshotRequest
@@ -89,7 +89,7 @@ class SendSnapshot(NamedTuple):
 
 
 class WriteSnapshot(NamedTuple):
-    """Position 0 begins a new file, and throws an unfinished one away."""
+    """Position 0 starts a new file and deletes an unfinished one."""
 
     id: OffsetAndEpoch
     position: int
@@ -97,7 +97,7 @@ class WriteSnapshot(NamedTuple):
 
 
 class InstallSnapshot(NamedTuple):
-    """The whole of it is there: it takes the log's place, which goes on empty from its end."""
+    """The snapshot is complete: it replaces the log, which is then empty and starts at the snapshot's end."""
 
     id: OffsetAndEpoch
 
@@ -109,7 +109,7 @@ class HighWatermarkAdvanced(NamedTuple):
 
 
 class LeaderChanged(NamedTuple):
-    """-1: nobody is known to lead."""
+    """`leader_id` is -1 if the leader is not known."""
 
     leader_id: int
     epoch: int

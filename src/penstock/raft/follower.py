@@ -5,9 +5,9 @@ replaces its log.
 """
 
 from penstock.protocol.errors import ErrorCode
+from penstock.raft import election, roles
 from penstock.raft.actions import AppendRecords, InstallSnapshot, SendRequest, Token, Truncate, WriteSnapshot
-from penstock.raft.election import VoteRules
-from penstock.raft.state import CommittedRecordsLost, FollowerState, SnapshotDownload
+from penstock.raft.state import CommittedRecordsLost, FollowerState, RaftState, SnapshotDownload
 from penstock.raft.types import (
     NO_LEADER,
     UNKNOWN_OFFSET,
@@ -22,264 +22,293 @@ from penstock.raft.types import (
     Role,
 )
 
+# Fetches
 
-class QuorumFollowerRules(VoteRules):
-    # Asking
 
-    def _send_next_fetch(self) -> None:
-        """One question at a time, from what is durable: the next one says that the last answer is safe."""
-        if self.pending_fetch.sent or not self._is_fetch_due():
-            return
-        self.pending_fetch.retry_ms = None
-        if not self.is_ready_to_fetch():
-            return
-        if self._follower and self._follower.download:
-            self.pending_fetch.sent = self._fetch_snapshot(self._follower, self._follower.download)
-        elif self._follower:
-            self.pending_fetch.sent = self._fetch_from_leader(self._follower)
-        elif self.role is Role.UNATTACHED:
-            self.pending_fetch.sent = self._send(self._next_peer(), self._fetch_request(0))
+def send_next_fetch(raft: RaftState) -> None:
+    """At most one fetch is in flight. Its offset tells the leader what this replica has made durable."""
+    if raft.pending_fetch.sent or not _is_fetch_due(raft):
+        return
+    raft.pending_fetch.retry_ms = None
+    if not is_ready_to_fetch(raft):
+        return
+    if raft.follower and raft.follower.download:
+        raft.pending_fetch.sent = _fetch_snapshot(raft, raft.follower, raft.follower.download)
+    elif raft.follower:
+        raft.pending_fetch.sent = _fetch_from_leader(raft, raft.follower)
+    elif raft.role is Role.UNATTACHED:
+        raft.pending_fetch.sent = raft.send(_next_peer(raft), _fetch_request(raft, 0))
 
-    def _is_fetch_due(self) -> bool:
-        return self.pending_fetch.retry_ms is None or self.pending_fetch.retry_ms <= self.now_ms
 
-    def is_ready_to_fetch(self) -> bool:
-        """Not before the last answer is in the log and synced."""
-        return not self.is_append_pending and self.log.durable_offset >= self.log.end_offset
+def _is_fetch_due(raft: RaftState) -> bool:
+    return raft.pending_fetch.retry_ms is None or raft.pending_fetch.retry_ms <= raft.now_ms
 
-    def _fetch_request(self, max_wait_ms: int) -> FetchRequest:
-        return FetchRequest(
-            epoch=self.epoch,
-            replica=self.local,
-            offset=self.log.end_offset,
-            last_epoch=self.log.last_epoch,
-            high_watermark=UNKNOWN_OFFSET if self.high_watermark is None else self.high_watermark,
-            max_wait_ms=max_wait_ms,
+
+def is_ready_to_fetch(raft: RaftState) -> bool:
+    """A follower fetches again only after the last reply is in the log and synced."""
+    return not raft.is_append_pending and raft.log.durable_offset >= raft.log.end_offset
+
+
+def _fetch_request(raft: RaftState, max_wait_ms: int) -> FetchRequest:
+    return FetchRequest(
+        epoch=raft.epoch,
+        replica=raft.local,
+        offset=raft.log.end_offset,
+        last_epoch=raft.log.last_epoch,
+        high_watermark=UNKNOWN_OFFSET if raft.high_watermark is None else raft.high_watermark,
+        max_wait_ms=max_wait_ms,
+    )
+
+
+def _fetch_from_leader(raft: RaftState, follower: FollowerState) -> SendRequest:
+    """Ask another peer when the leader's host refuses connections: the peer may know a newer leader."""
+    if follower.is_suspect:
+        return raft.send(_next_peer(raft), _fetch_request(raft, 0))
+    return raft.send(follower.leader_id, _fetch_request(raft, raft.timings.fetch_wait_ms))
+
+
+def _next_peer(raft: RaftState) -> int | None:
+    """Rotate over the other voters and the bootstrap servers (None)."""
+    rotation = (*(key.id for key in raft.other_voters), None)
+    raft.pending_fetch.next_peer += 1
+    return rotation[(raft.pending_fetch.next_peer - 1) % len(rotation)]
+
+
+def _fetch_snapshot(raft: RaftState, follower: FollowerState, download: SnapshotDownload) -> SendRequest:
+    request = FetchSnapshotRequest(
+        epoch=raft.epoch, replica=raft.local, id=download.id, position=download.position
+    )
+    return raft.send(follower.leader_id, request)
+
+
+# Replies to fetches
+
+
+def fetch_answered(raft: RaftState, sent: SendRequest, reply: FetchReply | None, *, is_refused: bool) -> None:
+    if not _is_pending_reply(raft, sent, is_refused=is_refused, has_failed=reply is None):
+        return
+    assert raft.follower
+    assert reply
+    if is_denial(raft, raft.follower, sent, reply):
+        _leader_denied(raft)
+    elif reply.epoch != raft.epoch or reply.error is not ErrorCode.none:
+        _retry_fetch_later(raft)
+    else:
+        _record_leader_contact(raft, raft.follower)
+        _apply_fetch_reply(raft, raft.follower, reply)
+
+
+def _is_pending_reply(raft: RaftState, sent: SendRequest, *, is_refused: bool, has_failed: bool) -> bool:
+    """Whether this is the reply to the fetch in flight, and the node is still a follower."""
+    if sent is not raft.pending_fetch.sent:
+        return False
+    raft.pending_fetch.sent = None
+    if raft.follower is None or has_failed:
+        _retry_fetch_later(raft)
+    if is_refused and raft.follower:
+        suspect_leader(raft, raft.follower)
+    return raft.follower is not None and not has_failed
+
+
+def _retry_fetch_later(raft: RaftState) -> None:
+    raft.pending_fetch.retry_ms = raft.now_ms + raft.timings.retry_ms
+
+
+def _record_leader_contact(raft: RaftState, follower: FollowerState) -> None:
+    follower.steady_ms = raft.steady_since(follower.steady_ms, follower.since_ms)
+    follower.since_ms, follower.is_heard = raft.now_ms, True
+    follower.is_suspect, follower.refusals = False, 0
+    raft.elections_failed = 0
+    raft.deadline_ms = raft.follower_deadline_ms()
+
+
+def _apply_fetch_reply(raft: RaftState, follower: FollowerState, reply: FetchReply) -> None:
+    """Take the leader's high watermark only from a reply in which the two logs agree."""
+    if reply.diverging:
+        _truncate(raft, truncation_offset(raft, reply.diverging))
+    elif reply.snapshot:
+        _begin_download(raft, follower, reply.snapshot)
+    else:
+        follower.leader_high_watermark = reply.high_watermark
+        update_follower_high_watermark(raft)
+        if reply.records:
+            raft.is_append_pending = True
+            raft.add_action(AppendRecords(reply.records))
+
+
+def truncation_offset(raft: RaftState, diverging: OffsetAndEpoch) -> int:
+    """The end of the largest common epoch in this log or in the leader's, whichever is lower."""
+    _, own_end = raft.log.end_offset_for(diverging.epoch)
+    return max(0, min(own_end, diverging.offset))
+
+
+def _truncate(raft: RaftState, offset: int) -> None:
+    if offset < max(raft.high_watermark or 0, raft.log.start_offset):
+        raise CommittedRecordsLost(
+            f"the log of leader {raft.leader_id} of epoch {raft.epoch} diverges from {raft} at offset {offset}"
         )
+    assert offset < raft.log.end_offset, f"nothing to truncate at {offset}: {raft}"
+    raft.voters.truncate(offset)
+    raft.is_append_pending = True
+    raft.add_action(Truncate(offset))
 
-    def _fetch_from_leader(self, follower: FollowerState) -> SendRequest:
-        """Where the leader seems dead, others may know its successor; if it lives, it says so at once."""
-        if follower.is_suspect:
-            return self._send(self._next_peer(), self._fetch_request(0))
-        return self._send(follower.leader_id, self._fetch_request(self.timings.fetch_wait_ms))
 
-    def _next_peer(self) -> int | None:
-        """The other voters and the bootstrap servers, one after the other."""
-        rotation = (*(key.id for key in self.other_voters), None)
-        self.pending_fetch.turn += 1
-        return rotation[(self.pending_fetch.turn - 1) % len(rotation)]
-
-    def _fetch_snapshot(self, follower: FollowerState, download: SnapshotDownload) -> SendRequest:
-        request = FetchSnapshotRequest(
-            epoch=self.epoch, replica=self.local, id=download.id, position=download.position
+def _begin_download(raft: RaftState, follower: FollowerState, snapshot: OffsetAndEpoch) -> None:
+    if snapshot.offset < (raft.high_watermark or 0):
+        raise CommittedRecordsLost(
+            f"leader {raft.leader_id} of epoch {raft.epoch} offers the older snapshot {snapshot} to {raft}"
         )
-        return self._send(follower.leader_id, request)
-
-    # The answer
-
-    def _fetch_answered(self, sent: SendRequest, reply: FetchReply | None, *, is_refused: bool) -> None:
-        if not self._is_pending_reply(sent, is_refused=is_refused, has_failed=reply is None):
-            return
-        assert self._follower
-        assert reply
-        if self.is_denial(self._follower, sent, reply):
-            self._leader_denied()
-        elif reply.epoch != self.epoch or reply.error is not ErrorCode.none:
-            self._retry_fetch_later()
-        else:
-            self._record_leader_contact(self._follower)
-            self._apply_fetch_reply(self._follower, reply)
-
-    def _is_pending_reply(self, sent: SendRequest, *, is_refused: bool, has_failed: bool) -> bool:
-        """Whether this answers the one question that is open, of a follower that still follows."""
-        if sent is not self.pending_fetch.sent:
-            return False
-        self.pending_fetch.sent = None
-        if self._follower is None or has_failed:
-            self._retry_fetch_later()
-        if is_refused and self._follower:
-            self.suspect_leader(self._follower)
-        return self._follower is not None and not has_failed
-
-    def _retry_fetch_later(self) -> None:
-        self.pending_fetch.retry_ms = self.now_ms + self.timings.retry_ms
-
-    def _record_leader_contact(self, follower: FollowerState) -> None:
-        follower.steady_ms = self._steady_since(follower.steady_ms, follower.since_ms)
-        follower.since_ms, follower.is_heard = self.now_ms, True
-        follower.is_suspect, follower.doubts = False, 0
-        self.elections_failed = 0
-        self.deadline_ms = self._follower_deadline_ms()
-
-    def _apply_fetch_reply(self, follower: FollowerState, reply: FetchReply) -> None:
-        """Histories are made one before the high watermark is believed."""
-        if reply.diverging:
-            self._truncate(self.truncation_offset(reply.diverging))
-        elif reply.snapshot:
-            self._begin_download(follower, reply.snapshot)
-        else:
-            follower.leader_high_watermark = reply.high_watermark
-            self.update_follower_high_watermark()
-            if reply.records:
-                self.is_append_pending = True
-                self._add_action(AppendRecords(reply.records))
-
-    def truncation_offset(self, diverging: OffsetAndEpoch) -> int:
-        """The end of the largest common epoch: ours or the leader's, whichever comes first."""
-        _, own_end = self.log.end_offset_for(diverging.epoch)
-        return max(0, min(own_end, diverging.offset))
-
-    def _truncate(self, offset: int) -> None:
-        if offset < max(self.high_watermark or 0, self.log.start_offset):
-            raise CommittedRecordsLost(
-                f"the leader {self.leader_id} of epoch {self.epoch} parts from {self} at {offset}"
-            )
-        assert offset < self.log.end_offset, f"nothing to cut at {offset}: {self}"
-        self.voters.truncate(offset)
-        self.is_append_pending = True
-        self._add_action(Truncate(offset))
-
-    def _begin_download(self, follower: FollowerState, snapshot: OffsetAndEpoch) -> None:
-        if snapshot.offset < (self.high_watermark or 0):
-            raise CommittedRecordsLost(
-                f"the leader {self.leader_id} of epoch {self.epoch} offers {snapshot} to {self}"
-            )
-        follower.download = SnapshotDownload(id=snapshot)
-
-    def update_follower_high_watermark(self) -> None:
-        if self._follower:
-            offset = min(self._follower.leader_high_watermark, self.log.durable_offset)
-            if offset > 0:
-                self._raise_high_watermark(offset)
-
-    # A leader that is gone
-
-    def suspect_leader(self, follower: FollowerState) -> None:
-        """Its host refused us: ask others soon, and let them ask us."""
-        follower.is_suspect = True
-        soon_ms = self._short_deadline_ms(follower.doubts)
-        if self.is_electable and (self.deadline_ms is None or soon_ms < self.deadline_ms):
-            self.deadline_ms = soon_ms
-            follower.doubts += 1
-
-    def is_denial(
-        self, follower: FollowerState, sent: SendRequest, reply: FetchReply | FetchSnapshotReply
-    ) -> bool:
-        """The leader itself, of this epoch, knows nothing of leading it: it has resigned, or restarted."""
-        is_leader_asked = sent.to == follower.leader_id
-        return is_leader_asked and reply.epoch == self.epoch and reply.leader_id != follower.leader_id
-
-    def _leader_denied(self) -> None:
-        """It says itself that it does not lead this epoch, so nobody ever will again."""
-        self.ended_epoch = self.epoch
-        self.become_unattached(self.epoch, deadline_ms=self._short_deadline_ms())
-
-    def _deadline_passed(self) -> None:
-        """The role's deadline has passed."""
-        if self._campaign:
-            self._campaign_timed_out(self._campaign)
-        elif self.is_electable and self.role is not Role.RESIGNED:
-            self.start_campaign()
-        elif self.role is Role.UNATTACHED:
-            self.deadline_ms = self.now_ms + self._random_election_timeout_ms()
-        else:
-            self.become_unattached(self.epoch)
-
-    # What a leader says unasked
-
-    def _begin_epoch_received(self, request: BeginEpochRequest, token: Token) -> None:
-        error = self._epoch_error(request)
-        if not self.is_addressed_to_self(request.voter):
-            error = ErrorCode.invalid_voter_key
-        elif error is ErrorCode.none and not self._may_lead(request.leader_id, is_known_to=request.voter):
-            error = ErrorCode.inconsistent_voter_set
-        if error is ErrorCode.none:
-            self._accept_leader(request)
-        self._send_leader_reply(request, token, error)
-
-    def _epoch_error(self, request: BeginEpochRequest | EndEpochRequest) -> ErrorCode:
-        if request.epoch < self.epoch:
-            return ErrorCode.fenced_leader_epoch
-        if not self.is_plausible_epoch(request.epoch) or not self._can_follow(request.leader_id):
-            return ErrorCode.invalid_request
-        if request.epoch == self.epoch and self.leader_id not in (NO_LEADER, request.leader_id):
-            return ErrorCode.invalid_request  # an epoch has one leader
-        return ErrorCode.none
-
-    def _may_lead(self, leader_id: int, *, is_known_to: ReplicaKey | None = None) -> bool:
-        """A voter, or one that a record made a voter which our log has not reached; see `may_be_voter`."""
-        if leader_id == self.leader_id or any(leader_id in each for each in self.possible_voter_sets()):
-            return True
-        return is_known_to is not None and self.is_known_to(is_known_to)
-
-    def _accept_leader(self, request: BeginEpochRequest) -> None:
-        if self._follower and request.epoch == self.epoch:
-            self._follower.leader_addresses = request.addresses
-            self._record_leader_contact(self._follower)
-        elif request.epoch > self.epoch or self._seeks_leader:
-            self.become_follower(request.epoch, request.leader_id, request.addresses, is_heard=True)
-
-    def _end_epoch_received(self, request: EndEpochRequest, token: Token) -> None:
-        error = self._epoch_error(request)
-        if error is ErrorCode.none and not self._may_lead(request.leader_id):
-            error = ErrorCode.inconsistent_voter_set
-        is_free = self.role in (Role.FOLLOWER, Role.UNATTACHED, Role.PROSPECTIVE)
-        if error is ErrorCode.none and (is_free or request.epoch > self.epoch):
-            self._leader_resigned(request)
-        self._send_leader_reply(request, token, error)
-
-    def _leader_resigned(self, request: EndEpochRequest) -> None:
-        """The first successor stands at once: the leader itself made way, so there is nobody to disturb."""
-        self.ended_epoch = max(self.ended_epoch, request.epoch)
-        rank = request.successors.index(self.local) if self.local in request.successors else None
-        if rank is None or not self.is_electable:
-            self.become_unattached(request.epoch)
-            return
-        self.become_unattached(
-            request.epoch, deadline_ms=self._short_deadline_ms() + rank * self.timings.retry_ms
-        )
-        if rank == 0:
-            self.become_candidate()
+    follower.download = SnapshotDownload(id=snapshot)
 
 
-class SnapshotRules(QuorumFollowerRules):
-    def _snapshot_answered(
-        self, sent: SendRequest, reply: FetchSnapshotReply | None, *, is_refused: bool
-    ) -> None:
-        if not self._is_pending_reply(sent, is_refused=is_refused, has_failed=reply is None):
-            return
-        assert self._follower
-        assert reply
-        download = self._follower.download
-        if self.is_denial(self._follower, sent, reply):
-            self._leader_denied()
-        elif reply.epoch != self.epoch or download is None:
-            self._retry_fetch_later()
-        elif reply.error is not ErrorCode.none or not self._is_next_piece(download, reply):
-            # The leader has a newer snapshot by now, or lost this one: a fetch will tell.
-            self._follower.download = None
-            self._retry_fetch_later()
-        else:
-            self._record_leader_contact(self._follower)
-            self._write_piece(download, reply)
+def update_follower_high_watermark(raft: RaftState) -> None:
+    if raft.follower:
+        offset = min(raft.follower.leader_high_watermark, raft.log.durable_offset)
+        if offset > 0:
+            raft.raise_high_watermark(offset)
 
-    def _is_next_piece(self, download: SnapshotDownload, reply: FetchSnapshotReply) -> bool:
-        if (reply.id, reply.position) != (download.id, download.position):
-            return False
-        return bool(reply.data) or reply.position == reply.size
 
-    def _write_piece(self, download: SnapshotDownload, reply: FetchSnapshotReply) -> None:
-        self._add_action(WriteSnapshot(download.id, download.position, reply.data))
-        download.position += len(reply.data)
-        if download.position >= reply.size:
-            self.is_append_pending = True
-            self._add_action(InstallSnapshot(download.id))
+# Loss of the leader
 
-    def _snapshot_is_installed(self) -> None:
-        """It holds committed records only, and the log begins at its end."""
-        assert self.log.snapshot
-        if self._follower:
-            self._follower.download = None
-        self.is_append_pending = False
-        self.voters.truncate(self.log.snapshot.offset)
-        self._raise_high_watermark(self.log.snapshot.offset)
+
+def suspect_leader(raft: RaftState, follower: FollowerState) -> None:
+    """The leader's host refused a connection: campaign soon, and grant pre-votes to others."""
+    follower.is_suspect = True
+    soon_ms = raft.short_deadline_ms(follower.refusals)
+    if raft.is_electable and (raft.deadline_ms is None or soon_ms < raft.deadline_ms):
+        raft.deadline_ms = soon_ms
+        follower.refusals += 1
+
+
+def is_denial(
+    raft: RaftState, follower: FollowerState, sent: SendRequest, reply: FetchReply | FetchSnapshotReply
+) -> bool:
+    """The leader itself replies that it does not lead this epoch: it has resigned or restarted."""
+    is_from_leader = sent.to == follower.leader_id
+    return is_from_leader and reply.epoch == raft.epoch and reply.leader_id != follower.leader_id
+
+
+def _leader_denied(raft: RaftState) -> None:
+    """The epoch is over: its only possible leader says that it does not lead it."""
+    raft.ended_epoch = raft.epoch
+    roles.become_unattached(raft, raft.epoch, deadline_ms=raft.short_deadline_ms())
+
+
+def deadline_passed(raft: RaftState) -> None:
+
+    if raft.campaign:
+        election.campaign_timed_out(raft, raft.campaign)
+    elif raft.is_electable and raft.role is not Role.RESIGNED:
+        election.start_campaign(raft)
+    elif raft.role is Role.UNATTACHED:
+        raft.deadline_ms = raft.now_ms + raft.random_election_timeout_ms()
+    else:
+        roles.become_unattached(raft, raft.epoch)
+
+
+# BeginQuorumEpoch and EndQuorumEpoch
+
+
+def begin_epoch_received(raft: RaftState, request: BeginEpochRequest, token: Token) -> None:
+    error = _epoch_error(raft, request)
+    if not election.is_addressed_to_self(raft, request.voter):
+        error = ErrorCode.invalid_voter_key
+    elif error is ErrorCode.none and not _may_lead(raft, request.leader_id, is_known_to=request.voter):
+        error = ErrorCode.inconsistent_voter_set
+    if error is ErrorCode.none:
+        _accept_leader(raft, request)
+    raft.send_leader_reply(request, token, error)
+
+
+def _epoch_error(raft: RaftState, request: BeginEpochRequest | EndEpochRequest) -> ErrorCode:
+    if request.epoch < raft.epoch:
+        return ErrorCode.fenced_leader_epoch
+    if not raft.is_plausible_epoch(request.epoch) or not roles.can_follow(raft, request.leader_id):
+        return ErrorCode.invalid_request
+    if request.epoch == raft.epoch and raft.leader_id not in (NO_LEADER, request.leader_id):
+        return ErrorCode.invalid_request  # an epoch has one leader
+    return ErrorCode.none
+
+
+def _may_lead(raft: RaftState, leader_id: int, *, is_known_to: ReplicaKey | None = None) -> bool:
+    """The leader is a voter, or a record that this node lacks made it one; see `election.may_be_voter`."""
+    if leader_id == raft.leader_id or any(leader_id in each for each in raft.possible_voter_sets()):
+        return True
+    return is_known_to is not None and election.is_known_to(raft, is_known_to)
+
+
+def _accept_leader(raft: RaftState, request: BeginEpochRequest) -> None:
+    if raft.follower and request.epoch == raft.epoch:
+        raft.follower.leader_addresses = request.addresses
+        _record_leader_contact(raft, raft.follower)
+    elif request.epoch > raft.epoch or roles.seeks_leader(raft):
+        roles.become_follower(raft, request.epoch, request.leader_id, request.addresses, is_heard=True)
+
+
+def end_epoch_received(raft: RaftState, request: EndEpochRequest, token: Token) -> None:
+    error = _epoch_error(raft, request)
+    if error is ErrorCode.none and not _may_lead(raft, request.leader_id):
+        error = ErrorCode.inconsistent_voter_set
+    is_free = raft.role in (Role.FOLLOWER, Role.UNATTACHED, Role.PROSPECTIVE)
+    if error is ErrorCode.none and (is_free or request.epoch > raft.epoch):
+        _leader_resigned(raft, request)
+    raft.send_leader_reply(request, token, error)
+
+
+def _leader_resigned(raft: RaftState, request: EndEpochRequest) -> None:
+    """The first successor campaigns at once and without a pre-vote, because there is no leader to depose."""
+    raft.ended_epoch = max(raft.ended_epoch, request.epoch)
+    rank = request.successors.index(raft.local) if raft.local in request.successors else None
+    if rank is None or not raft.is_electable:
+        roles.become_unattached(raft, request.epoch)
+        return
+    roles.become_unattached(
+        raft, request.epoch, deadline_ms=raft.short_deadline_ms() + rank * raft.timings.retry_ms
+    )
+    if rank == 0:
+        election.become_candidate(raft)
+
+
+def snapshot_answered(
+    raft: RaftState, sent: SendRequest, reply: FetchSnapshotReply | None, *, is_refused: bool
+) -> None:
+    if not _is_pending_reply(raft, sent, is_refused=is_refused, has_failed=reply is None):
+        return
+    assert raft.follower
+    assert reply
+    download = raft.follower.download
+    if is_denial(raft, raft.follower, sent, reply):
+        _leader_denied(raft)
+    elif reply.epoch != raft.epoch or download is None:
+        _retry_fetch_later(raft)
+    elif reply.error is not ErrorCode.none or not _is_next_piece(raft, download, reply):
+        # The leader has a newer snapshot by now, or lost this one. The next fetch returns the snapshot to use.
+        raft.follower.download = None
+        _retry_fetch_later(raft)
+    else:
+        _record_leader_contact(raft, raft.follower)
+        _write_piece(raft, download, reply)
+
+
+def _is_next_piece(raft: RaftState, download: SnapshotDownload, reply: FetchSnapshotReply) -> bool:
+    if (reply.id, reply.position) != (download.id, download.position):
+        return False
+    return bool(reply.data) or reply.position == reply.size
+
+
+def _write_piece(raft: RaftState, download: SnapshotDownload, reply: FetchSnapshotReply) -> None:
+    raft.add_action(WriteSnapshot(download.id, download.position, reply.data))
+    download.position += len(reply.data)
+    if download.position >= reply.size:
+        raft.is_append_pending = True
+        raft.add_action(InstallSnapshot(download.id))
+
+
+def snapshot_installed(raft: RaftState) -> None:
+    """The snapshot holds only committed records, and the log starts at its end."""
+    assert raft.log.snapshot
+    if raft.follower:
+        raft.follower.download = None
+    raft.is_append_pending = False
+    raft.voters.truncate(raft.log.snapshot.offset)
+    raft.raise_high_watermark(raft.log.snapshot.offset)

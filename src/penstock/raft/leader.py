@@ -8,8 +8,9 @@ time: a change is in force from its append and is answered once it is committed.
 from collections.abc import Callable
 
 from penstock.protocol.errors import ErrorCode
+from penstock.raft import roles
 from penstock.raft.actions import AppendControlRecords, SendRecords, SendSnapshot, Token
-from penstock.raft.state import DelayedQuorumFetch, LeaderState, ReplicaProgress, RoleRules, VoterChange
+from penstock.raft.state import DelayedQuorumFetch, LeaderState, RaftState, ReplicaProgress, VoterChange
 from penstock.raft.types import (
     BeginEpochRequest,
     ControlRecord,
@@ -27,376 +28,422 @@ from penstock.raft.types import (
     Voters,
 )
 
-
-class QuorumLeaderRules(RoleRules):
-    def become_leader(self, granted: set[int]) -> None:
-        assert self.election.voted == self.local, "a leader has voted for itself"
-        granting = tuple(key for key in self.voters.latest.keys if key.id in granted)
-        self.elections_failed = 0
-        self._leave_role(Role.LEADER)
-        self.election = self.election._replace(leader_id=self.local.id)
-        self._leader = LeaderState(since_ms=self.now_ms, epoch_start_offset=self.log.end_offset)
-        for voter in self.other_voters:
-            self._progress_of(voter)
-            self._leader.announce_ms[voter.id] = self.now_ms
-        self._add_action(AppendControlRecords(self._first_records(granting), self.log.end_offset))
-        self._announce_due()
-
-    def _first_records(self, granting: tuple[ReplicaKey, ...]) -> tuple[ControlRecord, ...]:
-        """The record that opens an epoch; a voter set that was given from outside goes into the log with it."""
-        opening = LeaderChange(leader_id=self.local.id, voters=self.voters.latest.keys, granting=granting)
-        if self.voters.latest_offset > self.voters.BEFORE_LOG:
-            return (opening,)
-        voters = self.voters.latest
-        self.voters.add(self.log.end_offset + 2, voters)
-        return (opening, KRaftVersion(), Voters(voters=voters))
-
-    def _progress_of(self, key: ReplicaKey) -> ReplicaProgress:
-        """A voter whose disk is not known goes by its id."""
-        assert self._leader
-        voter = self.voters.latest.get(key.id)
-        if voter and self.voters.latest.is_voter(key):
-            key = voter.key
-        return self._leader.progress.setdefault(key, ReplicaProgress(heard_ms=self.now_ms))
-
-    # What is committed
-
-    def update_leader_high_watermark(self) -> None:
-        """Records of this epoch commit by count, and those before them with the first of them."""
-        assert self._leader
-        offset = self.majority_offset()
-        if self.may_commit_up_to(offset):
-            self._raise_high_watermark(offset)
-            self._report_high_watermark()
-
-    def may_commit_up_to(self, offset: int) -> bool:
-        """An earlier epoch's records may yet be replaced, however many hold them, until one of ours follows."""
-        assert self._leader
-        return offset > self._leader.epoch_start_offset
-
-    def majority_offset(self) -> int:
-        """What a majority of the voters will not lose."""
-        offsets = sorted((self.durable_offset_of(key) for key in self.counted_replicas()), reverse=True)
-        return offsets[self.voters.latest.majority - 1]
-
-    def counted_replicas(self) -> tuple[ReplicaKey, ...]:
-        """Voters and nobody else; a leader that was voted out leads without counting itself."""
-        return self.voters.latest.keys
-
-    def durable_offset_of(self, key: ReplicaKey) -> int:
-        if self.voters.latest.is_voter(self.local) and key.id == self.local.id:
-            return self.log.durable_offset
-        return self._progress_of(key).offset
-
-    # Fetches that wait
-
-    def _serve_delayed_fetches(self) -> None:
-        """The log grew: who waits at its old end gets the rest."""
-        for parked in self._take_delayed_fetches(lambda parked: parked.request.offset < self.log.end_offset):
-            self._add_action(SendRecords(parked.token, self._fetch_reply(), parked.request.offset))
-
-    def _report_high_watermark(self) -> None:
-        """The high watermark rose: who does not know it yet is told."""
-        for parked in self._take_delayed_fetches(
-            lambda parked: parked.request.high_watermark < (self.high_watermark or 0)
-        ):
-            self._send_reply(parked.token, self._fetch_reply())
-
-    def _expire_delayed_fetches(self) -> None:
-        for parked in self._take_delayed_fetches(lambda parked: parked.deadline_ms <= self.now_ms):
-            self._send_reply(parked.token, self._fetch_reply())
-
-    def _take_delayed_fetches(
-        self, is_over: Callable[[DelayedQuorumFetch], bool]
-    ) -> list[DelayedQuorumFetch]:
-        assert self._leader
-        over = [key for key, parked in self._leader.parked.items() if is_over(parked)]
-        return [self._leader.parked.pop(key) for key in over]
-
-    # Who leads, told to those who do not fetch
-
-    def _announce_due(self) -> None:
-        assert self._leader
-        for voter in self.other_voters:
-            if self._leader.announce_ms.get(voter.id, self.now_ms) <= self.now_ms:
-                self._announce_later(voter.id)
-                request = BeginEpochRequest(
-                    epoch=self.epoch, leader_id=self.local.id, voter=voter, addresses=self.addresses
-                )
-                self._send(voter.id, request)
-
-    def _announce_later(self, voter_id: int) -> None:
-        assert self._leader
-        self._leader.announce_ms[voter_id] = self.now_ms + max(1, self.timings.fetch_timeout_ms // 2)
-
-    # Whether anyone still listens
-
-    def quorum_deadline_ms(self) -> int | None:
-        """When a majority will have been silent for too long; None for one who needs nobody else."""
-        others_needed = self.voters.latest.majority - self.voters.latest.is_voter(self.local)
-        if others_needed <= 0:
-            return None
-        heard = sorted((self._progress_of(key).heard_ms for key in self.other_voters), reverse=True)
-        return heard[others_needed - 1] + self.fetch_timeout_ms
-
-    def has_lost_quorum(self) -> bool:
-        deadline_ms = self.quorum_deadline_ms()
-        return deadline_ms is not None and deadline_ms <= self.now_ms
-
-    def resign_if_quorum_lost(self) -> None:
-        if self.has_lost_quorum():
-            self.become_resigned()
-
-    def _tick_leader(self) -> None:
-        self._expire_delayed_fetches()
-        self._announce_due()
-        self.resign_if_quorum_lost()
-
-    def _leader_deadlines_ms(self) -> list[int]:
-        assert self._leader
-        deadlines = [parked.deadline_ms for parked in self._leader.parked.values()]
-        deadlines += [self._leader.announce_ms.get(voter.id, self.now_ms) for voter in self.other_voters]
-        quorum = self.quorum_deadline_ms()
-        return deadlines if quorum is None else [*deadlines, quorum]
-
-
-#: How long an observer that no longer fetches is remembered.
+#: How long the leader remembers an observer that no longer fetches.
 OBSERVER_SESSION_MS = 300_000
 
 
-class FetchRules(QuorumLeaderRules):
-    def _fetch_received(self, request: FetchRequest, token: Token) -> None:
-        error = self.fetch_error(request)
-        if error is not ErrorCode.none:
-            self._send_leader_reply(request, token, error)
-            return
-        reply = self._divergence_reply(request)
-        if reply is not None:
-            self._record_contact(request.replica)
-            self._send_reply(token, reply)
-            return
-        self._record_fetch(request)
-        self.update_leader_high_watermark()
-        self._serve_or_delay(request, token)
+def become_leader(raft: RaftState, granted: set[int]) -> None:
+    assert raft.election.voted == raft.local, "a leader has voted for itself"
+    granting = tuple(key for key in raft.voters.latest.keys if key.id in granted)
+    raft.elections_failed = 0
+    roles.leave_role(raft, Role.LEADER)
+    raft.election = raft.election._replace(leader_id=raft.local.id)
+    raft.leader = LeaderState(since_ms=raft.now_ms, epoch_start_offset=raft.log.end_offset)
+    for voter in raft.other_voters:
+        progress_of(raft, voter)
+        raft.leader.announce_ms[voter.id] = raft.now_ms
+    raft.add_action(AppendControlRecords(_first_records(raft, granting), raft.log.end_offset))
+    _announce_due(raft)
 
-    def fetch_error(self, request: FetchRequest | FetchSnapshotRequest) -> ErrorCode:
-        """Only the leader of that very epoch answers."""
-        if request.epoch < self.epoch:
-            return ErrorCode.fenced_leader_epoch
-        if request.epoch > self.epoch:
-            return ErrorCode.unknown_leader_epoch
-        if self._leader is None:
-            return ErrorCode.not_leader_or_follower
-        if isinstance(request, FetchRequest) and (request.offset < 0 or request.replica.id == self.local.id):
-            return ErrorCode.invalid_request
-        return ErrorCode.none
 
-    # Where histories part
+def _first_records(raft: RaftState, granting: tuple[ReplicaKey, ...]) -> tuple[ControlRecord, ...]:
+    """The LeaderChange record; a voter set that is not in the log yet is appended with it."""
+    leader_change = LeaderChange(leader_id=raft.local.id, voters=raft.voters.latest.keys, granting=granting)
+    if raft.voters.latest_offset > raft.voters.BEFORE_LOG:
+        return (leader_change,)
+    voters = raft.voters.latest
+    raft.voters.add(raft.log.end_offset + 2, voters)
+    return (leader_change, KRaftVersion(), Voters(voters=voters))
 
-    def _divergence_reply(self, request: FetchRequest) -> FetchReply | None:
-        """None when the asker's log is a beginning of ours."""
-        if self.needs_snapshot(request):
-            if self.log.snapshot is None:
-                return self._fetch_reply(ErrorCode.offset_out_of_range)
-            return self._fetch_reply(snapshot=self.log.snapshot)
-        diverging = self.divergence(request)
-        if diverging is None:
-            return None
-        if diverging.offset < self.log.start_offset and self.log.snapshot:
-            return self._fetch_reply(snapshot=self.log.snapshot)
-        return self._fetch_reply(diverging=diverging)
 
-    def needs_snapshot(self, request: FetchRequest) -> bool:
-        """At the very start of our log, only a snapshot that ends there tells which epoch came before."""
-        start = self.log.start_offset
-        if request.offset < start:
-            return True
-        position = OffsetAndEpoch(request.offset, request.last_epoch)
-        return request.offset == start > 0 and self.log.snapshot is not None and position != self.log.snapshot
+def progress_of(raft: RaftState, key: ReplicaKey) -> ReplicaProgress:
+    """A voter whose directory is not known is identified by its id alone."""
+    assert raft.leader
+    voter = raft.voters.latest.get(key.id)
+    if voter and raft.voters.latest.is_voter(key):
+        key = voter.key
+    return raft.leader.progress.setdefault(key, ReplicaProgress(heard_ms=raft.now_ms))
 
-    def divergence(self, request: FetchRequest) -> OffsetAndEpoch | None:
-        if request.offset == self.log.start_offset:
-            return None
-        epoch, end_offset = self.log.end_offset_for(request.last_epoch)
-        if epoch == -1:
-            return OffsetAndEpoch(self.log.end_offset, self.log.last_epoch)
-        if epoch == request.last_epoch and request.offset <= end_offset:
-            return None
-        return OffsetAndEpoch(end_offset, epoch)
 
-    # What a fetch tells about the asker
+# The high watermark
 
-    def _record_contact(self, replica: ReplicaKey) -> ReplicaProgress:
-        assert self._leader
-        progress = self._progress_of(replica)
-        if self.voters.latest.is_voter(replica):
-            self._leader.steady_ms = self._steady_since(self._leader.steady_ms, progress.heard_ms)
-            self._announce_later(replica.id)
-        progress.heard_ms = self.now_ms
-        return progress
 
-    def _record_fetch(self, request: FetchRequest) -> None:
-        """Who has reached our end of the last fetch was caught up then; who is at our end is caught up now."""
-        progress = self._record_contact(request.replica)
-        progress.offset = request.offset
-        if request.offset >= self.log.end_offset:
-            progress.last_caught_up_ms = self.now_ms
-        elif progress.end_at_last_fetch >= 0 and request.offset >= progress.end_at_last_fetch:
-            progress.last_caught_up_ms = max(progress.last_caught_up_ms, progress.last_fetch_ms)
-        progress.last_fetch_ms = self.now_ms
-        progress.end_at_last_fetch = self.log.end_offset
-        self._drop_expired_observers()
+def update_leader_high_watermark(raft: RaftState) -> None:
+    """A majority commits records of this epoch. Earlier records are committed with the first of them."""
+    assert raft.leader
+    offset = majority_offset(raft)
+    if may_commit_up_to(raft, offset):
+        raft.raise_high_watermark(offset)
+        _report_high_watermark(raft)
 
-    def _drop_expired_observers(self) -> None:
-        assert self._leader
-        voters, oldest_ms = self.voters.latest, self.now_ms - OBSERVER_SESSION_MS
-        progress = self._leader.progress
-        for key in [
-            key for key, of in progress.items() if of.heard_ms < oldest_ms and not voters.is_voter(key)
-        ]:
-            del progress[key]
 
-    def _serve_or_delay(self, request: FetchRequest, token: Token) -> None:
-        assert self._leader
-        earlier = self._leader.parked.pop(request.replica, None)
-        if earlier:
-            self._send_reply(earlier.token, self._fetch_reply())
-        if request.offset < self.log.end_offset:
-            self._add_action(SendRecords(token, self._fetch_reply(), request.offset))
-        elif self.has_newer_high_watermark(request) or request.max_wait_ms <= 0:
-            self._send_reply(token, self._fetch_reply())
-        else:
-            wait_ms = min(request.max_wait_ms, self.timings.fetch_wait_ms)
-            self._leader.parked[request.replica] = DelayedQuorumFetch(
-                request=request, token=token, deadline_ms=self.now_ms + wait_ms
+def may_commit_up_to(raft: RaftState, offset: int) -> bool:
+    """A later leader may still replace records of earlier epochs until a record of this epoch is committed."""
+    assert raft.leader
+    return offset > raft.leader.epoch_start_offset
+
+
+def majority_offset(raft: RaftState) -> int:
+    """The offset up to which a majority of the voters has durable records."""
+    offsets = sorted((durable_offset_of(raft, key) for key in counted_replicas(raft)), reverse=True)
+    return offsets[raft.voters.latest.majority - 1]
+
+
+def counted_replicas(raft: RaftState) -> tuple[ReplicaKey, ...]:
+    """Only voters count; a leader that was removed from the voter set does not count itself."""
+    return raft.voters.latest.keys
+
+
+def durable_offset_of(raft: RaftState, key: ReplicaKey) -> int:
+    if raft.voters.latest.is_voter(raft.local) and key.id == raft.local.id:
+        return raft.log.durable_offset
+    return progress_of(raft, key).offset
+
+
+# Delayed fetches
+
+
+def serve_delayed_fetches(raft: RaftState) -> None:
+    """Send the new records to the replicas that wait at the old end of the log."""
+    for delayed in _take_delayed_fetches(raft, lambda delayed: delayed.request.offset < raft.log.end_offset):
+        raft.add_action(SendRecords(delayed.token, raft.fetch_reply(), delayed.request.offset))
+
+
+def _report_high_watermark(raft: RaftState) -> None:
+    """Answer the fetches of replicas that do not know the new high watermark."""
+    for delayed in _take_delayed_fetches(
+        raft, lambda delayed: delayed.request.high_watermark < (raft.high_watermark or 0)
+    ):
+        raft.send_reply(delayed.token, raft.fetch_reply())
+
+
+def _expire_delayed_fetches(raft: RaftState) -> None:
+    for delayed in _take_delayed_fetches(raft, lambda delayed: delayed.deadline_ms <= raft.now_ms):
+        raft.send_reply(delayed.token, raft.fetch_reply())
+
+
+def _take_delayed_fetches(
+    raft: RaftState, is_over: Callable[[DelayedQuorumFetch], bool]
+) -> list[DelayedQuorumFetch]:
+    assert raft.leader
+    over = [key for key, delayed in raft.leader.delayed_fetches.items() if is_over(delayed)]
+    return [raft.leader.delayed_fetches.pop(key) for key in over]
+
+
+# Announcements to voters that do not fetch
+
+
+def _announce_due(raft: RaftState) -> None:
+    assert raft.leader
+    for voter in raft.other_voters:
+        if raft.leader.announce_ms.get(voter.id, raft.now_ms) <= raft.now_ms:
+            _announce_later(raft, voter.id)
+            request = BeginEpochRequest(
+                epoch=raft.epoch, leader_id=raft.local.id, voter=voter, addresses=raft.addresses
             )
-
-    def has_newer_high_watermark(self, request: FetchRequest) -> bool:
-        return self.high_watermark is not None and request.high_watermark < self.high_watermark
-
-    def _snapshot_fetch_received(self, request: FetchSnapshotRequest, token: Token) -> None:
-        error = self.fetch_error(request)
-        if error is not ErrorCode.none:
-            self._send_leader_reply(request, token, error)
-            return
-        self._record_contact(request.replica)
-        reply = self._leader_reply(request)
-        assert isinstance(reply, FetchSnapshotReply)
-        self._add_action(SendSnapshot(token, request, reply))
+            raft.send(voter.id, request)
 
 
-class VoterChangeRules(FetchRules):
-    def _add_voter(self, voter: Voter, token: Token) -> None:
-        refusal = self.change_refusal() or self._duplicate_voter_refusal(voter)
-        if refusal:
-            self._send_reply(token, refusal)
-            return
-        assert self._leader
-        self._leader.change = VoterChange(
-            voters=self.voters.latest.with_voter(voter),
-            token=token,
-            newcomer=voter.key,
-            catch_up_offset=self.log.end_offset,
-            deadline_ms=self.now_ms + self.timings.fetch_timeout_ms,
+def _announce_later(raft: RaftState, voter_id: int) -> None:
+    assert raft.leader
+    raft.leader.announce_ms[voter_id] = raft.now_ms + max(1, raft.timings.fetch_timeout_ms // 2)
+
+
+# Contact with a majority
+
+
+def quorum_deadline_ms(raft: RaftState) -> int | None:
+    """When the leader loses contact with a majority; None if it is the only voter that it needs."""
+    others_needed = raft.voters.latest.majority - raft.voters.latest.is_voter(raft.local)
+    if others_needed <= 0:
+        return None
+    heard = sorted((progress_of(raft, key).heard_ms for key in raft.other_voters), reverse=True)
+    return heard[others_needed - 1] + raft.fetch_timeout_ms
+
+
+def has_lost_quorum(raft: RaftState) -> bool:
+    deadline_ms = quorum_deadline_ms(raft)
+    return deadline_ms is not None and deadline_ms <= raft.now_ms
+
+
+def resign_if_quorum_lost(raft: RaftState) -> None:
+    if has_lost_quorum(raft):
+        roles.become_resigned(raft)
+
+
+def tick_leader(raft: RaftState) -> None:
+    _expire_delayed_fetches(raft)
+    _announce_due(raft)
+    resign_if_quorum_lost(raft)
+
+
+def leader_deadlines_ms(raft: RaftState) -> list[int]:
+    assert raft.leader
+    deadlines = [delayed.deadline_ms for delayed in raft.leader.delayed_fetches.values()]
+    deadlines += [raft.leader.announce_ms.get(voter.id, raft.now_ms) for voter in raft.other_voters]
+    quorum = quorum_deadline_ms(raft)
+    return deadlines if quorum is None else [*deadlines, quorum]
+
+
+def fetch_received(raft: RaftState, request: FetchRequest, token: Token) -> None:
+    error = fetch_error(raft, request)
+    if error is not ErrorCode.none:
+        raft.send_leader_reply(request, token, error)
+        return
+    reply = _divergence_reply(raft, request)
+    if reply is not None:
+        _record_contact(raft, request.replica)
+        raft.send_reply(token, reply)
+        return
+    _record_fetch(raft, request)
+    update_leader_high_watermark(raft)
+    _serve_or_delay(raft, request, token)
+
+
+def fetch_error(raft: RaftState, request: FetchRequest | FetchSnapshotRequest) -> ErrorCode:
+    """Only the leader of the request's epoch answers."""
+    if request.epoch < raft.epoch:
+        return ErrorCode.fenced_leader_epoch
+    if request.epoch > raft.epoch:
+        return ErrorCode.unknown_leader_epoch
+    if raft.leader is None:
+        return ErrorCode.not_leader_or_follower
+    if isinstance(request, FetchRequest) and (request.offset < 0 or request.replica.id == raft.local.id):
+        return ErrorCode.invalid_request
+    return ErrorCode.none
+
+
+# Divergence
+
+
+def _divergence_reply(raft: RaftState, request: FetchRequest) -> FetchReply | None:
+    """None when the replica's log is a prefix of this log."""
+    if needs_snapshot(raft, request):
+        if raft.log.snapshot is None:
+            return raft.fetch_reply(ErrorCode.offset_out_of_range)
+        return raft.fetch_reply(snapshot=raft.log.snapshot)
+    diverging = divergence(raft, request)
+    if diverging is None:
+        return None
+    if diverging.offset < raft.log.start_offset and raft.log.snapshot:
+        return raft.fetch_reply(snapshot=raft.log.snapshot)
+    return raft.fetch_reply(diverging=diverging)
+
+
+def needs_snapshot(raft: RaftState, request: FetchRequest) -> bool:
+    """At the start of this log, only a snapshot that ends there shows which epoch came before."""
+    start = raft.log.start_offset
+    if request.offset < start:
+        return True
+    position = OffsetAndEpoch(request.offset, request.last_epoch)
+    return request.offset == start > 0 and raft.log.snapshot is not None and position != raft.log.snapshot
+
+
+def divergence(raft: RaftState, request: FetchRequest) -> OffsetAndEpoch | None:
+    if request.offset == raft.log.start_offset:
+        return None
+    epoch, end_offset = raft.log.end_offset_for(request.last_epoch)
+    if epoch == -1:
+        return OffsetAndEpoch(raft.log.end_offset, raft.log.last_epoch)
+    if epoch == request.last_epoch and request.offset <= end_offset:
+        return None
+    return OffsetAndEpoch(end_offset, epoch)
+
+
+# Progress of replicas
+
+
+def _record_contact(raft: RaftState, replica: ReplicaKey) -> ReplicaProgress:
+    assert raft.leader
+    progress = progress_of(raft, replica)
+    if raft.voters.latest.is_voter(replica):
+        raft.leader.steady_ms = raft.steady_since(raft.leader.steady_ms, progress.heard_ms)
+        _announce_later(raft, replica.id)
+    progress.heard_ms = raft.now_ms
+    return progress
+
+
+def _record_fetch(raft: RaftState, request: FetchRequest) -> None:
+    """A replica at the log end is caught up now; one at the end of its last fetch was caught up then."""
+    progress = _record_contact(raft, request.replica)
+    progress.offset = request.offset
+    if request.offset >= raft.log.end_offset:
+        progress.last_caught_up_ms = raft.now_ms
+    elif progress.end_at_last_fetch >= 0 and request.offset >= progress.end_at_last_fetch:
+        progress.last_caught_up_ms = max(progress.last_caught_up_ms, progress.last_fetch_ms)
+    progress.last_fetch_ms = raft.now_ms
+    progress.end_at_last_fetch = raft.log.end_offset
+    _drop_expired_observers(raft)
+
+
+def _drop_expired_observers(raft: RaftState) -> None:
+    assert raft.leader
+    voters, oldest_ms = raft.voters.latest, raft.now_ms - OBSERVER_SESSION_MS
+    progress = raft.leader.progress
+    for key in [key for key, of in progress.items() if of.heard_ms < oldest_ms and not voters.is_voter(key)]:
+        del progress[key]
+
+
+def _serve_or_delay(raft: RaftState, request: FetchRequest, token: Token) -> None:
+    assert raft.leader
+    earlier = raft.leader.delayed_fetches.pop(request.replica, None)
+    if earlier:
+        raft.send_reply(earlier.token, raft.fetch_reply())
+    if request.offset < raft.log.end_offset:
+        raft.add_action(SendRecords(token, raft.fetch_reply(), request.offset))
+    elif has_newer_high_watermark(raft, request) or request.max_wait_ms <= 0:
+        raft.send_reply(token, raft.fetch_reply())
+    else:
+        wait_ms = min(request.max_wait_ms, raft.timings.fetch_wait_ms)
+        raft.leader.delayed_fetches[request.replica] = DelayedQuorumFetch(
+            request=request, token=token, deadline_ms=raft.now_ms + wait_ms
         )
 
-    def _duplicate_voter_refusal(self, voter: Voter) -> VoterChangeReply | None:
-        if voter.key.id in self.voters.latest:
-            message = f"{voter.key.id} is a voter; one with another disk is removed first"
-            return VoterChangeReply(error=ErrorCode.duplicate_voter, message=message)
+
+def has_newer_high_watermark(raft: RaftState, request: FetchRequest) -> bool:
+    return raft.high_watermark is not None and request.high_watermark < raft.high_watermark
+
+
+def snapshot_fetch_received(raft: RaftState, request: FetchSnapshotRequest, token: Token) -> None:
+    error = fetch_error(raft, request)
+    if error is not ErrorCode.none:
+        raft.send_leader_reply(request, token, error)
+        return
+    _record_contact(raft, request.replica)
+    reply = raft.leader_reply(request)
+    assert isinstance(reply, FetchSnapshotReply)
+    raft.add_action(SendSnapshot(token, request, reply))
+
+
+def add_voter(raft: RaftState, voter: Voter, token: Token) -> None:
+    refusal = change_refusal(raft) or _duplicate_voter_refusal(raft, voter)
+    if refusal:
+        raft.send_reply(token, refusal)
+        return
+    assert raft.leader
+    raft.leader.change = VoterChange(
+        voters=raft.voters.latest.with_voter(voter),
+        token=token,
+        new_voter=voter.key,
+        catch_up_offset=raft.log.end_offset,
+        deadline_ms=raft.now_ms + raft.timings.fetch_timeout_ms,
+    )
+
+
+def _duplicate_voter_refusal(raft: RaftState, voter: Voter) -> VoterChangeReply | None:
+    if voter.key.id in raft.voters.latest:
+        message = f"{voter.key.id} is already a voter; remove it before you add one with another directory"
+        return VoterChangeReply(error=ErrorCode.duplicate_voter, message=message)
+    return None
+
+
+def remove_voter(raft: RaftState, key: ReplicaKey, token: Token) -> None:
+    refusal = change_refusal(raft) or _unknown_voter_refusal(raft, key)
+    if not refusal and len(raft.voters.latest) == 1:
+        refusal = VoterChangeReply(
+            error=ErrorCode.invalid_request, message="the last voter cannot be removed"
+        )
+    if refusal:
+        raft.send_reply(token, refusal)
+        return
+    _append_change(raft, VoterChange(voters=raft.voters.latest.without(key.id), token=token))
+
+
+def update_voter(raft: RaftState, voter: Voter, token: Token) -> None:
+    refusal = change_refusal(raft) or _unknown_voter_refusal(raft, voter.key)
+    if not refusal and voter == raft.voters.latest.get(voter.key.id):
+        refusal = VoterChangeReply()
+    if refusal:
+        raft.send_reply(token, refusal)
+        return
+    _append_change(raft, VoterChange(voters=raft.voters.latest.with_voter(voter), token=token))
+
+
+def _unknown_voter_refusal(raft: RaftState, key: ReplicaKey) -> VoterChangeReply | None:
+    if raft.voters.latest.is_voter(key):
         return None
+    return VoterChangeReply(
+        error=ErrorCode.voter_not_found, message=f"{key.id} with that directory is not a voter"
+    )
 
-    def _remove_voter(self, key: ReplicaKey, token: Token) -> None:
-        refusal = self.change_refusal() or self._unknown_voter_refusal(key)
-        if not refusal and len(self.voters.latest) == 1:
-            refusal = VoterChangeReply(
-                error=ErrorCode.invalid_request, message="the last voter cannot be removed"
-            )
-        if refusal:
-            self._send_reply(token, refusal)
-            return
-        self._append_change(VoterChange(voters=self.voters.latest.without(key.id), token=token))
 
-    def _update_voter(self, voter: Voter, token: Token) -> None:
-        refusal = self.change_refusal() or self._unknown_voter_refusal(voter.key)
-        if not refusal and voter == self.voters.latest.get(voter.key.id):
-            refusal = VoterChangeReply()
-        if refusal:
-            self._send_reply(token, refusal)
-            return
-        self._append_change(VoterChange(voters=self.voters.latest.with_voter(voter), token=token))
+# When a voter change may start
 
-    def _unknown_voter_refusal(self, key: ReplicaKey) -> VoterChangeReply | None:
-        if self.voters.latest.is_voter(key):
-            return None
-        return VoterChangeReply(error=ErrorCode.voter_not_found, message=f"{key.id} on that disk is no voter")
 
-    # When a change may begin
+def change_refusal(raft: RaftState) -> VoterChangeReply | None:
+    if raft.leader is None:
+        return VoterChangeReply(error=ErrorCode.not_leader_or_follower, message="not the leader")
+    if not has_committed_in_epoch(raft):
+        return VoterChangeReply(
+            error=ErrorCode.request_timed_out,
+            message="the leader has not committed a record of its epoch yet",
+        )
+    if has_pending_change(raft):
+        return VoterChangeReply(
+            error=ErrorCode.request_timed_out, message="another voter change is in progress"
+        )
+    return None
 
-    def change_refusal(self) -> VoterChangeReply | None:
-        if self._leader is None:
-            return VoterChangeReply(error=ErrorCode.not_leader_or_follower, message="not the leader")
-        if not self.has_committed_in_epoch():
-            return VoterChangeReply(
-                error=ErrorCode.request_timed_out, message="the leader's epoch is not committed yet"
-            )
-        if self.has_pending_change():
-            return VoterChangeReply(
-                error=ErrorCode.request_timed_out, message="another voter change is under way"
-            )
-        return None
 
-    def has_committed_in_epoch(self) -> bool:
-        """Before that, a change of an earlier leader may still come back and overlap with ours."""
-        assert self._leader
-        return self.high_watermark is not None and self.high_watermark > self._leader.epoch_start_offset
+def has_committed_in_epoch(raft: RaftState) -> bool:
+    """Before that, a voter change of an earlier leader may still be committed and overlap with a new one."""
+    assert raft.leader
+    return raft.high_watermark is not None and raft.high_watermark > raft.leader.epoch_start_offset
 
-    def has_pending_change(self) -> bool:
-        assert self._leader
-        return self._leader.change is not None or not self._is_committed(self.voters.latest_offset)
 
-    # How it goes on
+def has_pending_change(raft: RaftState) -> bool:
+    assert raft.leader
+    return raft.leader.change is not None or not raft.is_committed(raft.voters.latest_offset)
 
-    def _advance_change(self) -> None:
-        """After every event of a leader's."""
-        change = self._leader.change if self._leader else None
-        if change and change.offset is None:
-            self._advance_catch_up(change)
-        elif change and change.offset is not None and self._is_committed(change.offset):
-            self._end_change(change, VoterChangeReply())
-        if self._leader and self.is_removed():
-            self.become_resigned()
 
-    def is_removed(self) -> bool:
-        """A leader leads on until its removal is committed: nobody else can see to that."""
-        return not self.is_voter and self._is_committed(self.voters.latest_offset)
+# Progress of a voter change
 
-    def _advance_catch_up(self, change: VoterChange) -> None:
-        if self.has_caught_up(change):
-            self._append_change(change)
-        elif change.deadline_ms is not None and change.deadline_ms <= self.now_ms:
-            message = "the new voter has not caught up"
-            self._end_change(change, VoterChangeReply(error=ErrorCode.request_timed_out, message=message))
 
-    def has_caught_up(self, change: VoterChange) -> bool:
-        """A voter that lags would halt the quorum while it catches up."""
-        assert self._leader
-        assert change.newcomer
-        progress = self._leader.progress.get(change.newcomer)
-        if progress is None or progress.heard_ms + self.timings.fetch_timeout_ms <= self.now_ms:
-            return False
-        return progress.offset >= change.catch_up_offset
+def advance_change(raft: RaftState) -> None:
+    """Called after every event of a leader."""
+    change = raft.leader.change if raft.leader else None
+    if change and change.offset is None:
+        _advance_catch_up(raft, change)
+    elif change and change.offset is not None and raft.is_committed(change.offset):
+        _end_change(raft, change, VoterChangeReply())
+    if raft.leader and is_removed(raft):
+        roles.become_resigned(raft)
 
-    def _append_change(self, change: VoterChange) -> None:
-        assert self._leader
-        self._leader.change = change
-        change.offset, change.deadline_ms = self.log.end_offset, None
-        self.voters.add(change.offset, change.voters)
-        self._add_action(AppendControlRecords((Voters(voters=change.voters),), change.offset))
-        for voter in self.other_voters:
-            self._progress_of(voter)
 
-    def _end_change(self, change: VoterChange, reply: VoterChangeReply) -> None:
-        assert self._leader
-        self._leader.change = None
-        self._send_reply(change.token, reply)
+def is_removed(raft: RaftState) -> bool:
+    """A leader stays leader until its own removal is committed, because only it can commit that."""
+    return not raft.is_voter and raft.is_committed(raft.voters.latest_offset)
+
+
+def _advance_catch_up(raft: RaftState, change: VoterChange) -> None:
+    if has_caught_up(raft, change):
+        _append_change(raft, change)
+    elif change.deadline_ms is not None and change.deadline_ms <= raft.now_ms:
+        message = "the new voter has not caught up"
+        _end_change(raft, change, VoterChangeReply(error=ErrorCode.request_timed_out, message=message))
+
+
+def has_caught_up(raft: RaftState, change: VoterChange) -> bool:
+    """A voter that lags would block commits until it has caught up."""
+    assert raft.leader
+    assert change.new_voter
+    progress = raft.leader.progress.get(change.new_voter)
+    if progress is None or progress.heard_ms + raft.timings.fetch_timeout_ms <= raft.now_ms:
+        return False
+    return progress.offset >= change.catch_up_offset
+
+
+def _append_change(raft: RaftState, change: VoterChange) -> None:
+    assert raft.leader
+    raft.leader.change = change
+    change.offset, change.deadline_ms = raft.log.end_offset, None
+    raft.voters.add(change.offset, change.voters)
+    raft.add_action(AppendControlRecords((Voters(voters=change.voters),), change.offset))
+    for voter in raft.other_voters:
+        progress_of(raft, voter)
+
+
+def _end_change(raft: RaftState, change: VoterChange, reply: VoterChangeReply) -> None:
+    assert raft.leader
+    raft.leader.change = None
+    raft.send_reply(change.token, reply)

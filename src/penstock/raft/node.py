@@ -1,8 +1,12 @@
-"""One member of the quorum, voter or observer: it takes events and returns the actions to carry out."""
+"""One member of the quorum, voter or observer: it takes events and returns actions.
 
+`RaftNode` is the state with one method per event. The rules are functions of that state: `roles` (role changes),
+`election`, `follower` and `leader`.
+"""
+
+from penstock.raft import election, follower, leader, roles
 from penstock.raft.actions import Action, SendRequest, Token
-from penstock.raft.follower import SnapshotRules
-from penstock.raft.state import ReplicaProgress
+from penstock.raft.state import RaftState, ReplicaProgress
 from penstock.raft.types import (
     UNKNOWN_OFFSET,
     BeginEpochRequest,
@@ -24,137 +28,137 @@ from penstock.raft.types import (
 )
 
 
-class RaftNode(SnapshotRules):
-    """Every method that returns actions expects them to be carried out before the next call; see actions.py."""
+class RaftNode(RaftState):
+    """The driver carries out the actions of one call before it makes the next; see actions.py."""
 
     def start(self, now_ms: int) -> list[Action]:
-        """Begin; a sole voter leads at once."""
-        self._begin_event(now_ms)
-        self._reported_leader = (self.leader_id, self.epoch)
-        if self.is_electable and not self.needs_pre_vote():
-            self.start_campaign()
+        """A sole voter becomes leader at once."""
+        self.begin_event(now_ms)
+        self.reported_leader = (self.leader_id, self.epoch)
+        if self.is_electable and not election.needs_pre_vote(self):
+            election.start_campaign(self)
         else:
-            # A pre-vote disturbs nobody, so the first need not wait as long as the next.
+            # A pre-vote does no harm, so the first one may come sooner than the later ones.
             delay_ms = self.timings.retry_ms + self.draw(max(1, self.timings.election_timeout_ms // 2))
-            self.become_unattached(self.epoch, deadline_ms=self.now_ms + delay_ms)
+            roles.become_unattached(self, self.epoch, deadline_ms=self.now_ms + delay_ms)
             self._start_with_last_leader()
         return self._complete_event()
 
     def _start_with_last_leader(self) -> None:
         ids = [key.id for key in self.other_voters]
         if self._last_known_leader in ids:
-            self.pending_fetch.turn = ids.index(self._last_known_leader)
+            self.pending_fetch.next_peer = ids.index(self._last_known_leader)
 
     def tick(self, now_ms: int) -> list[Action]:
-        """Time has passed; due at `next_deadline_ms`."""
-        self._begin_event(now_ms)
-        if self._leader:
-            self._tick_leader()
-        elif self._campaign:
-            self._tick_campaign(self._campaign)
+        """Time has passed. The driver calls this at `next_deadline_ms`."""
+        self.begin_event(now_ms)
+        if self.leader:
+            leader.tick_leader(self)
+        elif self.campaign:
+            election.tick_campaign(self, self.campaign)
         if self.deadline_ms is not None and self.deadline_ms <= self.now_ms:
-            self._deadline_passed()
+            follower.deadline_passed(self)
         return self._complete_event()
 
     def next_deadline_ms(self) -> int | None:
         deadlines = [self.deadline_ms, self.pending_fetch.retry_ms]
-        if self._leader:
-            deadlines += self._leader_deadlines_ms()
-            deadlines.append(self._leader.change.deadline_ms if self._leader.change else None)
-        if self._campaign and not self._campaign.is_lost:
-            deadlines += self._campaign.retries_ms.values()
+        if self.leader:
+            deadlines += leader.leader_deadlines_ms(self)
+            deadlines.append(self.leader.change.deadline_ms if self.leader.change else None)
+        if self.campaign and not self.campaign.is_lost:
+            deadlines += self.campaign.retries_ms.values()
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def received(self, request: Request, token: Token, now_ms: int) -> list[Action]:
-        self._begin_event(now_ms)
+        self.begin_event(now_ms)
         match request:
             case FetchRequest():
-                self._fetch_received(request, token)
+                leader.fetch_received(self, request, token)
             case FetchSnapshotRequest():
-                self._snapshot_fetch_received(request, token)
+                leader.snapshot_fetch_received(self, request, token)
             case VoteRequest():
-                self._vote_received(request, token)
+                election.vote_received(self, request, token)
             case BeginEpochRequest():
-                self._begin_epoch_received(request, token)
+                follower.begin_epoch_received(self, request, token)
             case EndEpochRequest():
-                self._end_epoch_received(request, token)
+                follower.end_epoch_received(self, request, token)
         return self._complete_event()
 
     def answered(
         self, sent: SendRequest, reply: PeerReply | None, now_ms: int, *, refused: bool = False
     ) -> list[Action]:
-        """None: there was no answer; refused: the peer's host closed or refused the connection."""
-        self._begin_event(now_ms)
+        """`reply` is None if there was none; `refused` if the peer's host closed or refused the connection."""
+        self.begin_event(now_ms)
         if reply is not None and not self.is_plausible_reply(reply):
             reply = None
         if reply is not None:
-            self._learn(reply)
+            roles.learn(self, reply)
         match sent.request:
             case FetchRequest():
                 assert reply is None or isinstance(reply, FetchReply)
-                self._fetch_answered(sent, reply, is_refused=refused)
+                follower.fetch_answered(self, sent, reply, is_refused=refused)
             case FetchSnapshotRequest():
                 assert reply is None or isinstance(reply, FetchSnapshotReply)
-                self._snapshot_answered(sent, reply, is_refused=refused)
+                follower.snapshot_answered(self, sent, reply, is_refused=refused)
             case VoteRequest():
                 assert reply is None or isinstance(reply, VoteReply)
-                self._vote_answered(sent, reply, is_refused=refused)
+                election.vote_answered(self, sent, reply, is_refused=refused)
         return self._complete_event()
 
     def appended(self, now_ms: int) -> list[Action]:
-        """The log's end has moved; or could not, and the records will be asked for again."""
-        self._begin_event(now_ms)
+        """The end of the log has moved, or the append failed and the node fetches the records again."""
+        self.begin_event(now_ms)
         self.is_append_pending = False
-        if self._leader:
-            self._serve_delayed_fetches()
+        if self.leader:
+            leader.serve_delayed_fetches(self)
         return self._complete_event()
 
     def synced(self, now_ms: int) -> list[Action]:
-        """The log's durable offset has moved."""
-        self._begin_event(now_ms)
+        """The durable offset of the log has moved."""
+        self.begin_event(now_ms)
         return self._complete_event()
 
     def voters_appended(self, offset: int, voters: VoterSet) -> None:
-        """A Voters record was found in what was appended, or in the snapshot that was installed."""
+        """The appended records or the installed snapshot contain a Voters record."""
         self.voters.add(offset, voters)
 
     def add_voter(self, voter: Voter, token: Token, now_ms: int) -> list[Action]:
-        self._begin_event(now_ms)
-        self._add_voter(voter, token)
+        self.begin_event(now_ms)
+        leader.add_voter(self, voter, token)
         return self._complete_event()
 
     def remove_voter(self, key: ReplicaKey, token: Token, now_ms: int) -> list[Action]:
-        self._begin_event(now_ms)
-        self._remove_voter(key, token)
+        self.begin_event(now_ms)
+        leader.remove_voter(self, key, token)
         return self._complete_event()
 
     def update_voter(self, voter: Voter, token: Token, now_ms: int) -> list[Action]:
-        self._begin_event(now_ms)
-        self._update_voter(voter, token)
+        self.begin_event(now_ms)
+        leader.update_voter(self, voter, token)
         return self._complete_event()
 
     def resign(self, now_ms: int) -> list[Action]:
-        """A leader that is about to stop hands over; anyone else has nothing to do."""
-        self._begin_event(now_ms)
-        if self._leader:
-            self.become_resigned()
+        """A leader that is about to stop hands over. Other nodes do nothing."""
+        self.begin_event(now_ms)
+        if self.leader:
+            roles.become_resigned(self)
         return self._complete_event()
 
     def snapshot_taken(self, now_ms: int) -> list[Action]:
-        """The log view has a newer snapshot of its own making."""
-        self._begin_event(now_ms)
+        """This node has written a newer snapshot."""
+        self.begin_event(now_ms)
         return self._complete_event()
 
     def snapshot_installed(self, now_ms: int) -> list[Action]:
-        self._begin_event(now_ms)
-        self._snapshot_is_installed()
+        self.begin_event(now_ms)
+        follower.snapshot_installed(self)
         return self._complete_event()
 
     def describe(self, now_ms: int) -> QuorumDescription:
-        """Only a leader knows how far the others are."""
+        """Only the leader knows the progress of other replicas."""
         observers: tuple[ReplicaDescription, ...] = ()
-        if self._leader:
-            others = [key for key in self._leader.progress if not self.voters.latest.is_voter(key)]
+        if self.leader:
+            others = [key for key in self.leader.progress if not self.voters.latest.is_voter(key)]
             observers = tuple(self._view(key, now_ms) for key in sorted(others, key=lambda key: key.id))
         return QuorumDescription(
             leader_id=self.leader_id,
@@ -166,13 +170,13 @@ class RaftNode(SnapshotRules):
         )
 
     def _view(self, key: ReplicaKey, now_ms: int) -> ReplicaDescription:
-        if self._leader is None:
+        if self.leader is None:
             return ReplicaDescription(key=key)
         if key.id == self.local.id and self.voters.latest.is_voter(self.local):
             return ReplicaDescription(
                 key=key, offset=self.log.end_offset, last_fetch_ms=now_ms, last_caught_up_ms=now_ms
             )
-        progress = self._leader.progress.get(key, ReplicaProgress(heard_ms=-1))
+        progress = self.leader.progress.get(key, ReplicaProgress(heard_ms=-1))
         return ReplicaDescription(
             key=key,
             offset=progress.offset,
@@ -181,12 +185,12 @@ class RaftNode(SnapshotRules):
         )
 
     def _complete_event(self) -> list[Action]:
-        """What may follow from any event: records committed, a voter change done, the next question."""
-        if self._leader:
-            self.update_leader_high_watermark()
-            self._advance_change()
+        """Advance the high watermark and the voter change, and send the next fetch."""
+        if self.leader:
+            leader.update_leader_high_watermark(self)
+            leader.advance_change(self)
         else:
-            self.update_follower_high_watermark()
+            follower.update_follower_high_watermark(self)
         if self.role in (Role.FOLLOWER, Role.UNATTACHED):
-            self._send_next_fetch()
-        return self._take_actions()
+            follower.send_next_fetch(self)
+        return self.take_actions()

@@ -1,8 +1,8 @@
-"""The state of one quorum member, the helpers that all rules share, and role changes.
+"""The state of one quorum member.
 
-`RaftState` holds the state and collects the actions of one event. The state of a role is dropped when the role ends.
+`RaftState` holds the state and collects the actions of one event. It drops the state of a role when the role ends.
 These are plain classes because every start defines them, and a dataclass takes a hundred times as long to define. The
-rules read the log through `LogView`; everything in it is in memory, so a read costs no I/O.
+rules read the log through `LogView`, which is in memory, so a read costs no I/O.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,6 @@ from penstock.raft.types import (
     Request,
     Role,
     Timings,
-    VoterChangeReply,
     VoteReply,
     VoteRequest,
     VoterHistory,
@@ -61,14 +60,14 @@ class LogView(Protocol):
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the last record; of the snapshot when there is none after it; -1 when there is nothing."""
+        """The epoch of the last record, or of the snapshot if no record follows it, or -1 in an empty log."""
 
     @property
     def snapshot(self) -> OffsetAndEpoch | None:
-        """The newest snapshot; the log may start at or before its end."""
+        """The newest snapshot. The log starts at its end or before it."""
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch known up to the asked one, and where it ended; (-1, -1) when that is unknown."""
+        """The largest known epoch up to `epoch` and its end offset; (-1, -1) if there is none."""
 
 
 class _RoleState:
@@ -80,7 +79,7 @@ class _RoleState:
 
 
 class SnapshotDownload(_RoleState):
-    """A snapshot on its way here, and how much of it has come."""
+    """A snapshot that this node fetches, and the position of the next piece."""
 
     __slots__ = ("id", "position")
 
@@ -91,13 +90,13 @@ class SnapshotDownload(_RoleState):
 
 class FollowerState(_RoleState):
     __slots__ = (
-        "doubts",
         "download",
         "is_heard",
         "is_suspect",
         "leader_addresses",
         "leader_high_watermark",
         "leader_id",
+        "refusals",
         "since_ms",
         "steady_ms",
     )
@@ -107,22 +106,22 @@ class FollowerState(_RoleState):
     ) -> None:
         self.leader_id = leader_id
         self.leader_addresses = leader_addresses
-        #: Since when it has been heard without a break.
+        #: Since when the leader has been heard without a break.
         self.steady_ms = since_ms
-        #: When the leader itself was last heard, or this began: elections wait from here.
+        #: When the leader itself was last heard, or when the node became its follower. The timeout starts here.
         self.since_ms = since_ms
-        #: Whether the leader itself was heard: a third party's word does not speak against an election.
+        #: Whether the leader itself was heard. A leader known only from other peers does not prevent an election.
         self.is_heard = is_heard
-        #: The leader's host refused us: it may be dead, so others may stand.
+        #: The leader's host refused a connection: it may be dead, so this node grants pre-votes.
         self.is_suspect = False
-        #: How often it did so since it was last heard: each time, others are asked later.
-        self.doubts = 0
+        #: How often it refused since it was last heard. Each refusal makes the next campaign wait longer.
+        self.refusals = 0
         self.leader_high_watermark = UNKNOWN_OFFSET
         self.download: SnapshotDownload | None = None
 
 
 class Campaign(_RoleState):
-    """A vote under way; the voters are those of its beginning."""
+    """A vote in progress, among the voters at its start."""
 
     __slots__ = ("fallback", "granted", "is_lost", "is_pre_vote", "refused", "retries_ms", "voters")
 
@@ -131,10 +130,10 @@ class Campaign(_RoleState):
         self.voters = voters
         self.granted: set[int] = set()
         self.refused: set[int] = set()
-        #: Requests that failed and when to send them again, by voter.
+        #: When to send a failed request again, by voter id.
         self.retries_ms: dict[int, int] = {}
         self.is_lost = False
-        #: Whom to follow again when a pre-vote shows that others still hear it.
+        #: The leader to follow again if a pre-vote shows that others still hear it.
         self.fallback = fallback
 
     @property
@@ -147,17 +146,17 @@ class Campaign(_RoleState):
 
 
 class ReplicaProgress(_RoleState):
-    """How far one replica has come, as its fetches told."""
+    """How far one replica has fetched."""
 
     __slots__ = ("end_at_last_fetch", "heard_ms", "last_caught_up_ms", "last_fetch_ms", "offset")
 
     def __init__(self, *, heard_ms: int) -> None:
         self.offset = UNKNOWN_OFFSET
-        #: When it was last heard, or when its silence began to count.
+        #: When it was last heard, or when the leader began to wait for it.
         self.heard_ms = heard_ms
         self.last_fetch_ms = -1
         self.last_caught_up_ms = -1
-        #: The leader's end at the last fetch: who has reached it by the next was caught up at the last.
+        #: The leader's log end at the last fetch. A replica that has reached it was caught up at that fetch.
         self.end_at_last_fetch = -1
 
 
@@ -171,73 +170,81 @@ class DelayedQuorumFetch(_RoleState):
 
 
 class VoterChange(_RoleState):
-    """The one change under way: first the newcomer catches up, then its record is committed."""
+    """The one voter change in progress: a new voter catches up first, then the Voters record is committed."""
 
-    __slots__ = ("catch_up_offset", "deadline_ms", "newcomer", "offset", "token", "voters")
+    __slots__ = ("catch_up_offset", "deadline_ms", "new_voter", "offset", "token", "voters")
 
     def __init__(
         self,
         *,
         voters: VoterSet,
         token: Token,
-        newcomer: ReplicaKey | None = None,
+        new_voter: ReplicaKey | None = None,
         catch_up_offset: int = 0,
         deadline_ms: int | None = None,
     ) -> None:
         self.voters = voters
         self.token = token
-        self.newcomer = newcomer
+        self.new_voter = new_voter
         self.catch_up_offset = catch_up_offset
-        #: Until when the newcomer may take to catch up.
+        #: When the new voter must have caught up.
         self.deadline_ms = deadline_ms
-        #: Where its record was appended.
+        #: The offset of its Voters record, once it is appended.
         self.offset: int | None = None
 
 
 class LeaderState(_RoleState):
-    __slots__ = ("announce_ms", "change", "epoch_start_offset", "parked", "progress", "since_ms", "steady_ms")
+    __slots__ = (
+        "announce_ms",
+        "change",
+        "delayed_fetches",
+        "epoch_start_offset",
+        "progress",
+        "since_ms",
+        "steady_ms",
+    )
 
     def __init__(self, *, since_ms: int, epoch_start_offset: int) -> None:
         self.since_ms = since_ms
-        #: Since when no voter has fallen silent for long and come back.
+        #: Since when no voter has been silent for as long as a fetch timeout.
         self.steady_ms = since_ms
         self.epoch_start_offset = epoch_start_offset
         self.progress: dict[ReplicaKey, ReplicaProgress] = {}
-        self.parked: dict[ReplicaKey, DelayedQuorumFetch] = {}
-        #: When to tell a voter again who leads, by its id.
+        self.delayed_fetches: dict[ReplicaKey, DelayedQuorumFetch] = {}
+        #: When to send BeginQuorumEpoch again, by voter id.
         self.announce_ms: dict[int, int] = {}
         self.change: VoterChange | None = None
 
 
 class PendingFetch(_RoleState):
-    """The one fetch that is under way, and when to ask again after a failure."""
+    """The one fetch in flight, and when to fetch again after a failure."""
 
-    __slots__ = ("retry_ms", "sent", "turn")
+    __slots__ = ("next_peer", "retry_ms", "sent")
 
-    def __init__(self, *, turn: int = 0) -> None:
+    def __init__(self, *, next_peer: int = 0) -> None:
         self.sent: SendRequest | None = None
         self.retry_ms: int | None = None
-        #: Where in the rotation over voters and bootstrap servers a node without a leader asks next.
-        self.turn = turn
+        #: The next peer to ask, in the rotation over voters and bootstrap servers, when the leader is not known.
+        self.next_peer = next_peer
 
 
-#: Each election that nobody wins doubles the time until the next, up to this often: where answers take longer than a
-#: campaign lasts, no campaign would ever end.
+#: Each election without a winner doubles the election timeout, at most this many times. Without it, no campaign would
+#: end where replies take longer than a campaign lasts.
 ELECTION_DOUBLINGS_MAX: Final = 3
-#: So many epochs may follow each other before timeouts are taken for too short. Each one more doubles them: on machines
-#: without a processor to spare, leaders would otherwise be deposed faster than they can do anything.
+#: After this many epochs in a row without a steady leader, each further epoch doubles the timeouts. Without it, leaders
+#: on overloaded machines would be deposed before they can do any work.
 UNSTEADY_EPOCHS_ALLOWED: Final = 2
 TIMEOUT_DOUBLINGS_MAX: Final = 2
-#: A leader ends the row when it is heard for this many timeouts without a silence as long as one of them.
+#: A leader is steady once it has been heard for this many timeouts without a silence as long as one timeout.
 STEADY_TIMEOUTS: Final = 10
 
 
 class CommittedRecordsLost(Exception):
-    """The leader's history lacks what was committed here: this node must not go on with it."""
+    """The leader lacks records that are committed here. The node must stop."""
 
 
 class RaftState:
-    """State and plumbing. The rules are the classes built on it, one topic each, up to RaftNode."""
+    """The state that the rule functions read and change, and the actions that they add."""
 
     def __init__(
         self,
@@ -256,7 +263,7 @@ class RaftState:
         self.is_controller = is_controller
         self.addresses = addresses
         self.log = log
-        # Who led before this run does not lead now because of it.
+        # The stored leader id is only a hint: that node may no longer lead.
         self.election = ElectionState(max(election.epoch, log.last_epoch), NO_LEADER, election.voted)
         if self.election.epoch != election.epoch:
             self.election = ElectionState(self.election.epoch)
@@ -270,31 +277,29 @@ class RaftState:
         self.pending_fetch = PendingFetch()
         #: Campaigns that ran out of time since a leader was last heard.
         self.elections_failed = 0
-        #: Epochs that have begun since there was a steady leader.
+        #: Epochs that have begun since the last steady leader.
         self.unsteady_epochs = 0
-        #: The last epoch of which its leader itself said that it is over.
+        #: The last epoch that its own leader has declared over.
         self.ended_epoch = -1
-        #: A change of the log was handed out, and the log view has not moved yet.
+        #: An append, truncation or snapshot was returned as an action, and the log has not changed yet.
         self.is_append_pending = False
-        self._follower: FollowerState | None = None
-        self._campaign: Campaign | None = None
-        self._leader: LeaderState | None = None
+        self.follower: FollowerState | None = None
+        self.campaign: Campaign | None = None
+        self.leader: LeaderState | None = None
         self._actions: list[Action] = []
-        #: Requests that a leader had not answered when it ceased to be one.
-        self._abandoned: list[tuple[Request, Token]] = []
+        #: Requests that were not answered when this node stopped being the leader.
+        self.abandoned: list[tuple[Request, Token]] = []
         self._saved = election
-        self._reported_leader = (NO_LEADER, -1)
+        self.reported_leader = (NO_LEADER, -1)
         self._last_known_leader = election.leader_id
 
     def __repr__(self) -> str:
-        leader = f" of {self.leader_id}" if self._follower else ""
+        leader = f" of {self.leader_id}" if self.follower else ""
         return (
             f"<RaftNode {self.local.id} {self.role.value}{leader} epoch={self.epoch} "
             f"log={self.log.start_offset}..{self.log.end_offset} high_watermark={self.high_watermark} "
             f"{self.voters.latest}>"
         )
-
-    # What others may ask
 
     @property
     def epoch(self) -> int:
@@ -302,20 +307,20 @@ class RaftState:
 
     @property
     def leader_id(self) -> int:
-        if self._leader:
+        if self.leader:
             return self.local.id
-        return self._follower.leader_id if self._follower else NO_LEADER
+        return self.follower.leader_id if self.follower else NO_LEADER
 
     @property
     def leader_addresses(self) -> tuple[Address, ...]:
-        if self._leader:
+        if self.leader:
             return self.addresses
-        return self._follower.leader_addresses if self._follower else ()
+        return self.follower.leader_addresses if self.follower else ()
 
     @property
     def epoch_start_offset(self) -> int:
-        assert self._leader, "only a leader's epoch has a known start"
-        return self._leader.epoch_start_offset
+        assert self.leader, "only a leader's epoch has a known start"
+        return self.leader.epoch_start_offset
 
     @property
     def is_voter(self) -> bool:
@@ -328,23 +333,23 @@ class RaftState:
         return self.is_controller and (self.is_voter or self.may_still_be_voter())
 
     def is_plausible_epoch(self, epoch: int) -> bool:
-        """Whether an epoch that another node brings up unasked is one that a voter could have."""
+        """Whether a voter could have reached this epoch, which a peer named in a request."""
         return 0 <= epoch < EPOCH_MAX and epoch <= self.epoch + EPOCH_JUMP_MAX
 
     def is_plausible_reply(self, reply: PeerReply) -> bool:
-        """Whether the answer of a peer that was asked names an epoch that elections could have reached."""
+        """Whether elections could have reached the epoch of this reply."""
         return reply.epoch <= max(EPOCH_IN_REPLY_MAX, self.epoch + EPOCH_JUMP_MAX) and reply.epoch < EPOCH_MAX
 
     def may_still_be_voter(self) -> bool:
-        """Voted out, but the others may lack that record, and then cannot elect anyone against our longer log."""
+        """This node was removed, but the other voters may lack that record and then cannot win against its log."""
         return any(voters.is_voter(self.local) for voters in self.possible_voter_sets()[1:])
 
     def possible_voter_sets(self) -> tuple[VoterSet, ...]:
-        """The latest voter set, and the one before it for as long as the latest may still be lost."""
+        """The latest voter set, and the one before it while the latest is not committed."""
         latest, offset = self.voters.latest, self.voters.latest_offset
-        return (latest,) if self._is_committed(offset) else (latest, self.voters.as_of(offset))
+        return (latest,) if self.is_committed(offset) else (latest, self.voters.as_of(offset))
 
-    def _is_committed(self, offset: int) -> bool:
+    def is_committed(self, offset: int) -> bool:
         return self.high_watermark is not None and offset < self.high_watermark
 
     @property
@@ -355,48 +360,47 @@ class RaftState:
     def last(self) -> OffsetAndEpoch:
         return OffsetAndEpoch(self.log.end_offset, self.log.last_epoch)
 
-    # The pad
-
-    def _begin_event(self, now_ms: int) -> None:
+    # Actions
+    def begin_event(self, now_ms: int) -> None:
         self.now_ms = max(now_ms, self.now_ms)
         assert not self._actions
 
-    def _take_actions(self) -> list[Action]:
-        """All work of one event; who leads now is told last, when the rest of it has been done."""
+    def take_actions(self) -> list[Action]:
+        """All actions of one event. LeaderChanged comes last, after the others have been carried out."""
         self._save_election_first()
-        for request, token in self._abandoned:
-            self._send_leader_reply(request, token, ErrorCode.not_leader_or_follower)
-        self._abandoned.clear()
+        for request, token in self.abandoned:
+            self.send_leader_reply(request, token, ErrorCode.not_leader_or_follower)
+        self.abandoned.clear()
         leader_and_epoch = (self.leader_id, self.epoch)
-        if leader_and_epoch != self._reported_leader:
-            self._reported_leader = leader_and_epoch
+        if leader_and_epoch != self.reported_leader:
+            self.reported_leader = leader_and_epoch
             self._actions.append(LeaderChanged(*leader_and_epoch))
         actions, self._actions = self._actions, []
         return actions
 
-    def _add_action(self, action: Action) -> None:
+    def add_action(self, action: Action) -> None:
         self._save_election_first()
         self._actions.append(action)
 
     def _save_election_first(self) -> None:
-        """Nothing leaves before the epoch and the vote that it rests on are durable."""
+        """The epoch and the vote are durable before any other action is carried out."""
         if (self.election.epoch, self.election.voted) != (self._saved.epoch, self._saved.voted):
             self._saved = self.election
             self._actions.append(SaveElection(self.election))
 
-    def _send(self, to: int | None, request: Request) -> SendRequest:
+    def send(self, to: int | None, request: Request) -> SendRequest:
         send = SendRequest(to, request)
-        self._add_action(send)
+        self.add_action(send)
         return send
 
-    def _send_reply(self, token: Token, reply: Reply) -> None:
-        self._add_action(SendReply(token, reply))
+    def send_reply(self, token: Token, reply: Reply) -> None:
+        self.add_action(SendReply(token, reply))
 
-    def _send_leader_reply(self, request: Request, token: Token, error: ErrorCode) -> None:
-        self._send_reply(token, self._leader_reply(request, error))
+    def send_leader_reply(self, request: Request, token: Token, error: ErrorCode) -> None:
+        self.send_reply(token, self.leader_reply(request, error))
 
-    def _leader_reply(self, request: Request, error: ErrorCode = ErrorCode.none) -> PeerReply:
-        """A reply that says who leads, and nothing else."""
+    def leader_reply(self, request: Request, error: ErrorCode = ErrorCode.none) -> PeerReply:
+        """A reply that names the leader and carries no data."""
         leader_id, addresses, epoch = self.leader_id, self.leader_addresses, self.epoch
         if isinstance(request, VoteRequest):
             return VoteReply(error=error, epoch=epoch, leader_id=leader_id, leader_addresses=addresses)
@@ -405,7 +409,7 @@ class RaftState:
         if isinstance(request, EndEpochRequest):
             return EndEpochReply(error=error, epoch=epoch, leader_id=leader_id, leader_addresses=addresses)
         if isinstance(request, FetchRequest):
-            return self._fetch_reply(error)
+            return self.fetch_reply(error)
         return FetchSnapshotReply(
             error=error,
             epoch=epoch,
@@ -415,7 +419,7 @@ class RaftState:
             position=request.position,
         )
 
-    def _fetch_reply(
+    def fetch_reply(
         self,
         error: ErrorCode = ErrorCode.none,
         *,
@@ -433,24 +437,23 @@ class RaftState:
             snapshot=snapshot,
         )
 
-    # Times
-
-    def _random_election_timeout_ms(self) -> int:
+    # Timeouts
+    def random_election_timeout_ms(self) -> int:
         doublings = min(max(self.elections_failed, self._timeout_doublings), ELECTION_DOUBLINGS_MAX)
         timeout_ms = self.timings.election_timeout_ms << doublings
         return timeout_ms + self.draw(timeout_ms)
 
     @property
     def fetch_timeout_ms(self) -> int:
-        """How long a leader, or a leader's majority, may be silent."""
+        """How long a leader may be silent, and how long a leader may be without a majority."""
         return self.timings.fetch_timeout_ms << self._timeout_doublings
 
     @property
     def _timeout_doublings(self) -> int:
         return min(max(self.unsteady_epochs - UNSTEADY_EPOCHS_ALLOWED, 0), TIMEOUT_DOUBLINGS_MAX)
 
-    def _steady_since(self, since_ms: int, heard_ms: int) -> int:
-        """Since when there has been no silence, now that a peer is heard which was last heard at `heard_ms`."""
+    def steady_since(self, since_ms: int, heard_ms: int) -> int:
+        """The new start of the steady time, now that a peer that was last heard at `heard_ms` is heard again."""
         timeout_ms = self.timings.fetch_timeout_ms
         if self.now_ms - heard_ms >= timeout_ms:
             return self.now_ms
@@ -458,111 +461,17 @@ class RaftState:
             self.unsteady_epochs = 0
         return since_ms
 
-    def _follower_deadline_ms(self) -> int:
-        """Followers that lost their leader at the same moment do not all stand at the same moment."""
+    def follower_deadline_ms(self) -> int:
+        """Random, so that followers that lose their leader together do not all campaign together."""
         timeout_ms = self.fetch_timeout_ms
         return self.now_ms + timeout_ms + self.draw(max(1, timeout_ms // 10))
 
-    def _short_deadline_ms(self, doubts: int = 0) -> int:
-        """Little enough to matter to nobody, random enough that two do not stand at once."""
+    def short_deadline_ms(self, refusals: int = 0) -> int:
+        """A short random delay, so that two voters do not campaign at once."""
         delay_ms = 1 + self.draw(max(1, self.timings.election_timeout_ms // 10))
-        return self.now_ms + delay_ms + doubts * (self.timings.retry_ms << min(doubts, 4))
+        return self.now_ms + delay_ms + refusals * (self.timings.retry_ms << min(refusals, 4))
 
-    # The high watermark, which only ever rises
-
-    def _raise_high_watermark(self, offset: int) -> None:
+    def raise_high_watermark(self, offset: int) -> None:
         if self.high_watermark is None or offset > self.high_watermark:
             self.high_watermark = offset
-            self._add_action(HighWatermarkAdvanced(offset))
-
-
-class RoleRules(RaftState):
-    def become_unattached(self, epoch: int, *, deadline_ms: int | None = None) -> None:
-        """Nobody is known to lead. A voter stands when its patience ends; everyone asks around meanwhile."""
-        self._enter_epoch(epoch)
-        self._leave_role(Role.UNATTACHED)
-        self.deadline_ms = deadline_ms or self.now_ms + self._random_election_timeout_ms()
-
-    def become_follower(
-        self, epoch: int, leader_id: int, addresses: tuple[Address, ...], *, is_heard: bool
-    ) -> None:
-        assert leader_id not in (NO_LEADER, self.local.id), leader_id
-        self._enter_epoch(epoch)
-        self.election = self.election._replace(leader_id=leader_id)
-        self._leave_role(Role.FOLLOWER)
-        self._follower = FollowerState(
-            leader_id=leader_id, leader_addresses=addresses, since_ms=self.now_ms, is_heard=is_heard
-        )
-        self.deadline_ms = self._follower_deadline_ms()
-
-    def become_resigned(self) -> None:
-        """Out of office for the rest of this epoch; those furthest ahead are asked to take over."""
-        assert self._leader
-        successors = self.successors(self._leader)
-        self.ended_epoch = self.epoch
-        self._leave_role(Role.RESIGNED)
-        for voter in self.other_voters:
-            request = EndEpochRequest(epoch=self.epoch, leader_id=self.local.id, successors=successors)
-            self._send(voter.id, request)
-        self.deadline_ms = self.now_ms + self._random_election_timeout_ms()
-
-    def successors(self, leader: LeaderState) -> tuple[ReplicaKey, ...]:
-        def behind(key: ReplicaKey) -> int:
-            progress = leader.progress.get(key)
-            return -progress.offset if progress else 1
-
-        return tuple(sorted(self.other_voters, key=behind))
-
-    def _enter_epoch(self, epoch: int) -> None:
-        assert epoch >= self.epoch, f"epochs never go back: {epoch} after {self.epoch}"
-        if epoch > self.epoch:
-            self.unsteady_epochs += 1
-            self.election = ElectionState(epoch)
-
-    def _leave_role(self, role: Role) -> None:
-        leader, self._leader = self._leader, None
-        self.role, self._follower, self._campaign, self.deadline_ms = role, None, None, None
-        self.pending_fetch = PendingFetch(turn=self.pending_fetch.turn)
-        if leader:
-            self._leave_leadership(leader)
-
-    def _leave_leadership(self, leader: LeaderState) -> None:
-        """Whoever waits for this leader is told that it is none; what they asked for may still come true."""
-        self._abandoned += [(parked.request, parked.token) for parked in leader.parked.values()]
-        if leader.change:
-            reply = VoterChangeReply(error=ErrorCode.not_leader_or_follower, message="leadership was lost")
-            self._send_reply(leader.change.token, reply)
-
-    def _campaign_accepts_leader(self, reply: VoteReply) -> bool:
-        """Who stands because it lost its leader, and who would let it, need not be told of that leader."""
-        left = self._campaign.fallback if self._campaign else None
-        return not reply.granted and (left is None or left.leader_id != reply.leader_id)
-
-    # What every message may teach: a newer epoch, or its leader
-
-    def _learn(self, reply: PeerReply) -> None:
-        if reply.epoch > self.epoch:
-            self._learn_epoch(reply)
-        elif not isinstance(reply, VoteReply) or self._campaign_accepts_leader(reply):
-            self._learn_leader(reply)
-
-    def _learn_leader(self, reply: PeerReply) -> None:
-        """The word of a third party."""
-        if reply.epoch == self.epoch and self._seeks_leader and self._can_follow(reply.leader_id):
-            self.become_follower(reply.epoch, reply.leader_id, reply.leader_addresses, is_heard=False)
-
-    def _learn_epoch(self, reply: PeerReply) -> None:
-        if self._can_follow(reply.leader_id):
-            self.become_follower(reply.epoch, reply.leader_id, reply.leader_addresses, is_heard=False)
-        else:
-            self.become_unattached(reply.epoch)
-
-    def _can_follow(self, leader_id: int) -> bool:
-        """An earlier life of this node, with another disk, may have led: nobody follows itself."""
-        return leader_id > NO_LEADER and leader_id != self.local.id
-
-    @property
-    def _seeks_leader(self) -> bool:
-        """Not one of an epoch that is over, though some may not have heard of that yet."""
-        is_free = self.role in (Role.UNATTACHED, Role.PROSPECTIVE, Role.CANDIDATE)
-        return is_free and self.epoch != self.ended_epoch
+            self.add_action(HighWatermarkAdvanced(offset))

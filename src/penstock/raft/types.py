@@ -10,32 +10,32 @@ from uuid import UUID
 
 from penstock.protocol.errors import ErrorCode
 
-#: Said where no leader is known.
+#: The leader is not known.
 NO_LEADER: Final = -1
-#: Said where no high watermark is known.
+#: The high watermark is not known.
 UNKNOWN_OFFSET: Final = -1
 
-#: The last epoch that fits into the protocol. Only a sole voter may lead it: nobody can be elected after it.
+#: The last epoch that the protocol can carry. Only a sole voter may lead it, because no election can follow it.
 EPOCH_MAX: Final = 2**31 - 1
-#: How far ahead of this node's epoch one may be that another node brings up unasked. A node that was away for longer
-#: learns the epoch from the answers to its own questions.
+#: How far the epoch of a request may be ahead of this node's epoch. A node that was away for longer learns the epoch
+#: from replies to its own requests.
 EPOCH_JUMP_MAX: Final = 1000
-#: The highest epoch believed because a peer that was asked says so. At an election a second it takes 34 years.
+#: The highest epoch accepted from a reply. At one election per second it is reached after 34 years.
 EPOCH_IN_REPLY_MAX: Final = 2**30
-#: How far above its log a node resumes when the epoch on its disk cannot be true: it must not vote a second time in
-#: an epoch that it has forgotten, and there cannot have been so many elections since its last record.
+#: How far above the last epoch of its log a node resumes when the stored epoch is not plausible. It must not vote twice
+#: in an epoch that it has forgotten, and there cannot have been this many elections since its last record.
 _EPOCHS_SKIPPED: Final = 1_000_000
 
 
 class ReplicaKey(NamedTuple):
-    """A node and the disk that it keeps its log on: with another disk it is another replica."""
+    """A node and its log directory: the same node with another directory is another replica."""
 
     id: int
     directory: UUID | None = None
 
 
 class Address(NamedTuple):
-    """Where a listener of a node is reached."""
+    """The address of one listener."""
 
     name: str
     host: str
@@ -53,7 +53,7 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class ElectionState(NamedTuple):
-    """What a node must remember of elections through a crash; `leader_id` is only a hint."""
+    """The election state that a node stores on disk; `leader_id` is only a hint."""
 
     epoch: int = 0
     leader_id: int = NO_LEADER
@@ -61,7 +61,7 @@ class ElectionState(NamedTuple):
 
 
 def plausible_election(election: ElectionState, last_epoch: int) -> ElectionState:
-    """The election on disk, or one to resume with where its epoch is none that elections could have reached."""
+    """The stored election state, or a replacement if elections cannot have reached its epoch."""
     if election.epoch <= max(EPOCH_IN_REPLY_MAX, last_epoch + EPOCH_JUMP_MAX):
         return election
     return ElectionState(min(last_epoch + _EPOCHS_SKIPPED, EPOCH_MAX))
@@ -71,9 +71,9 @@ class Timings(NamedTuple):
     election_timeout_ms: int = 1000
     fetch_timeout_ms: int = 2000
     backoff_max_ms: int = 1000
-    #: How long a leader keeps a fetch that it has nothing to say to.
+    #: How long a leader delays a fetch when it has no new records.
     fetch_wait_ms: int = 500
-    #: How long to wait before a request that failed is sent again.
+    #: How long a node waits before it sends a failed request again.
     retry_ms: int = 50
 
 
@@ -87,7 +87,7 @@ class Role(Enum):
 
 
 class VoterSet:
-    """Who votes, by id. Frozen: a change makes another set."""
+    """The voters by id. Immutable."""
 
     __slots__ = ("_voters",)
 
@@ -129,12 +129,12 @@ class VoterSet:
         return self._voters.get(id)
 
     def is_voter(self, key: ReplicaKey) -> bool:
-        """The same id on another disk is nobody; a voter without a known disk goes by its id."""
+        """The directories must match too, unless the voter's directory is not known."""
         voter = self._voters.get(key.id)
         return voter is not None and voter.key.directory in (None, key.directory)
 
     def with_voter(self, voter: Voter) -> "VoterSet":
-        """Added, or in the place of the one with its id."""
+        """Adds the voter, or replaces the one with the same id."""
         return VoterSet((*(other for other in self if other.key.id != voter.key.id), voter))
 
     def without(self, id: int) -> "VoterSet":
@@ -142,9 +142,9 @@ class VoterSet:
 
 
 class VoterHistory:
-    """Voter sets by the offset of their record; the newest counts, committed or not.
+    """Voter sets by the offset of their record. The newest is in force, committed or not.
 
-    A set at `BEFORE_LOG` was given from outside: the first leader writes it into the log.
+    A set at `BEFORE_LOG` is not in the log yet: the first leader appends it.
     """
 
     __slots__ = ("_entries",)
@@ -160,12 +160,12 @@ class VoterHistory:
         return f"VoterHistory({self._entries})"
 
     def add(self, offset: int, voters: VoterSet) -> None:
-        """A set read from the log or a snapshot; what was said of later offsets is void."""
+        """Add a set from the log or a snapshot, and drop the sets at later offsets."""
         self.truncate(offset)
         self._entries.append((offset, voters))
 
     def truncate(self, offset: int) -> None:
-        """The log now ends at `offset`."""
+        """Drop the sets at `offset` and above."""
         while self._entries and self._entries[-1][0] >= offset:
             self._entries.pop()
 
@@ -178,7 +178,7 @@ class VoterHistory:
         return self._entries[-1][0] if self._entries else self.BEFORE_LOG
 
     def as_of(self, offset: int) -> VoterSet:
-        """The set in force for a log that ends at `offset`, which a snapshot up to there must hold."""
+        """The set in force for a log that ends at `offset`; a snapshot up to there must contain it."""
         return next((voters for at, voters in reversed(self._entries) if at < offset), VoterSet())
 
 
@@ -202,7 +202,7 @@ ControlRecord = LeaderChange | KRaftVersion | Voters
 
 
 class ReplicaDescription(NamedTuple):
-    """How far a replica has come, as its leader sees it; -1 where that is not known."""
+    """The leader's view of a replica; -1 where the leader does not know."""
 
     key: ReplicaKey
     offset: int = UNKNOWN_OFFSET
@@ -220,7 +220,7 @@ class QuorumDescription(NamedTuple):
 
 
 class VoteRequest(NamedTuple):
-    """`epoch` is the one stood for; in a pre-vote, which binds nobody, the one that the asker is in."""
+    """`epoch` is the epoch to lead; in a pre-vote, which does not bind, the candidate's current epoch."""
 
     epoch: int
     candidate: ReplicaKey
@@ -237,7 +237,7 @@ class BeginEpochRequest(NamedTuple):
 
 
 class EndEpochRequest(NamedTuple):
-    """The leader steps down; the successors are those furthest ahead, best first."""
+    """The leader steps down. `successors` are the other voters, those furthest ahead first."""
 
     epoch: int
     leader_id: int
@@ -245,14 +245,14 @@ class EndEpochRequest(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """Asks for records, and says by its offset what this replica will not lose."""
+    """`offset` also tells the leader that the replica has made everything before it durable."""
 
     epoch: int
     replica: ReplicaKey
     offset: int
     last_epoch: int
     max_wait_ms: int
-    #: What the follower knows, -1 when it knows none: a leader that knows better answers at once.
+    #: The follower's high watermark, or -1. A leader with a higher one replies at once.
     high_watermark: int = UNKNOWN_OFFSET
 
 
@@ -292,9 +292,9 @@ class FetchReply(NamedTuple):
     leader_addresses: tuple[Address, ...] = ()
     high_watermark: int = UNKNOWN_OFFSET
     log_start: int = 0
-    #: The asker's history parts from the leader's: the leader's epoch before the parting, and where it ended.
+    #: The logs diverge: the leader's last epoch before the divergence and the end offset of that epoch.
     diverging: OffsetAndEpoch | None = None
-    #: What the asker needs is gone from the log: it must fetch this snapshot.
+    #: The log no longer has the requested records: the replica must fetch this snapshot.
     snapshot: OffsetAndEpoch | None = None
     records: bytes = b""
 
@@ -311,7 +311,7 @@ class FetchSnapshotReply(NamedTuple):
 
 
 class VoterChangeReply(NamedTuple):
-    """The answer to a voter change."""
+    """The reply to AddRaftVoter, RemoveRaftVoter and UpdateRaftVoter."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None

@@ -10,9 +10,10 @@ from penstock.cluster.controller import alter_partition, brokers, election
 from penstock.cluster.controller.partition_change import PartitionChangeBuilder
 from penstock.groups import offsets as group_offsets
 from penstock.protocol.errors import ErrorCode
-from penstock.raft.election import CampaignRules, VoteRules
-from penstock.raft.follower import QuorumFollowerRules
-from penstock.raft.leader import FetchRules, QuorumLeaderRules, VoterChangeRules
+from penstock.raft import election as raft_election
+from penstock.raft import follower as raft_follower
+from penstock.raft import leader as raft_leader
+from penstock.raft.state import RaftState
 from penstock.replication.leader import LeaderRules
 from penstock.simulation.metadata import Metadata
 from penstock.simulation.mutation import Mutation, Patch, Traps
@@ -27,41 +28,41 @@ def _same_epoch(old: Any, record: Any) -> Any:
 _changed_partition = cluster_image.changed_partition
 
 
-def _anyone_counts(self: QuorumLeaderRules) -> Any:
-    assert self._leader
-    others = [key for key in self._leader.progress if key.id != self.local.id]
-    return (self.local, *others)
+def _anyone_counts(raft: RaftState) -> Any:
+    assert raft.leader
+    others = [key for key in raft.leader.progress if key.id != raft.local.id]
+    return (raft.local, *others)
 
 
-def _majority_of_anyone(self: QuorumLeaderRules) -> int:
-    offsets = sorted((self.durable_offset_of(key) for key in _anyone_counts(self)), reverse=True)
-    return offsets[min(len(offsets), self.voters.latest.majority) - 1]
+def _majority_of_anyone(raft: RaftState) -> int:
+    offsets = sorted((raft_leader.durable_offset_of(raft, key) for key in _anyone_counts(raft)), reverse=True)
+    return offsets[min(len(offsets), raft.voters.latest.majority) - 1]
 
 
-def _own_end_counts(self: QuorumLeaderRules, key: Any) -> int:
-    return self.log.end_offset if key.id == self.local.id else self._progress_of(key).offset
+def _own_end_counts(raft: RaftState, key: Any) -> int:
+    return raft.log.end_offset if key.id == raft.local.id else raft_leader.progress_of(raft, key).offset
 
 
 def _forget_vote(self: Quorum, election: Any) -> bool:
     return True
 
 
-def _no_truncation(self: QuorumFollowerRules, diverging: Any) -> int:
-    return self.log.end_offset - 1
+def _no_truncation(raft: RaftState, diverging: Any) -> int:
+    return raft.log.end_offset - 1
 
 
-def _divergence_in_own_epoch(self: FetchRules, request: Any) -> Any:
-    return _divergence(self, request) if request.epoch == self.epoch else None
+def _divergence_in_own_epoch(raft: RaftState, request: Any) -> Any:
+    return _divergence(raft, request) if request.epoch == raft.epoch else None
 
 
-_divergence = FetchRules.divergence
+_divergence = raft_leader.divergence
 
 
-def _no_refusal(self: VoterChangeRules) -> Any:
-    return None if self._leader is not None else _change_refusal(self)
+def _no_refusal(raft: RaftState) -> Any:
+    return None if raft.leader is not None else _change_refusal(raft)
 
 
-_change_refusal = VoterChangeRules.change_refusal
+_change_refusal = raft_leader.change_refusal
 
 
 def _commit_anything(*_: Any) -> ErrorCode:
@@ -79,51 +80,55 @@ QUORUM_MUTATIONS = (
         name="two-votes-in-one-epoch",
         sentence="A voter forgets in the same epoch whom it voted for.",
         trap=Traps.QUORUM,
-        patches=(Patch(VoteRules, "grants_vote", lambda self, request: self.is_up_to_date(request)),),
+        patches=(
+            Patch(
+                raft_election, "grants_vote", lambda raft, request: raft_election.is_up_to_date(raft, request)
+            ),
+        ),
     ),
     Mutation(
         name="vote-for-anyone",
         sentence="A voter does not compare logs with the candidate.",
         trap=Traps.QUORUM,
-        patches=(Patch(VoteRules, "is_up_to_date", lambda self, request: True),),
+        patches=(Patch(raft_election, "is_up_to_date", lambda raft, request: True),),
     ),
     Mutation(
         name="earlier-epoch-committed-by-count",
         sentence="A leader commits records of an earlier epoch by counting who holds them.",
         trap=Traps.QUORUM,
-        patches=(Patch(QuorumLeaderRules, "may_commit_up_to", lambda self, offset: offset >= 0),),
+        patches=(Patch(raft_leader, "may_commit_up_to", lambda raft, offset: offset >= 0),),
     ),
     Mutation(
         name="observers-counted",
         sentence="The quorum's high watermark counts observers as well as voters.",
         trap=Traps.QUORUM,
-        patches=(Patch(QuorumLeaderRules, "majority_offset", _majority_of_anyone),),
+        patches=(Patch(raft_leader, "majority_offset", _majority_of_anyone),),
     ),
     Mutation(
         name="quorum-counts-unsynced",
         sentence="The quorum's leader counts what it has not synced.",
         trap=Traps.DURABLE,
-        patches=(Patch(QuorumLeaderRules, "durable_offset_of", _own_end_counts),),
+        patches=(Patch(raft_leader, "durable_offset_of", _own_end_counts),),
     ),
     Mutation(
         name="quorum-follower-confirms-unsynced",
         sentence="A voter fetches on before it has synced what it got.",
         trap=Traps.DURABLE,
-        patches=(Patch(QuorumFollowerRules, "is_ready_to_fetch", lambda self: not self.is_append_pending),),
+        patches=(Patch(raft_follower, "is_ready_to_fetch", lambda raft: not raft.is_append_pending),),
     ),
     Mutation(
         name="quorum-does-not-reconcile",
         sentence="The quorum's leader does not compare epochs with who fetches.",
         trap=Traps.TRUNCATE_FIRST,
-        patches=(Patch(FetchRules, "divergence", lambda self, request: None),),
+        patches=(Patch(raft_leader, "divergence", lambda raft, request: None),),
     ),
     Mutation(
         name="quorum-truncates-one-record",
         sentence="A voter that parts from its leader cuts off its last record only, and goes on.",
         trap=Traps.TRUNCATE,
         patches=(
-            Patch(QuorumFollowerRules, "truncation_offset", _no_truncation),
-            Patch(FetchRules, "divergence", lambda self, request: None),
+            Patch(raft_follower, "truncation_offset", _no_truncation),
+            Patch(raft_leader, "divergence", lambda raft, request: None),
         ),
     ),
     Mutation(
@@ -132,20 +137,20 @@ QUORUM_MUTATIONS = (
         trap=Traps.FENCE,
         patches=(
             Patch(
-                FetchRules,
+                raft_leader,
                 "fetch_error",
-                lambda self, request: (
-                    ErrorCode.none if self._leader is not None else ErrorCode.not_leader_or_follower
+                lambda raft, request: (
+                    ErrorCode.none if raft.leader is not None else ErrorCode.not_leader_or_follower
                 ),
             ),
-            Patch(FetchRules, "divergence", _divergence_in_own_epoch),
+            Patch(raft_leader, "divergence", _divergence_in_own_epoch),
         ),
     ),
     Mutation(
         name="two-voter-changes",
         sentence="A voter change begins while another is not committed.",
         trap=Traps.QUORUM,
-        patches=(Patch(VoterChangeRules, "change_refusal", _no_refusal),),
+        patches=(Patch(raft_leader, "change_refusal", _no_refusal),),
     ),
     Mutation(
         name="minority-elects",
@@ -153,9 +158,9 @@ QUORUM_MUTATIONS = (
         trap=Traps.QUORUM,
         patches=(
             Patch(
-                CampaignRules,
-                "_conclude",
-                lambda self, campaign: _lead_with_less(self, campaign),
+                raft_election,
+                "conclude_campaign",
+                lambda raft, campaign: _lead_with_less(raft, campaign),
             ),
         ),
     ),
@@ -175,13 +180,13 @@ QUORUM_MUTATIONS = (
 )
 
 
-def _lead_with_less(self: CampaignRules, campaign: Any) -> bool:
+def _lead_with_less(raft: RaftState, campaign: Any) -> bool:
     if len(campaign.granted) + 1 >= campaign.voters.majority and not campaign.is_won:
         campaign.granted.update(campaign.voters.ids)
-    return _conclude(self, campaign)
+    return _conclude_campaign(raft, campaign)
 
 
-_conclude = CampaignRules._conclude
+_conclude_campaign = raft_election.conclude_campaign
 
 
 def _take_no_answer_for_final(self: LeaderRules, *, final: bool) -> None:
