@@ -5,123 +5,103 @@ with an int16 version. Every Kafka release since 2.3 writes and reads version 3 
 expiry; version 4 of an offset carries the id of its topic (Kafka 4.1); version 4 of a group is only read.
 """
 
-import struct
-import uuid
-from dataclasses import dataclass, field
-from io import BytesIO
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from kio.serial import entity_reader, entity_writer
-from kio.static.constants import EntityType
-from kio.static.primitive import i16, i32, i64
+from kio.static.primitive import i32, i64
+
+from penstock.protocol.stored_records import (
+    KeySchema,
+    KeyValue,
+    NestedSchema,
+    RecordSchema,
+    UnknownVersion,
+    decode_entity,
+    encode_entity,
+    kafka_field,
+    key_type,
+    value_version,
+)
+
+# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitKey:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(1)
+class OffsetCommitKey(KeySchema):
+    group: str = kafka_field("string")
+    topic: str = kafka_field("string")
+    partition: i32 = kafka_field("int32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMetadataKey(KeySchema):
+    group: str = kafka_field("string")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetCommitValueV1(RecordSchema):
+    __version__: ClassVar[int] = 1
     __flexible__: ClassVar[bool] = False
-    group: str = field(metadata={"kafka_type": "string"})
-    topic: str = field(metadata={"kafka_type": "string"})
-    partition: i32 = field(metadata={"kafka_type": "int32"})
+    offset: i64 = kafka_field("int64")
+    metadata: str = kafka_field("string")
+    commit_timestamp: i64 = kafka_field("int64")
+    expire_timestamp: i64 = kafka_field("int64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadataKey:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(2)
+class OffsetCommitValueV3(RecordSchema):
+    __version__: ClassVar[int] = 3
     __flexible__: ClassVar[bool] = False
-    group: str = field(metadata={"kafka_type": "string"})
+    offset: i64 = kafka_field("int64")
+    leader_epoch: i32 = kafka_field("int32")
+    metadata: str = kafka_field("string")
+    commit_timestamp: i64 = kafka_field("int64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitValueV1:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(1)
-    __flexible__: ClassVar[bool] = False
-    offset: i64 = field(metadata={"kafka_type": "int64"})
-    metadata: str = field(metadata={"kafka_type": "string"})
-    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-    expire_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitValueV3:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(3)
-    __flexible__: ClassVar[bool] = False
-    offset: i64 = field(metadata={"kafka_type": "int64"})
-    leader_epoch: i32 = field(metadata={"kafka_type": "int32"})
-    metadata: str = field(metadata={"kafka_type": "string"})
-    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetCommitValueV4:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(4)
+class OffsetCommitValueV4(OffsetCommitValueV3):
+    __version__: ClassVar[int] = 4
     __flexible__: ClassVar[bool] = True
-    offset: i64 = field(metadata={"kafka_type": "int64"})
-    leader_epoch: i32 = field(metadata={"kafka_type": "int32"})
-    metadata: str = field(metadata={"kafka_type": "string"})
-    commit_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-    topic_id: uuid.UUID | None = field(metadata={"kafka_type": "uuid", "tag": 0}, default=None)
+    topic_id: UUID | None = kafka_field("uuid", tag=0, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberMetadataV3:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(3)
+class MemberMetadataV3(NestedSchema):
+    __version__: ClassVar[int] = 3
     __flexible__: ClassVar[bool] = False
-    member_id: str = field(metadata={"kafka_type": "string"})
-    group_instance_id: str | None = field(metadata={"kafka_type": "string"})
-    client_id: str = field(metadata={"kafka_type": "string"})
-    client_host: str = field(metadata={"kafka_type": "string"})
-    rebalance_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    session_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    subscription: bytes = field(metadata={"kafka_type": "bytes"})
-    assignment: bytes = field(metadata={"kafka_type": "bytes"})
+    member_id: str = kafka_field("string")
+    group_instance_id: str | None = kafka_field("string")
+    client_id: str = kafka_field("string")
+    client_host: str = kafka_field("string")
+    rebalance_timeout: i32 = kafka_field("int32")
+    session_timeout: i32 = kafka_field("int32")
+    subscription: bytes = kafka_field("bytes")
+    assignment: bytes = kafka_field("bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberMetadataV4:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(4)
+class MemberMetadataV4(MemberMetadataV3):
+    __version__: ClassVar[int] = 4
     __flexible__: ClassVar[bool] = True
-    member_id: str = field(metadata={"kafka_type": "string"})
-    group_instance_id: str | None = field(metadata={"kafka_type": "string"})
-    client_id: str = field(metadata={"kafka_type": "string"})
-    client_host: str = field(metadata={"kafka_type": "string"})
-    rebalance_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    session_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    subscription: bytes = field(metadata={"kafka_type": "bytes"})
-    assignment: bytes = field(metadata={"kafka_type": "bytes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadataValueV3:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(3)
+class GroupMetadataValueV3(RecordSchema):
+    __version__: ClassVar[int] = 3
     __flexible__: ClassVar[bool] = False
-    protocol_type: str = field(metadata={"kafka_type": "string"})
-    generation: i32 = field(metadata={"kafka_type": "int32"})
-    protocol: str | None = field(metadata={"kafka_type": "string"})
-    leader: str | None = field(metadata={"kafka_type": "string"})
-    current_state_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    protocol_type: str = kafka_field("string")
+    generation: i32 = kafka_field("int32")
+    protocol: str | None = kafka_field("string")
+    leader: str | None = kafka_field("string")
+    current_state_timestamp: i64 = kafka_field("int64")
     members: tuple[MemberMetadataV3, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMetadataValueV4:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(4)
+class GroupMetadataValueV4(GroupMetadataValueV3):
+    __version__: ClassVar[int] = 4
     __flexible__: ClassVar[bool] = True
-    protocol_type: str = field(metadata={"kafka_type": "string"})
-    generation: i32 = field(metadata={"kafka_type": "int32"})
-    protocol: str | None = field(metadata={"kafka_type": "string"})
-    leader: str | None = field(metadata={"kafka_type": "string"})
-    current_state_timestamp: i64 = field(metadata={"kafka_type": "int64"})
     members: tuple[MemberMetadataV4, ...]
 
 
@@ -137,8 +117,6 @@ STREAMS_KEY_TYPES: Final = (17, 19, 20, 21, 22, 23)
 #: The version that we write, except for offsets with an expiry or a topic id.
 _VALUE_VERSION: Final = 3
 
-_STRING_BYTES_MAX: Final = 32_767
-_INT16: Final = struct.Struct(">h")
 _OFFSET_VALUES: Final[dict[int, Any]] = {
     1: OffsetCommitValueV1,
     3: OffsetCommitValueV3,
@@ -199,32 +177,14 @@ class GroupMetadataRecord:
     value: StoredGroup | None
 
 
-KeyValue = tuple[bytes, bytes | None]
-
-
-class UnknownVersion(ValueError):
-    """The value has a newer format than this code supports; skipping it would lose data."""
-
-
-def can_store(*texts: str) -> bool:
-    """Whether the texts fit the 16-bit lengths of stored strings."""
-    return all(len(text.encode()) <= _STRING_BYTES_MAX for text in texts)
-
-
-def key_type(key: bytes) -> int:
-    (kind,) = _INT16.unpack_from(key)
-    return int(kind)
-
-
 def encode_offset_commit(record: OffsetCommitRecord) -> KeyValue:
     key = OffsetCommitKey(group=record.group, topic=record.topic, partition=record.partition)
-    return _encode_entity(OFFSET_COMMIT, key), None if record.value is None else _encode_offset_value(
-        record.value
-    )
+    value = None if record.value is None else _encode_offset_value(record.value)
+    return encode_entity(OFFSET_COMMIT, key), value
 
 
 def encode_group_metadata(record: GroupMetadataRecord) -> KeyValue:
-    key = _encode_entity(GROUP_METADATA, GroupMetadataKey(group=record.group))
+    key = encode_entity(GROUP_METADATA, GroupMetadataKey(group=record.group))
     return key, None if record.value is None else _encode_group_value(record.value)
 
 
@@ -232,33 +192,21 @@ def decode_record(key: bytes, value: bytes | None) -> OffsetCommitRecord | Group
     """None for a record of another kind (the newer group protocols use the same topic)."""
     kind = key_type(key)
     if kind in OFFSET_KEY_TYPES:
-        parsed = _read_entity(OffsetCommitKey, key)
+        parsed = decode_entity(OffsetCommitKey, key)
         offset = None if value is None else _decode_offset_value(value)
         return OffsetCommitRecord(
             group=parsed.group, topic=parsed.topic, partition=parsed.partition, value=offset
         )
     if kind == GROUP_METADATA:
-        parsed = _read_entity(GroupMetadataKey, key)
+        parsed = decode_entity(GroupMetadataKey, key)
         return GroupMetadataRecord(
             group=parsed.group, value=None if value is None else _decode_group_value(value)
         )
     return None
 
 
-def _encode_entity(prefix: int, entity: Any) -> bytes:
-    buffer = BytesIO()
-    buffer.write(_INT16.pack(prefix))
-    entity_writer(type(entity))(buffer, entity)
-    return buffer.getvalue()
-
-
-def _read_entity(schema: Any, data: bytes) -> Any:
-    entity, _ = entity_reader(schema)(data, _INT16.size)
-    return entity
-
-
 def _value_schema(schemas_by_version: dict[int, Any], value: bytes) -> Any:
-    (version,) = _INT16.unpack_from(value)
+    version = value_version(value)
     if version not in schemas_by_version:
         raise UnknownVersion(f"record value of version {version}")
     return schemas_by_version[version]
@@ -272,7 +220,7 @@ def _encode_offset_value(value: CommittedOffset) -> bytes:
             commit_timestamp=value.commit_timestamp_ms,
             expire_timestamp=value.expire_timestamp_ms,
         )
-        return _encode_entity(1, expiring)
+        return encode_entity(1, expiring)
     if value.topic_id is not None:
         of_topic = OffsetCommitValueV4(
             offset=value.offset,
@@ -281,18 +229,18 @@ def _encode_offset_value(value: CommittedOffset) -> bytes:
             commit_timestamp=value.commit_timestamp_ms,
             topic_id=value.topic_id,
         )
-        return _encode_entity(4, of_topic)
+        return encode_entity(4, of_topic)
     entity = OffsetCommitValueV3(
         offset=value.offset,
         leader_epoch=value.leader_epoch,
         metadata=value.metadata,
         commit_timestamp=value.commit_timestamp_ms,
     )
-    return _encode_entity(_VALUE_VERSION, entity)
+    return encode_entity(_VALUE_VERSION, entity)
 
 
 def _decode_offset_value(value: bytes) -> CommittedOffset:
-    entity = _read_entity(_value_schema(_OFFSET_VALUES, value), value)
+    entity = decode_entity(_value_schema(_OFFSET_VALUES, value), value)
     expire_timestamp_ms = getattr(entity, "expire_timestamp", -1)
     return CommittedOffset(
         offset=entity.offset,
@@ -326,11 +274,11 @@ def _encode_group_value(value: StoredGroup) -> bytes:
         current_state_timestamp=value.state_timestamp_ms,
         members=members,
     )
-    return _encode_entity(_VALUE_VERSION, entity)
+    return encode_entity(_VALUE_VERSION, entity)
 
 
 def _decode_group_value(value: bytes) -> StoredGroup:
-    entity = _read_entity(_value_schema(_GROUP_VALUES, value), value)
+    entity = decode_entity(_value_schema(_GROUP_VALUES, value), value)
     return StoredGroup(
         protocol_type=entity.protocol_type,
         generation=entity.generation,

@@ -13,7 +13,6 @@ from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from penstock.groups.coordinator_records import (
     CommittedOffset,
     GroupMetadataRecord,
-    KeyValue,
     OffsetCommitRecord,
     encode_group_metadata,
     encode_offset_commit,
@@ -21,6 +20,7 @@ from penstock.groups.coordinator_records import (
 from penstock.groups.group_config import GroupConfig, GroupCoordinatorConfig
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import KeyValue
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -6,7 +6,8 @@ shard.
 """
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
+from pkgutil import resolve_name
 from typing import Final
 
 from penstock.groups import offsets as offset_rules
@@ -20,9 +21,7 @@ from penstock.groups.coordinator_records import (
     CommittedOffset,
     GroupMetadataRecord,
     OffsetCommitRecord,
-    can_store,
     decode_record,
-    key_type,
 )
 from penstock.groups.group import (
     NO_MEMBER_ID,
@@ -51,6 +50,7 @@ from penstock.groups.group_config import GroupConfig, GroupCoordinatorConfig
 from penstock.groups.offsets import OffsetStore, TopicPartition
 from penstock.groups.topics import NO_TOPICS, Topics
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import can_store, key_type
 
 _OFFSET_EXPIRY_TIMER: Final = TimerKey("expire")
 
@@ -376,23 +376,25 @@ class GroupCoordinatorShard:
 ReplayFunction = Callable[[GroupCoordinatorShard, bytes, bytes | None], None]
 
 
+_MODERN_GROUP_CLASSES: Final = {
+    CONSUMER_KEY_TYPES: "penstock.groups.consumer.consumer_group:ConsumerGroup",
+    SHARE_KEY_TYPES: "penstock.groups.share.share_group:ShareGroup",
+    STREAMS_KEY_TYPES: "penstock.groups.streams.streams_group:StreamsGroup",
+}
+
+
 @cache
 def _replay_function(number: int) -> ReplayFunction | None:
-    """The replay function for this key type. Modules of the other kinds are imported at their first record."""
+    """The replay function for this key type.
+
+    The modules of the other kinds are loaded at their first record, to keep the start fast.
+    """
     if number in OFFSET_KEY_TYPES:
         return GroupCoordinatorShard._replay_offset
     if number in CLASSIC_KEY_TYPES:
         return GroupCoordinatorShard._replay_classic
-    if number in CONSUMER_KEY_TYPES:
-        from penstock.groups.consumer.consumer_group import replay_consumer_group
-
-        return replay_consumer_group
-    if number in SHARE_KEY_TYPES:
-        from penstock.groups.share.share_group import replay_share_group as replay_share
-
-        return replay_share
-    if number in STREAMS_KEY_TYPES:
-        from penstock.groups.streams.streams_group_records import replay_streams_group as replay_streams
-
-        return replay_streams
+    for key_types, path in _MODERN_GROUP_CLASSES.items():
+        if number in key_types:
+            replay = resolve_name("penstock.groups.modern_group:replay_modern_group")
+            return partial(replay, resolve_name(path))
     return None

@@ -1,8 +1,7 @@
 """The common part of consumer, share and streams groups, which Kafka calls modern groups: the coordinator assigns.
 
 Records: each record belongs to the whole group or to something in it that has a name. Keys start with an int16 record
-type (consumer groups use 3, 5 to 8 and 16; the content of 4 has moved into 3), values with their version, which is 0
-for all of them. The formats are Kafka's published ones, declared on kio's serializers.
+type, values with their version, which is 0 for all of them.
 
 Drafts: during an operation each change is a record, and later decisions of the operation see it at once. The group
 itself changes when the records are replayed. Until then the draft works on a copy, made with the first record, so an
@@ -10,150 +9,160 @@ operation that changes nothing is cheap.
 """
 
 import struct
-import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
-from io import BytesIO
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from hashlib import blake2b
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+from uuid import UUID
 
-from kio.serial import entity_reader, entity_writer
-from kio.static.constants import EntityType
-from kio.static.primitive import i8, i16, i32, i64
+from kio.static.primitive import i32, i64
 
-from penstock.groups.coordinator_records import KeyValue, UnknownVersion, key_type
-from penstock.groups.group import Group, Operation
+from penstock.groups.coordinator_records import CommittedOffset
+from penstock.groups.group import (
+    CommitRequest,
+    CoordinatorResult,
+    DescribedGroup,
+    Group,
+    HeartbeatRequest,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    LeaveResults,
+    Operation,
+    ReplyToken,
+    SyncReply,
+    SyncRequest,
+    TimerKey,
+    Timers,
+)
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.topics import Topics
+from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.stored_records import (
+    KeySchema,
+    KeyValue,
+    NestedSchema,
+    RecordSchema,
+    UnknownVersion,
+    decode_entity,
+    encode_entity,
+    kafka_field,
+    key_type,
+    value_version,
+)
 
 # ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
+#: Partitions by topic. Immutable by convention; topics without partitions are omitted.
+Assignment = Mapping[UUID, frozenset[int]]
+NO_PARTITIONS: Final[Assignment] = {}
 
-def kafka_field(kafka_type: str, **more: Any) -> Any:
-    default = {"default": more.pop("default")} if "default" in more else {}
-    return field(metadata={"kafka_type": kafka_type, **more}, **default)
-
-
-class KeySchema:
-    __slots__ = ()
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
-
-
-class ValueSchema:
-    __slots__ = ()
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = True
+#: The member epochs of a heartbeat that joins, leaves, or (static members) leaves temporarily.
+JOIN_GROUP_MEMBER_EPOCH: Final = 0
+LEAVE_GROUP_MEMBER_EPOCH: Final = -1
+LEAVE_GROUP_STATIC_MEMBER_EPOCH: Final = -2
+#: The epoch of a group that has no target assignment yet.
+NO_TARGET_EPOCH: Final = -1
 
 
-class NestedSchema:
-    __slots__ = ()
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = True
+class MemberState(IntEnum):
+    """The progress of a member towards its target assignment, numbered as Kafka stores it."""
+
+    STABLE = 0
+    #: The member must revoke partitions before it gets the next epoch.
+    UNREVOKED = 1
+    #: The member waits for partitions that other members have not released.
+    UNRELEASED = 2
+
+
+class GroupEpoch(NamedTuple):
+    epoch: int
+    #: A hash of the subscribed topics at this epoch.
+    metadata_hash: int = 0
+
+
+class TargetAssignmentEpoch(NamedTuple):
+    """The group epoch for which the target was last computed, and when."""
+
+    epoch: int = NO_TARGET_EPOCH
+    timestamp_ms: int = 0
+
+
+def to_assignment(partitions: Iterable[tuple[UUID, int]]) -> Assignment:
+    found: dict[UUID, list[int]] = {}
+    for topic_id, partition in partitions:
+        found.setdefault(topic_id, []).append(partition)
+    return {topic_id: frozenset(numbers) for topic_id, numbers in found.items()}
+
+
+def overlaps(one: Assignment, other: Assignment) -> bool:
+    return any(not partitions.isdisjoint(other.get(topic_id, ())) for topic_id, partitions in one.items())
+
+
+def is_within(part: Assignment, whole: Assignment) -> bool:
+    return all(partitions <= whole.get(topic_id, frozenset()) for topic_id, partitions in part.items())
+
+
+def difference(whole: Assignment, part: Assignment) -> Assignment:
+    left = {topic_id: partitions - part.get(topic_id, frozenset()) for topic_id, partitions in whole.items()}
+    return {topic_id: partitions for topic_id, partitions in left.items() if partitions}
+
+
+def union(one: Assignment, other: Assignment) -> Assignment:
+    return {
+        topic_id: one.get(topic_id, frozenset()) | other.get(topic_id, frozenset())
+        for topic_id in {**one, **other}
+    }
+
+
+# Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKey(KeySchema):
-    """The key of the group epoch (3) and of the target epoch (6)."""
+    """The key of a record that belongs to the whole group."""
 
     group_id: str = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedKey(KeySchema):
-    """The key of a member's subscription (5), target (7) and assignment (8), and of a regular expression (16)."""
+    """The key of a record that belongs to a member or to a regular expression."""
 
     group_id: str = kafka_field("string")
     name: str = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerGroupMetadataValue(ValueSchema):
-    epoch: i32 = kafka_field("int32")
-    metadata_hash: i64 = kafka_field("int64", tag=0, default=i64(0))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicProtocolPart(NestedSchema):
-    name: str = kafka_field("string")
-    metadata: bytes = kafka_field("bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassicMemberMetadataPart(NestedSchema):
-    #: Kafka writes this byte before a nullable struct. kio writes it too, except in tagged fields.
-    presence: i8 = kafka_field("int8", default=i8(1))
-    session_timeout_ms: i32 = kafka_field("int32")
-    supported_protocols: tuple[ClassicProtocolPart, ...]
-
-
-#: Never written, because it is the default.
-NO_CLASSIC_MEMBER_METADATA: Final = ClassicMemberMetadataPart(
-    presence=i8(-1), session_timeout_ms=i32(0), supported_protocols=()
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerGroupMemberMetadataValue(ValueSchema):
-    instance_id: str | None = kafka_field("string")
-    rack_id: str | None = kafka_field("string")
-    client_id: str = kafka_field("string")
-    client_host: str = kafka_field("string")
-    subscribed_topic_names: tuple[str, ...] = kafka_field("string")
-    subscribed_topic_regex: str | None = kafka_field("string")
-    rebalance_timeout_ms: i32 = kafka_field("int32")
-    server_assignor: str | None = kafka_field("string")
-    classic_member_metadata: ClassicMemberMetadataPart = field(
-        metadata={"tag": 0}, default=NO_CLASSIC_MEMBER_METADATA
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetAssignmentMetadataValue(ValueSchema):
+class TargetAssignmentMetadataValue(RecordSchema):
     assignment_epoch: i32 = kafka_field("int32")
     assignment_timestamp: i64 = kafka_field("int64", tag=0, default=i64(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPartitionsPart(NestedSchema):
-    topic_id: uuid.UUID | None = kafka_field("uuid")
+    topic_id: UUID | None = kafka_field("uuid")
     partitions: tuple[i32, ...] = kafka_field("int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetAssignmentMemberValue(ValueSchema):
+class TargetAssignmentMemberValue(RecordSchema):
     topic_partitions: tuple[TopicPartitionsPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignedPartitionsPart(NestedSchema):
-    topic_id: uuid.UUID | None = kafka_field("uuid")
-    partitions: tuple[i32, ...] = kafka_field("int32")
-    #: One epoch per partition. Kafka writes them since 4.3.
-    assignment_epochs: tuple[i32, ...] | None = kafka_field("int32", tag=0, default=None)
+def partition_parts(value: Assignment) -> tuple[Any, ...]:
+    return tuple(
+        TopicPartitionsPart(topic_id=topic_id, partitions=tuple(sorted(partitions)))
+        for topic_id, partitions in value.items()
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerGroupCurrentMemberAssignmentValue(ValueSchema):
-    member_epoch: i32 = kafka_field("int32")
-    previous_member_epoch: i32 = kafka_field("int32")
-    state: i8 = kafka_field("int8")
-    assigned_partitions: tuple[AssignedPartitionsPart, ...]
-    partitions_pending_revocation: tuple[AssignedPartitionsPart, ...]
+def assignment_of(parts: tuple[Any, ...]) -> Assignment:
+    return {part.topic_id: frozenset(part.partitions) for part in parts}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerGroupRegularExpressionValue(ValueSchema):
-    topics: tuple[str, ...] = kafka_field("string")
-    version: i64 = kafka_field("int64")
-    timestamp: i64 = kafka_field("int64")
-
-
-_INT16: Final = struct.Struct(">h")
-_VERSION: Final = _INT16.pack(0)
+_VERSION: Final = 0
 
 RecordTypeT = TypeVar("RecordTypeT", bound=IntEnum)
 
@@ -183,7 +192,7 @@ class GroupRecordCodec(Generic[RecordTypeT]):
 
         Record types without a parser are no longer written, and are ignored.
         """
-        self._kinds = kinds
+        self.kinds: Any = kinds
         self._of_group = frozenset(of_group)
         self._entities, self._parsers = entities, parsers
 
@@ -193,13 +202,13 @@ class GroupRecordCodec(Generic[RecordTypeT]):
             key: Any = GroupKey(group_id=record.group_id)
         else:
             key = NamedKey(group_id=record.group_id, name=record.name)
-        value = None if record.value is None else _write_entity(_VERSION, self._entities[kind](record.value))
-        return _write_entity(_INT16.pack(kind), key), value
+        value = None if record.value is None else encode_entity(_VERSION, self._entities[kind](record.value))
+        return encode_entity(kind, key), value
 
     def decode(self, key: bytes, value: bytes | None) -> ModernGroupRecord[RecordTypeT]:
-        kind = self._kinds(key_type(key))
+        kind = self.kinds(key_type(key))
         is_of_group = kind in self._of_group
-        parsed = _read_entity(GroupKey if is_of_group else NamedKey, key)
+        parsed = decode_entity(GroupKey if is_of_group else NamedKey, key)
         name = "" if is_of_group else parsed.name
         return ModernGroupRecord(
             kind, parsed.group_id, name, None if value is None else self._parse(kind, value)
@@ -208,60 +217,151 @@ class GroupRecordCodec(Generic[RecordTypeT]):
     def _parse(self, kind: RecordTypeT, value: bytes) -> Any:
         if kind not in self._parsers:
             return None
-        if not value.startswith(_VERSION):
-            raise UnknownVersion(f"{kind.name} record of version {key_type(value)}")
+        if value_version(value) != _VERSION:
+            raise UnknownVersion(f"{kind.name} record of version {value_version(value)}")
         schema, parse = self._parsers[kind]
-        return parse(_read_entity(schema, value))
+        return parse(decode_entity(schema, value))
 
 
-@cache
-def _writer(schema: Any) -> Any:
-    return entity_writer(schema)
+# Groups
 
 
-@cache
-def _reader(schema: Any) -> Any:
-    return entity_reader(schema)
+class ModernGroup:
+    """The state that all three kinds have, and the methods of `Group` that do not depend on the kind.
 
+    Only records change the state, in the same way whether they are decided, replayed or loaded. The classic protocol is
+    refused; only consumer groups accept members that use it.
+    """
 
-def _write_entity(prefix: bytes, entity: Any) -> bytes:
-    buffer = BytesIO()
-    buffer.write(prefix)
-    schema: Any = type(entity)
-    _writer(schema)(buffer, entity)
-    return buffer.getvalue()
+    __slots__ = ("group_id", "members", "targets", "topics_version")
 
+    kind: ClassVar[str]
+    codec: ClassVar[GroupRecordCodec[Any]]
+    #: The kinds of timers that a member has.
+    member_timers: ClassVar[tuple[str, ...]]
 
-def _read_entity(schema: Any, data: bytes) -> Any:
-    entity, _ = _reader(schema)(data, _INT16.size)
-    return entity
-
-
-class ModernGroupData(Protocol):
-    """The state of a group to which the coordinator assigns partitions or tasks."""
-
-    group_id: str
-    #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
-    topics_version: int | None
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.members: dict[str, Any] = {}
+        self.targets: dict[str, Any] = {}
+        #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
+        self.topics_version: int | None = None
 
     def fork(self) -> Self:
         """A copy to which an operation applies its records before they are replayed."""
-        ...
+        raise NotImplementedError
+
+    def apply(self, kind: Any, name: str, value: Any) -> None:
+        """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
+        raise NotImplementedError
 
     def record_of(self, kind: Any, name: str, value: Any) -> KeyValue:
         """The record of a change; the value None deletes."""
-        ...
+        return self.codec.encode(ModernGroupRecord(kind, self.group_id, name, value))
 
-    def apply(self, kind: Any, name: str, value: Any) -> None: ...
+    def tombstones(self) -> Iterator[KeyValue]:
+        """The tombstones that delete all records of the group."""
+        kinds = self.codec.kinds
+        for kind in (kinds.CURRENT_MEMBER_ASSIGNMENT, kinds.TARGET_ASSIGNMENT_MEMBER):
+            for member_id in self.members:
+                yield self.record_of(kind, member_id, None)
+        yield self.record_of(kinds.TARGET_ASSIGNMENT_METADATA, "", None)
+        for member_id in self.members:
+            yield self.record_of(kinds.MEMBER_METADATA, member_id, None)
+        for kind, name in self._other_records():
+            yield self.record_of(kind, name, None)
+        yield self.record_of(kinds.GROUP_METADATA, "", None)
+
+    def _other_records(self) -> Iterable[tuple[Any, str]]:
+        """The type and the name of each record that only this kind of group has."""
+        return ()
+
+    @property
+    def protocol_name(self) -> str:
+        return self.kind
+
+    @property
+    def member_count(self) -> int:
+        return len(self.members)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.members
+
+    @property
+    def can_be_replaced(self) -> bool:
+        return False
+
+    # The classic protocol
+
+    def join(
+        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
+    ) -> None:
+        error = ErrorCode.inconsistent_group_protocol
+        operation.reply(token, JoinReply(error=error, member_id=request.member_id))
+
+    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
+        operation.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
+
+    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
+        return ErrorCode.unknown_member_id
+
+    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
+        return tuple((member, ErrorCode.unknown_member_id) for member in request.members)
+
+    def described(self) -> DescribedGroup | None:
+        return None
+
+    # Offsets
+
+    def is_commit_without_member(self, request: CommitRequest, *, is_transactional: bool) -> bool:
+        """Whether a client that is not a member may commit."""
+        if request.generation >= 0:
+            return False
+        if self.is_empty:
+            return True
+        # Older transactional producers do not send the member for which they commit.
+        return is_transactional and not request.member_id and request.instance_id is None
+
+    def check_offset_deletion(self) -> ErrorCode:
+        return ErrorCode.none
+
+    def retained_from_ms(self, offset: CommittedOffset) -> int | None:
+        return offset.commit_timestamp_ms
+
+    # Lifecycle
+
+    def member_committed(self, member_id: str, operation: Operation) -> None:
+        """Do nothing: only heartbeats extend the session."""
+
+    def cancel_member_timers(self, timers: Timers[TimerKey], member_id: str) -> None:
+        for kind in self.member_timers:
+            timers.cancel(TimerKey(kind, self.group_id, member_id))
+
+    def removed(self, timers: Timers[TimerKey]) -> None:
+        for member_id in self.members:
+            self.cancel_member_timers(timers, member_id)
 
 
-GroupDataT = TypeVar("GroupDataT", bound=ModernGroupData)
+def put_or_remove(values: dict[str, Any], name: str, value: Any) -> None:
+    """Apply a record to one of the dictionaries of a group."""
+    if value is None:
+        values.pop(name, None)
+    else:
+        values[name] = value
 
 
-class GroupDraft(Generic[GroupDataT]):
+ModernGroupT = TypeVar("ModernGroupT", bound=ModernGroup)
+
+
+class GroupDraft(Generic[ModernGroupT]):
     __slots__ = ("_is_copy", "_origin", "group_id", "operation", "state")
 
-    def __init__(self, state: GroupDataT, operation: Operation, *, is_new: bool = False) -> None:
+    def __init__(self, state: ModernGroupT, operation: Operation, *, is_new: bool = False) -> None:
         """`is_new` is true for a state that is in no shard yet, so that it needs no copy."""
         self.group_id = state.group_id
         self.state = state
@@ -275,6 +375,12 @@ class GroupDraft(Generic[GroupDataT]):
         self.state.apply(kind, name, value)
         self.operation.store(self.state.record_of(kind, name, value))
 
+    def remove(self, member_id: str) -> None:
+        kinds = self.state.codec.kinds
+        for kind in (kinds.CURRENT_MEMBER_ASSIGNMENT, kinds.TARGET_ASSIGNMENT_MEMBER, kinds.MEMBER_METADATA):
+            self.change(kind, member_id, None)
+        self.state.cancel_member_timers(self.operation.timers, member_id)
+
     @property
     def topics_unchanged(self) -> bool:
         """Whether the topics are unchanged since the last check for this group."""
@@ -284,24 +390,66 @@ class GroupDraft(Generic[GroupDataT]):
         self._origin.topics_version = self.state.topics_version = self.operation.topics.version
 
 
-class ModernGroup(Group, Protocol):
-    def __init__(self, group_id: str) -> None: ...
+def require_group(
+    shard: GroupCoordinatorShard, group_id: str, group_class: type[ModernGroupT]
+) -> ModernGroupT:
+    """Raises ApiError."""
+    group: Group | None = shard.groups.get(group_id)
+    if isinstance(group, group_class):
+        return group
+    flaw = "not found" if group is None else f"is not a {group_class.kind} group"
+    raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} {flaw}.")
 
-    def apply(self, kind: Any, name: str, value: Any) -> None: ...
+
+def require_member(group: ModernGroup, member_id: str) -> Any:
+    """Raises ApiError."""
+    member = group.members.get(member_id)
+    if member is None:
+        message = f"Member {member_id} is not a member of group {group.group_id}."
+        raise ApiError(ErrorCode.unknown_member_id, message)
+    return member
 
 
-ModernGroupT = TypeVar("ModernGroupT", bound=ModernGroup)
+def check_group_size(group: ModernGroup, size_max: int) -> None:
+    """Raises ApiError if the group cannot take another member."""
+    if len(group.members) >= size_max:
+        message = f"The {group.kind} group has reached its maximum capacity of {size_max} members."
+        raise ApiError(ErrorCode.group_max_size_reached, message)
+
+
+def invalid_request(message: str) -> ApiError:
+    return ApiError(ErrorCode.invalid_request, message)
+
+
+def refuse_blank(**texts: str | None) -> None:
+    """Raises ApiError for a text that is present but blank."""
+    for name, text in texts.items():
+        if text is not None and not text.strip():
+            raise invalid_request(f"{name} can't be empty.")
+
+
+def run_operation(
+    shard: GroupCoordinatorShard,
+    token: ReplyToken,
+    now_ms: int,
+    decide: Callable[[Operation], object],
+    refuse: Callable[..., object],
+) -> CoordinatorResult:
+    """Reply with the result of `decide`. If it raises ApiError, reply with `refuse` and discard its records."""
+    operation = shard.operation(now_ms)
+    try:
+        operation.reply(token, decide(operation))
+    except ApiError as error:
+        return CoordinatorResult(replies=((token, refuse(error=error.code, message=error.message)),))
+    return operation.work()
 
 
 def replay_modern_group(
-    shard: GroupCoordinatorShard,
-    record: ModernGroupRecord[Any],
-    group_class: type[ModernGroupT],
-    *,
-    ends_with: Any,
+    group_class: Any, shard: GroupCoordinatorShard, key: bytes, value: bytes | None
 ) -> None:
-    """The tombstone of the type `ends_with` is the last record of a group."""
-    group = shard.groups.get(record.group_id)
+    """The tombstone of the group's metadata is the last record of a group."""
+    record = group_class.codec.decode(key, value)
+    group: Any = shard.groups.get(record.group_id)
     if not isinstance(group, group_class):
         if record.value is None:
             # A tombstone of the group's previous kind, or of a group that no longer exists.
@@ -310,5 +458,23 @@ def replay_modern_group(
             shard.drop(group)
         group = shard.groups[record.group_id] = group_class(record.group_id)
     group.apply(record.kind, record.name, record.value)
-    if record.kind is ends_with and record.value is None:
+    if record.value is None and record.kind is group_class.codec.kinds.GROUP_METADATA:
         shard.drop(group)
+
+
+_INT64: Final = struct.Struct(">q")
+_INT32: Final = struct.Struct(">i")
+
+
+def metadata_hash(names: Iterable[str], topics: Topics) -> int:
+    """A hash of the topics that exist; 0 if there are none."""
+    known = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
+    if not known:
+        return 0
+    digest = blake2b(digest_size=_INT64.size)
+    for topic in known:
+        digest.update(topic.name.encode())
+        digest.update(topic.id.bytes + _INT32.pack(topic.partition_count))
+        digest.update(";".join(",".join(sorted(racks)) for racks in topic.racks).encode())
+    (number,) = _INT64.unpack(digest.digest())
+    return int(number)

@@ -8,7 +8,7 @@ compaction keeps that one. A committed offset therefore supersedes every pending
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from penstock.groups.coordinator_records import CommittedOffset, OffsetCommitRecord, can_store
+from penstock.groups.coordinator_records import CommittedOffset, OffsetCommitRecord
 from penstock.groups.group import (
     CommitRequest,
     FetchedOffset,
@@ -20,6 +20,7 @@ from penstock.groups.group import (
 )
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import can_store
 
 
 class OffsetKey(NamedTuple):

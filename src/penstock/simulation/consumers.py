@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cluster.topic_names import CONSUMER_OFFSETS
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
+from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_STATIC_MEMBER_EPOCH,
 )
-from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
-from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
-from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.protocol.errors import ErrorCode
 from penstock.simulation.clients import Sleeper
 from penstock.simulation.ownership import GROUP, Ownership, signature

@@ -9,11 +9,8 @@ from penstock.groups.consumer import reconciliation as progress_rules
 from penstock.groups.consumer import reconciliation as reconcile_rules
 from penstock.groups.consumer.consumer_group import ConsumerGroup
 from penstock.groups.consumer.consumer_group_data import ConsumerGroupData, ConsumerGroupDraft
-from penstock.groups.consumer.consumer_group_records import (
-    JOIN_GROUP_MEMBER_EPOCH,
-    ConsumerGroupMember,
-    ConsumerGroupRecordType,
-)
+from penstock.groups.consumer.consumer_group_records import ConsumerGroupMember, ConsumerGroupRecordType
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.share.partition import acknowledgement, share_partition_state
 from penstock.groups.share.partition.in_flight_records import at_least
 from penstock.groups.share.partition.share_partition import SharePartition
@@ -46,9 +43,9 @@ _reconcile = reconcile_rules.reconcile
 
 def _old_id_stays(draft: ConsumerGroupDraft, old: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
     target = draft.state.targets.get(old.member_id)
-    draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member_id, old.subscription)
+    draft.change(ConsumerGroupRecordType.MEMBER_METADATA, member_id, old.subscription)
     if target is not None:
-        draft.change(ConsumerGroupRecordType.TARGET, member_id, target)
+        draft.change(ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
     new = draft.state.members[member_id]
     return draft.tell(
         new, old.current._replace(epoch=JOIN_GROUP_MEMBER_EPOCH, previous_epoch=JOIN_GROUP_MEMBER_EPOCH)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.groups.consumer.consumer_group import ConsumerGroup
-from penstock.groups.coordinator_records import OFFSET_KEY_TYPES, OffsetCommitRecord, decode_record, key_type
+from penstock.groups.coordinator_records import OFFSET_KEY_TYPES, OffsetCommitRecord, decode_record
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.protocol.stored_records import key_type
 from penstock.simulation.kinds import GROUP_SETTINGS
 from penstock.simulation.ledger import Violation
 

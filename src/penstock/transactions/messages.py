@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import KeyValue
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -152,8 +153,6 @@ class TransactionConfig:
     expired_check_interval_ms: int = 3_600_000  # transaction.remove.expired.transaction.cleanup.interval.ms
     two_phase_enabled: bool = True  # transaction.two.phase.commit.enable
 
-
-KeyValue = tuple[bytes, bytes | None]
 
 #: Identifies the request that a reply belongs to. The shard keeps the token of a request that waits.
 ReplyToken = Hashable

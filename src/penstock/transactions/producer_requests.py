@@ -29,7 +29,7 @@ from penstock.transactions.transaction import (
     TransactionMetadata,
     TransactionState,
 )
-from penstock.transactions.transaction_log import can_store
+from penstock.transactions.transaction_log import is_valid_transactional_id
 
 
 class TransactionDecision(NamedTuple):
@@ -96,7 +96,7 @@ def _add_reply(request: AddPartitionsRequest, error: ErrorCode) -> AddPartitions
 
 def check_init_request(request: InitProducerIdRequest, settings: TransactionConfig) -> ErrorCode:
     """Check what does not depend on the state of the transactional id."""
-    if not can_store(request.transactional_id):
+    if not is_valid_transactional_id(request.transactional_id):
         return ErrorCode.invalid_request
     if (request.producer_id < 0) != (request.epoch < 0):
         return ErrorCode.invalid_request

@@ -7,17 +7,27 @@ hand: every transaction writes three, and encoding by schema would cost more tha
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from kio.serial import entity_reader
-from kio.static.constants import EntityType
 from kio.static.primitive import i8, i16, i32, i64
 
 from penstock.protocol.produce import encode_uvarint
-from penstock.transactions.messages import NO_PRODUCER_ID, KeyValue, TopicPartition
+from penstock.protocol.stored_records import (
+    KeySchema,
+    KeyValue,
+    NestedSchema,
+    RecordSchema,
+    UnknownVersion,
+    can_store,
+    decode_entity,
+    kafka_field,
+    key_type,
+    value_version,
+)
+from penstock.transactions.messages import NO_PRODUCER_ID, TopicPartition
 from penstock.transactions.transaction import (
     NO_PRODUCER,
     STATES_BY_CODE,
@@ -30,72 +40,55 @@ from penstock.transactions.transaction import (
 PREDECESSOR_EPOCH_TAG: Final = 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionLogKey:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
-    transactional_id: str = field(metadata={"kafka_type": "string"})
+# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionsV0:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(0)
-    __flexible__: ClassVar[bool] = False
-    topic: str = field(metadata={"kafka_type": "string"})
-    partition_ids: tuple[i32, ...] = field(metadata={"kafka_type": "int32"})
+class TransactionLogKey(KeySchema):
+    transactional_id: str = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionLogValueV0:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(0)
+class PartitionsV0(NestedSchema):
     __flexible__: ClassVar[bool] = False
-    producer_id: i64 = field(metadata={"kafka_type": "int64"})
-    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
-    transaction_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    transaction_status: i8 = field(metadata={"kafka_type": "int8"})
+    topic: str = kafka_field("string")
+    partition_ids: tuple[i32, ...] = kafka_field("int32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLogValueV0(RecordSchema):
+    __flexible__: ClassVar[bool] = False
+    producer_id: i64 = kafka_field("int64")
+    producer_epoch: i16 = kafka_field("int16")
+    transaction_timeout: i32 = kafka_field("int32")
+    transaction_status: i8 = kafka_field("int8")
     transaction_partitions: tuple[PartitionsV0, ...] | None
-    transaction_last_update_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-    transaction_start_timestamp: i64 = field(metadata={"kafka_type": "int64"})
+    transaction_last_update_timestamp: i64 = kafka_field("int64")
+    transaction_start_timestamp: i64 = kafka_field("int64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionsV1:
-    __type__: ClassVar = EntityType.nested
-    __version__: ClassVar[i16] = i16(1)
+class PartitionsV1(PartitionsV0):
+    __version__: ClassVar[int] = 1
     __flexible__: ClassVar[bool] = True
-    topic: str = field(metadata={"kafka_type": "string"})
-    partition_ids: tuple[i32, ...] = field(metadata={"kafka_type": "int32"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionLogValueV1:
-    __type__: ClassVar = EntityType.data
-    __version__: ClassVar[i16] = i16(1)
+class TransactionLogValueV1(TransactionLogValueV0):
+    __version__: ClassVar[int] = 1
     __flexible__: ClassVar[bool] = True
-    producer_id: i64 = field(metadata={"kafka_type": "int64"})
-    producer_epoch: i16 = field(metadata={"kafka_type": "int16"})
-    transaction_timeout: i32 = field(metadata={"kafka_type": "int32"})
-    transaction_status: i8 = field(metadata={"kafka_type": "int8"})
     transaction_partitions: tuple[PartitionsV1, ...] | None
-    transaction_last_update_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-    transaction_start_timestamp: i64 = field(metadata={"kafka_type": "int64"})
-    previous_producer_id: i64 = field(metadata={"kafka_type": "int64", "tag": 0}, default=i64(-1))
-    next_producer_id: i64 = field(metadata={"kafka_type": "int64", "tag": 1}, default=i64(-1))
-    client_transaction_version: i16 = field(metadata={"kafka_type": "int16", "tag": 2}, default=i16(0))
-    next_producer_epoch: i16 = field(metadata={"kafka_type": "int16", "tag": 3}, default=i16(-1))
-    previous_producer_epoch: i16 = field(
-        metadata={"kafka_type": "int16", "tag": PREDECESSOR_EPOCH_TAG}, default=i16(-1)
-    )
+    previous_producer_id: i64 = kafka_field("int64", tag=0, default=i64(-1))
+    next_producer_id: i64 = kafka_field("int64", tag=1, default=i64(-1))
+    client_transaction_version: i16 = kafka_field("int16", tag=2, default=i16(0))
+    next_producer_epoch: i16 = kafka_field("int16", tag=3, default=i16(-1))
+    previous_producer_epoch: i16 = kafka_field("int16", tag=PREDECESSOR_EPOCH_TAG, default=i16(-1))
 
 
 TRANSACTION_LOG_KEY_TYPE: Final = 0
 #: The version that we write; version 0 is only read.
 _VALUE_VERSION: Final = 1
 
-_STRING_BYTES_MAX: Final = 32_767
 _INT16: Final = struct.Struct(">h")
 _VALUES: Final[dict[int, Any]] = {0: TransactionLogValueV0, 1: TransactionLogValueV1}
 
@@ -109,13 +102,9 @@ _NO_TAGS: Final = b"\x00"
 _NULL: Final = b"\x00"
 
 
-class UnknownVersion(ValueError):
-    """A value in a newer format than this code knows: ignoring the unknown parts would lose data."""
-
-
-def can_store(transactional_id: str) -> bool:
-    """Whether the id fits into a key, whose length field has 16 bits."""
-    return len(transactional_id) > 0 and len(transactional_id.encode()) <= _STRING_BYTES_MAX
+def is_valid_transactional_id(transactional_id: str) -> bool:
+    """Whether the id is not empty and fits into a key."""
+    return bool(transactional_id) and can_store(transactional_id)
 
 
 def encode_transaction(transaction: TransactionMetadata) -> KeyValue:
@@ -143,19 +132,18 @@ def encode_key(transactional_id: str) -> bytes:
 
 def decode_key(key: bytes) -> str | None:
     """Returns None for a record of another type."""
-    (kind,) = _INT16.unpack_from(key)
-    if kind != TRANSACTION_LOG_KEY_TYPE:
+    if key_type(key) != TRANSACTION_LOG_KEY_TYPE:
         return None
-    transactional_id: str = _read(TransactionLogKey, key).transactional_id
+    transactional_id: str = decode_entity(TransactionLogKey, key).transactional_id
     return transactional_id
 
 
 def decode_transaction(transactional_id: str, value: bytes) -> TransactionMetadata:
-    (version,) = _INT16.unpack_from(value)
+    version = value_version(value)
     if version not in _VALUES:
         raise UnknownVersion(f"transaction of version {version}")
     try:
-        entity = _read(_VALUES[version], value)
+        entity = decode_entity(_VALUES[version], value)
     except KeyError as error:  # kio raises this for a tag that the schema lacks
         raise UnknownVersion(str(error)) from error
     return TransactionMetadata(
@@ -227,8 +215,3 @@ def _decode_partitions(entity: Any) -> frozenset[TopicPartition]:
         for topic in entity.transaction_partitions or ()
         for partition in topic.partition_ids
     )
-
-
-def _read(schema: Any, data: bytes) -> Any:
-    entity, _ = entity_reader(schema)(data, _INT16.size)
-    return entity

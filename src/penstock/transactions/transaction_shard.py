@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import KeyValue
 from penstock.transactions.messages import (
     AddPartitionsRequest,
     CoordinatorResult,
@@ -19,7 +20,6 @@ from penstock.transactions.messages import (
     EndTxnRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
-    KeyValue,
     ListedTransaction,
     ListTransactionsFilters,
     ListTransactionsReply,

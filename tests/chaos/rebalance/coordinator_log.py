@@ -10,6 +10,7 @@ from tests.chaos.rebalance.judge import Owns, Stores
 
 from penstock.groups import coordinator_records as offsets
 from penstock.groups.consumer import consumer_group_records as groups
+from penstock.protocol.stored_records import key_type
 
 INTERNAL_TOPIC = "__consumer_offsets"
 READ_S = 0.2
@@ -41,8 +42,8 @@ def read(servers: str) -> list[KeyValue]:
 
 def events(rows: Iterable[KeyValue]) -> Iterator[Owns | Stores]:
     for row in rows:
-        kind = offsets.key_type(row.key)
-        if kind == groups.ConsumerGroupRecordType.CURRENT:
+        kind = key_type(row.key)
+        if kind == groups.ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT:
             current = groups.CONSUMER_GROUP_CODEC.decode(*row)
             if current.group_id == GROUP:
                 owned = () if current.value is None else current.value.owned()
@@ -60,7 +61,7 @@ def rebalances(rows: Iterable[KeyValue]) -> int:
     """How many epochs the group has had."""
     epochs = set()
     for row in rows:
-        if offsets.key_type(row.key) == groups.ConsumerGroupRecordType.GROUP_EPOCH:
+        if key_type(row.key) == groups.ConsumerGroupRecordType.GROUP_METADATA:
             record = groups.CONSUMER_GROUP_CODEC.decode(*row)
             if record.group_id == GROUP and record.value is not None:
                 epochs.add(record.value.epoch)

@@ -12,13 +12,13 @@ from penstock.groups.coordinator_records import (
     OffsetCommitRecord,
     StoredGroup,
     StoredMember,
-    UnknownVersion,
     decode_record,
     encode_group_metadata,
     encode_offset_commit,
 )
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.protocol.stored_records import UnknownVersion
 
 OFFSET_KEY = bytes.fromhex("0001" "0002" "6731" "0003" "746f70" "00000005")  # fmt: skip
 GROUP_KEY = bytes.fromhex("0002" "0002" "6731")  # fmt: skip

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.protocol.stored_records import UnknownVersion
 from penstock.transactions.messages import TopicPartition
 from penstock.transactions.transaction import (
     NO_PRODUCER,
@@ -13,12 +14,11 @@ from penstock.transactions.transaction import (
     TransactionState,
 )
 from penstock.transactions.transaction_log import (
-    UnknownVersion,
-    can_store,
     decode_key,
     decode_transaction,
     encode_key,
     encode_transaction,
+    is_valid_transactional_id,
 )
 
 KEY = bytes.fromhex("0000" "0006" "6f7264657273")  # fmt: skip
@@ -101,10 +101,10 @@ def test_a_layout_that_is_not_known_is_not_guessed_at() -> None:
 
 
 def test_an_id_must_fit_into_its_key() -> None:
-    assert can_store("x" * 32_767)
-    assert not can_store("x" * 32_768)
-    assert not can_store("é" * 16_384)
-    assert not can_store("")
+    assert is_valid_transactional_id("x" * 32_767)
+    assert not is_valid_transactional_id("x" * 32_768)
+    assert not is_valid_transactional_id("é" * 16_384)
+    assert not is_valid_transactional_id("")
 
 
 @given(

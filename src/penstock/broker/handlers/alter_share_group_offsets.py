@@ -71,7 +71,7 @@ async def _alter_once(
         )
         if reply.error is not ErrorCode.none:
             raise ApiError(reply.error, reply.message)
-        named = ((groups.topics.by_id(id), indexes) for id, indexes in reply.places.items())
+        named = ((groups.topics.by_id(id), indexes) for id, indexes in reply.partitions.items())
         starts = {
             (topic.id, index): wanted[topic.name][index]
             for topic, indexes in named
@@ -101,7 +101,7 @@ def _topic(ctx: RequestContext, topic: Any, reply: AlterShareOffsetsReply, error
         error = _UNKNOWN
         if part.start_offset < 0:
             error = _NEGATIVE_OFFSET
-        elif topic_id is not None and part.partition_index in reply.places.get(topic_id, ()):
+        elif topic_id is not None and part.partition_index in reply.partitions.get(topic_id, ()):
             error = errors.get((topic_id, part.partition_index), _NO_ERROR)
         partitions.append(
             AlterShareGroupOffsetsResponsePartition(

@@ -20,10 +20,10 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
 from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
 from penstock.broker.network.requests import RequestContext
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
-from penstock.groups.consumer.consumer_group_records import Assignment as Partitions
 from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.modern_group import Assignment as Partitions
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _OWN_MEMBER_ID_FROM: Final = 1

@@ -20,7 +20,8 @@ from kio.schema.describe_share_group_offsets.v1.response import (
 from penstock.broker.coordinators.groups.end_offsets import PartitionKey, end_offsets
 from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.network.requests import RequestContext
-from penstock.groups.share.share_group import require_share_group
+from penstock.groups.modern_group import require_group
+from penstock.groups.share.share_group import ShareGroup
 from penstock.groups.share.share_group_offsets import share_partitions_of
 from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -62,7 +63,7 @@ async def _describe(ctx: RequestContext, group: Any) -> Any:
 async def _requested_topics(ctx: RequestContext, group: Any) -> _RequestedTopics:
     groups, group_id = ctx.node.groups, group.group_id
     if group.topics is not None:
-        await groups.read(group_id, lambda shard: require_share_group(shard, group_id))
+        await groups.read(group_id, lambda shard: require_group(shard, group_id, ShareGroup))
         return [(topic.topic_name, list(dict.fromkeys(topic.partitions))) for topic in group.topics]
     places = await groups.read(group_id, lambda shard: share_partitions_of(shard, group_id))
     named = ((groups.topics.by_id(topic_id), indexes) for topic_id, indexes in places.items())

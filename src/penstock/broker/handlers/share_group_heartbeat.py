@@ -19,13 +19,13 @@ from kio.schema.share_group_heartbeat.v1.response import (
 from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host
 from penstock.broker.network.requests import RequestContext
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.share.share_group import ShareHeartbeatReply, ShareHeartbeatRequest
 from penstock.groups.share.share_heartbeat import share_group_heartbeat
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.groups.consumer.consumer_group_records import Assignment as Partitions
+    from penstock.groups.modern_group import Assignment as Partitions
 
 _FEATURE: Final = "share.version"
 

@@ -20,7 +20,7 @@ from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths,
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.topic_names import is_internal, topic_name_error
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.streams.streams_group import (
     EndpointPartitions,
     StreamsHeartbeatReply,

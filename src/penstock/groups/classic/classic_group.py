@@ -14,7 +14,6 @@ from penstock.groups.classic.classic_group_data import ClassicGroupData, Classic
 from penstock.groups.coordinator_records import (
     CommittedOffset,
     GroupMetadataRecord,
-    KeyValue,
     encode_group_metadata,
 )
 from penstock.groups.group import (
@@ -38,6 +37,7 @@ from penstock.groups.group import (
 )
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import KeyValue
 
 
 def prepare_or_complete_rebalance(group: ClassicGroupData, operation: Operation) -> None:

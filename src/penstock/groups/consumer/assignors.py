@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import NamedTuple
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_records import Assignment, to_assignment
+from penstock.groups.modern_group import Assignment, to_assignment
 from penstock.groups.topics import Topic
 
 

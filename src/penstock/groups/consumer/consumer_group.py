@@ -1,32 +1,15 @@
-"""A consumer group as one kind of group in the shard, and the replay of its records."""
-
-from typing import ClassVar
+"""A consumer group as one kind of group in the shard."""
 
 from penstock.groups.consumer import membership
 from penstock.groups.consumer.consumer_group_data import (
-    JOIN_TIMER,
     REBALANCE_TIMER,
-    SESSION_TIMER,
-    SYNC_TIMER,
     ConsumerGroupData,
-    cancel_timers,
     schedule_session_timeout,
 )
-from penstock.groups.consumer.consumer_group_records import (
-    CONSUMER_GROUP_CODEC,
-    JOIN_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    NO_PARTITIONS,
-    ConsumerGroupMember,
-    ConsumerGroupRecordType,
-    MemberState,
-)
+from penstock.groups.consumer.consumer_group_records import ConsumerGroupMember
 from penstock.groups.consumer.membership import DescribedConsumerGroup, DescribedConsumerMember, fence_member
-from penstock.groups.coordinator_records import CommittedOffset
-from penstock.groups.embedded_protocol import CONSUMER_PROTOCOL_TYPE
 from penstock.groups.group import (
     CommitRequest,
-    DescribedGroup,
     HeartbeatRequest,
     JoinRequest,
     LeaveRequest,
@@ -36,24 +19,21 @@ from penstock.groups.group import (
     ReplyToken,
     SyncRequest,
     TimerKey,
-    Timers,
 )
 from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import replay_modern_group
+from penstock.groups.modern_group import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    MemberState,
+    require_group,
+)
 from penstock.groups.topics import Topics
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 
 
 class ConsumerGroup(ConsumerGroupData):
     __slots__ = ()
-
-    kind: ClassVar[str] = "consumer"
-
-    # Properties
-
-    @property
-    def protocol_name(self) -> str:
-        return CONSUMER_PROTOCOL_TYPE
 
     @property
     def state_name(self) -> str:
@@ -63,18 +43,6 @@ class ConsumerGroup(ConsumerGroupData):
             return "Assigning"
         settled = all(member.current.is_settled(self.target_epoch) for member in self.members.values())
         return "Stable" if settled else "Reconciling"
-
-    @property
-    def member_count(self) -> int:
-        return len(self.members)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.members
 
     @property
     def can_be_replaced(self) -> bool:
@@ -106,9 +74,6 @@ class ConsumerGroup(ConsumerGroupData):
 
     def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
         return membership.handle_classic_leave(self, request, operation)
-
-    def described(self) -> DescribedGroup | None:
-        return None
 
     def description(self, default_assignor: str) -> DescribedConsumerGroup:
         return DescribedConsumerGroup(
@@ -146,12 +111,9 @@ class ConsumerGroup(ConsumerGroupData):
         A member that has not received its latest epochs yet may commit offsets of partitions that it has held without
         interruption since the epoch of the request: no other member can have moved those offsets meanwhile.
         """
+        if self.is_commit_without_member(request, is_transactional=is_transactional):
+            return ErrorCode.none
         member_id, epoch = request.member_id, request.generation
-        if epoch < 0 and self.is_empty:
-            return ErrorCode.none
-        if is_transactional and epoch < 0 and not member_id and request.instance_id is None:
-            # Older transactional producers do not send the member for which they commit.
-            return ErrorCode.none
         member = self.members.get(member_id)
         if member is not None and JOIN_GROUP_MEMBER_EPOCH < epoch < member.current.epoch:
             has_had = all(_was_assigned_at(member, each, epoch, topics) for each in request.offsets)
@@ -175,14 +137,8 @@ class ConsumerGroup(ConsumerGroupData):
             return ErrorCode.none
         return _wrong_epoch_error(member)
 
-    def check_offset_deletion(self) -> ErrorCode:
-        return ErrorCode.none
-
     def is_subscribed(self, topic: str) -> bool:
         return topic in self.subscribed
-
-    def retained_from_ms(self, offset: CommittedOffset) -> int | None:
-        return offset.commit_timestamp_ms
 
     # Lifecycle
 
@@ -194,18 +150,11 @@ class ConsumerGroup(ConsumerGroupData):
                 timer = TimerKey(REBALANCE_TIMER, self.group_id, member.member_id)
                 operation.schedule_in(timer, member.subscription.rebalance_timeout_ms)
 
-    def member_committed(self, member_id: str, operation: Operation) -> None:
-        """Do nothing: only heartbeats extend the session."""
-
     def time_out(self, timer: TimerKey, operation: Operation) -> None:
         """Fence a member that sent no heartbeat, revoked no partitions, did not rejoin, or did not sync in time."""
         member = self.members.get(timer.member_id)
-        if member is not None and timer.kind in (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER):
+        if member is not None and timer.kind in self.member_timers:
             fence_member(self, member, operation)
-
-    def removed(self, timers: Timers[TimerKey]) -> None:
-        for member_id in self.members:
-            cancel_timers(timers, self.group_id, member_id)
 
 
 def _wrong_epoch_error(member: ConsumerGroupMember) -> ErrorCode:
@@ -221,17 +170,5 @@ def _was_assigned_at(member: ConsumerGroupMember, offset: OffsetToCommit, epoch:
 
 def describe_consumer_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedConsumerGroup:
     """Raises GROUP_ID_NOT_FOUND."""
-    group = shard.groups.get(group_id)
-    if not isinstance(group, ConsumerGroup):
-        flaw = "not found" if group is None else "is not a consumer group"
-        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} {flaw}.")
+    group = require_group(shard, group_id, ConsumerGroup)
     return group.description(shard.settings.consumer_assignors[0])
-
-
-def replay_consumer_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
-    replay_modern_group(
-        shard,
-        CONSUMER_GROUP_CODEC.decode(key, value),
-        ConsumerGroup,
-        ends_with=ConsumerGroupRecordType.GROUP_EPOCH,
-    )

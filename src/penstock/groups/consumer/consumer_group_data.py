@@ -5,39 +5,43 @@ matched against whole topic names. A hash over everything that an assignment dep
 so that the next coordinator of the group can detect a change.
 """
 
-import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from hashlib import blake2b
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from penstock.groups.consumer.consumer_group_records import (
     CONSUMER_GROUP_CODEC,
-    NO_PARTITIONS,
-    Assignment,
     ConsumerCurrentAssignment,
     ConsumerGroupMember,
     ConsumerGroupRecordType,
     ConsumerSubscription,
-    GroupEpoch,
     ResolvedRegularExpression,
-    TargetAssignmentEpoch,
 )
-from penstock.groups.coordinator_records import KeyValue
-from penstock.groups.group import Operation, TimerKey, Timers
-from penstock.groups.modern_group import GroupDraft, ModernGroupRecord
-from penstock.groups.topics import Topics
+from penstock.groups.group import Operation, TimerKey
+from penstock.groups.modern_group import (
+    NO_PARTITIONS,
+    Assignment,
+    GroupDraft,
+    GroupEpoch,
+    GroupRecordCodec,
+    ModernGroup,
+    TargetAssignmentEpoch,
+    metadata_hash,
+    put_or_remove,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.regex import InvalidRegex, compile_regex
 
+# Timers of a member
+SESSION_TIMER, REBALANCE_TIMER = "consumer session", "consumer rebalance"
+JOIN_TIMER, SYNC_TIMER = "consumer join", "consumer sync"
 
-class ConsumerGroupData:
+
+class ConsumerGroupData(ModernGroup):
     __slots__ = (
         "_subscribed",
         "epoch",
-        "group_id",
-        "members",
         "metadata_hash",
         "owners",
         "regexes",
@@ -45,26 +49,26 @@ class ConsumerGroupData:
         "static_ids",
         "target_epoch",
         "target_timestamp_ms",
-        "targets",
-        "topics_version",
     )
 
+    kind: ClassVar[str] = "consumer"
+    codec: ClassVar[GroupRecordCodec[Any]] = CONSUMER_GROUP_CODEC
+    member_timers: ClassVar[tuple[str, ...]] = (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER)
+    members: dict[str, ConsumerGroupMember]
+    targets: dict[str, Assignment]
+
     def __init__(self, group_id: str) -> None:
-        self.group_id = group_id
+        super().__init__(group_id)
         self.epoch = 0
         self.metadata_hash = 0
         self.target_epoch, self.target_timestamp_ms = TargetAssignmentEpoch()
-        self.members: dict[str, ConsumerGroupMember] = {}
         self.static_ids: dict[str, str] = {}
-        self.targets: dict[str, Assignment] = {}
         #: The owner of each partition: the member to which it was assigned, until that member confirms the revocation.
         self.owners: dict[UUID, dict[int, str]] = {}
         self.regexes: dict[str, ResolvedRegularExpression] = {}
         self._subscribed: frozenset[str] | None = None
         #: The partitions that members last reported as owned. Not stored; no decision needs it to be complete.
         self.reported: dict[str, Assignment] = {}
-        #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
-        self.topics_version: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -72,8 +76,8 @@ class ConsumerGroupData:
             f" members={list(self.members.values())}>"
         )
 
-    def fork(self) -> "ConsumerGroupData":
-        copy = ConsumerGroupData(self.group_id)
+    def fork(self) -> Self:
+        copy = type(self)(self.group_id)
         copy.epoch, copy.metadata_hash = self.epoch, self.metadata_hash
         copy.target_epoch, copy.target_timestamp_ms = self.target_epoch, self.target_timestamp_ms
         copy.members, copy.static_ids = dict(self.members), dict(self.static_ids)
@@ -127,41 +131,25 @@ class ConsumerGroupData:
             for partition in partitions
         )
 
-    def tombstones(self) -> Iterator[KeyValue]:
-        """The tombstones that delete all records of the group."""
-        for kind in (ConsumerGroupRecordType.CURRENT, ConsumerGroupRecordType.TARGET):
-            for member_id in self.members:
-                yield self._tombstone(kind, member_id)
-        yield self._tombstone(ConsumerGroupRecordType.TARGET_EPOCH)
-        for member_id in self.members:
-            yield self._tombstone(ConsumerGroupRecordType.SUBSCRIPTION, member_id)
-        for expression in self.regexes:
-            yield self._tombstone(ConsumerGroupRecordType.REGEX, expression)
-        yield self._tombstone(ConsumerGroupRecordType.GROUP_EPOCH)
-
-    def _tombstone(self, kind: ConsumerGroupRecordType, name: str = "") -> KeyValue:
-        return self.record_of(kind, name, None)
-
-    def record_of(self, kind: ConsumerGroupRecordType, name: str, value: Any) -> KeyValue:
-        return CONSUMER_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
+    def _other_records(self) -> Iterable[tuple[ConsumerGroupRecordType, str]]:
+        return ((ConsumerGroupRecordType.REGULAR_EXPRESSION, expression) for expression in self.regexes)
 
     # Changes
 
     def apply(self, kind: ConsumerGroupRecordType, name: str, value: Any) -> None:
-        """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
         match kind:
-            case ConsumerGroupRecordType.GROUP_EPOCH:
+            case ConsumerGroupRecordType.GROUP_METADATA:
                 self.epoch, self.metadata_hash = value or GroupEpoch(0)
-            case ConsumerGroupRecordType.TARGET_EPOCH:
+            case ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA:
                 self.target_epoch, self.target_timestamp_ms = value or TargetAssignmentEpoch()
-            case ConsumerGroupRecordType.TARGET:
-                _put_or_remove(self.targets, name, value)
-            case ConsumerGroupRecordType.SUBSCRIPTION:
+            case ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER:
+                put_or_remove(self.targets, name, value)
+            case ConsumerGroupRecordType.MEMBER_METADATA:
                 self._subscribe(name, value)
-            case ConsumerGroupRecordType.CURRENT:
+            case ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT:
                 self._set_current(name, value)
-            case ConsumerGroupRecordType.REGEX:
-                _put_or_remove(self.regexes, name, value)
+            case ConsumerGroupRecordType.REGULAR_EXPRESSION:
+                put_or_remove(self.regexes, name, value)
                 self._subscribed = None
 
     def _subscribe(self, member_id: str, subscription: ConsumerSubscription | None) -> None:
@@ -200,13 +188,6 @@ class ConsumerGroupData:
                     del self.owners[topic_id]
 
 
-def _put_or_remove(values: dict[str, Any], name: str, value: Any) -> None:
-    if value is None:
-        values.pop(name, None)
-    else:
-        values[name] = value
-
-
 class ConsumerGroupDraft(GroupDraft[ConsumerGroupData]):
     __slots__ = ()
 
@@ -217,31 +198,13 @@ class ConsumerGroupDraft(GroupDraft[ConsumerGroupData]):
     # Combined changes
 
     def tell(self, member: ConsumerGroupMember, current: ConsumerCurrentAssignment) -> ConsumerGroupMember:
-        self.change(ConsumerGroupRecordType.CURRENT, member.member_id, current)
+        self.change(ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT, member.member_id, current)
         return self.state.members[member.member_id]
 
-    def remove(self, member: ConsumerGroupMember) -> None:
-        for kind in (
-            ConsumerGroupRecordType.CURRENT,
-            ConsumerGroupRecordType.TARGET,
-            ConsumerGroupRecordType.SUBSCRIPTION,
-        ):
-            self.change(kind, member.member_id, None)
-        cancel_timers(self.operation.timers, self.group_id, member.member_id)
-
     def begin_epoch(self, metadata_hash: int) -> None:
-        self.change(ConsumerGroupRecordType.GROUP_EPOCH, "", GroupEpoch(self.state.epoch + 1, metadata_hash))
-
-
-# Timers of a member
-
-SESSION_TIMER, REBALANCE_TIMER = "consumer session", "consumer rebalance"
-JOIN_TIMER, SYNC_TIMER = "consumer join", "consumer sync"
-
-
-def cancel_timers(timers: Timers[TimerKey], group_id: str, member_id: str) -> None:
-    for kind in (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER):
-        timers.cancel(TimerKey(kind, group_id, member_id))
+        self.change(
+            ConsumerGroupRecordType.GROUP_METADATA, "", GroupEpoch(self.state.epoch + 1, metadata_hash)
+        )
 
 
 def schedule_session_timeout(
@@ -268,24 +231,6 @@ def compile_topic_regex(expression: str) -> Any:
         raise ApiError(ErrorCode.invalid_regular_expression, message) from None
 
 
-_INT64: Final = struct.Struct(">q")
-_INT32: Final = struct.Struct(">i")
-
-
-def metadata_hash(names: Iterable[str], topics: Topics) -> int:
-    """A hash of the topics that exist; 0 if there are none."""
-    known = [topic for name in sorted(names) if (topic := topics.get(name)) is not None]
-    if not known:
-        return 0
-    digest = blake2b(digest_size=_INT64.size)
-    for topic in known:
-        digest.update(topic.name.encode())
-        digest.update(topic.id.bytes + _INT32.pack(topic.partition_count))
-        digest.update(";".join(",".join(sorted(racks)) for racks in topic.racks).encode())
-    (number,) = _INT64.unpack(digest.digest())
-    return int(number)
-
-
 def subscription_hash(draft: ConsumerGroupDraft) -> int:
     """The hash of the subscribed topics; the stored one if neither topics nor subscriptions have changed."""
     if draft.topics_unchanged and draft.state.subscribed == draft.subscribed_before:
@@ -298,7 +243,7 @@ def resolve_regular_expressions(draft: ConsumerGroupDraft) -> None:
     topics = draft.operation.topics
     used = {member.subscription.topic_regex: None for member in draft.state.members.values()}
     for expression in [each for each in draft.state.regexes if each not in used]:
-        draft.change(ConsumerGroupRecordType.REGEX, expression, None)
+        draft.change(ConsumerGroupRecordType.REGULAR_EXPRESSION, expression, None)
     for expression in used:
         known = draft.state.regexes.get(expression)
         if not expression or (known is not None and draft.topics_unchanged):
@@ -306,7 +251,7 @@ def resolve_regular_expressions(draft: ConsumerGroupDraft) -> None:
         found = matching_topics(expression, topics.names())
         if known is None or known.topics != found:
             draft.change(
-                ConsumerGroupRecordType.REGEX,
+                ConsumerGroupRecordType.REGULAR_EXPRESSION,
                 expression,
                 ResolvedRegularExpression(found, topics.version, draft.operation.now_ms),
             )

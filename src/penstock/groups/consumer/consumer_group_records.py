@@ -3,38 +3,33 @@
 The values are subscriptions, assignments, epochs, and the state of each member between two assignments.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.groups import modern_group
-from penstock.groups.group import Protocols
-from penstock.groups.modern_group import GroupRecordCodec
+from kio.static.primitive import i8, i32, i64
 
-#: Partitions by topic. Immutable by convention; topics without partitions are omitted.
-Assignment = Mapping[UUID, frozenset[int]]
-NO_PARTITIONS: Final[Assignment] = {}
+from penstock.groups.group import Protocols
+from penstock.groups.modern_group import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    Assignment,
+    GroupEpoch,
+    GroupRecordCodec,
+    MemberState,
+    TargetAssignmentEpoch,
+    TargetAssignmentMemberValue,
+    TargetAssignmentMetadataValue,
+    assignment_of,
+    partition_parts,
+)
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
+
 #: An epoch for each partition, by topic.
 AssignmentEpochs = Mapping[UUID, Mapping[int, int]]
 NO_ASSIGNMENT_EPOCHS: Final[AssignmentEpochs] = {}
-
-#: The member epochs of a heartbeat that joins, leaves, or (static members) leaves temporarily.
-JOIN_GROUP_MEMBER_EPOCH: Final = 0
-LEAVE_GROUP_MEMBER_EPOCH: Final = -1
-LEAVE_GROUP_STATIC_MEMBER_EPOCH: Final = -2
-#: The epoch of a group that has no target assignment yet.
-NO_TARGET_EPOCH: Final = -1
-
-
-class MemberState(IntEnum):
-    """The progress of a member towards its target assignment, numbered as Kafka stores it."""
-
-    STABLE = 0
-    #: The member must revoke partitions before it gets the next epoch.
-    UNREVOKED = 1
-    #: The member waits for partitions that other members have not released.
-    UNRELEASED = 2
 
 
 class ClassicMemberMetadata(NamedTuple):
@@ -108,19 +103,6 @@ class ConsumerGroupMember(NamedTuple):
         return self.subscription.instance_id
 
 
-class GroupEpoch(NamedTuple):
-    epoch: int
-    #: A hash of the subscribed topics at this epoch.
-    metadata_hash: int = 0
-
-
-class TargetAssignmentEpoch(NamedTuple):
-    """The group epoch for which the target was last computed, and when."""
-
-    epoch: int = NO_TARGET_EPOCH
-    timestamp_ms: int = 0
-
-
 class ResolvedRegularExpression(NamedTuple):
     """The topics that a regular expression matched."""
 
@@ -129,55 +111,96 @@ class ResolvedRegularExpression(NamedTuple):
     timestamp_ms: int
 
 
-def to_assignment(partitions: Iterable[tuple[UUID, int]]) -> Assignment:
-    found: dict[UUID, list[int]] = {}
-    for topic_id, partition in partitions:
-        found.setdefault(topic_id, []).append(partition)
-    return {topic_id: frozenset(numbers) for topic_id, numbers in found.items()}
+# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
 
-def overlaps(one: Assignment, other: Assignment) -> bool:
-    return any(not partitions.isdisjoint(other.get(topic_id, ())) for topic_id, partitions in one.items())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroupMetadataValue(RecordSchema):
+    epoch: i32 = kafka_field("int32")
+    metadata_hash: i64 = kafka_field("int64", tag=0, default=i64(0))
 
 
-def is_within(part: Assignment, whole: Assignment) -> bool:
-    return all(partitions <= whole.get(topic_id, frozenset()) for topic_id, partitions in part.items())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicProtocolPart(NestedSchema):
+    name: str = kafka_field("string")
+    metadata: bytes = kafka_field("bytes")
 
 
-def difference(whole: Assignment, part: Assignment) -> Assignment:
-    left = {topic_id: partitions - part.get(topic_id, frozenset()) for topic_id, partitions in whole.items()}
-    return {topic_id: partitions for topic_id, partitions in left.items() if partitions}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassicMemberMetadataPart(NestedSchema):
+    #: Kafka writes this byte before a nullable struct. kio writes it too, except in tagged fields.
+    presence: i8 = kafka_field("int8", default=i8(1))
+    session_timeout_ms: i32 = kafka_field("int32")
+    supported_protocols: tuple[ClassicProtocolPart, ...]
 
 
-def union(one: Assignment, other: Assignment) -> Assignment:
-    return {
-        topic_id: one.get(topic_id, frozenset()) | other.get(topic_id, frozenset())
-        for topic_id in {**one, **other}
-    }
+#: Never written, because it is the default.
+NO_CLASSIC_MEMBER_METADATA: Final = ClassicMemberMetadataPart(
+    presence=i8(-1), session_timeout_ms=i32(0), supported_protocols=()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroupMemberMetadataValue(RecordSchema):
+    instance_id: str | None = kafka_field("string")
+    rack_id: str | None = kafka_field("string")
+    client_id: str = kafka_field("string")
+    client_host: str = kafka_field("string")
+    subscribed_topic_names: tuple[str, ...] = kafka_field("string")
+    subscribed_topic_regex: str | None = kafka_field("string")
+    rebalance_timeout_ms: i32 = kafka_field("int32")
+    server_assignor: str | None = kafka_field("string")
+    classic_member_metadata: ClassicMemberMetadataPart = field(
+        metadata={"tag": 0}, default=NO_CLASSIC_MEMBER_METADATA
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignedPartitionsPart(NestedSchema):
+    topic_id: UUID | None = kafka_field("uuid")
+    partitions: tuple[i32, ...] = kafka_field("int32")
+    #: One epoch per partition. Kafka writes them since 4.3.
+    assignment_epochs: tuple[i32, ...] | None = kafka_field("int32", tag=0, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroupCurrentMemberAssignmentValue(RecordSchema):
+    member_epoch: i32 = kafka_field("int32")
+    previous_member_epoch: i32 = kafka_field("int32")
+    state: i8 = kafka_field("int8")
+    assigned_partitions: tuple[AssignedPartitionsPart, ...]
+    partitions_pending_revocation: tuple[AssignedPartitionsPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerGroupRegularExpressionValue(RecordSchema):
+    topics: tuple[str, ...] = kafka_field("string")
+    version: i64 = kafka_field("int64")
+    timestamp: i64 = kafka_field("int64")
 
 
 class ConsumerGroupRecordType(IntEnum):
     """The record types, by the number at the start of the key."""
 
-    GROUP_EPOCH = 3  # GroupEpoch
+    GROUP_METADATA = 3  # GroupEpoch
     #: Kafka 4.0 stored the partitions of topics here; a hash in the group epoch has replaced that.
     PARTITION_METADATA = 4
-    SUBSCRIPTION = 5  # ConsumerSubscription, by member
-    TARGET_EPOCH = 6  # TargetAssignmentEpoch
-    TARGET = 7  # Assignment, by member
-    CURRENT = 8  # ConsumerCurrentAssignment, by member
-    REGEX = 16  # ResolvedRegularExpression, by regular expression
+    MEMBER_METADATA = 5  # ConsumerSubscription, by member
+    TARGET_ASSIGNMENT_METADATA = 6  # TargetAssignmentEpoch
+    TARGET_ASSIGNMENT_MEMBER = 7  # Assignment, by member
+    CURRENT_MEMBER_ASSIGNMENT = 8  # ConsumerCurrentAssignment, by member
+    REGULAR_EXPRESSION = 16  # ResolvedRegularExpression, by regular expression
 
 
 # --- values to entities ---
 
 
 def _epoch_entity(value: GroupEpoch) -> Any:
-    return modern_group.ConsumerGroupMetadataValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
+    return ConsumerGroupMetadataValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
 
 
 def _subscription_entity(value: ConsumerSubscription) -> Any:
-    return modern_group.ConsumerGroupMemberMetadataValue(
+    return ConsumerGroupMemberMetadataValue(
         instance_id=value.instance_id,
         rack_id=value.rack_id,
         client_id=value.client_id,
@@ -192,34 +215,25 @@ def _subscription_entity(value: ConsumerSubscription) -> Any:
 
 def _classic_metadata_entity(classic: ClassicMemberMetadata | None) -> Any:
     if classic is None:
-        return modern_group.NO_CLASSIC_MEMBER_METADATA
-    protocols = tuple(
-        modern_group.ClassicProtocolPart(name=name, metadata=data) for name, data in classic.protocols
-    )
-    return modern_group.ClassicMemberMetadataPart(
+        return NO_CLASSIC_MEMBER_METADATA
+    protocols = tuple(ClassicProtocolPart(name=name, metadata=data) for name, data in classic.protocols)
+    return ClassicMemberMetadataPart(
         session_timeout_ms=classic.session_timeout_ms, supported_protocols=protocols
     )
 
 
 def _target_epoch_entity(value: TargetAssignmentEpoch) -> Any:
-    return modern_group.TargetAssignmentMetadataValue(
+    return TargetAssignmentMetadataValue(
         assignment_epoch=value.epoch, assignment_timestamp=value.timestamp_ms
     )
 
 
-def partition_parts(value: Assignment) -> tuple[Any, ...]:
-    return tuple(
-        modern_group.TopicPartitionsPart(topic_id=topic_id, partitions=tuple(sorted(partitions)))
-        for topic_id, partitions in value.items()
-    )
-
-
 def _target_entity(value: Assignment) -> Any:
-    return modern_group.TargetAssignmentMemberValue(topic_partitions=partition_parts(value))
+    return TargetAssignmentMemberValue(topic_partitions=partition_parts(value))
 
 
 def _current_entity(value: ConsumerCurrentAssignment) -> Any:
-    return modern_group.ConsumerGroupCurrentMemberAssignmentValue(
+    return ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=value.epoch,
         previous_member_epoch=value.previous_epoch,
         state=value.phase,
@@ -230,7 +244,7 @@ def _current_entity(value: ConsumerCurrentAssignment) -> Any:
 
 def _assigned_parts(value: Assignment, since: AssignmentEpochs) -> tuple[Any, ...]:
     return tuple(
-        modern_group.AssignedPartitionsPart(
+        AssignedPartitionsPart(
             topic_id=topic_id,
             partitions=(numbers := tuple(sorted(partitions))),
             assignment_epochs=tuple(since[topic_id][number] for number in numbers),
@@ -240,7 +254,7 @@ def _assigned_parts(value: Assignment, since: AssignmentEpochs) -> tuple[Any, ..
 
 
 def _regex_entity(value: ResolvedRegularExpression) -> Any:
-    return modern_group.ConsumerGroupRegularExpressionValue(
+    return ConsumerGroupRegularExpressionValue(
         topics=tuple(sorted(value.topics)), version=value.version, timestamp=value.timestamp_ms
     )
 
@@ -269,10 +283,6 @@ def _classic_metadata(part: Any) -> ClassicMemberMetadata | None:
     return ClassicMemberMetadata(part.session_timeout_ms, protocols)
 
 
-def assignment_of(parts: tuple[Any, ...]) -> Assignment:
-    return {part.topic_id: frozenset(part.partitions) for part in parts}
-
-
 def _assignment_epochs(entity: Any) -> AssignmentEpochs:
     """Before Kafka 4.3 the epochs were not stored; the member epoch is the latest possible value."""
     found: dict[UUID, dict[int, int]] = {}
@@ -296,31 +306,31 @@ def _current(entity: Any) -> ConsumerCurrentAssignment:
 
 
 _ENTITIES: Final[dict[ConsumerGroupRecordType, Any]] = {
-    ConsumerGroupRecordType.GROUP_EPOCH: _epoch_entity,
-    ConsumerGroupRecordType.SUBSCRIPTION: _subscription_entity,
-    ConsumerGroupRecordType.TARGET_EPOCH: _target_epoch_entity,
-    ConsumerGroupRecordType.TARGET: _target_entity,
-    ConsumerGroupRecordType.CURRENT: _current_entity,
-    ConsumerGroupRecordType.REGEX: _regex_entity,
+    ConsumerGroupRecordType.GROUP_METADATA: _epoch_entity,
+    ConsumerGroupRecordType.MEMBER_METADATA: _subscription_entity,
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA: _target_epoch_entity,
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: _target_entity,
+    ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: _current_entity,
+    ConsumerGroupRecordType.REGULAR_EXPRESSION: _regex_entity,
 }
 
 _PARSERS: Final[dict[ConsumerGroupRecordType, tuple[Any, Any]]] = {
-    ConsumerGroupRecordType.GROUP_EPOCH: (
-        modern_group.ConsumerGroupMetadataValue,
+    ConsumerGroupRecordType.GROUP_METADATA: (
+        ConsumerGroupMetadataValue,
         lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
     ),
-    ConsumerGroupRecordType.SUBSCRIPTION: (modern_group.ConsumerGroupMemberMetadataValue, _subscription),
-    ConsumerGroupRecordType.TARGET_EPOCH: (
-        modern_group.TargetAssignmentMetadataValue,
+    ConsumerGroupRecordType.MEMBER_METADATA: (ConsumerGroupMemberMetadataValue, _subscription),
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA: (
+        TargetAssignmentMetadataValue,
         lambda entity: TargetAssignmentEpoch(entity.assignment_epoch, entity.assignment_timestamp),
     ),
-    ConsumerGroupRecordType.TARGET: (
-        modern_group.TargetAssignmentMemberValue,
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (
+        TargetAssignmentMemberValue,
         lambda entity: assignment_of(entity.topic_partitions),
     ),
-    ConsumerGroupRecordType.CURRENT: (modern_group.ConsumerGroupCurrentMemberAssignmentValue, _current),
-    ConsumerGroupRecordType.REGEX: (
-        modern_group.ConsumerGroupRegularExpressionValue,
+    ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: (ConsumerGroupCurrentMemberAssignmentValue, _current),
+    ConsumerGroupRecordType.REGULAR_EXPRESSION: (
+        ConsumerGroupRegularExpressionValue,
         lambda entity: ResolvedRegularExpression(frozenset(entity.topics), entity.version, entity.timestamp),
     ),
 }
@@ -328,9 +338,9 @@ _PARSERS: Final[dict[ConsumerGroupRecordType, tuple[Any, Any]]] = {
 CONSUMER_GROUP_CODEC: Final = GroupRecordCodec(
     ConsumerGroupRecordType,
     of_group=(
-        ConsumerGroupRecordType.GROUP_EPOCH,
+        ConsumerGroupRecordType.GROUP_METADATA,
         ConsumerGroupRecordType.PARTITION_METADATA,
-        ConsumerGroupRecordType.TARGET_EPOCH,
+        ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA,
     ),
     entities=_ENTITIES,
     parsers=_PARSERS,

@@ -11,13 +11,7 @@ from penstock.groups.consumer.consumer_group_data import (
     ConsumerGroupDraft,
     schedule_session_timeout,
 )
-from penstock.groups.consumer.consumer_group_records import (
-    JOIN_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    Assignment,
-    ConsumerGroupMember,
-    ConsumerSubscription,
-)
+from penstock.groups.consumer.consumer_group_records import ConsumerGroupMember, ConsumerSubscription
 from penstock.groups.consumer.membership import (
     ConsumerHeartbeatReply,
     ConsumerHeartbeatRequest,
@@ -31,6 +25,7 @@ from penstock.groups.consumer.migration import upgrade_to_consumer_group
 from penstock.groups.consumer.reconciliation import advance_member, replace_static, target_due_in_ms
 from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH, Assignment
 from penstock.protocol.errors import ApiError, ErrorCode
 
 

@@ -21,18 +21,9 @@ from penstock.groups.consumer.consumer_group_data import (
     subscription_hash,
 )
 from penstock.groups.consumer.consumer_group_records import (
-    JOIN_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    NO_PARTITIONS,
-    Assignment,
     ConsumerGroupMember,
     ConsumerGroupRecordType,
     ConsumerSubscription,
-    MemberState,
-    is_within,
-    to_assignment,
-    union,
 )
 from penstock.groups.consumer.migration import (
     can_downgrade,
@@ -42,7 +33,6 @@ from penstock.groups.consumer.migration import (
     with_classic_metadata,
 )
 from penstock.groups.consumer.reconciliation import advance_member, replace_static
-from penstock.groups.coordinator_records import can_store
 from penstock.groups.embedded_protocol import (
     CONSUMER_PROTOCOL_TYPE,
     EmbeddedSubscription,
@@ -64,7 +54,19 @@ from penstock.groups.group import (
     TimerKey,
 )
 from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.modern_group import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    Assignment,
+    MemberState,
+    is_within,
+    to_assignment,
+    union,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.stored_records import can_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +232,7 @@ def leave_group(
 def fence_member(group: ConsumerGroupData, member: ConsumerGroupMember, operation: Operation) -> None:
     """Remove the member; its partitions are free from now on."""
     draft = ConsumerGroupDraft(group, operation)
-    draft.remove(member)
+    draft.remove(member.member_id)
     continue_without_members(draft)
 
 
@@ -266,7 +268,7 @@ def handle_classic_join(
             # The classic group then treats the member as a returning static member.
             state = group.fork()
             state.apply(
-                ConsumerGroupRecordType.SUBSCRIPTION,
+                ConsumerGroupRecordType.MEMBER_METADATA,
                 last.member_id,
                 _subscription(last.subscription, embedded, request),
             )
@@ -463,7 +465,7 @@ def _remove_leaving(draft: ConsumerGroupDraft, leaving: LeavingMember) -> ErrorC
         # An administrator may remove a static member without knowing its id.
         member_id = draft.state.static_ids.get(leaving.instance_id, NO_MEMBER_ID)
     try:
-        draft.remove(require_member(draft.state, member_id, leaving.instance_id))
+        draft.remove(require_member(draft.state, member_id, leaving.instance_id).member_id)
     except ApiError as error:
         return error.code
     return ErrorCode.none

@@ -14,20 +14,14 @@ from penstock.groups.classic.classic_group_data import ClassicGroupMember as Cla
 from penstock.groups.consumer.consumer_group_data import (
     ConsumerGroupData,
     ConsumerGroupDraft,
-    cancel_timers,
     schedule_session_timeout,
 )
 from penstock.groups.consumer.consumer_group_records import (
-    Assignment,
     ClassicMemberMetadata,
     ConsumerCurrentAssignment,
     ConsumerGroupMember,
     ConsumerGroupRecordType,
     ConsumerSubscription,
-    GroupEpoch,
-    MemberState,
-    TargetAssignmentEpoch,
-    to_assignment,
 )
 from penstock.groups.coordinator_records import GroupMetadataRecord, StoredGroup, StoredMember
 from penstock.groups.embedded_protocol import (
@@ -40,6 +34,13 @@ from penstock.groups.embedded_protocol import (
     parse_subscription,
 )
 from penstock.groups.group import Operation, Protocols
+from penstock.groups.modern_group import (
+    Assignment,
+    GroupEpoch,
+    MemberState,
+    TargetAssignmentEpoch,
+    to_assignment,
+)
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -110,13 +111,15 @@ def _refusal(group: ClassicGroup, why: str) -> ApiError:
 
 def _write_members(draft: ConsumerGroupDraft, epoch: int, members: list[ConsumerGroupMember]) -> None:
     for member in members:
-        draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member.member_id, member.subscription)
-    draft.change(ConsumerGroupRecordType.GROUP_EPOCH, "", GroupEpoch(epoch))
+        draft.change(ConsumerGroupRecordType.MEMBER_METADATA, member.member_id, member.subscription)
+    draft.change(ConsumerGroupRecordType.GROUP_METADATA, "", GroupEpoch(epoch))
     for member in members:
-        draft.change(ConsumerGroupRecordType.TARGET, member.member_id, member.current.assigned)
-    draft.change(ConsumerGroupRecordType.TARGET_EPOCH, "", TargetAssignmentEpoch(epoch))
+        draft.change(
+            ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member.member_id, member.current.assigned
+        )
+    draft.change(ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA, "", TargetAssignmentEpoch(epoch))
     for member in members:
-        draft.change(ConsumerGroupRecordType.CURRENT, member.member_id, member.current)
+        draft.change(ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT, member.member_id, member.current)
         schedule_session_timeout(
             draft.operation, draft.group_id, member, draft.operation.settings.consumer_session_timeout_ms
         )
@@ -182,7 +185,7 @@ def downgrade_to_classic_group(state: ConsumerGroupData, operation: Operation) -
     """
     operation.store_all(state.tombstones())
     for member_id in state.members:
-        cancel_timers(operation.timers, state.group_id, member_id)
+        state.cancel_member_timers(operation.timers, member_id)
     stored = _stored_group(state, operation)
     group = ClassicGroup(state.group_id)
     group.install(stored)

@@ -25,21 +25,23 @@ from penstock.groups.consumer.consumer_group_data import (
     subscription_hash,
 )
 from penstock.groups.consumer.consumer_group_records import (
-    JOIN_GROUP_MEMBER_EPOCH,
-    NO_PARTITIONS,
-    NO_TARGET_EPOCH,
-    Assignment,
     ConsumerCurrentAssignment,
     ConsumerGroupMember,
     ConsumerGroupRecordType,
     ConsumerSubscription,
+)
+from penstock.groups.group import TimerKey
+from penstock.groups.modern_group import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    NO_PARTITIONS,
+    NO_TARGET_EPOCH,
+    Assignment,
     MemberState,
     TargetAssignmentEpoch,
     difference,
     overlaps,
     union,
 )
-from penstock.groups.group import TimerKey
 from penstock.groups.topics import Topic
 
 
@@ -74,8 +76,10 @@ def update_target_assignment(draft: ConsumerGroupDraft, interval_ms: int) -> Non
     assert name is not None
     for member_id, target in consumer_assignor(name)(members, topics).items():
         if target != members[member_id].target or member_id not in state.targets:
-            draft.change(ConsumerGroupRecordType.TARGET, member_id, target)
-    draft.change(ConsumerGroupRecordType.TARGET_EPOCH, "", TargetAssignmentEpoch(state.epoch, now_ms))
+            draft.change(ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
+    draft.change(
+        ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA, "", TargetAssignmentEpoch(state.epoch, now_ms)
+    )
 
 
 def _subscribed_topics(draft: ConsumerGroupDraft) -> dict[UUID, Topic]:
@@ -141,7 +145,7 @@ def advance_member(
     old = member.subscription
     is_new = member.member_id not in draft.state.members
     if subscription != old or is_new:
-        draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member.member_id, subscription)
+        draft.change(ConsumerGroupRecordType.MEMBER_METADATA, member.member_id, subscription)
     is_other = (subscription.topic_names, subscription.topic_regex) != (old.topic_names, old.topic_regex)
     refresh_subscribed_topics(draft, begins_epoch=is_other or is_new)
     # A member that changes its subscription must not get partitions that it no longer wants.
@@ -186,10 +190,10 @@ def replace_static(
 ) -> ConsumerGroupMember:
     """Give the static member another id; it keeps its assignment. Requests with the old id are fenced."""
     target = draft.state.targets.get(old.member_id)
-    draft.remove(old)
-    draft.change(ConsumerGroupRecordType.SUBSCRIPTION, member_id, old.subscription)
+    draft.remove(old.member_id)
+    draft.change(ConsumerGroupRecordType.MEMBER_METADATA, member_id, old.subscription)
     if target is not None:
-        draft.change(ConsumerGroupRecordType.TARGET, member_id, target)
+        draft.change(ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
     new = draft.state.members[member_id]
     return draft.tell(
         new, old.current._replace(epoch=JOIN_GROUP_MEMBER_EPOCH, previous_epoch=JOIN_GROUP_MEMBER_EPOCH)

@@ -1,39 +1,28 @@
-"""A share group as one kind of group in the shard: its data, its messages and the replay of its records.
+"""A share group as one kind of group in the shard: its data, and its messages.
 
 Only records change the data, in the same way whether they are decided, replayed or loaded. Messages are independent of
 the wire version.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_data import metadata_hash
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.group import CommitRequest, Operation, TimerKey
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
     NO_PARTITIONS,
     NO_TARGET_EPOCH,
     Assignment,
+    GroupDraft,
     GroupEpoch,
+    GroupRecordCodec,
+    ModernGroup,
+    metadata_hash,
+    put_or_remove,
+    require_group,
 )
-from penstock.groups.coordinator_records import CommittedOffset, KeyValue
-from penstock.groups.group import (
-    CommitRequest,
-    DescribedGroup,
-    HeartbeatRequest,
-    JoinReply,
-    JoinRequest,
-    LeaveRequest,
-    LeaveResults,
-    Operation,
-    ReplyToken,
-    SyncReply,
-    SyncRequest,
-    TimerKey,
-    Timers,
-)
-from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import GroupDraft, ModernGroupRecord, replay_modern_group
 from penstock.groups.share.share_group_records import (
     NO_STATE_PARTITIONS,
     SHARE_GROUP_CODEC,
@@ -44,7 +33,7 @@ from penstock.groups.share.share_group_records import (
     StatePartitionMetadata,
 )
 from penstock.groups.topics import Topics
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 
 NO_TOPIC_NAMES: Final[Mapping[UUID, str]] = {}
 
@@ -112,50 +101,46 @@ StartOffsets = Mapping[str, Mapping[int, int]]
 
 
 class AlterShareOffsetsReply(NamedTuple):
-    """The states of `places` may now be initialized again with `epoch`; other requested partitions do not exist."""
+    """The states of `partitions` may now be initialized again with `epoch`; other requested partitions do not exist."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None
     epoch: int = 0
-    places: Assignment = NO_PARTITIONS
+    partitions: Assignment = NO_PARTITIONS
     #: A state that is still being deleted cannot be initialized: complete the deletion and retry.
     waits_for_deletion: bool = False
 
 
 class DeleteShareOffsetsReply(NamedTuple):
-    """`places` may have a state, to be deleted unless it was initialized after `epoch`. Other topics have no state."""
+    """Delete the states of `partitions` unless they were initialized after `epoch`. Other partitions have no state."""
 
     error: ErrorCode = ErrorCode.none
     message: str | None = None
     epoch: int = 0
-    places: Assignment = NO_PARTITIONS
+    partitions: Assignment = NO_PARTITIONS
     names: Mapping[UUID, str] = NO_TOPIC_NAMES
 
 
-class ShareGroupData:
-    __slots__ = (
-        "_subscribed",
-        "epoch",
-        "group_id",
-        "members",
-        "metadata_hash",
-        "states",
-        "target_epoch",
-        "targets",
-        "topics_version",
-    )
+SESSION_TIMER: Final = "share session"
+SIMPLE_ASSIGNOR: Final = "simple"
+
+
+class ShareGroup(ModernGroup):
+    __slots__ = ("_subscribed", "epoch", "metadata_hash", "states", "target_epoch")
+
+    kind: ClassVar[str] = "share"
+    codec: ClassVar[GroupRecordCodec[Any]] = SHARE_GROUP_CODEC
+    member_timers: ClassVar[tuple[str, ...]] = (SESSION_TIMER,)
+    members: dict[str, ShareGroupMember]
+    targets: dict[str, Assignment]
 
     def __init__(self, group_id: str) -> None:
-        self.group_id = group_id
+        super().__init__(group_id)
         self.epoch = 0
         self.metadata_hash = 0
         self.target_epoch = NO_TARGET_EPOCH
-        self.members: dict[str, ShareGroupMember] = {}
-        self.targets: dict[str, Assignment] = {}
         self.states: StatePartitionMetadata = NO_STATE_PARTITIONS
         self._subscribed: frozenset[str] | None = None
-        #: The version of the topics at the last check. Not stored, so a coordinator that loads the group checks again.
-        self.topics_version: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -163,8 +148,8 @@ class ShareGroupData:
             f" members={list(self.members.values())}>"
         )
 
-    def fork(self) -> "ShareGroupData":
-        copy = ShareGroupData(self.group_id)
+    def fork(self) -> Self:
+        copy = type(self)(self.group_id)
         copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
         copy.members, copy.targets, copy.states = dict(self.members), dict(self.targets), self.states
         copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
@@ -177,42 +162,24 @@ class ShareGroupData:
             self._subscribed = frozenset().union(*subscriptions)
         return self._subscribed
 
-    def tombstones(self) -> Iterator[KeyValue]:
-        """The tombstones that delete all records of the group."""
-        for kind in (ShareGroupRecordType.CURRENT, ShareGroupRecordType.TARGET):
-            for member_id in self.members:
-                yield self._tombstone(kind, member_id)
-        yield self._tombstone(ShareGroupRecordType.TARGET_EPOCH)
-        for member_id in self.members:
-            yield self._tombstone(ShareGroupRecordType.SUBSCRIPTION, member_id)
-        yield self._tombstone(ShareGroupRecordType.STATES)
-        yield self._tombstone(ShareGroupRecordType.GROUP_EPOCH)
-
-    def _tombstone(self, kind: ShareGroupRecordType, name: str = "") -> KeyValue:
-        return self.record_of(kind, name, None)
-
-    def record_of(self, kind: ShareGroupRecordType, name: str, value: Any) -> KeyValue:
-        return SHARE_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
+    def _other_records(self) -> Iterable[tuple[ShareGroupRecordType, str]]:
+        return ((ShareGroupRecordType.STATE_PARTITION_METADATA, ""),)
 
     # Changes
 
     def apply(self, kind: ShareGroupRecordType, name: str, value: Any) -> None:
-        """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
         match kind:
-            case ShareGroupRecordType.GROUP_EPOCH:
+            case ShareGroupRecordType.GROUP_METADATA:
                 self.epoch, self.metadata_hash = value or GroupEpoch(0)
-            case ShareGroupRecordType.TARGET_EPOCH:
+            case ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA:
                 self.target_epoch = NO_TARGET_EPOCH if value is None else value
-            case ShareGroupRecordType.TARGET:
-                if value is None:
-                    self.targets.pop(name, None)
-                else:
-                    self.targets[name] = value
-            case ShareGroupRecordType.SUBSCRIPTION:
+            case ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER:
+                put_or_remove(self.targets, name, value)
+            case ShareGroupRecordType.MEMBER_METADATA:
                 self._subscribe(name, value)
-            case ShareGroupRecordType.CURRENT:
+            case ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT:
                 self._set_current(name, value)
-            case ShareGroupRecordType.STATES:
+            case ShareGroupRecordType.STATE_PARTITION_METADATA:
                 self.states = NO_STATE_PARTITIONS if value is None else value
                 # The next check of the topics finds partitions that now lack a state.
                 self.topics_version = None
@@ -233,57 +200,11 @@ class ShareGroupData:
         elif member is not None:
             self.members[member_id] = member._replace(current=ShareCurrentAssignment())
 
-
-SESSION_TIMER: Final = "share session"
-
-
-class ShareGroupDraft(GroupDraft[ShareGroupData]):
-    __slots__ = ()
-
-    def remove(self, member: ShareGroupMember) -> None:
-        for kind in (
-            ShareGroupRecordType.CURRENT,
-            ShareGroupRecordType.TARGET,
-            ShareGroupRecordType.SUBSCRIPTION,
-        ):
-            self.change(kind, member.member_id, None)
-        self.operation.timers.cancel(session_timer(self.group_id, member.member_id))
-
-    def begin_epoch(self, metadata_hash: int | None = None) -> None:
-        if metadata_hash is None:
-            metadata_hash = self.state.metadata_hash
-        self.change(ShareGroupRecordType.GROUP_EPOCH, "", GroupEpoch(self.state.epoch + 1, metadata_hash))
-
-    def change_states(self, states: StatePartitionMetadata) -> None:
-        if states != self.state.states:
-            self.change(ShareGroupRecordType.STATES, "", None if states.is_empty else states)
-
-
-def session_timer(group_id: str, member_id: str) -> TimerKey:
-    return TimerKey(SESSION_TIMER, group_id, member_id)
-
-
-SIMPLE_ASSIGNOR: Final = "simple"
-
-
-class ShareGroup(ShareGroupData):
-    __slots__ = ()
-
-    kind: ClassVar[str] = "share"
-
     # Properties
-
-    @property
-    def protocol_name(self) -> str:
-        return self.kind
 
     @property
     def state_name(self) -> str:
         return "Stable" if self.members else "Empty"
-
-    @property
-    def member_count(self) -> int:
-        return len(self.members)
 
     @property
     def is_empty(self) -> bool:
@@ -296,10 +217,6 @@ class ShareGroup(ShareGroupData):
         return False
 
     @property
-    def can_be_replaced(self) -> bool:
-        return False
-
-    @property
     def stored(self) -> object:
         return (
             self.epoch,
@@ -309,26 +226,6 @@ class ShareGroup(ShareGroupData):
             dict(self.targets),
             self.states,
         )
-
-    # The classic protocol, which share groups do not support
-
-    def join(
-        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
-    ) -> None:
-        error = ErrorCode.inconsistent_group_protocol
-        operation.reply(token, JoinReply(error=error, member_id=request.member_id))
-
-    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
-        operation.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
-
-    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
-        return ErrorCode.unknown_member_id
-
-    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
-        return tuple((member, ErrorCode.unknown_member_id) for member in request.members)
-
-    def described(self) -> DescribedGroup | None:
-        return None
 
     def description(self) -> DescribedShareGroup:
         return DescribedShareGroup(
@@ -359,10 +256,6 @@ class ShareGroup(ShareGroupData):
     def is_subscribed(self, topic: str) -> bool:
         return topic in self.subscribed
 
-    def retained_from_ms(self, offset: CommittedOffset) -> int | None:
-        """A share group does not use offsets that were committed before it became a share group."""
-        return offset.commit_timestamp_ms
-
     # Lifecycle
 
     def loaded(self, operation: Operation) -> None:
@@ -370,17 +263,29 @@ class ShareGroup(ShareGroupData):
         for member_id in self.members:
             operation.schedule_in(session_timer(self.group_id, member_id), timeout_ms)
 
-    def member_committed(self, member_id: str, operation: Operation) -> None:
-        """Do nothing: only heartbeats extend the session."""
-
     def time_out(self, timer: TimerKey, operation: Operation) -> None:
         member = self.members.get(timer.member_id)
         if member is not None and timer.kind == SESSION_TIMER:
             fence_member(self, member, operation)
 
-    def removed(self, timers: Timers[TimerKey]) -> None:
-        for member_id in self.members:
-            timers.cancel(session_timer(self.group_id, member_id))
+
+class ShareGroupDraft(GroupDraft[ShareGroup]):
+    __slots__ = ()
+
+    def begin_epoch(self, metadata_hash: int | None = None) -> None:
+        if metadata_hash is None:
+            metadata_hash = self.state.metadata_hash
+        self.change(ShareGroupRecordType.GROUP_METADATA, "", GroupEpoch(self.state.epoch + 1, metadata_hash))
+
+    def change_states(self, states: StatePartitionMetadata) -> None:
+        if states != self.state.states:
+            self.change(
+                ShareGroupRecordType.STATE_PARTITION_METADATA, "", None if states.is_empty else states
+            )
+
+
+def session_timer(group_id: str, member_id: str) -> TimerKey:
+    return TimerKey(SESSION_TIMER, group_id, member_id)
 
 
 def _described_member(member: ShareGroupMember) -> DescribedShareMember:
@@ -396,29 +301,13 @@ def _described_member(member: ShareGroupMember) -> DescribedShareMember:
     )
 
 
-def require_share_group(shard: GroupCoordinatorShard, group_id: str) -> ShareGroup:
-    """Raises ApiError."""
-    group = shard.groups.get(group_id)
-    if group is None:
-        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")
-    if not isinstance(group, ShareGroup):
-        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a share group.")
-    return group
-
-
 def describe_share_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedShareGroup:
     """Raises ApiError."""
-    return require_share_group(shard, group_id).description()
+    return require_group(shard, group_id, ShareGroup).description()
 
 
-def fence_member(group: ShareGroupData, member: ShareGroupMember, operation: Operation) -> None:
+def fence_member(group: ShareGroup, member: ShareGroupMember, operation: Operation) -> None:
     """Remove the member. Other members get its partitions with their next heartbeats."""
     draft = ShareGroupDraft(group, operation)
-    draft.remove(member)
+    draft.remove(member.member_id)
     draft.begin_epoch(metadata_hash(draft.state.subscribed, operation.topics))
-
-
-def replay_share_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
-    replay_modern_group(
-        shard, SHARE_GROUP_CODEC.decode(key, value), ShareGroup, ends_with=ShareGroupRecordType.GROUP_EPOCH
-    )

@@ -4,22 +4,21 @@ The share coordinator keeps the state itself. The group coordinator decides whic
 stores the progress, so that the next coordinator of the group continues with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_records import NO_PARTITIONS, Assignment, union
 from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import NO_PARTITIONS, Assignment, require_group, run_operation, union
 from penstock.groups.share.share_group import (
     AlterShareOffsetsReply,
     DeleteShareOffsetsReply,
     PendingStateChanges,
     ShareGroup,
-    ShareGroupData,
     ShareGroupDraft,
     StartOffsets,
-    require_share_group,
 )
+from penstock.groups.share.share_group_records import StatePartitionMetadata
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -37,15 +36,15 @@ def refresh_state_partitions(draft: ShareGroupDraft) -> None:
         topic = topics.get(name)
         if topic is None or topic.id in states.deleting:
             continue
-        places = topic.every_partition - states.of_topic(topic.id)
-        if places:
-            missing[topic.id], names[topic.id] = places, name
+        without_state = topic.every_partition - states.of_topic(topic.id)
+        if without_state:
+            missing[topic.id], names[topic.id] = without_state, name
     if missing:
         states = states.initialize(missing, names)
     draft.change_states(states)
 
 
-def pending_state_changes(state: ShareGroupData, topics: Topics) -> PendingStateChanges | None:
+def pending_state_changes(state: ShareGroup, topics: Topics) -> PendingStateChanges | None:
     """All changes that are not complete, even if they are in progress: repeating them is harmless."""
     states = state.states
     if not states.initializing and not states.deleting:
@@ -65,27 +64,31 @@ def all_partitions(topic_ids: frozenset[UUID], topics: Topics) -> Assignment:
 
 
 def state_initialized(
-    shard: GroupCoordinatorShard, group_id: str, places: Assignment, token: ReplyToken, *, now_ms: int
+    shard: GroupCoordinatorShard, group_id: str, partitions: Assignment, token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
     """Mark the states as initialized, and start a new epoch, which assigns the partitions to members."""
-    operation, group = shard.operation(now_ms), shard.groups.get(group_id)
-    if isinstance(group, ShareGroup):
-        states = group.states.initialization_done(places)
-        if states != group.states:
-            draft = ShareGroupDraft(group, operation)
-            draft.change_states(states)
-            draft.begin_epoch()
-    operation.reply(token, None)
-    return operation.work()
+    return _update_states(
+        shard, group_id, lambda states: states.initialization_done(partitions), token, now_ms
+    )
 
 
 def state_deleted(
     shard: GroupCoordinatorShard, group_id: str, topic_ids: Iterable[UUID], token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
     """Mark the deletion as complete. States that are initialized later have a later epoch than the deletion."""
+    return _update_states(shard, group_id, lambda states: states.deletion_done(topic_ids), token, now_ms)
+
+
+def _update_states(
+    shard: GroupCoordinatorShard,
+    group_id: str,
+    update: Callable[[StatePartitionMetadata], StatePartitionMetadata],
+    token: ReplyToken,
+    now_ms: int,
+) -> CoordinatorResult:
     operation, group = shard.operation(now_ms), shard.groups.get(group_id)
     if isinstance(group, ShareGroup):
-        states = group.states.deletion_done(topic_ids)
+        states = update(group.states)
         if states != group.states:
             draft = ShareGroupDraft(group, operation)
             draft.change_states(states)
@@ -101,25 +104,19 @@ def begin_alter_offsets(
     shard: GroupCoordinatorShard, group_id: str, offsets: StartOffsets, token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
     """The reply is an AlterShareOffsetsReply. A group that does not exist is created."""
-    operation = shard.operation(now_ms)
-    try:
-        reply = _alter_offsets(_draft_for_alter(shard, group_id, operation), offsets)
-    except ApiError as error:
-        return CoordinatorResult(
-            replies=((token, AlterShareOffsetsReply(error=error.code, message=error.message)),)
-        )
-    operation.reply(token, reply)
-    return operation.work()
 
+    def decide(operation: Operation) -> AlterShareOffsetsReply:
+        if group_id not in shard.groups:
+            draft = ShareGroupDraft(ShareGroup(group_id), operation, is_new=True)
+        else:
+            draft = ShareGroupDraft(_require_empty_group(shard, group_id), operation)
+        return _alter_offsets(draft, offsets)
 
-def _draft_for_alter(shard: GroupCoordinatorShard, group_id: str, operation: Operation) -> ShareGroupDraft:
-    if group_id not in shard.groups:
-        return ShareGroupDraft(ShareGroupData(group_id), operation, is_new=True)
-    return ShareGroupDraft(_require_empty_group(shard, group_id), operation)
+    return run_operation(shard, token, now_ms, decide, AlterShareOffsetsReply)
 
 
 def _require_empty_group(shard: GroupCoordinatorShard, group_id: str) -> ShareGroup:
-    group = require_share_group(shard, group_id)
+    group = require_group(shard, group_id, ShareGroup)
     if group.members:
         raise ApiError(ErrorCode.non_empty_group, f"Group {group_id} is not empty.")
     return group
@@ -127,21 +124,21 @@ def _require_empty_group(shard: GroupCoordinatorShard, group_id: str) -> ShareGr
 
 def _alter_offsets(draft: ShareGroupDraft, offsets: StartOffsets) -> AlterShareOffsetsReply:
     topics, states = draft.operation.topics, draft.state.states
-    places: dict[UUID, frozenset[int]] = {}
+    partitions: dict[UUID, frozenset[int]] = {}
     names: dict[UUID, str] = {}
     for name, by_partition in offsets.items():
         topic = topics.get(name)
         known = frozenset() if topic is None else topic.every_partition.intersection(by_partition)
         if topic is not None and known:
-            places[topic.id], names[topic.id] = known, name
-    if not places:
+            partitions[topic.id], names[topic.id] = known, name
+    if not partitions:
         return AlterShareOffsetsReply()
-    if not states.deleting.isdisjoint(places):
+    if not states.deleting.isdisjoint(partitions):
         return AlterShareOffsetsReply(waits_for_deletion=True)
-    draft.change_states(states.initialize(places, names))
+    draft.change_states(states.initialize(partitions, names))
     # The states are initialized again with the new epoch, which fences leaders that have the old states.
     draft.begin_epoch()
-    return AlterShareOffsetsReply(epoch=draft.state.epoch, places=places)
+    return AlterShareOffsetsReply(epoch=draft.state.epoch, partitions=partitions)
 
 
 def begin_delete_offsets(
@@ -153,17 +150,11 @@ def begin_delete_offsets(
     now_ms: int,
 ) -> CoordinatorResult:
     """The reply is a DeleteShareOffsetsReply. `topic_names` None selects all topics of the group."""
-    operation = shard.operation(now_ms)
-    try:
-        reply = _delete_offsets(
-            ShareGroupDraft(_require_empty_group(shard, group_id), operation), topic_names
-        )
-    except ApiError as error:
-        return CoordinatorResult(
-            replies=((token, DeleteShareOffsetsReply(error=error.code, message=error.message)),)
-        )
-    operation.reply(token, reply)
-    return operation.work()
+
+    def decide(operation: Operation) -> DeleteShareOffsetsReply:
+        return _delete_offsets(ShareGroupDraft(_require_empty_group(shard, group_id), operation), topic_names)
+
+    return run_operation(shard, token, now_ms, decide, DeleteShareOffsetsReply)
 
 
 def _delete_offsets(draft: ShareGroupDraft, topic_names: Iterable[str] | None) -> DeleteShareOffsetsReply:
@@ -176,7 +167,7 @@ def _delete_offsets(draft: ShareGroupDraft, topic_names: Iterable[str] | None) -
     # Partitions that are known to have a state, and partitions whose earlier deletion is not complete.
     known = {topic_id: states.of_topic(topic_id) for topic_id in names}
     again = all_partitions(states.deleting.intersection(names), topics)
-    return DeleteShareOffsetsReply(epoch=draft.state.epoch, places=union(known, again), names=names)
+    return DeleteShareOffsetsReply(epoch=draft.state.epoch, partitions=union(known, again), names=names)
 
 
 # Queries
@@ -189,6 +180,6 @@ def current_state_changes(shard: GroupCoordinatorShard, group_id: str) -> Pendin
 
 def share_partitions_of(shard: GroupCoordinatorShard, group_id: str) -> Assignment:
     """The share partitions of a group, of topics that still exist. Raises ApiError."""
-    initialized = require_share_group(shard, group_id).states.initialized
-    found = {id: places for id, places in initialized.items() if shard.topics.by_id(id) is not None}
+    initialized = require_group(shard, group_id, ShareGroup).states.initialized
+    found = {id: indexes for id, indexes in initialized.items() if shard.topics.by_id(id) is not None}
     return found or NO_PARTITIONS

@@ -6,7 +6,6 @@ values with their version, which is 0 for all of them. Keys and the target assig
 groups.
 """
 
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,25 +14,22 @@ from uuid import UUID
 
 from kio.static.primitive import i8, i32, i64
 
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     Assignment,
     GroupEpoch,
+    GroupRecordCodec,
+    MemberState,
+    TargetAssignmentMemberValue,
+    TargetAssignmentMetadataValue,
+    TopicPartitionsPart,
     assignment_of,
     difference,
     partition_parts,
     union,
 )
-from penstock.groups.modern_group import (
-    GroupRecordCodec,
-    NestedSchema,
-    TargetAssignmentMemberValue,
-    TargetAssignmentMetadataValue,
-    TopicPartitionsPart,
-    ValueSchema,
-    kafka_field,
-)
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
 
 
 class ShareSubscription(NamedTuple):
@@ -77,15 +73,15 @@ class StatePartitionMetadata(NamedTuple):
         none: frozenset[int] = frozenset()
         return self.initializing.get(topic_id, none) | self.initialized.get(topic_id, none)
 
-    def initialize(self, places: Assignment, names: Mapping[UUID, str]) -> "StatePartitionMetadata":
-        initializing = union(self.initializing, difference(places, self.initialized))
+    def initialize(self, partitions: Assignment, names: Mapping[UUID, str]) -> "StatePartitionMetadata":
+        initializing = union(self.initializing, difference(partitions, self.initialized))
         return StatePartitionMetadata(
             initializing, self.initialized, self.deleting, {**self.names, **names}
         ).tidied()
 
-    def initialization_done(self, places: Assignment) -> "StatePartitionMetadata":
+    def initialization_done(self, partitions: Assignment) -> "StatePartitionMetadata":
         """Skip partitions that are no longer initializing: a deletion may have come in between."""
-        done = _intersection(places, self.initializing)
+        done = _intersection(partitions, self.initializing)
         return self._replace(
             initializing=difference(self.initializing, done), initialized=union(self.initialized, done)
         )
@@ -123,21 +119,21 @@ def _intersection(one: Assignment, other: Assignment) -> Assignment:
     return {topic_id: partitions for topic_id, partitions in both.items() if partitions}
 
 
-def _without_topics(places: Assignment, topic_ids: frozenset[UUID]) -> Assignment:
-    return {topic_id: partitions for topic_id, partitions in places.items() if topic_id not in topic_ids}
+def _without_topics(assignment: Assignment, topic_ids: frozenset[UUID]) -> Assignment:
+    return {topic_id: partitions for topic_id, partitions in assignment.items() if topic_id not in topic_ids}
 
 
 # ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupMetadataValue(ValueSchema):
+class ShareGroupMetadataValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     metadata_hash: i64 = kafka_field("int64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupMemberMetadataValue(ValueSchema):
+class ShareGroupMemberMetadataValue(RecordSchema):
     rack_id: str | None = kafka_field("string")
     client_id: str = kafka_field("string")
     client_host: str = kafka_field("string")
@@ -145,7 +141,7 @@ class ShareGroupMemberMetadataValue(ValueSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupCurrentMemberAssignmentValue(ValueSchema):
+class ShareGroupCurrentMemberAssignmentValue(RecordSchema):
     member_epoch: i32 = kafka_field("int32")
     previous_member_epoch: i32 = kafka_field("int32")
     state: i8 = kafka_field("int8")
@@ -154,37 +150,33 @@ class ShareGroupCurrentMemberAssignmentValue(ValueSchema):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedPartitionsPart(NestedSchema):
-    topic_id: uuid.UUID | None = kafka_field("uuid")
+    topic_id: UUID | None = kafka_field("uuid")
     topic_name: str = kafka_field("string")
     partitions: tuple[i32, ...] = kafka_field("int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTopicPart(NestedSchema):
-    topic_id: uuid.UUID | None = kafka_field("uuid")
+    topic_id: UUID | None = kafka_field("uuid")
     topic_name: str = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareGroupStatePartitionMetadataValue(ValueSchema):
+class ShareGroupStatePartitionMetadataValue(RecordSchema):
     initializing_topics: tuple[NamedPartitionsPart, ...]
     initialized_topics: tuple[NamedPartitionsPart, ...]
     deleting_topics: tuple[NamedTopicPart, ...]
 
 
-#: Kafka's number for a member that has its whole assignment, which members of share groups always have.
-_STABLE_MEMBER_STATE: Final = 0
-
-
 class ShareGroupRecordType(IntEnum):
     """The record types, by the number at the start of the key."""
 
-    SUBSCRIPTION = 10  # ShareSubscription, by member
-    GROUP_EPOCH = 11  # GroupEpoch
-    TARGET_EPOCH = 12  # int
-    TARGET = 13  # Assignment, by member
-    CURRENT = 14  # ShareCurrentAssignment, by member
-    STATES = 15  # StatePartitionMetadata
+    MEMBER_METADATA = 10  # ShareSubscription, by member
+    GROUP_METADATA = 11  # GroupEpoch
+    TARGET_ASSIGNMENT_METADATA = 12  # int
+    TARGET_ASSIGNMENT_MEMBER = 13  # Assignment, by member
+    CURRENT_MEMBER_ASSIGNMENT = 14  # ShareCurrentAssignment, by member
+    STATE_PARTITION_METADATA = 15  # StatePartitionMetadata
 
 
 # --- values to entities ---
@@ -207,7 +199,7 @@ def _current_entity(value: ShareCurrentAssignment) -> Any:
     return ShareGroupCurrentMemberAssignmentValue(
         member_epoch=value.epoch,
         previous_member_epoch=value.previous_epoch,
-        state=_STABLE_MEMBER_STATE,
+        state=MemberState.STABLE,  # members of share groups always have their whole assignment
         assigned_partitions=partition_parts(value.assigned),
     )
 
@@ -223,12 +215,12 @@ def _state_partitions_entity(value: StatePartitionMetadata) -> Any:
     )
 
 
-def _named_parts(places: Assignment, names: Mapping[UUID, str]) -> tuple[Any, ...]:
+def _named_parts(assignment: Assignment, names: Mapping[UUID, str]) -> tuple[Any, ...]:
     return tuple(
         NamedPartitionsPart(
             topic_id=topic_id, topic_name=names[topic_id], partitions=tuple(sorted(partitions))
         )
-        for topic_id, partitions in places.items()
+        for topic_id, partitions in assignment.items()
     )
 
 
@@ -267,40 +259,42 @@ def _state_partitions(entity: Any) -> StatePartitionMetadata:
 
 
 _ENTITIES: Final[dict[ShareGroupRecordType, Any]] = {
-    ShareGroupRecordType.SUBSCRIPTION: _subscription_entity,
-    ShareGroupRecordType.GROUP_EPOCH: _epoch_entity,
-    ShareGroupRecordType.TARGET_EPOCH: lambda epoch: TargetAssignmentMetadataValue(assignment_epoch=epoch),
-    ShareGroupRecordType.TARGET: lambda value: TargetAssignmentMemberValue(
+    ShareGroupRecordType.MEMBER_METADATA: _subscription_entity,
+    ShareGroupRecordType.GROUP_METADATA: _epoch_entity,
+    ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA: lambda epoch: TargetAssignmentMetadataValue(
+        assignment_epoch=epoch
+    ),
+    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: lambda value: TargetAssignmentMemberValue(
         topic_partitions=partition_parts(value)
     ),
-    ShareGroupRecordType.CURRENT: _current_entity,
-    ShareGroupRecordType.STATES: _state_partitions_entity,
+    ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: _current_entity,
+    ShareGroupRecordType.STATE_PARTITION_METADATA: _state_partitions_entity,
 }
 
 _PARSERS: Final[dict[ShareGroupRecordType, tuple[Any, Any]]] = {
-    ShareGroupRecordType.SUBSCRIPTION: (ShareGroupMemberMetadataValue, _subscription),
-    ShareGroupRecordType.GROUP_EPOCH: (
+    ShareGroupRecordType.MEMBER_METADATA: (ShareGroupMemberMetadataValue, _subscription),
+    ShareGroupRecordType.GROUP_METADATA: (
         ShareGroupMetadataValue,
         lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
     ),
-    ShareGroupRecordType.TARGET_EPOCH: (
+    ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA: (
         TargetAssignmentMetadataValue,
         lambda entity: entity.assignment_epoch,
     ),
-    ShareGroupRecordType.TARGET: (
+    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (
         TargetAssignmentMemberValue,
         lambda entity: assignment_of(entity.topic_partitions),
     ),
-    ShareGroupRecordType.CURRENT: (ShareGroupCurrentMemberAssignmentValue, _current),
-    ShareGroupRecordType.STATES: (ShareGroupStatePartitionMetadataValue, _state_partitions),
+    ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: (ShareGroupCurrentMemberAssignmentValue, _current),
+    ShareGroupRecordType.STATE_PARTITION_METADATA: (ShareGroupStatePartitionMetadataValue, _state_partitions),
 }
 
 SHARE_GROUP_CODEC: Final = GroupRecordCodec(
     ShareGroupRecordType,
     of_group=(
-        ShareGroupRecordType.GROUP_EPOCH,
-        ShareGroupRecordType.TARGET_EPOCH,
-        ShareGroupRecordType.STATES,
+        ShareGroupRecordType.GROUP_METADATA,
+        ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA,
+        ShareGroupRecordType.STATE_PARTITION_METADATA,
     ),
     entities=_ENTITIES,
     parsers=_PARSERS,

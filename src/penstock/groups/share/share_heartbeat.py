@@ -15,26 +15,29 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_data import metadata_hash
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     Assignment,
     GroupEpoch,
+    check_group_size,
+    invalid_request,
+    metadata_hash,
+    refuse_blank,
+    require_group,
+    require_member,
+    run_operation,
     to_assignment,
 )
-from penstock.groups.coordinator_records import can_store
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
-from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.share.share_group import (
     ShareGroup,
-    ShareGroupData,
     ShareGroupDraft,
     ShareHeartbeatReply,
     ShareHeartbeatRequest,
     fence_member,
-    require_share_group,
     session_timer,
 )
 from penstock.groups.share.share_group_offsets import pending_state_changes, refresh_state_partitions
@@ -45,6 +48,7 @@ from penstock.groups.share.share_group_records import (
     ShareSubscription,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.stored_records import can_store
 
 TopicIdPartition = tuple[UUID, int]
 Item = TypeVar("Item", bound=Hashable)
@@ -134,43 +138,27 @@ def _assign_evenly(
 def share_group_heartbeat(
     shard: GroupCoordinatorShard, request: ShareHeartbeatRequest, token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
-    operation = shard.operation(now_ms)
-    try:
+    def decide(operation: Operation) -> ShareHeartbeatReply:
         _check_request(request)
         if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
-            reply = _leave(require_share_group(shard, request.group_id), request, operation)
-        else:
-            reply = _process_heartbeat(_draft_for(shard, request, operation), request)
-    except ApiError as error:
-        # Records that the operation had collected before the error are discarded.
-        refusal = ShareHeartbeatReply(error=error.code, message=error.message)
-        return CoordinatorResult(replies=((token, refusal),))
-    operation.reply(token, reply)
-    return operation.work()
+            return _leave(require_group(shard, request.group_id, ShareGroup), request, operation)
+        return _process_heartbeat(_draft_for(shard, request, operation), request)
+
+    return run_operation(shard, token, now_ms, decide, ShareHeartbeatReply)
 
 
 # Checks
 
 
 def _check_request(request: ShareHeartbeatRequest) -> None:
-    for name, text in (
-        ("MemberId", request.member_id),
-        ("GroupId", request.group_id),
-        ("RackId", request.rack_id),
-    ):
-        if text is not None and not text.strip():
-            raise _invalid_request(f"{name} can't be empty.")
+    refuse_blank(MemberId=request.member_id, GroupId=request.group_id, RackId=request.rack_id)
     if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH and not request.topic_names:
-        raise _invalid_request("SubscribedTopicNames must be set in first request.")
+        raise invalid_request("SubscribedTopicNames must be set in first request.")
     if request.member_epoch < LEAVE_GROUP_MEMBER_EPOCH:
-        raise _invalid_request("MemberEpoch is invalid.")
+        raise invalid_request("MemberEpoch is invalid.")
     names = request.topic_names or ()
     if not can_store(request.group_id, request.member_id, request.rack_id or "", request.client_id, *names):
-        raise _invalid_request("A name is too long to be stored.")
-
-
-def _invalid_request(message: str) -> ApiError:
-    return ApiError(ErrorCode.invalid_request, message)
+        raise invalid_request("A name is too long to be stored.")
 
 
 def _draft_for(
@@ -178,22 +166,15 @@ def _draft_for(
 ) -> ShareGroupDraft:
     """The group of the heartbeat. A joining member creates it."""
     if request.group_id not in shard.groups and request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
-        return ShareGroupDraft(ShareGroupData(request.group_id), operation, is_new=True)
-    return ShareGroupDraft(require_share_group(shard, request.group_id), operation)
+        return ShareGroupDraft(ShareGroup(request.group_id), operation, is_new=True)
+    return ShareGroupDraft(require_group(shard, request.group_id, ShareGroup), operation)
 
 
-def _member_of_request(
-    state: ShareGroupData, request: ShareHeartbeatRequest, size_max: int
-) -> ShareGroupMember:
-    member = state.members.get(request.member_id)
-    if member is None:
-        if request.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
-            message = f"Member {request.member_id} is not a member of group {state.group_id}."
-            raise ApiError(ErrorCode.unknown_member_id, message)
-        if len(state.members) >= size_max:
-            message = f"The share group has reached its maximum capacity of {size_max} members."
-            raise ApiError(ErrorCode.group_max_size_reached, message)
+def _member_of_request(state: ShareGroup, request: ShareHeartbeatRequest, size_max: int) -> ShareGroupMember:
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH and request.member_id not in state.members:
+        check_group_size(state, size_max)
         return ShareGroupMember(request.member_id)
+    member: ShareGroupMember = require_member(state, request.member_id)
     current = member.current
     # A member one epoch behind missed the last reply, and gets it again.
     if request.member_epoch not in (JOIN_GROUP_MEMBER_EPOCH, current.epoch, current.previous_epoch):
@@ -209,11 +190,7 @@ def _member_of_request(
 
 
 def _leave(group: ShareGroup, request: ShareHeartbeatRequest, operation: Operation) -> ShareHeartbeatReply:
-    member = group.members.get(request.member_id)
-    if member is None:
-        message = f"Member {request.member_id} is not a member of group {group.group_id}."
-        raise ApiError(ErrorCode.unknown_member_id, message)
-    fence_member(group, member, operation)
+    fence_member(group, require_member(group, request.member_id), operation)
     return ShareHeartbeatReply(member_id=request.member_id, member_epoch=LEAVE_GROUP_MEMBER_EPOCH)
 
 
@@ -222,7 +199,7 @@ def _process_heartbeat(draft: ShareGroupDraft, request: ShareHeartbeatRequest) -
     before = _member_of_request(draft.state, request, operation.settings.share_size_max)
     subscription = _updated_subscription(before.subscription, request)
     if subscription != before.subscription or before.member_id not in draft.state.members:
-        draft.change(ShareGroupRecordType.SUBSCRIPTION, before.member_id, subscription)
+        draft.change(ShareGroupRecordType.MEMBER_METADATA, before.member_id, subscription)
     _refresh_subscribed_topics(
         draft, begins_epoch=subscription.topic_names != before.subscription.topic_names
     )
@@ -263,7 +240,7 @@ def _refresh_subscribed_topics(draft: ShareGroupDraft, *, begins_epoch: bool) ->
     refresh_state_partitions(draft)
     number = metadata_hash(draft.state.subscribed, draft.operation.topics)
     if begins_epoch or number != draft.state.metadata_hash:
-        draft.change(ShareGroupRecordType.GROUP_EPOCH, "", GroupEpoch(draft.state.epoch + 1, number))
+        draft.change(ShareGroupRecordType.GROUP_METADATA, "", GroupEpoch(draft.state.epoch + 1, number))
     draft.mark_topics_seen()
 
 
@@ -288,8 +265,8 @@ def _update_target_assignment(draft: ShareGroupDraft) -> None:
     }
     for member_id, target in assign_simply(members, readable).items():
         if target != members[member_id].target or member_id not in state.targets:
-            draft.change(ShareGroupRecordType.TARGET, member_id, target)
-    draft.change(ShareGroupRecordType.TARGET_EPOCH, "", state.epoch)
+            draft.change(ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
+    draft.change(ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA, "", state.epoch)
 
 
 def _assign_member(draft: ShareGroupDraft, member_id: str) -> ShareGroupMember:
@@ -299,7 +276,7 @@ def _assign_member(draft: ShareGroupDraft, member_id: str) -> ShareGroupMember:
     if member.current.epoch != state.target_epoch:
         target = state.targets.get(member_id, NO_PARTITIONS)
         draft.change(
-            ShareGroupRecordType.CURRENT,
+            ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT,
             member_id,
             ShareCurrentAssignment(state.target_epoch, member.current.epoch, target),
         )

@@ -7,31 +7,21 @@ stateful tasks have standby tasks; no process has a task twice.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
-from penstock.groups.consumer.consumer_group_records import MemberState
-from penstock.groups.coordinator_records import CommittedOffset, KeyValue
-from penstock.groups.group import (
-    CommitRequest,
-    DescribedGroup,
-    HeartbeatRequest,
-    JoinReply,
-    JoinRequest,
-    LeaveRequest,
-    LeaveResults,
-    OffsetToCommit,
-    Operation,
-    ReplyToken,
-    SyncReply,
-    SyncRequest,
-    TimerKey,
-    Timers,
-)
+from penstock.groups.group import CommitRequest, OffsetToCommit, Operation, TimerKey, Timers
 from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import GroupDraft, ModernGroupRecord
+from penstock.groups.modern_group import (
+    GroupDraft,
+    GroupRecordCodec,
+    MemberState,
+    ModernGroup,
+    put_or_remove,
+    require_group,
+)
 from penstock.groups.streams.streams_group_records import STREAMS_GROUP_CODEC, StreamsGroupRecordType
 from penstock.groups.streams.topology import (
     NO_TASK_SETS,
@@ -50,7 +40,7 @@ from penstock.groups.streams.topology import (
     configure_topology,
 )
 from penstock.groups.topics import Topics
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,32 +257,29 @@ SESSION_TIMER, REBALANCE_TIMER, INITIAL_DELAY_TIMER = (
 NUM_STANDBY_REPLICAS = "num.standby.replicas"
 
 
-class StreamsGroup:
+class StreamsGroup(ModernGroup):
     __slots__ = (
         "configured",
         "endpoint_epoch",
         "group_epoch",
-        "group_id",
-        "members",
         "reported",
         "shutdown_requested_by",
         "target",
-        "targets",
-        "topics_version",
         "topology",
     )
 
     kind: ClassVar[str] = "streams"
+    codec: ClassVar[GroupRecordCodec[Any]] = STREAMS_GROUP_CODEC
+    member_timers: ClassVar[tuple[str, ...]] = (SESSION_TIMER, REBALANCE_TIMER)
+    members: dict[str, StreamsGroupMember]
+    targets: dict[str, TaskSets]
 
     def __init__(self, group_id: str) -> None:
-        self.group_id = group_id
+        super().__init__(group_id)
         self.group_epoch = StreamsGroupEpoch()
         self.target = StreamsTargetEpoch()
-        self.members: dict[str, StreamsGroupMember] = {}
-        self.targets: dict[str, TaskSets] = {}
         self.topology: Topology | None = None
-        # Not stored, so a coordinator that loads the group finds it out again:
-        self.topics_version: int | None = None
+        # Not stored, so a coordinator that loads the group computes these again:
         self.configured: ConfiguredTopology | None = None
         self.endpoint_epoch = 0
         self.shutdown_requested_by: str | None = None
@@ -305,8 +292,8 @@ class StreamsGroup:
             f"<StreamsGroup {self.group_id} {self.group_epoch} target={self.target.epoch} members={members}>"
         )
 
-    def fork(self) -> "StreamsGroup":
-        copy = StreamsGroup(self.group_id)
+    def fork(self) -> Self:
+        copy = type(self)(self.group_id)
         copy.group_epoch, copy.target, copy.topology = self.group_epoch, self.target, self.topology
         copy.members, copy.targets = dict(self.members), dict(self.targets)
         copy.topics_version, copy.configured = self.topics_version, self.configured
@@ -316,24 +303,17 @@ class StreamsGroup:
 
     # Changes
 
-    def record_of(self, kind: StreamsGroupRecordType, name: str, value: Any) -> KeyValue:
-        return STREAMS_GROUP_CODEC.encode(ModernGroupRecord(kind, self.group_id, name, value))
-
     def apply(self, kind: StreamsGroupRecordType, name: str, value: Any) -> None:
-        """`value` is None for a deletion; deleting what is not there is harmless, because tombstones outlive it."""
         match kind:
-            case StreamsGroupRecordType.GROUP_EPOCH:
+            case StreamsGroupRecordType.GROUP_METADATA:
                 self.group_epoch = value or StreamsGroupEpoch()
-            case StreamsGroupRecordType.TARGET_EPOCH:
+            case StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA:
                 self.target = value or StreamsTargetEpoch()
             case StreamsGroupRecordType.TOPOLOGY:
                 self.topology, self.configured, self.topics_version = value, None, None
-            case StreamsGroupRecordType.TARGET:
-                if value is None:
-                    self.targets.pop(name, None)
-                else:
-                    self.targets[name] = value
-            case StreamsGroupRecordType.MEMBER | StreamsGroupRecordType.CURRENT:
+            case StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER:
+                put_or_remove(self.targets, name, value)
+            case StreamsGroupRecordType.MEMBER_METADATA | StreamsGroupRecordType.CURRENT_MEMBER_ASSIGNMENT:
                 self._apply_to_member(kind, name, value)
 
     def _apply_to_member(
@@ -345,7 +325,7 @@ class StreamsGroup:
         """A compacted log may have a member's assignment before its metadata."""
         member = self.members.get(member_id)
         if value is None:
-            if kind is StreamsGroupRecordType.MEMBER:
+            if kind is StreamsGroupRecordType.MEMBER_METADATA:
                 self.members.pop(member_id, None)
                 self.reported.pop(member_id, None)
                 if not self.members:
@@ -359,25 +339,14 @@ class StreamsGroup:
         else:
             self.members[member_id] = member._replace(current=value)
 
-    def tombstones(self) -> Iterator[KeyValue]:
-        for kind in (StreamsGroupRecordType.CURRENT, StreamsGroupRecordType.TARGET):
-            for member_id in self.members:
-                yield self.record_of(kind, member_id, None)
-        yield self.record_of(StreamsGroupRecordType.TARGET_EPOCH, "", None)
-        for member_id in self.members:
-            yield self.record_of(StreamsGroupRecordType.MEMBER, member_id, None)
-        yield self.record_of(StreamsGroupRecordType.TOPOLOGY, "", None)
-        yield self.record_of(StreamsGroupRecordType.GROUP_EPOCH, "", None)
+    def _other_records(self) -> Iterable[tuple[StreamsGroupRecordType, str]]:
+        return ((StreamsGroupRecordType.TOPOLOGY, ""),)
 
-    # What it is
+    # Properties
 
     @property
     def epoch(self) -> int:
         return self.group_epoch.epoch
-
-    @property
-    def protocol_name(self) -> str:
-        return self.kind
 
     @property
     def state_name(self) -> str:
@@ -389,22 +358,6 @@ class StreamsGroup:
             return "Assigning"
         settled = all(member.current.is_settled(self.target.epoch) for member in self.members.values())
         return "Stable" if settled else "Reconciling"
-
-    @property
-    def member_count(self) -> int:
-        return len(self.members)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.members
-
-    @property
-    def can_be_replaced(self) -> bool:
-        return False
 
     @property
     def stored(self) -> object:
@@ -419,37 +372,14 @@ class StreamsGroup:
                 found.setdefault(name, []).append(subtopology.subtopology_id)
         return found
 
-    # The classic protocol, which no member speaks
-
-    def join(
-        self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
-    ) -> None:
-        error = ErrorCode.inconsistent_group_protocol
-        operation.reply(token, JoinReply(error=error, member_id=request.member_id))
-
-    def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
-        operation.reply(token, SyncReply(error=ErrorCode.unknown_member_id))
-
-    def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
-        return ErrorCode.unknown_member_id
-
-    def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
-        return tuple((member, ErrorCode.unknown_member_id) for member in request.members)
-
-    def described(self) -> DescribedGroup | None:
-        return None
-
     # Offsets
 
     def check_commit(
         self, request: CommitRequest, topics: Topics, *, is_transactional: bool = False
     ) -> ErrorCode:
+        if self.is_commit_without_member(request, is_transactional=is_transactional):
+            return ErrorCode.none
         member_id, epoch = request.member_id, request.generation
-        if epoch < 0 and self.is_empty:
-            return ErrorCode.none
-        if is_transactional and epoch < 0 and not member_id and request.instance_id is None:
-            # Older transactional producers do not say for which member they commit.
-            return ErrorCode.none
         member = self.members.get(member_id)
         if member is not None and 0 < epoch < member.current.epoch:
             # It missed its last epochs, and may commit for tasks that it has had since the epoch it knows.
@@ -469,16 +399,10 @@ class StreamsGroup:
             return ErrorCode.unknown_member_id
         return ErrorCode.none if epoch == member.current.epoch else ErrorCode.stale_member_epoch
 
-    def check_offset_deletion(self) -> ErrorCode:
-        return ErrorCode.none
-
     def is_subscribed(self, topic: str) -> bool:
         return bool(self.members) and topic in self.subtopologies_by_source
 
-    def retained_from_ms(self, offset: CommittedOffset) -> int | None:
-        return offset.commit_timestamp_ms
-
-    # Life
+    # Lifecycle
 
     def loaded(self, operation: Operation) -> None:
         timeout_ms = operation.config_of(self.group_id).streams_session_timeout_ms
@@ -488,23 +412,18 @@ class StreamsGroup:
                 timer = TimerKey(REBALANCE_TIMER, self.group_id, member.member_id)
                 operation.schedule_in(timer, member.metadata.rebalance_timeout_ms)
 
-    def member_committed(self, member_id: str, operation: Operation) -> None:
-        """Only heartbeats count."""
-
     def time_out(self, timer: TimerKey, operation: Operation) -> None:
         if timer.kind == INITIAL_DELAY_TIMER:
             if self.members:
                 StreamsGroupDraft(self, operation).update_target()
             return
         member = self.members.get(timer.member_id)
-        if member is not None and timer.kind in (SESSION_TIMER, REBALANCE_TIMER):
+        if member is not None and timer.kind in self.member_timers:
             fence_member(self, member, operation)
 
     def removed(self, timers: Timers[TimerKey]) -> None:
         timers.cancel(TimerKey(INITIAL_DELAY_TIMER, self.group_id))
-        for member_id in self.members:
-            for kind in (SESSION_TIMER, REBALANCE_TIMER):
-                timers.cancel(TimerKey(kind, self.group_id, member_id))
+        super().removed(timers)
 
 
 def _was_assigned_at(
@@ -521,16 +440,6 @@ class StreamsGroupDraft(GroupDraft[StreamsGroup]):
     """An operation on a streams group under way."""
 
     __slots__ = ()
-
-    def remove(self, member: StreamsGroupMember) -> None:
-        for kind in (
-            StreamsGroupRecordType.CURRENT,
-            StreamsGroupRecordType.TARGET,
-            StreamsGroupRecordType.MEMBER,
-        ):
-            self.change(kind, member.member_id, None)
-        for timer in (SESSION_TIMER, REBALANCE_TIMER):
-            self.operation.timers.cancel(TimerKey(timer, self.group_id, member.member_id))
 
     def configured(self) -> ConfiguredTopology:
         """The topology on the topics as they are now. Raises ApiError for a topology that no topics could satisfy."""
@@ -565,32 +474,24 @@ class StreamsGroupDraft(GroupDraft[StreamsGroup]):
         )
         for member_id, target in assigned.items():
             if target != members[member_id].target or member_id not in state.targets:
-                self.change(StreamsGroupRecordType.TARGET, member_id, target)
+                self.change(StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
         self.change(
-            StreamsGroupRecordType.TARGET_EPOCH, "", StreamsTargetEpoch(state.epoch, self.operation.now_ms)
+            StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA,
+            "",
+            StreamsTargetEpoch(state.epoch, self.operation.now_ms),
         )
 
 
 def fence_member(group: StreamsGroup, member: StreamsGroupMember, operation: Operation) -> None:
     """Removes the member. Its tasks are assigned with the next heartbeat of another one."""
     draft = StreamsGroupDraft(group, operation)
-    draft.remove(member)
-    draft.change(StreamsGroupRecordType.GROUP_EPOCH, "", group.group_epoch._replace(epoch=group.epoch + 1))
-
-
-def require_streams_group(shard: GroupCoordinatorShard, group_id: str) -> StreamsGroup:
-    """Raises ApiError."""
-    group = shard.groups.get(group_id)
-    if group is None:
-        raise ApiError(ErrorCode.group_id_not_found, f"Streams group {group_id} not found.")
-    if not isinstance(group, StreamsGroup):
-        raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a streams group.")
-    return group
+    draft.remove(member.member_id)
+    draft.change(StreamsGroupRecordType.GROUP_METADATA, "", group.group_epoch._replace(epoch=group.epoch + 1))
 
 
 def describe_streams_group(shard: GroupCoordinatorShard, group_id: str) -> DescribedStreamsGroup:
     """Raises ApiError."""
-    group = require_streams_group(shard, group_id)
+    group = require_group(shard, group_id, StreamsGroup)
     return DescribedStreamsGroup(
         group_id=group_id,
         state=group.state_name,

@@ -1,4 +1,4 @@
-# ruff: noqa: RUF009 - wire() is dataclasses.field()
+# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 """Records of streams groups in `__consumer_offsets` (keys 17 and 19 to 23), in Kafka's published formats."""
 
 from collections.abc import Iterable, Mapping
@@ -8,16 +8,7 @@ from typing import Any, Final
 
 from kio.static.primitive import i8, i16, i32, i64, u16
 
-from penstock.groups.consumer.consumer_group_records import MemberState
-from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import (
-    GroupRecordCodec,
-    ModernGroupRecord,
-    NestedSchema,
-    TargetAssignmentMetadataValue,
-    ValueSchema,
-    kafka_field,
-)
+from penstock.groups.modern_group import GroupRecordCodec, MemberState, TargetAssignmentMetadataValue
 from penstock.groups.streams.topology import (
     CopartitionGroup,
     Endpoint,
@@ -32,16 +23,17 @@ from penstock.groups.streams.topology import (
     TaskSets,
     Topology,
 )
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
 
 
 class StreamsGroupRecordType(IntEnum):
     """What a record is about, by the number that its key starts with."""
 
-    GROUP_EPOCH = 17  # GroupEpoch
-    MEMBER = 19  # Metadata, by member
-    TARGET_EPOCH = 20  # TargetEpoch
-    TARGET = 21  # TaskSets, by member
-    CURRENT = 22  # Current, by member
+    GROUP_METADATA = 17  # GroupEpoch
+    MEMBER_METADATA = 19  # Metadata, by member
+    TARGET_ASSIGNMENT_METADATA = 20  # TargetEpoch
+    TARGET_ASSIGNMENT_MEMBER = 21  # TaskSets, by member
+    CURRENT_MEMBER_ASSIGNMENT = 22  # Current, by member
     TOPOLOGY = 23  # Topology
 
 
@@ -55,7 +47,7 @@ class KeyValuePart(NestedSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsGroupMetadataValue(ValueSchema):
+class StreamsGroupMetadataValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     metadata_hash: i64 = kafka_field("int64")
     validated_topology_epoch: i32 = kafka_field("int32", tag=0, default=i32(-1))
@@ -69,7 +61,7 @@ class EndpointPart(NestedSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsGroupMemberMetadataValue(ValueSchema):
+class StreamsGroupMemberMetadataValue(RecordSchema):
     instance_id: str | None = kafka_field("string")
     rack_id: str | None = kafka_field("string")
     client_id: str = kafka_field("string")
@@ -88,7 +80,7 @@ class TaskIdsPart(NestedSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsGroupTargetAssignmentMemberValue(ValueSchema):
+class StreamsGroupTargetAssignmentMemberValue(RecordSchema):
     active_tasks: tuple[TaskIdsPart, ...]
     standby_tasks: tuple[TaskIdsPart, ...]
     warmup_tasks: tuple[TaskIdsPart, ...]
@@ -103,7 +95,7 @@ class AssignedTaskIdsPart(NestedSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsGroupCurrentMemberAssignmentValue(ValueSchema):
+class StreamsGroupCurrentMemberAssignmentValue(RecordSchema):
     member_epoch: i32 = kafka_field("int32")
     previous_member_epoch: i32 = kafka_field("int32")
     state: i8 = kafka_field("int8")
@@ -142,7 +134,7 @@ class SubtopologyPart(NestedSchema):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsGroupTopologyValue(ValueSchema):
+class StreamsGroupTopologyValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     subtopologies: tuple[SubtopologyPart, ...]
 
@@ -334,42 +326,34 @@ def topology_of(entity: Any) -> Topology:
 
 
 _ENTITIES: Final[Mapping[StreamsGroupRecordType, Any]] = {
-    StreamsGroupRecordType.GROUP_EPOCH: _group_epoch_entity,
-    StreamsGroupRecordType.MEMBER: _member_entity,
-    StreamsGroupRecordType.TARGET_EPOCH: lambda value: TargetAssignmentMetadataValue(
+    StreamsGroupRecordType.GROUP_METADATA: _group_epoch_entity,
+    StreamsGroupRecordType.MEMBER_METADATA: _member_entity,
+    StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA: lambda value: TargetAssignmentMetadataValue(
         assignment_epoch=value.epoch, assignment_timestamp=value.timestamp_ms
     ),
-    StreamsGroupRecordType.TARGET: _target_entity,
-    StreamsGroupRecordType.CURRENT: _current_entity,
+    StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER: _target_entity,
+    StreamsGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: _current_entity,
     StreamsGroupRecordType.TOPOLOGY: _topology_entity,
 }
 _PARSERS: Final[Mapping[StreamsGroupRecordType, tuple[Any, Any]]] = {
-    StreamsGroupRecordType.GROUP_EPOCH: (StreamsGroupMetadataValue, _group_epoch),
-    StreamsGroupRecordType.MEMBER: (StreamsGroupMemberMetadataValue, _member),
-    StreamsGroupRecordType.TARGET_EPOCH: (
+    StreamsGroupRecordType.GROUP_METADATA: (StreamsGroupMetadataValue, _group_epoch),
+    StreamsGroupRecordType.MEMBER_METADATA: (StreamsGroupMemberMetadataValue, _member),
+    StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA: (
         TargetAssignmentMetadataValue,
         lambda entity: StreamsTargetEpoch(entity.assignment_epoch, entity.assignment_timestamp),
     ),
-    StreamsGroupRecordType.TARGET: (StreamsGroupTargetAssignmentMemberValue, _target),
-    StreamsGroupRecordType.CURRENT: (StreamsGroupCurrentMemberAssignmentValue, _current),
+    StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (StreamsGroupTargetAssignmentMemberValue, _target),
+    StreamsGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: (StreamsGroupCurrentMemberAssignmentValue, _current),
     StreamsGroupRecordType.TOPOLOGY: (StreamsGroupTopologyValue, topology_of),
 }
 
 STREAMS_GROUP_CODEC: Final = GroupRecordCodec(
     StreamsGroupRecordType,
     of_group=(
-        StreamsGroupRecordType.GROUP_EPOCH,
-        StreamsGroupRecordType.TARGET_EPOCH,
+        StreamsGroupRecordType.GROUP_METADATA,
+        StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA,
         StreamsGroupRecordType.TOPOLOGY,
     ),
     entities=_ENTITIES,
     parsers=_PARSERS,
 )
-
-
-def replay_streams_group(shard: GroupCoordinatorShard, key: bytes, value: bytes | None) -> None:
-    from penstock.groups.modern_group import replay_modern_group
-    from penstock.groups.streams.streams_group import StreamsGroup  # which is built on these records
-
-    record: ModernGroupRecord[StreamsGroupRecordType] = STREAMS_GROUP_CODEC.decode(key, value)
-    replay_modern_group(shard, record, StreamsGroup, ends_with=StreamsGroupRecordType.GROUP_EPOCH)

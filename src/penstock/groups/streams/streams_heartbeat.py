@@ -7,15 +7,20 @@ any of that matters, tasks are assigned for that epoch, and the member takes one
 from collections.abc import Iterable, Mapping
 
 from penstock.groups.classic.classic_group import ClassicGroup
-from penstock.groups.consumer.consumer_group_data import metadata_hash
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken, TimerKey
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     MemberState,
+    check_group_size,
+    invalid_request,
+    metadata_hash,
+    refuse_blank,
+    require_group,
+    require_member,
+    run_operation,
 )
-from penstock.groups.coordinator_records import can_store
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken, TimerKey
-from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.streams.streams_group import (
     INITIAL_DELAY_TIMER,
     NUM_STANDBY_REPLICAS,
@@ -27,7 +32,6 @@ from penstock.groups.streams.streams_group import (
     StreamsHeartbeatReply,
     StreamsHeartbeatRequest,
     fence_member,
-    require_streams_group,
 )
 from penstock.groups.streams.streams_group_records import StreamsGroupRecordType
 from penstock.groups.streams.topology import (
@@ -46,72 +50,64 @@ from penstock.groups.streams.topology import (
 )
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.stored_records import can_store
 
 
 def streams_group_heartbeat(
     shard: GroupCoordinatorShard, request: StreamsHeartbeatRequest, token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
-    operation = shard.operation(now_ms)
-    try:
+    def decide(operation: Operation) -> StreamsHeartbeatReply:
         _check_request(request)
         if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
-            reply = _leave(require_streams_group(shard, request.group_id), request, operation)
-        else:
-            reply = _process_heartbeat(_draft_for(shard, request, operation), request)
-    except ApiError as error:
-        # Records that were decided before the error was found are not written.
-        return CoordinatorResult(
-            replies=((token, StreamsHeartbeatReply(error=error.code, message=error.message)),)
-        )
-    operation.reply(token, reply)
-    return operation.work()
+            return _leave(require_group(shard, request.group_id, StreamsGroup), request, operation)
+        return _process_heartbeat(_draft_for(shard, request, operation), request)
+
+    return run_operation(shard, token, now_ms, decide, StreamsHeartbeatReply)
 
 
 # Checks
 
 
 def _check_request(request: StreamsHeartbeatRequest) -> None:
-    """What Kafka refuses, with its words. Raises ApiError."""
-    for name, text in (
-        ("MemberId", request.member_id),
-        ("GroupId", request.group_id),
-        ("InstanceId", request.instance_id),
-        ("RackId", request.rack_id),
-    ):
-        if text is not None and not text.strip():
-            raise _invalid_request(f"{name} can't be empty.")
+    """Raises ApiError with Kafka's error messages."""
+    refuse_blank(
+        MemberId=request.member_id,
+        GroupId=request.group_id,
+        InstanceId=request.instance_id,
+        RackId=request.rack_id,
+    )
     if request.member_epoch < LEAVE_GROUP_MEMBER_EPOCH:
-        raise _invalid_request(
+        raise invalid_request(
             f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1."
         )
     if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         _check_join(request)
     elif request.topology is not None:
-        raise _invalid_request("Topology can only be provided when (re-)joining.")
+        raise invalid_request("Topology can only be provided when (re-)joining.")
     if request.instance_id is not None:
-        raise _invalid_request("Static membership is not yet supported.")
+        raise invalid_request("Static membership is not yet supported.")
     if request.has_task_offsets:
-        raise _invalid_request("TaskOffsets are not supported yet.")
+        raise invalid_request("TaskOffsets are not supported yet.")
     if request.owned is not None and request.owned.warmup:
-        raise _invalid_request("WarmupTasks are not supported yet.")
+        raise invalid_request("WarmupTasks are not supported yet.")
     names = (request.group_id, request.member_id, request.rack_id or "", request.client_id)
     if not can_store(*names, request.process_id or ""):
-        raise _invalid_request("A name is too long to be stored.")
+        raise invalid_request("A name is too long to be stored.")
 
 
 def _check_join(request: StreamsHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise _invalid_request("RebalanceTimeoutMs must be provided in first request.")
+        raise invalid_request("RebalanceTimeoutMs must be provided in first request.")
     if request.owned:
-        raise _invalid_request("ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining.")
+        raise invalid_request("ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining.")
     if request.topology is None:
-        raise _invalid_request("Topology must be non-null when (re-)joining.")
+        raise invalid_request("Topology must be non-null when (re-)joining.")
     ids = [subtopology.subtopology_id for subtopology in request.topology.subtopologies]
     if len(set(ids)) != len(ids):
         raise ApiError(ErrorCode.streams_invalid_topology, "Two subtopologies have the same id.")
     for subtopology in request.topology.subtopologies:
         if subtopology.source_topic_regex:
-            raise _invalid_request("Regular expressions for source topics are not supported yet.")
+            raise invalid_request("Regular expressions for source topics are not supported yet.")
         for topic in subtopology.changelog_topics:
             if topic.partitions:
                 raise ApiError(
@@ -119,10 +115,6 @@ def _check_join(request: StreamsHeartbeatRequest) -> None:
                     f"Changelog topic {topic.name} must have an undefined partition count, but it is set to "
                     f"{topic.partitions}.",
                 )
-
-
-def _invalid_request(message: str) -> ApiError:
-    return ApiError(ErrorCode.invalid_request, message)
 
 
 def _draft_for(
@@ -137,20 +129,16 @@ def _draft_for(
             if group.stored is not None:
                 operation.store_all(group.tombstones())
             return StreamsGroupDraft(StreamsGroup(request.group_id), operation, is_new=True)
-    return StreamsGroupDraft(require_streams_group(shard, request.group_id), operation)
+    return StreamsGroupDraft(require_group(shard, request.group_id, StreamsGroup), operation)
 
 
 def _member_of_request(
     group: StreamsGroup, request: StreamsHeartbeatRequest, size_max: int
 ) -> StreamsGroupMember:
-    member = group.members.get(request.member_id)
-    if member is None:
-        if request.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
-            raise _unknown_member(group, request.member_id)
-        if len(group.members) >= size_max:
-            message = f"The streams group has reached its maximum capacity of {size_max} members."
-            raise ApiError(ErrorCode.group_max_size_reached, message)
+    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH and request.member_id not in group.members:
+        check_group_size(group, size_max)
         return StreamsGroupMember(request.member_id)
+    member: StreamsGroupMember = require_member(group, request.member_id)
     current = member.current
     if request.member_epoch in (JOIN_GROUP_MEMBER_EPOCH, current.epoch):
         return member
@@ -166,20 +154,13 @@ def _member_of_request(
     return member
 
 
-def _unknown_member(group: StreamsGroup, member_id: str) -> ApiError:
-    message = f"Member {member_id} is not a member of group {group.group_id}."
-    return ApiError(ErrorCode.unknown_member_id, message)
-
-
 # What a heartbeat leads to
 
 
 def _leave(
     group: StreamsGroup, request: StreamsHeartbeatRequest, operation: Operation
 ) -> StreamsHeartbeatReply:
-    member = group.members.get(request.member_id)
-    if member is None:
-        raise _unknown_member(group, request.member_id)
+    member = require_member(group, request.member_id)
     if request.shutdown_application:
         _request_shutdown(group, request.member_id)
     fence_member(group, member, operation)
@@ -193,7 +174,7 @@ def _process_heartbeat(draft: StreamsGroupDraft, request: StreamsHeartbeatReques
     metadata = _updated_metadata(before.metadata, request)
     has_changed = metadata != before.metadata or before.member_id not in group.members
     if has_changed:
-        draft.change(StreamsGroupRecordType.MEMBER, before.member_id, metadata)
+        draft.change(StreamsGroupRecordType.MEMBER_METADATA, before.member_id, metadata)
     _take_topology(draft, request, was_empty=was_empty)
     configured = draft.configured()
     if configured.is_ready:
@@ -279,16 +260,16 @@ def _take_topology(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest, *
     if known is None or (was_empty and given.epoch >= known.epoch):
         draft.change(StreamsGroupRecordType.TOPOLOGY, "", given)
     elif given.epoch >= known.epoch:
-        raise _invalid_request("Topology updates are not supported yet.")
+        raise invalid_request("Topology updates are not supported yet.")
 
 
 def _check_tasks(configured: ConfiguredTopology, owned: TaskSets | None) -> None:
     for name, partition in () if owned is None else owned.every():
         count = configured.task_counts.get(name)
         if count is None:
-            raise _invalid_request(f"Subtopology {name} does not exist in the topology.")
+            raise invalid_request(f"Subtopology {name} does not exist in the topology.")
         if not 0 <= partition < count:
-            raise _invalid_request(
+            raise invalid_request(
                 f"Task {partition} for subtopology {name} is invalid. Number of tasks: {count}"
             )
 
@@ -309,7 +290,7 @@ def _begin_epoch_if_needed(
         assignment_configs=((NUM_STANDBY_REPLICAS, str(request.standby_replicas)),),
     )
     if has_changed or wanted != group.group_epoch:
-        draft.change(StreamsGroupRecordType.GROUP_EPOCH, "", wanted._replace(epoch=group.epoch + 1))
+        draft.change(StreamsGroupRecordType.GROUP_METADATA, "", wanted._replace(epoch=group.epoch + 1))
 
 
 def _statuses(
@@ -363,7 +344,7 @@ def _reconcile(
         draft.operation.schedule_in(timer, member.metadata.rebalance_timeout_ms)
     else:
         draft.operation.timers.cancel(timer)
-    draft.change(StreamsGroupRecordType.CURRENT, member_id, current)
+    draft.change(StreamsGroupRecordType.CURRENT_MEMBER_ASSIGNMENT, member_id, current)
     return draft.state.members[member_id]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from penstock.groups.consumer.consumer_group_records import MemberState
+from penstock.groups.modern_group import MemberState
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 

@@ -16,22 +16,22 @@ from tests.unit.groups.classic import script as classic_script
 from tests.unit.groups.consumer.world import FakeTopics
 
 from penstock.groups.consumer.consumer_group import ConsumerGroup
-from penstock.groups.consumer.consumer_group_records import (
-    CONSUMER_GROUP_CODEC,
-    LEAVE_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    Assignment,
-    ConsumerGroupRecordType,
-)
+from penstock.groups.consumer.consumer_group_records import CONSUMER_GROUP_CODEC, ConsumerGroupRecordType
 from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
-from penstock.groups.coordinator_records import CONSUMER_KEY_TYPES, GroupMetadataRecord, key_type
+from penstock.groups.coordinator_records import CONSUMER_KEY_TYPES, GroupMetadataRecord
 from penstock.groups.coordinator_records import decode_record as decode_classic
 from penstock.groups.embedded_protocol import encode_assignment, parse_assignment
 from penstock.groups.group import CoordinatorResult, SyncReply, SyncRequest
 from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.modern_group import (
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    Assignment,
+    ModernGroupRecord,
+)
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import key_type
 
 _HEARTBEAT_MS = 5_000
 
@@ -142,18 +142,18 @@ class ConsumerScript(classic_script.Script):
         if value is None:
             return f"{what}: deleted"
         match record.kind:
-            case ConsumerGroupRecordType.GROUP_EPOCH | ConsumerGroupRecordType.TARGET_EPOCH:
+            case ConsumerGroupRecordType.GROUP_METADATA | ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA:
                 return f"{what}: {value.epoch}"
-            case ConsumerGroupRecordType.SUBSCRIPTION:
+            case ConsumerGroupRecordType.MEMBER_METADATA:
                 names = ",".join(value.topic_names) + (f" /{value.topic_regex}/" if value.topic_regex else "")
                 return f"{what}: {names}{' classic' if value.classic else ''}"
-            case ConsumerGroupRecordType.TARGET:
+            case ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER:
                 return f"{what}: {self._named(value)}"
-            case ConsumerGroupRecordType.CURRENT:
+            case ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT:
                 text = f"{what}: epoch {value.epoch} after {value.previous_epoch} {value.phase.name}"
                 text += f" {self._named(value.assigned)}"
                 return text + (f" revoking {self._named(value.revoking)}" if value.revoking else "")
-            case ConsumerGroupRecordType.REGEX:
+            case ConsumerGroupRecordType.REGULAR_EXPRESSION:
                 return f"{what}: {','.join(sorted(value.topics)) or '-'}"
             case _:
                 return f"{what}: {value}"

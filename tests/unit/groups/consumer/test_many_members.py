@@ -10,8 +10,8 @@ import pytest
 from tests.unit.groups.consumer.world import SESSION_MS, FakeTopics, NewClient, World, is_settled
 
 from penstock.groups.consumer.consumer_group_records import ConsumerGroupRecordType
-from penstock.groups.coordinator_records import key_type
 from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.protocol.stored_records import key_type
 
 SIZE = 40
 INTERVAL_MS = 1_000
@@ -50,7 +50,9 @@ class Herd:
 
     def targets(self) -> int:
         """How many were worked out so far."""
-        return sum(key_type(key) == ConsumerGroupRecordType.TARGET_EPOCH for key, _ in self.world.log)
+        return sum(
+            key_type(key) == ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA for key, _ in self.world.log
+        )
 
     def _beat(self, client: NewClient) -> None:
         if not client.is_alive:

@@ -12,13 +12,10 @@ from penstock.groups.consumer.consumer_group_records import (
     ConsumerCurrentAssignment,
     ConsumerGroupRecordType,
     ConsumerSubscription,
-    GroupEpoch,
-    MemberState,
     ResolvedRegularExpression,
-    TargetAssignmentEpoch,
 )
-from penstock.groups.coordinator_records import UnknownVersion
-from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.modern_group import GroupEpoch, MemberState, ModernGroupRecord, TargetAssignmentEpoch
+from penstock.protocol.stored_records import UnknownVersion
 
 TOPIC = UUID("00000000-0000-0000-0000-0000000000ff")
 ID = "000000000000000000000000000000ff"
@@ -28,18 +25,18 @@ ID = "000000000000000000000000000000ff"
     ("record", "key", "value"),
     [
         (
-            ModernGroupRecord(ConsumerGroupRecordType.GROUP_EPOCH, "g", "", GroupEpoch(3)),
+            ModernGroupRecord(ConsumerGroupRecordType.GROUP_METADATA, "g", "", GroupEpoch(3)),
             "0003 0001 67",
             "0000 00000003 00",
         ),
         (
-            ModernGroupRecord(ConsumerGroupRecordType.GROUP_EPOCH, "g", "", GroupEpoch(3, -5)),
+            ModernGroupRecord(ConsumerGroupRecordType.GROUP_METADATA, "g", "", GroupEpoch(3, -5)),
             "0003 0001 67",
             "0000 00000003 01 00 08 fffffffffffffffb",
         ),
         (
             ModernGroupRecord(
-                ConsumerGroupRecordType.SUBSCRIPTION,
+                ConsumerGroupRecordType.MEMBER_METADATA,
                 "g",
                 "m",
                 ConsumerSubscription(
@@ -55,23 +52,29 @@ ID = "000000000000000000000000000000ff"
             "0000 00 0272 01 0268 03 0261 0262 00 00000005 00 01 00 10 01 00000005 02 06 72616e6765 0278 00 00",
         ),
         (
-            ModernGroupRecord(ConsumerGroupRecordType.TARGET_EPOCH, "g", "", TargetAssignmentEpoch(7)),
+            ModernGroupRecord(
+                ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA, "g", "", TargetAssignmentEpoch(7)
+            ),
             "0006 0001 67",
             "0000 00000007 00",
         ),
         (
-            ModernGroupRecord(ConsumerGroupRecordType.TARGET_EPOCH, "g", "", TargetAssignmentEpoch(7, 258)),
+            ModernGroupRecord(
+                ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA, "g", "", TargetAssignmentEpoch(7, 258)
+            ),
             "0006 0001 67",
             "0000 00000007 01 00 08 0000000000000102",
         ),
         (
-            ModernGroupRecord(ConsumerGroupRecordType.TARGET, "g", "m", {TOPIC: frozenset({0, 2})}),
+            ModernGroupRecord(
+                ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, "g", "m", {TOPIC: frozenset({0, 2})}
+            ),
             "0007 0001 67 0001 6d",
             f"0000 02 {ID} 03 00000000 00000002 00 00",
         ),
         (
             ModernGroupRecord(
-                ConsumerGroupRecordType.CURRENT,
+                ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT,
                 "g",
                 "m",
                 ConsumerCurrentAssignment(
@@ -83,12 +86,19 @@ ID = "000000000000000000000000000000ff"
         ),
         (
             ModernGroupRecord(
-                ConsumerGroupRecordType.REGEX, "g", "a.*", ResolvedRegularExpression(frozenset({"ab"}), 2, 9)
+                ConsumerGroupRecordType.REGULAR_EXPRESSION,
+                "g",
+                "a.*",
+                ResolvedRegularExpression(frozenset({"ab"}), 2, 9),
             ),
             "0010 0001 67 0003 612e2a",
             "0000 02 03 6162 0000000000000002 0000000000000009 00",
         ),
-        (ModernGroupRecord(ConsumerGroupRecordType.TARGET, "g", "m", None), "0007 0001 67 0001 6d", None),
+        (
+            ModernGroupRecord(ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, "g", "m", None),
+            "0007 0001 67 0001 6d",
+            None,
+        ),
     ],
 )
 def test_bytes_are_those_that_kafka_writes(record: ModernGroupRecord, key: str, value: str | None) -> None:
@@ -111,7 +121,7 @@ def test_assignments_round_trip(
         .moved(1, MemberState.STABLE, assigned)
         .moved(2, phase, assigned, revoking)
     )
-    record = ModernGroupRecord(ConsumerGroupRecordType.CURRENT, "g", "m", current)
+    record = ModernGroupRecord(ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT, "g", "m", current)
     assert CONSUMER_GROUP_CODEC.decode(*CONSUMER_GROUP_CODEC.encode(record)) == record
 
 
@@ -124,7 +134,9 @@ def test_a_record_without_epochs_counts_from_the_epoch_of_its_member() -> None:
 
 def test_a_value_of_an_unknown_version_is_not_guessed_at() -> None:
     key, _ = CONSUMER_GROUP_CODEC.encode(
-        ModernGroupRecord(ConsumerGroupRecordType.TARGET_EPOCH, "g", "", TargetAssignmentEpoch(1))
+        ModernGroupRecord(
+            ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA, "g", "", TargetAssignmentEpoch(1)
+        )
     )
     with pytest.raises(UnknownVersion, match="9"):
         CONSUMER_GROUP_CODEC.decode(key, b"\x00\x09\x00")

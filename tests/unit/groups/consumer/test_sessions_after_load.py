@@ -6,9 +6,9 @@ from tests.unit.groups.consumer.world import FakeTopics, NewClient
 from tests.unit.groups.consumer.world import World as Consumers
 from tests.unit.groups.share.world import World as Sharers
 
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.group_config import GroupConfig, GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 
 NODE_MS, GROUP_MS = 45_000, 4_000
 

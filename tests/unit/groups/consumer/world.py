@@ -14,11 +14,6 @@ from uuid import UUID
 from penstock.groups.classic.classic_group import ClassicGroup
 from penstock.groups.classic.classic_group_data import ClassicGroupState
 from penstock.groups.consumer.consumer_group import ConsumerGroup
-from penstock.groups.consumer.consumer_group_records import (
-    LEAVE_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
-    to_assignment,
-)
 from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
 from penstock.groups.embedded_protocol import encode_assignment, parse_assignment, parse_subscription
@@ -36,6 +31,11 @@ from penstock.groups.group import (
 )
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    to_assignment,
+)
 from penstock.groups.topics import Topic
 from penstock.protocol.errors import ErrorCode
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from tests.unit.groups.share.world import Member, World
 
-from penstock.groups.consumer.consumer_group_records import Assignment, GroupEpoch, to_assignment
-from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.modern_group import Assignment, GroupEpoch, ModernGroupRecord, to_assignment
 from penstock.groups.share.share_group import PendingStateChanges, ShareHeartbeatReply
 from penstock.groups.share.share_group_records import (
     SHARE_GROUP_CODEC,
@@ -75,14 +74,18 @@ class Script:
         reply = self.world.alter(offsets)
         if reply.error is not ErrorCode.none:
             return self._error(reply)
-        begun = f"begin {self._places(reply.places)} with epoch {reply.epoch}" if reply.places else "nothing"
+        begun = (
+            f"begin {self._places(reply.partitions)} with epoch {reply.epoch}"
+            if reply.partitions
+            else "nothing"
+        )
         return "wait for the deletion" if reply.waits_for_deletion else begun
 
     def _delete(self, *names: str) -> str:
         reply = self.world.delete(names or None)
         if reply.error is not ErrorCode.none:
             return self._error(reply)
-        return f"delete {self._places(reply.places)}"
+        return f"delete {self._places(reply.partitions)}"
 
     def _delete_group(self) -> str:
         return self.world.delete_group().name.upper()
@@ -159,4 +162,8 @@ class Script:
                     f"initialised {self._places(value.initialized)}, deleting {deleting or '-'}"
                 )
             case _:
-                return self._places(value) if kind is ShareGroupRecordType.TARGET else str(value)
+                return (
+                    self._places(value)
+                    if kind is ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER
+                    else str(value)
+                )

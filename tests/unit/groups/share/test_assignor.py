@@ -6,7 +6,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.consumer.consumer_group_records import NO_PARTITIONS, Assignment
+from penstock.groups.modern_group import NO_PARTITIONS, Assignment
 from penstock.groups.share.share_heartbeat import ShareAssignorMember, assign_simply
 
 TOPICS = [UUID(int=number) for number in range(1, 5)]

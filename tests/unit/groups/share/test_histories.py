@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.unit.groups.share.world import SESSION_MS, Member, World
 
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.share.share_group_offsets import current_state_changes
 from penstock.protocol.errors import ErrorCode
 
@@ -112,7 +112,7 @@ class Histories(RuleBasedStateMachine):
         is_used = group is not None and bool(group.members)
         reply = self.world.alter({name: {index: start}})
         assert (reply.error is ErrorCode.non_empty_group) == is_used
-        for topic_id, indexes in reply.places.items():
+        for topic_id, indexes in reply.partitions.items():
             assert indexes == {index}
             # Whoever has the old state is fenced.
             assert reply.epoch > self.states.get((topic_id, index), 0)
@@ -129,7 +129,7 @@ class Histories(RuleBasedStateMachine):
         assert group is not None
         for place in list(self.states):
             if names is None or self.world.name_of(place[0]) in names:
-                assert place[1] in reply.places[place[0]]
+                assert place[1] in reply.partitions[place[0]]
                 assert place[0] in group.states.deleting
 
     @rule(names=st.none() | _topics, name=_names, topics=_topics)

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.groups.consumer.consumer_group_records import GroupEpoch
-from penstock.groups.coordinator_records import UnknownVersion
-from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.modern_group import GroupEpoch, ModernGroupRecord
 from penstock.groups.share.share_group_records import (
     SHARE_GROUP_CODEC,
     ShareCurrentAssignment,
@@ -16,6 +14,7 @@ from penstock.groups.share.share_group_records import (
     ShareSubscription,
     StatePartitionMetadata,
 )
+from penstock.protocol.stored_records import UnknownVersion
 
 TOPIC, OTHER = UUID(int=1), UUID("841a4ac1-27bd-4eb3-8e41-d4bfbc1edfa0")
 TOPIC_HEX, OTHER_HEX = TOPIC.hex, OTHER.hex
@@ -24,32 +23,41 @@ TOPIC_HEX, OTHER_HEX = TOPIC.hex, OTHER.hex
 EXAMPLES = [
     (
         ModernGroupRecord(
-            ShareGroupRecordType.SUBSCRIPTION, "jg", "m", ShareSubscription("r", "c", "/h", ("s", "t"))
+            ShareGroupRecordType.MEMBER_METADATA, "jg", "m", ShareSubscription("r", "c", "/h", ("s", "t"))
         ),
         "000a 0002 6a67 0001 6d",
         "0000 02 72 02 63 03 2f68 03 02 73 02 74 00",
     ),
     (
-        ModernGroupRecord(ShareGroupRecordType.GROUP_EPOCH, "jg", "", GroupEpoch(2, -2)),
+        ModernGroupRecord(ShareGroupRecordType.GROUP_METADATA, "jg", "", GroupEpoch(2, -2)),
         "000b 0002 6a67",
         "0000 00000002 fffffffffffffffe 00",
     ),
-    (ModernGroupRecord(ShareGroupRecordType.TARGET_EPOCH, "jg", "", 2), "000c 0002 6a67", "0000 00000002 00"),
     (
-        ModernGroupRecord(ShareGroupRecordType.TARGET, "jg", "m", {TOPIC: frozenset({1, 0})}),
+        ModernGroupRecord(ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA, "jg", "", 2),
+        "000c 0002 6a67",
+        "0000 00000002 00",
+    ),
+    (
+        ModernGroupRecord(
+            ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER, "jg", "m", {TOPIC: frozenset({1, 0})}
+        ),
         "000d 0002 6a67 0001 6d",
         f"0000 02 {TOPIC_HEX} 03 00000000 00000001 00 00",
     ),
     (
         ModernGroupRecord(
-            ShareGroupRecordType.CURRENT, "jg", "m", ShareCurrentAssignment(2, 1, {TOPIC: frozenset({0})})
+            ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT,
+            "jg",
+            "m",
+            ShareCurrentAssignment(2, 1, {TOPIC: frozenset({0})}),
         ),
         "000e 0002 6a67 0001 6d",
         f"0000 00000002 00000001 00 02 {TOPIC_HEX} 02 00000000 00 00",
     ),
     (
         ModernGroupRecord(
-            ShareGroupRecordType.STATES,
+            ShareGroupRecordType.STATE_PARTITION_METADATA,
             "jg",
             "",
             StatePartitionMetadata(
@@ -91,7 +99,7 @@ def test_places_survive_the_log(
 ) -> None:
     names = dict.fromkeys((*initializing, *initialized, *deleting), name)
     record = ModernGroupRecord(
-        ShareGroupRecordType.STATES,
+        ShareGroupRecordType.STATE_PARTITION_METADATA,
         "g",
         "",
         StatePartitionMetadata(initializing, initialized, deleting, names),

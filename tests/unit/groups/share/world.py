@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_records import (
+from penstock.groups.group import CoordinatorResult
+from penstock.groups.group_config import GroupCoordinatorConfig
+from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     LEAVE_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     Assignment,
 )
-from penstock.groups.group import CoordinatorResult
-from penstock.groups.group_config import GroupCoordinatorConfig
-from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.share.share_group import (
     ShareGroup,
     ShareHeartbeatReply,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.groups.consumer.consumer_group_records import MemberState
-from penstock.groups.modern_group import ModernGroupRecord
+from penstock.groups.modern_group import MemberState, ModernGroupRecord
 from penstock.groups.streams.streams_group_records import STREAMS_GROUP_CODEC, StreamsGroupRecordType
 from penstock.groups.streams.topology import (
     CopartitionGroup,
@@ -58,57 +57,63 @@ TOPOLOGY = Topology(
     ("kind", "name", "stored", "key", "value"),
     [
         (
-            StreamsGroupRecordType.GROUP_EPOCH,
+            StreamsGroupRecordType.GROUP_METADATA,
             "",
             StreamsGroupEpoch(3, -5),
             "0011000167",
             "000000000003fffffffffffffffb00",
         ),
         (
-            StreamsGroupRecordType.GROUP_EPOCH,
+            StreamsGroupRecordType.GROUP_METADATA,
             "",
             StreamsGroupEpoch(3, 7, 2, (("num.standby.replicas", "1"),)),
             "0011000167",
             "000000000003000000000000000702000400000002011902156e756d2e7374616e6462792e7265706c69636173023100",
         ),
         (
-            StreamsGroupRecordType.GROUP_EPOCH,
+            StreamsGroupRecordType.GROUP_METADATA,
             "",
             StreamsGroupEpoch(3, 7, 0),
             "0011000167",
             "000000000003000000000000000701000400000000",
         ),
         (
-            StreamsGroupRecordType.MEMBER,
+            StreamsGroupRecordType.MEMBER_METADATA,
             "m",
             MEMBER,
             "001300016700016d",
             "00000002720263026800000005000000010270010278fde80002057a6f6e6502610000",
         ),
         (
-            StreamsGroupRecordType.MEMBER,
+            StreamsGroupRecordType.MEMBER_METADATA,
             "m",
             MEMBER._replace(rack_id=None, endpoint=None, tags=()),
             "001300016700016d",
             "000000000263026800000005000000010270ff0100",
         ),
-        (StreamsGroupRecordType.TARGET_EPOCH, "", StreamsTargetEpoch(7), "0014000167", "00000000000700"),
         (
-            StreamsGroupRecordType.TARGET_EPOCH,
+            StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA,
+            "",
+            StreamsTargetEpoch(7),
+            "0014000167",
+            "00000000000700",
+        ),
+        (
+            StreamsGroupRecordType.TARGET_ASSIGNMENT_METADATA,
             "",
             StreamsTargetEpoch(7, 258),
             "0014000167",
             "0000000000070100080000000000000102",
         ),
         (
-            StreamsGroupRecordType.TARGET,
+            StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER,
             "m",
             TASKS,
             "001500016700016d",
             "0000020230030000000000000002000202310200000001000100",
         ),
         (
-            StreamsGroupRecordType.CURRENT,
+            StreamsGroupRecordType.CURRENT_MEMBER_ASSIGNMENT,
             "m",
             REVOKING,
             "001600016700016d",
@@ -123,7 +128,7 @@ TOPOLOGY = Topology(
             "000000000001020230030261026201020c672d6368616e67656c6f67000000000003020f636c65616e75702e706f6c6963"
             "7908636f6d7061637400000206672d7265700206672d726570000000040000010002030000000101020000000000",
         ),
-        (StreamsGroupRecordType.TARGET, "m", None, "001500016700016d", None),
+        (StreamsGroupRecordType.TARGET_ASSIGNMENT_MEMBER, "m", None, "001500016700016d", None),
     ],
 )
 def test_bytes_are_those_that_kafka_writes(

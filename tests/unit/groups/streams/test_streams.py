@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.groups.streams.world import COUNTING, GROUP, Client, FakeTopics, World
 
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.streams import topology as topology_module
 from penstock.groups.streams.streams_group import StreamsAssignorMember, assign_sticky
 from penstock.groups.streams.topology import (

@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from penstock.groups.consumer.consumer_group_records import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_MEMBER_EPOCH
 from penstock.groups.group import CoordinatorResult
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_MEMBER_EPOCH
 from penstock.groups.streams.streams_group import StreamsGroup, StreamsHeartbeatReply, StreamsHeartbeatRequest
 from penstock.groups.streams.streams_heartbeat import streams_group_heartbeat
 from penstock.groups.streams.topology import (

@@ -17,7 +17,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from penstock.broker.coordinators.groups.group_config import effective_group_config
-from penstock.groups.consumer.consumer_group_records import Assignment, to_assignment
+from penstock.groups.modern_group import Assignment, to_assignment
 from penstock.groups.share.share_group_offsets import (
     begin_delete_offsets,
     current_state_changes,
@@ -182,5 +182,5 @@ async def delete_share_offsets(
         )
         if reply.error is not ErrorCode.none:
             raise ApiError(reply.error, reply.message)
-        errors = await upkeep.delete(group_id, reply.epoch, reply.places)
+        errors = await upkeep.delete(group_id, reply.epoch, reply.partitions)
     return ShareOffsetsDeletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})

@@ -19,6 +19,7 @@ from penstock.protocol.share_failures import (
     encode_share_failures,
     parse_share_failures,
 )
+from penstock.protocol.stored_records import UnknownVersion, value_version
 
 SHARE_SNAPSHOT: Final = 0
 SHARE_UPDATE: Final = 1
@@ -55,10 +56,6 @@ _INT16 = struct.Struct(">h")
 _NO_TAGS: Final = b"\x00"
 
 OffsetInterval = tuple[int, int]
-
-
-class UnknownVersion(ValueError):
-    """A value in a layout newer than any that this code knows: reading on would lose what it says."""
 
 
 class ShareSnapshot(NamedTuple):
@@ -126,10 +123,6 @@ class DeadLetterSnapshot(NamedTuple):
 def encode_key(kind: int, key: SharePartitionKey) -> bytes:
     group = key.group.encode()
     return _KEY_HEAD.pack(kind, len(group)) + group + _KEY_TAIL.pack(key.topic_id.bytes, key.partition)
-
-
-def key_type(key: bytes) -> int:
-    return int(_INT16.unpack_from(key)[0])
 
 
 def decode_key(key: bytes) -> SharePartitionKey:
@@ -273,9 +266,8 @@ def decode_totals(value: bytes) -> DeliveryTotals:
 
 
 def _check_version(value: bytes) -> None:
-    (version,) = _INT16.unpack_from(value)
-    if version != _VERSION:
-        raise UnknownVersion(f"record value of version {version}")
+    if value_version(value) != _VERSION:
+        raise UnknownVersion(f"record value of version {value_version(value)}")
 
 
 def _encode_batches(batches: Sequence[StateRange]) -> bytes:

@@ -51,6 +51,7 @@ from penstock.groups.share.state.stored_share_state import (
     split_dead_letters,
 )
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import key_type
 
 ReplyToken = Hashable
 
@@ -102,7 +103,7 @@ class ShareCoordinatorShard:
     # Replay
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        kind, name = share_state_records.key_type(key), key[_KIND_BYTES:]
+        kind, name = key_type(key), key[_KIND_BYTES:]
         if kind == share_state_records.SHARE_UPDATE:
             self._replay_update(name, key, value)
         elif kind == share_state_records.SHARE_SNAPSHOT:

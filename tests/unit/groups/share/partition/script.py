@@ -62,7 +62,7 @@ class Script:
             name, _, value = word.partition("=")
             change = {
                 "at-most-once": lambda: {"is_at_most_once": True},
-                "bury": lambda: {"buries": True},
+                "bury": lambda: {"writes_dead_letters": True},
                 "delay": lambda value=value: {
                     "backoff": RedeliveryBackoff(int(value), int(value) * 8, 0, True)
                 },

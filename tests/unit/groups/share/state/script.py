@@ -30,6 +30,7 @@ from penstock.groups.share.state.share_state import (
 from penstock.groups.share.state.share_state_records import DeadLetterPlan, DeadLetterTarget, SettledPlan
 from penstock.groups.share.state.share_state_shard import CoordinatorResult, ShareCoordinatorShard
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.stored_records import key_type
 
 STATES = {"available": 0, "acked": 2, "archived": 4, "limit": 32, "rejected": 33, "expired": 34}
 NAMES = {number: name for name, number in STATES.items()}
@@ -141,7 +142,7 @@ def _list(ranges: object) -> str:
 
 
 def _stored(key: bytes, value: bytes | None) -> str:
-    partition, kind = share_state_records.decode_key(key).partition, share_state_records.key_type(key)
+    partition, kind = share_state_records.decode_key(key).partition, key_type(key)
     if value is None:
         return f"g-{partition}: nothing"
     match kind:

@@ -16,6 +16,7 @@ from penstock.groups.share.state.share_state_records import (
     ShareUpdate,
 )
 from penstock.groups.topics import coordinator_partition
+from penstock.protocol.stored_records import UnknownVersion
 
 TOPIC = UUID(bytes=bytes(range(1, 17)))
 SNAPSHOT_KEY = "000000076772c3bc7070650102030405060708090a0b0c0d0e0f1000000003"
@@ -62,7 +63,7 @@ def test_fields_of_later_versions_are_passed_over() -> None:
     assert share_state_records.decode_update(in_batch) == UPDATE
     behind = value[:-1] + bytes.fromhex("02 00 04 00000009 07 01 ff")
     assert share_state_records.decode_update(behind) == UPDATE._replace(delivery_complete_count=9)
-    with pytest.raises(share_state_records.UnknownVersion):
+    with pytest.raises(UnknownVersion):
         share_state_records.decode_update(b"\x00\x01" + value[2:])
 
 
