@@ -4,14 +4,15 @@ import compileall
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, Self
+
+from tests.brokers import executable, set_flags
+from tests.ports import free_port
 
 from benchmarks import procfs
 from benchmarks.raw_client import Address, BrokerError, Connection
@@ -160,12 +161,8 @@ class PenstockBroker(Broker):
         compileall.compile_dir(Path(penstock.__file__).parent, quiet=1)
 
     def command(self) -> list[str]:
-        installed = Path(sys.executable).with_name("penstock")
-        program = [str(installed)] if installed.exists() else [sys.executable, "-m", "penstock"]
-        data = self.folder / "data"
-        listen = f"{HOST}:{self.port}"
-        common = [f"--set={name}={value}" for name, value in COMMON_SETTINGS.items()]
-        return [*program, "serve", "--listen", listen, "--data-dir", str(data), *common, *self.flags()]
+        given = ["--listen", f"{HOST}:{self.port}", "--data-dir", str(self.folder / "data")]
+        return [*executable(), "serve", *given, *set_flags(COMMON_SETTINGS), *self.flags()]
 
     def flags(self) -> list[str]:
         """What one among several nodes has to be told besides."""
@@ -178,9 +175,3 @@ class PenstockBroker(Broker):
         from penstock import __version__
 
         return {"version": __version__, "settings": f"defaults but {COMMON_SETTINGS}"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -12,8 +12,9 @@ from typing import NamedTuple, Self
 from kio.schema.describe_quorum.v2 import request as quorum_request
 from kio.schema.describe_quorum.v2 import response as quorum_response
 from tests.chaos.network import ProxyProcess, both_ways, clients
+from tests.ports import free_port
 
-from benchmarks.brokers import HOST, Broker, PenstockBroker, free_port
+from benchmarks.brokers import HOST, Broker, PenstockBroker
 from benchmarks.raw_client import Address, BrokerError, Connection, ask_metadata
 
 NODES = 3

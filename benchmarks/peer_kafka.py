@@ -5,7 +5,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.brokers import COMMON_SETTINGS, HOST, Broker, free_port
+from tests.ports import free_port
+
+from benchmarks.brokers import COMMON_SETTINGS, HOST, Broker
 
 CACHE = Path(__file__).parent / ".cache" / "kafka"
 #: What Kafka's own start script passes: kafka-server-start.sh and kafka-run-class.sh.

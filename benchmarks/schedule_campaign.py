@@ -8,7 +8,6 @@ import argparse
 import json
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,43 +17,31 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.brokers import BrokerProcess
+from tests.ports import free_port
 
-_READY = re.compile(r"listening on (?:\w+://)?(\S+)")
 
-
-class Broker:
+class Broker(BrokerProcess):
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        self._folder = folder
-        self._settings = settings
-        self.address = "localhost:0"
+        self._http = f"localhost:{free_port()}"
+        super().__init__(folder / "data", log=folder / "log")
+        # Without the settings of tests, which would cost CPU time.
+        self.settings = {**settings, "penstock.http.listen": self._http}
 
-    def start(self) -> float:
+    def timed_start(self) -> float:
         """Returns how long it took until clients could connect."""
         started = time.monotonic()
-        sets = [part for item in self._settings.items() for part in ("--set", "=".join(item))]
-        command = [str(Path(sys.executable).with_name("penstock")), "serve", "--listen", self.address]
-        command += ["--data-dir", str(self._folder / "data"), "--http", "localhost:19644", *sets]
-        output = (self._folder / "log").open("a")
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, text=True)
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if found := _READY.search(line):
-                self.address = found[1]
-                return time.monotonic() - started
-        raise RuntimeError("the broker did not start")
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.start()
+        return time.monotonic() - started
 
     def memory_mb(self) -> tuple[float, float]:
         """Now, and at most."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         values = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", status))
         return int(values["VmRSS"]) / 1024, int(values["VmHWM"]) / 1024
 
     def metric(self, name: str) -> float:
-        text = urllib.request.urlopen("http://localhost:19644/metrics").read().decode()
+        text = urllib.request.urlopen(f"http://{self._http}/metrics").read().decode()
         found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -81,14 +68,14 @@ def _parse() -> argparse.Namespace:
 def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings = {"penstock.schedule.topic.num.partitions": "4", "penstock.flush": "interval"}
     broker = Broker(folder, settings)
-    report: dict[str, Any] = {"records": options.records, "start_s": broker.start()}
-    admin = AdminClient({"bootstrap.servers": broker.address})
+    report: dict[str, Any] = {"records": options.records, "start_s": broker.timed_start()}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     topic = NewTopic("jobs", options.partitions, 1, config={"penstock.schedule.enable": "true"})
     admin.create_topics([topic])["jobs"].result(30)
     report["rss_empty_mb"] = broker.memory_mb()[0]
     first_due_ms = time.time_ns() // 1_000_000 + options.hold_s * 1000
     started = time.monotonic()
-    _produce(broker.address, options, first_due_ms)
+    _produce(broker.bootstrap_servers, options, first_due_ms)
     report["produce_s"] = time.monotonic() - started
     while (held := broker.metric("penstock_schedule_held")) < options.records:
         _say(f"{held:.0f} are held")
@@ -98,7 +85,7 @@ def _run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     report["rss_held_mb"], report["rss_peak_holding_mb"] = broker.memory_mb()
     report["ahead_s"] = first_due_ms / 1000 - time.time()
     broker.kill()
-    report["restart_s"] = broker.start()
+    report["restart_s"] = broker.timed_start()
     started = time.monotonic()
     while (held := broker.metric("penstock_schedule_held")) < options.records:
         time.sleep(0.2)
@@ -145,7 +132,7 @@ def _produce(bootstrap: str, options: argparse.Namespace, first_due_ms: int) -> 
 
 def _consume(broker: Broker, options: argparse.Namespace, first_due_ms: int) -> dict[str, Any]:
     consumer = Consumer(
-        {"bootstrap.servers": broker.address, "group.id": "reader", "auto.offset.reset": "earliest"}
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "reader", "auto.offset.reset": "earliest"}
     )
     consumer.assign([TopicPartition("jobs", index, 0) for index in range(options.partitions)])
     came = bytearray(options.records)

@@ -1,4 +1,10 @@
-"""The one way that tests start a broker: the real command in a process of its own.
+"""The one way that tests and benchmarks start brokers in processes of their own: `penstock serve`.
+
+`BrokerProcess` is one broker, `ClusterProcesses` are several. (A broker inside the process of a test is
+`penstock.testing.EmbeddedBroker`, or `tests.unit.broker.raw_client.running` for tests that look inside it.)
+
+Node N of a cluster listens on 127.0.0.(100+N). Behind a proxy its clients and peers know it as 127.0.0.(10+N), where
+the proxy listens; the node also connects to its peers from that address, so that the proxy can tell nodes apart.
 
 `PENSTOCK_TEST_BOOTSTRAP=host:port` points the suite at a broker that already runs (tests that must restart or tune
 it are skipped), and `PENSTOCK_TEST_EXECUTABLE` names another program that takes the same `serve` flags.
@@ -6,16 +12,19 @@ it are skipped), and `PENSTOCK_TEST_EXECUTABLE` names another program that takes
 
 import collections
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from tests.ports import free_port
+from tests.crash import power
+from tests.ports import free_address, free_port
 
 from penstock.log.checkpoints import RECOVERY_POINT_CHECKPOINT
 
@@ -41,7 +50,7 @@ TEST_SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningBroker:
-    """A broker that someone else runs: all that a client needs to know."""
+    """A broker that the suite did not start: only its address."""
 
     bootstrap_servers: str
 
@@ -52,7 +61,7 @@ class RunningBroker:
 
 
 class Readiness:
-    """What the output of one life of a process has told: the address, or that there will be none."""
+    """Of one run of a process: the address it listens on, from its output; None if it ended before that."""
 
     def __init__(self) -> None:
         self.known = threading.Event()
@@ -60,7 +69,7 @@ class Readiness:
 
 
 class BrokerProcess:
-    """`penstock serve` with a data folder, which it keeps through stop, kill and restart, as it keeps its port."""
+    """`penstock serve`; its port and data folder stay the same through stop, kill and restart."""
 
     def __init__(
         self, data_dir: Path, settings: Mapping[str, str] | None = None, log: Path | None = None
@@ -95,7 +104,7 @@ class BrokerProcess:
         return self.launch().await_ready()
 
     def launch(self) -> "BrokerProcess":
-        """Start it without waiting: nodes of a new cluster are ready only together."""
+        """Start without waiting, because nodes of a new cluster become ready only together."""
         assert self._process is None, f"{self} is already running"
         self.output.clear()
         self._process = subprocess.Popen(
@@ -125,15 +134,15 @@ class BrokerProcess:
         return self._process is not None and self._readiness.address is not None
 
     def stop(self) -> int:
-        """Ask it to end, as an operator would; returns the exit code."""
+        """Send SIGTERM, as an operator would; returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """End it without any chance to tidy up."""
+        """Send SIGKILL; returns the exit code."""
         return self._end(signal.SIGKILL)
 
     def kill_before_checkpoint(self) -> None:
-        """As if no recovery point had been saved yet: the next start checks the logs from their beginning."""
+        """Kill it and delete the recovery point, so that the next start checks the logs from their beginning."""
         self.kill()
         (self.data_dir / RECOVERY_POINT_CHECKPOINT).unlink(missing_ok=True)
 
@@ -142,14 +151,14 @@ class BrokerProcess:
         return self.start()
 
     def _command(self) -> list[str]:
-        flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
-        return [*executable(), "serve", "--listen", self._listen, "--data-dir", str(self.data_dir), *flags]
+        given = ["--listen", self._listen, "--data-dir", str(self.data_dir)]
+        return [*executable(), "serve", *given, *set_flags(self.settings)]
 
     def _environment(self) -> dict[str, str]:
         return environment()
 
     def _read(self, process: subprocess.Popen[str], readiness: "Readiness") -> None:
-        """Read the output for as long as it lasts, so that a full pipe never stops the broker."""
+        """Read the output to its end, so that a full pipe never blocks the broker."""
         assert process.stdout is not None
         with process.stdout as lines, (self.log or Path(os.devnull)).open("a", buffering=1) as log:
             for line in lines:
@@ -176,11 +185,172 @@ class BrokerProcess:
                 self._reader.join(STOP_TIMEOUT_S)
 
 
+# Failures are detected and repaired quickly enough for tests with hundreds of failures.
+CLUSTER_SETTINGS = {
+    "broker.heartbeat.interval.ms": "300",
+    "broker.session.timeout.ms": "1500",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "controller.quorum.election.backoff.max.ms": "300",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "penstock.controlled.shutdown.timeout.ms": "5000",
+    "replica.fetch.backoff.ms": "100",
+    "replica.fetch.wait.max.ms": "300",
+    "replica.lag.time.max.ms": "1500",
+    "replica.socket.timeout.ms": "1500",
+}
+CLIENTS, NODES = "CLIENT", "NODES"
+
+
+class Doors(Protocol):
+    """A proxy before the nodes."""
+
+    def open(self, node: int, host: str, behind: tuple[str, int]) -> int: ...
+
+
+class NodeProcess(BrokerProcess):
+    """One node of a cluster. It records its syncs in a journal, so that a test can take away what was not synced."""
+
+    def __init__(self, node_id: int, folder: Path, settings: Mapping[str, str], doors: Doors | None) -> None:
+        super().__init__(folder / "data", settings, log=folder / "log")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.node_id = node_id
+        self.journal = folder / "journal"
+        self.is_frozen = False
+        self._listeners = {name: free_address(f"127.0.0.{100 + node_id}") for name in (CLIENTS, NODES)}
+        self.host = f"127.0.0.{10 + node_id}" if doors else f"127.0.0.{100 + node_id}"
+        self._advertised = {
+            name: (self.host, doors.open(node_id, self.host, address) if doors else address[1])
+            for name, address in self._listeners.items()
+        }
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return _text(self._advertised[CLIENTS])
+
+    @property
+    def peer_address(self) -> str:
+        return _text(self._advertised[NODES])
+
+    @property
+    def direct_address(self) -> tuple[str, int]:
+        """Past the proxy: for observers, not for the clients under test."""
+        return self._listeners[CLIENTS]
+
+    @property
+    def direct_peer_address(self) -> tuple[str, int]:
+        """Past the proxy, of the listener for nodes, which is open while a node starts."""
+        return self._listeners[NODES]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a node that has ended on its own."""
+        return None if self._process is None else self._process.poll()
+
+    def launch(self) -> "NodeProcess":
+        power.condense(self.journal)
+        self.journal.touch()
+        super().launch()
+        return self
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_frozen = False
+
+    def lose_power(self, chance: random.Random) -> int:
+        """Kill it and drop what was not synced; returns how many bytes the disk lost."""
+        self.kill()
+        return power.lose_power(self.data_dir, self.journal, chance)
+
+    def _command(self) -> list[str]:
+        is_other = "PENSTOCK_TEST_EXECUTABLE" in os.environ
+        program = executable() if is_other else [sys.executable, power.__file__]
+        flags = {
+            "listeners": _listed(self._listeners),
+            "advertised.listeners": _listed(self._advertised),
+            "inter.broker.listener.name": NODES,
+            "log.dirs": str(self.data_dir),
+            "node.id": str(self.node_id),
+        }
+        return [*program, "serve", *set_flags({**self.settings, **flags})]
+
+    def _environment(self) -> dict[str, str]:
+        return {**environment(), power.JOURNAL: str(self.journal)}
+
+
+class ClusterProcesses:
+    """Nodes 1 to N with the same settings."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        count: int = 3,
+        settings: Mapping[str, str] | None = None,
+        doors: Doors | None = None,
+    ) -> None:
+        given = {**(CLUSTER_SETTINGS if count > 1 else {}), **(settings or {})}
+        self.nodes = {n: NodeProcess(n, folder / f"node-{n}", given, doors) for n in range(1, count + 1)}
+        if count > 1:
+            voters = ",".join(f"{node.node_id}@{node.peer_address}" for node in self.nodes.values())
+            for node in self.nodes.values():
+                node.settings |= {"controller.quorum.voters": voters, "penstock.peer.bind.host": node.host}
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(node.bootstrap_servers for node in self.nodes.values())
+
+    @property
+    def direct_servers(self) -> str:
+        return ",".join(_text(node.direct_address) for node in self.nodes.values())
+
+    def start(self) -> "ClusterProcesses":
+        self.launch(self.nodes)
+        for node in self.nodes.values():
+            node.await_ready()
+        return self
+
+    def launch(self, ids: Iterable[int]) -> None:
+        for node_id in ids:
+            self.nodes[node_id].launch()
+
+    def stop(self) -> dict[int, int]:
+        """Stop one node after the other; returns their exit codes."""
+        return {node_id: node.stop() for node_id, node in self.nodes.items()}
+
+    def kill(self) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+
+def _listed(addresses: Mapping[str, tuple[str, int]]) -> str:
+    return ",".join(f"{name}://{_text(address)}" for name, address in addresses.items())
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def set_flags(settings: Mapping[str, str]) -> list[str]:
+    return [part for item in settings.items() for part in ("--set", "=".join(item))]
+
+
 def executable() -> list[str]:
-    """The command as a user gets it by installing the package."""
+    """The command of the installed package, or the module where it is not installed."""
     if named := os.environ.get("PENSTOCK_TEST_EXECUTABLE"):
         return [named]
-    return [str(Path(sys.executable).with_name("penstock"))]
+    installed = Path(sys.executable).with_name("penstock")
+    return [str(installed)] if installed.exists() else [sys.executable, "-m", "penstock"]
 
 
 def external_bootstrap() -> str | None:
@@ -188,5 +358,5 @@ def external_bootstrap() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """Only what the test says may configure the broker, not what happens to be set outside."""
+    """Without PENSTOCK_ variables, so that only the test configures the broker."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}

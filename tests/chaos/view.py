@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tests.clusters import ClusterProcesses, NodeProcess
+from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat.raw import RawConnection, schema
 
 ASK_TIMEOUT_S = 2.0

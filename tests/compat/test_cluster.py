@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.offset_fetch.v9 import request as offset_fetch
-from tests.clusters import ClusterProcesses, NodeProcess
+from tests.brokers import ClusterProcesses, NodeProcess
 from tests.waiting import eventually
 
 from penstock.cli.cluster.description import describe_quorum

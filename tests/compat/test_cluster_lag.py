@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import external_bootstrap
+from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.chaos.metrics import samples
-from tests.clusters import ClusterProcesses
 from tests.ports import free_address
 from tests.waiting import eventually
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import BrokerProcess
-from tests.clusters import ClusterProcesses
+from tests.brokers import BrokerProcess, ClusterProcesses
 from tests.compat import ailing
 from tests.waiting import eventually
 

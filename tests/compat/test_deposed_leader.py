@@ -16,14 +16,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.elect_leaders.v2 import request as elect_leaders
-from tests.brokers import external_bootstrap
+from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.chaos.late.producers import java_libs
 from tests.chaos.metrics import samples
 from tests.chaos.network import ProxyProcess, both_ways, out_of
 from tests.chaos.proxy import OUTSIDE
 from tests.chaos.view import Observer, PartitionView
 from tests.chaos.workload import CLIENT
-from tests.clusters import ClusterProcesses
 from tests.compat import confluent
 from tests.compat.message import values
 from tests.ports import free_address

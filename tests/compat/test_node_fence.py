@@ -29,8 +29,7 @@ from kio.schema.metadata.v13 import request as metadata
 from kio.schema.vote.v2 import request as votes
 from kio.schema.write_share_group_state.v1 import request as share_state
 from kio.schema.write_txn_markers.v2 import request as markers
-from tests.brokers import BrokerProcess, external_bootstrap
-from tests.clusters import ClusterProcesses
+from tests.brokers import BrokerProcess, ClusterProcesses, external_bootstrap
 from tests.compat.raw import connected, framed, response
 from tests.fuzz.messages import Requests
 from tests.waiting import eventually

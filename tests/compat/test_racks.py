@@ -12,8 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 from kio.schema.alter_partition_reassignments.v1 import request as reassignment
 from kio.schema.describe_topic_partitions.v0 import request as describing
-from tests.brokers import external_bootstrap
-from tests.clusters import ClusterProcesses
+from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.compat import confluent
 from tests.compat.message import Message, numbered, values
 from tests.compat.raw import connected

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from tests.brokers import external_bootstrap
-from tests.clusters import ClusterProcesses
+from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.compat.raw_client import batch, read, read_committed, records, settings, values
 from tests.waiting import eventually
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.clusters import ClusterProcesses
+from tests.brokers import ClusterProcesses
 from tests.waiting import eventually
 
 PARTITIONS = 6

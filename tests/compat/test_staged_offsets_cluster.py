@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.find_coordinator.v4 import request as find
 from kio.schema.offset_fetch.v9 import request as offset_fetch
-from tests.clusters import ClusterProcesses, NodeProcess
+from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.waiting import eventually
 

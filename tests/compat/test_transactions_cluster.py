@@ -14,7 +14,7 @@ from kio.schema.end_txn.v5 import request as end_txn
 from kio.schema.find_coordinator.v4 import request as find
 from kio.schema.init_producer_id.v5 import request as init
 from kio.schema.produce.v12 import request as produce
-from tests.clusters import ClusterProcesses, NodeProcess
+from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.compat.message import values
 from tests.compat.test_transactions_confluent import end, send

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import BrokerProcess, executable
-from tests.clusters import ClusterProcesses
+from tests.brokers import BrokerProcess, ClusterProcesses, executable
 from tests.waiting import eventually
 
 COUNT = 200

@@ -9,8 +9,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import BrokerProcess
-from tests.clusters import ClusterProcesses
+from tests.brokers import BrokerProcess, ClusterProcesses
 from tests.waiting import eventually
 
 PARTITIONS = 3

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.messages import Requests
+from tests.unit.broker.raw_client import new_node
 
-from penstock.broker.config.node_settings import load_settings
 from penstock.broker.network.connection import Connection
 from penstock.broker.node import Node
 
@@ -27,7 +27,6 @@ MEMORY_GROWTH_MAX_KB = 300 * 1024
 FRAMES_PER_CONNECTION = 20
 REQUESTS_PER_BURST = 2_000
 SETTINGS = {
-    "listeners": "PLAINTEXT://127.0.0.1:0",
     "offsets.topic.num.partitions": "2",
     "penstock.create.topics.partitions.max": "10",
     "penstock.flush": "never",
@@ -102,7 +101,7 @@ def feed(connection: Connection, frame: bytes, chance: random.Random, wire: Wire
 
 async def run(frames: int, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        node = Node(load_settings({**SETTINGS, "log.dirs": folder}, {}))
+        node = new_node(Path(folder), **SETTINGS)
         await node.start()
         # Handlers, schemas and buffers are loaded by the first frames: growth is counted from there.
         await throw(node, Requests(seed + 1), min(frames, 5_000))

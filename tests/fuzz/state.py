@@ -29,8 +29,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import BrokerProcess
-from tests.clusters import ClusterProcesses
+from tests.brokers import BrokerProcess, ClusterProcesses
 from tests.fuzz.hostile import FIELD, HostileRequests, Knowledge
 from tests.fuzz.operator import Operator
 from tests.fuzz.settings import LIMITING, Settings

@@ -1,28 +1,27 @@
 """`python -m tests.application.outbox.campaign --kills N --seed S --database sqlite|postgresql`
 
-A shop sells while its relays are killed, frozen, doubled and cut off, and the broker is killed under them. In the end
-every sale that was committed is in its topic once, in the order of its key, and no other.
+A shop sells while its relays are killed, frozen, doubled and cut off, and the broker is killed too. In the end every
+committed sale is in its topic once, in the order of its key, and there are no others.
 """
 
-import argparse
 import contextlib
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.application.outbox.child import POINTS, REFUSED, Job
-from tests.application.outbox.judge import judge, read_all
+from tests.application.outbox.judge import DOUBLED, LOST, ORDER, UNEXPECTED, judge, read_all
 from tests.application.outbox.relays import RelayProcess
 from tests.application.outbox.sellers import Sellers
 from tests.application.outbox.shop import TOPICS, Shop
 from tests.brokers import BrokerProcess
-from tests.chaos import commands
+from tests.chaos.command import Plan as CampaignPlan
+from tests.chaos.command import Say, option, run_command, silent
+from tests.chaos.outcome import Outcome
 from tests.servers import PostgresServer
 from tests.waiting import eventually
 
@@ -42,12 +41,11 @@ PARTITIONS = "3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    kills: int = 100
-    seed: int = 0
-    database: str = SQLITE
-    shards: int = 2
-    sellers: int = 4
+class Plan(CampaignPlan):
+    kills: int = option(100, "faults")
+    database: str = option(SQLITE, "of the shop", choices=(SQLITE, POSTGRESQL))
+    shards: int = option(2, "parts that rows are divided into, with a relay for each")
+    sellers: int = option(4, "connections that commit and roll back")
 
     def faults(self, chance: random.Random) -> list[str]:
         """Of few, the first are of different kinds."""
@@ -57,74 +55,38 @@ class Plan:
         return (first + more)[: self.kills]
 
 
-@dataclass(slots=True)
-class Result:
-    plan: Plan
-    sales: int = 0
-    undone: int = 0
-    #: Rows that were committed after one with a greater id.
-    late_rows: int = 0
-    duration_s: float = 0.0
-    fired: Counter[str] = field(default_factory=Counter)
-    points: Counter[str] = field(default_factory=Counter)
-    relayed_between: list[int] = field(default_factory=list)
-    anomalies: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        return not self.anomalies and not self.problems
-
-    @property
-    def least_work(self) -> int:
-        return min(self.relayed_between, default=0)
-
-    def as_document(self) -> dict[str, Any]:
-        return {
-            "kills": sum(self.fired.values()),
-            "seed": self.plan.seed,
-            "database": self.plan.database,
-            "sales": self.sales,
-            "undone": self.undone,
-            "late_rows": self.late_rows,
-            "fired": dict(self.fired),
-            "points": dict(self.points),
-            "least_work": self.least_work,
-            "anomalies": self.anomalies,
-            "examples": self.examples,
-            "problems": self.problems,
-            "duration_s": round(self.duration_s, 1),
-        }
-
-
 class Campaign:
-    def __init__(
-        self, folder: Path, plan: Plan, url: str, say: Callable[[str], None] = lambda words: None
-    ) -> None:
-        self._folder, self._plan, self._say = folder, plan, say
-        self._chance = random.Random(plan.seed)
-        self._result = Result(plan)
-        self._shop = Shop(url).prepare()
+    """With a database server of its own, unless it is given a `url` or needs none."""
+
+    def __init__(self, folder: Path, plan: Plan, say: Say = silent, url: str | None = None) -> None:
+        self.folder, self.plan, self.say, self._url = folder, plan, say, url
+        self.chance = random.Random(plan.seed)
+        self.outcome = Outcome(plan.seed, (LOST, DOUBLED, ORDER, UNEXPECTED))
         self._broker = BrokerProcess(folder / "broker", {"num.partitions": PARTITIONS})
         self._relays: dict[int, RelayProcess] = {}
         self._launched: list[RelayProcess] = []
 
-    def run(self) -> Result:
+    def run(self) -> Outcome:
         began = time.monotonic()
         with ExitStack() as stack:
+            self._shop = Shop(self._url or self._new_database(stack)).prepare()
             self._broker.start()
             stack.callback(self._broker.kill)
             stack.callback(self._kill_relays)
-            with Sellers(self._shop, self._plan.sellers, self._plan.seed) as sellers:
+            with Sellers(self._shop, self.plan.sellers, self.plan.seed) as sellers:
                 self._launch_all()
                 self._fire_all()
-            self._result.undone, self._result.late_rows = sellers.undone, sellers.late_rows
-            self._result.problems += sellers.problems
+            self.outcome.figures |= {"rolled back": sellers.undone, "committed late": sellers.late_rows}
+            self.outcome.problems += sellers.problems
             self._finish()
             self._judge()
-        self._result.duration_s = time.monotonic() - began
-        return self._result
+        self.outcome.duration_s = time.monotonic() - began
+        return self.outcome
+
+    def _new_database(self, stack: ExitStack) -> str:
+        if self.plan.database == SQLITE:
+            return f"sqlite:///{self.folder / 'shop.db'}"
+        return stack.enter_context(PostgresServer()).new_database()
 
     # Relays
 
@@ -132,16 +94,16 @@ class Campaign:
         job = Job(
             url=self._shop.url,
             bootstrap=self._broker.bootstrap_servers,
-            shards=self._plan.shards,
+            shards=self.plan.shards,
             shard=shard,
             **more,
         )
-        relay = RelayProcess(job, self._folder / f"relay-{shard}.log")
+        relay = RelayProcess(job, self.folder / f"relay-{shard}.log")
         self._launched.append(relay)
         return relay
 
     def _launch_all(self) -> None:
-        for shard in range(self._plan.shards):
+        for shard in range(self.plan.shards):
             self._relays[shard] = self._launch(shard)
 
     def _kill_relays(self) -> None:
@@ -157,8 +119,8 @@ class Campaign:
 
     def _fire_all(self) -> None:
         before = self._shop.relayed()
-        for kind in self._plan.faults(self._chance):
-            shard = self._chance.randrange(self._plan.shards)
+        for kind in self.plan.faults(self.chance):
+            shard = self.chance.randrange(self.plan.shards)
             self._await_progress(before)
             {
                 POINT: self._at_point,
@@ -167,9 +129,9 @@ class Campaign:
                 TWO: self._two_at_once,
                 CUT_OFF: self._cut_off,
             }[kind](shard)
-            self._result.fired[kind] += 1
+            self.outcome.fired[kind] += 1
             now = self._shop.relayed()
-            self._result.relayed_between.append(now - before)
+            self.outcome.work_between.append(now - before)
             before = now
 
     def _await_progress(self, before: int) -> None:
@@ -182,33 +144,33 @@ class Campaign:
         )
 
     def _unexpected_end(self, shard: int) -> None:
-        self._result.problems.append(f"the relay of shard {shard} ended with {self._relays[shard].end()}")
+        self.outcome.problems.append(f"the relay of shard {shard} ended with {self._relays[shard].end()}")
         self._relays[shard] = self._launch(shard)
 
     def _at_point(self, shard: int) -> None:
-        point = POINTS[self._result.fired[POINT] % len(POINTS)]
-        self._say(f"kill of relay {shard} once it has {point}")
-        relay = self._replace(shard, point=point, passing=self._chance.choice((1, 1, 2, 5)))
+        point = POINTS[self.outcome.fired[POINT] % len(POINTS)]
+        self.say(f"kill of relay {shard} once it has {point}")
+        relay = self._replace(shard, point=point, passing=self.chance.choice((1, 1, 2, 5)))
         code = relay.end()
         self._expect(code == -9, f"the relay of shard {shard} ended with {code} instead of at {point}")
-        self._result.points[point] += 1
+        self.outcome.shapes[point] += 1
         self._relays[shard] = self._launch(shard)
 
     def _at_any_time(self, shard: int) -> None:
-        self._say(f"kill of relay {shard}")
-        time.sleep(self._chance.uniform(0, 0.1))
+        self.say(f"kill of relay {shard}")
+        time.sleep(self.chance.uniform(0, 0.1))
         self._replace(shard)
 
     def _of_broker(self, shard: int) -> None:
-        self._say("kill of the broker")
+        self.say("kill of the broker")
         self._broker.kill()
-        time.sleep(self._chance.uniform(0, 1))
+        time.sleep(self.chance.uniform(0, 1))
         self._broker.start()
 
     def _two_at_once(self, shard: int) -> None:
         """The second waits; when the first is killed at a point it takes over without being told."""
-        point = self._chance.choice(POINTS)
-        self._say(f"two relays of shard {shard}; the first is killed once it has {point}")
+        point = self.chance.choice(POINTS)
+        self.say(f"two relays of shard {shard}; the first is killed once it has {point}")
         first = self._replace(shard, point=point)
         self._await_held(shard, first)
         second = self._launch(shard)
@@ -226,8 +188,8 @@ class Campaign:
 
     def _cut_off(self, shard: int) -> None:
         """Frozen at a point, it loses its session and with it the lock; it wakes up when another has taken over."""
-        point = self._chance.choice(POINTS)
-        self._say(f"relay {shard} frozen once it has {point}, and cut off from the database")
+        point = self.chance.choice(POINTS)
+        self.say(f"relay {shard} frozen once it has {point}, and cut off from the database")
         with self._replace(shard, point=point, signal="SIGSTOP") as first:
             first.await_frozen()
             self._relays[shard] = self._launch(shard)
@@ -248,7 +210,7 @@ class Campaign:
 
     def _expect(self, is_so: bool, words: str) -> None:
         if not is_so:
-            self._result.problems.append(words)
+            self.outcome.problems.append(words)
 
     # The end
 
@@ -261,48 +223,10 @@ class Campaign:
     def _judge(self) -> None:
         sales = self._shop.sales()
         findings = judge(read_all(self._broker.bootstrap_servers, TOPICS), sales)
-        self._result.sales = len(sales)
-        self._result.anomalies, self._result.examples = dict(findings.counts), dict(findings.examples)
-
-
-def run(folder: Path, plan: Plan, say: commands.Say = lambda words: None) -> Result:
-    """With a server of its own, if that takes one."""
-    if plan.database == SQLITE:
-        return Campaign(folder, plan, f"sqlite:///{folder / 'shop.db'}", say).run()
-    with PostgresServer() as server:
-        return Campaign(folder, plan, server.new_database(), say).run()
-
-
-def show(result: Result) -> None:
-    for name, value in result.as_document().items():
-        print(f"{name:>12}  {value}")
-
-
-def main(arguments: Sequence[str]) -> int:
-    parser = commands.parser(
-        __doc__,
-        (
-            ("kills", 100, "faults"),
-            ("shards", 2, "parts that rows are divided into, with a relay for each"),
-            ("sellers", 4, "connections that commit and roll back"),
-        ),
-    )
-    parser.prog = "python -m tests.application.outbox.campaign"
-    parser.add_argument("--database", choices=(SQLITE, POSTGRESQL), default=SQLITE)
-    given: argparse.Namespace = parser.parse_args(arguments)
-
-    def carry(folder: Path, seed: int, say: commands.Say) -> Result:
-        plan = Plan(
-            kills=given.kills,
-            seed=seed,
-            database=given.database,
-            shards=given.shards,
-            sellers=given.sellers,
-        )
-        return run(folder, plan, say)
-
-    return commands.carry_out(given, carry, show, Result.as_document)
+        self.outcome.figures["sales"] = len(sales)
+        self.outcome.anomalies, self.outcome.examples = dict(findings.counts), dict(findings.examples)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    program = "python -m tests.application.outbox.campaign"
+    sys.exit(run_command(sys.argv[1:], Plan, Campaign, __doc__, program))

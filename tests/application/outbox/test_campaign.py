@@ -9,34 +9,35 @@ from pathlib import Path
 import psycopg
 import pytest
 from tests.application.outbox import campaign, child
-from tests.application.outbox.campaign import Campaign, Plan, Result
+from tests.application.outbox.campaign import Campaign, Plan
 from tests.application.outbox.child import ChildRelay, Job
 from tests.application.outbox.judge import DOUBLED, LOST, ORDER, UNEXPECTED, Read, judge, read_all
 from tests.application.outbox.relays import RelayProcess
 from tests.application.outbox.shop import TOPICS, Sale, Shop
 from tests.brokers import BrokerProcess, external_bootstrap
+from tests.chaos.outcome import Outcome
 
 KILLED = -9
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="needs a broker that it may kill")
 
 
-def carry_out(folder: Path, plan: Plan, url: str) -> Result:
-    result = Campaign(folder, plan, url).run()
-    campaign.show(result)  # shown when the test fails
-    assert result.problems == []
-    assert result.examples == {}
-    assert result.fired.total() == plan.kills
-    assert result.least_work > 0
-    assert result.sales > 20
-    assert result.undone > 0
-    return result
+def carry_out(folder: Path, plan: Plan, url: str) -> Outcome:
+    outcome = Campaign(folder, plan, url=url).run()
+    outcome.print_table()  # shown when the test fails
+    assert outcome.problems == []
+    assert outcome.examples == {}
+    assert outcome.fired.total() == plan.kills
+    assert outcome.least_work > 0
+    assert outcome.figures["sales"] > 20
+    assert outcome.figures["rolled back"] > 0
+    return outcome
 
 
 def test_every_sale_is_published_once(tmp_path: Path, postgres_url: str) -> None:
     """One fault of each kind but the last, which has a test of its own below."""
     plan = Plan(kills=4, database=campaign.POSTGRESQL, seed=3)
-    assert carry_out(tmp_path, plan, postgres_url).late_rows > 0
+    assert carry_out(tmp_path, plan, postgres_url).figures["committed late"] > 0
 
 
 @pytest.mark.slow

@@ -1,26 +1,29 @@
-"""The contracts of applications: their processes are killed at thousands of points, groups are rebalanced, nodes die.
+"""`--campaign contracts`: applications are killed at seeded points; each contract keeps its promise.
 
-Lanes run side by side on one cluster, each with a topic, a group, and one life after the other. Between the storms
-there are calm rounds, in which members come and go as operators let them, and nothing may be lost or come twice.
+Lanes run side by side on one cluster, each with a topic, a group, and one process after the other. Between the storms
+there are calm rounds, in which members join and leave in good order, and nothing may be lost or come twice.
+`--mutations` breaks each contract on purpose instead, and expects the judge to complain of those and of no other.
 """
 
+import argparse
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Producer
+from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
 from tests.chaos.checker import Findings
+from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.contracts.calm import DRAIN_S, Calm, case_of
 from tests.chaos.contracts.jobs import CLASSIC, CONTRACTS, FREEZE, INLINE, PARTITIONS, WITH_ROWS
 from tests.chaos.contracts.judge import ANOMALIES, Case, entries, judge
 from tests.chaos.contracts.lanes import Lane, Terms, terms_of
 from tests.chaos.contracts.mutations import MUTATIONS
 from tests.chaos.contracts.nursery import Nursery
-from tests.chaos.contracts.results import REDIS, SQLITE, databases
-from tests.chaos.siege import RECOVERY_S, Outcome, Siege
+from tests.chaos.contracts.results import DATABASES, REDIS, SQLITE, databases
 from tests.chaos.view import OF_GROUP, OF_TRANSACTION
 from tests.chaos.workload import CLIENT, create_topics
 from tests.waiting import eventually
@@ -42,79 +45,83 @@ LOOK_S = 0.1
 ROUND, ROUNDS_MAX, SETTLE_S = 2, 6, 5.0
 
 
+ALL = "all"
+#: Names without blanks, for the command line.
+NAMES = {name.replace(" with a ", "+"): name for name in CONTRACTS}
+
+
+def _contracts(text: str) -> tuple[str, ...]:
+    if text not in (*NAMES, ALL):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join((*NAMES, ALL))}")
+    return CONTRACTS if text == ALL else (NAMES[text],)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(ClusterPlan):
     """`points` and `lanes` are of each contract."""
 
-    contracts: tuple[str, ...] = CONTRACTS
-    points: int = 300
-    broker_kills: int = 10
-    calm_rounds: int = 3
-    lanes: int = 4
-    database: str = SQLITE
-    mutations: tuple[str, ...] = ()
-    #: Whether the same is done with contracts that are not broken, of which nobody may complain.
-    controls: bool = False
-    seed: int = 0
-    nodes: int = 1
-    settings: dict[str, str] = field(default_factory=dict)
+    contracts: tuple[str, ...] = option(
+        CONTRACTS,
+        "which contract",
+        flag="delivery",
+        help="which contract (default: all)",
+        type=_contracts,
+        metavar="{" + ",".join((*NAMES, ALL)) + "}",
+    )
+    points: int = option(300, "kills and freezes at points, of each contract")
+    broker_kills: int = option(10, "kill -9 of nodes")
+    calm_rounds: int = option(3, "rounds without kills, in which nothing may be lost or come twice")
+    lanes: int = option(4, "groups at a time, of each contract")
+    database: str = option(SQLITE, "of results, marks and positions", choices=DATABASES)
+    mutations: tuple[str, ...] = option(
+        (),
+        "break every contract, and expect the judge to notice",
+        action="store_const",
+        const=tuple(MUTATIONS),
+    )
+    controls: bool = True  # with mutations: run the same with contracts that are not broken
+    nodes: int = option(1, "nodes of the cluster")
 
 
-class Campaign:
-    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None] = lambda words: None) -> None:
-        self._plan = plan
-        self._folder = folder
-        settings = {**NODE_SETTINGS, **plan.settings}
-        kinds = (UNNOTICED, UNJUST) if plan.mutations else ANOMALIES
-        self._siege = Siege(folder, nodes=plan.nodes, settings=settings, seed=plan.seed, kinds=kinds, say=say)
+class Campaign(ClusterCampaign[Plan]):
+    node_settings = NODE_SETTINGS
+
+    def __init__(self, folder: Path, plan: Plan, say: Say = silent) -> None:
+        self.anomalies = (UNNOTICED, UNJUST) if plan.mutations else ANOMALIES
+        super().__init__(folder, plan, say)
         self._lanes: list[Lane] = []
         self._cases: list[Case] = []
 
-    @property
-    def _servers(self) -> str:
-        return self._siege.cluster.bootstrap_servers
-
-    def run(self) -> Outcome:
-        siege = self._siege
-        try:
-            with siege.noted(), self._prepared():
-                if self._plan.mutations:
-                    self._side_by_side(self._notice, self._lanes)
-                else:
-                    self._storms()
-                    self._cases = [case_of(lane, self._servers) for lane in self._lanes]
-            with siege.noted():
-                siege.stop_nodes()
-        finally:
-            siege.cluster.kill()
-        for case in self._cases:
-            judge(case, siege.findings)
-        self._add_figures()
-        return siege.finish()
+    def prepare(self) -> None:
+        """`clients` creates the topics, because their names depend on the database."""
 
     @contextlib.contextmanager
-    def _prepared(self) -> Iterator[None]:
-        plan, cluster = self._plan, self._siege.cluster.start()
-        nursery = Nursery()
+    def clients(self) -> Iterator[None]:
+        plan, nursery = self.plan, Nursery()
         try:
-            with databases(plan.database, self._folder) as database:
+            with databases(plan.database, self.folder) as database:
                 terms = self._terms(database)
                 topics = {each.name: PARTITIONS for each in terms} | {
                     f"{each.name}-target": 1 for each in terms
                 }
-                create_topics(cluster.direct_servers, min(plan.nodes, 3), topics)
-                producer = Producer(
-                    {**CLIENT, "bootstrap.servers": self._servers, "enable.idempotence": True}
-                )
+                create_topics(self.cluster.direct_servers, min(plan.nodes, 3), topics)
+                producer = Producer({**CLIENT, "bootstrap.servers": self.servers, "enable.idempotence": True})
                 self._lanes = [
-                    Lane(each, self._servers, self._folder, nursery, producer, plan.seed) for each in terms
+                    Lane(each, self.servers, self.folder, nursery, producer, plan.seed) for each in terms
                 ]
                 yield
         finally:
             nursery.close()
 
+    def fire_faults(self) -> None:
+        if self.plan.mutations:
+            self._side_by_side(self._notice, self._lanes)
+        else:
+            self._storms()
+            self._cases = [case_of(lane, self.servers) for lane in self._lanes]
+
     def _terms(self, database: Callable[[str], str]) -> list[Terms]:
-        plan = self._plan
+        plan = self.plan
         if plan.mutations:
             states = (True, False) if plan.controls else (True,)
             return [_broken(name, database, is_broken=state) for state in states for name in plan.mutations]
@@ -152,19 +159,19 @@ class Campaign:
         return sum(len(lane.read().done) for lane in self._lanes)
 
     def _storms(self) -> None:
-        plan = self._plan
+        plan = self.plan
         for number in range(plan.calm_rounds):
             upto = plan.points * (number + 1) // plan.calm_rounds
             kills = plan.broker_kills * (number + 1) // plan.calm_rounds - (
                 plan.broker_kills * number // plan.calm_rounds
             )
             self._storm(upto, kills)
-            self._siege.say(f"{self._points():,} points")
-            calms = {lane.topic: Calm(lane, self._servers) for lane in self._lanes}
+            self.say(f"{self._points():,} points")
+            calms = {lane.topic: Calm(lane, self.servers) for lane in self._lanes}
             self._side_by_side(lambda lane: calms[lane.topic].go_through(CALM), self._lanes)  # noqa: B023
             for calm in calms.values():
-                self._siege.outcome.problems += calm.problems
-            self._siege.say(f"calm round {number + 1} is over")
+                self.outcome.problems += calm.problems
+            self.say(f"calm round {number + 1} is over")
 
     def _storm(self, upto: int, kills: int) -> None:
         contracts = {lane.terms.contract for lane in self._lanes}
@@ -192,20 +199,19 @@ class Campaign:
             storm.join()
 
     def _side_by_side_noted(self, act: Callable[[Lane], None]) -> None:
-        with self._siege.noted():
+        with self.noted():
             self._side_by_side(act, self._lanes)
 
     def _kill_node(self, deadline: float) -> None:
-        siege = self._siege
         began, before = time.monotonic(), self._done()
-        siege.kill_one_of(BROKER, self._victims())
-        siege.await_whole()
+        self.kill_one_of(BROKER, self._victims())
+        self.await_whole()
         self._await(lambda: self._done() >= before + WORK, deadline)
-        siege.outcome.recovery_s[BROKER].append(time.monotonic() - began)
-        siege.outcome.work_between.append(self._done() - before)
+        self.outcome.recovery_s[BROKER].append(time.monotonic() - began)
+        self.outcome.work_between.append(self._done() - before)
 
-    def _victims(self) -> dict[str, tuple[int, Callable[[], int]]]:
-        observer, lane = self._siege.observer, self._siege.chance.choice(self._lanes)
+    def _victims(self) -> Victims:
+        observer, lane = self.observer, self.chance.choice(self._lanes)
         return {
             "leader of a topic": (40, lambda: observer.leader_of(lane.topic, 0)),
             "group coordinator": (30, lambda: observer.coordinator(OF_GROUP, f"{lane.topic}-group")),
@@ -216,7 +222,7 @@ class Campaign:
     def _await(self, is_done: Callable[[], bool], deadline: float) -> None:
         def check() -> bool:
             time.sleep(LOOK_S)
-            self._siege.look_after_nodes()
+            self.look_after_nodes()
             return is_done()
 
         eventually(
@@ -236,28 +242,30 @@ class Campaign:
         for number in range(rounds):
             upto = ROUND * (number + 1)
             lane.storm(lambda: shots() >= upto)  # noqa: B023
-            Calm(lane, self._servers).drain(settle_s)
+            Calm(lane, self.servers).drain(settle_s)
             findings = Findings()
-            judge(case_of(lane, self._servers), findings)
+            judge(case_of(lane, self.servers), findings)
             if findings.counts[mutation.shows] or not lane.terms.is_broken:
                 break
         self._conclude(lane, mutation.shows, findings, shots())
 
     def _conclude(self, lane: Lane, shows: str, findings: Findings, shots: int) -> None:
-        siege, name = self._siege, f"{lane.terms.mutation} ({lane.terms.contract})"
+        name = f"{lane.terms.mutation} ({lane.terms.contract})"
         if not lane.terms.is_broken:
             for words in findings.examples.values():
-                siege.findings.add(UNJUST, f"{name}: {words[0]}")
+                self.findings.add(UNJUST, f"{name}: {words[0]}")
         elif findings.counts[shows]:
-            siege.say(f"{name}: {findings.counts[shows]} {shows}: {findings.examples[shows][0]}")
-            siege.outcome.figures[f"{name}: {findings.counts[shows]} {shows} after so many points"] = shots
+            self.say(f"{name}: {findings.counts[shows]} {shows}: {findings.examples[shows][0]}")
+            self.outcome.figures[f"{name}: {findings.counts[shows]} {shows} after so many points"] = shots
         else:
-            siege.findings.add(UNNOTICED, f"{name}: {dict(lane.story.trapped)}")
+            self.findings.add(UNNOTICED, f"{name}: {dict(lane.story.trapped)}")
 
     # -- the verdict -----------------------------------------------------------------------------------
 
-    def _add_figures(self) -> None:
-        outcome = self._siege.outcome
+    def judge(self) -> None:
+        outcome = self.outcome
+        for case in self._cases:
+            judge(case, self.findings)
         for lane in self._lanes:
             outcome.problems += lane.story.broken
             for (point, action), count in lane.story.trapped.items():

@@ -1,20 +1,22 @@
-"""At most once: members, their connections and nodes are killed at every place of the protocol; nobody gets it twice.
+"""`--campaign once`: members, processes and nodes are killed at every point of the protocol; nothing comes twice.
 
-First members die only where it is known what the broker knows, so that its loss counter can be told to the record. Then
-everything dies: raw members, processes of share consumers, nodes. In between there are calm rounds, without any kill,
-in which nothing may be lost.
+First members die only at points where it is known what the broker knows, so that its loss counter can be checked to
+the record. Then members, processes of share consumers and nodes die. In between there are calm rounds without
+kills, in which nothing may be lost.
 """
 
 import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
+from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
 from tests.chaos.children import ChildProcess
+from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.metrics import total
 from tests.chaos.newcomers import read_whole
 from tests.chaos.once.helpers import GROUP, PARTITIONS, TOPIC, Feeder, Repeated, place_of
@@ -23,7 +25,6 @@ from tests.chaos.once.points import ALL, DEFINITE, NO_KILL, Target
 from tests.chaos.share.journals import Journals, Place
 from tests.chaos.share.worker import Job
 from tests.chaos.sharing import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags, share_consumer
-from tests.chaos.siege import RECOVERY_S, Outcome, Siege
 from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, create_topics
 from tests.compat.share import configure
@@ -50,27 +51,21 @@ PROCESS_PACE_S = (0.2, 1.2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """`points` are all kill points together, those of nodes and processes among them."""
-
-    points: int = 10_000
-    broker_kills: int = 50
-    process_kills: int = 200
-    calm_rounds: int = 5
-    lanes: int = 24
-    processes: int = 4
-    seed: int = 0
-    nodes: int = 3
-    settings: dict[str, str] = field(default_factory=dict)
+class Plan(ClusterPlan):
+    points: int = option(10_000, "kill points, those of processes and nodes among them")
+    broker_kills: int = option(50, "kill -9 of leaders, coordinators and controllers")
+    process_kills: int = option(200, "kill -9 of processes of share consumers")
+    calm_rounds: int = option(5, "rounds without any kill, in which nothing may be lost")
+    lanes: int = option(24, "raw members at a time")
+    processes: int = option(4, "processes of share consumers at a time")
 
 
-class Campaign:
-    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None] = lambda words: None) -> None:
-        self._plan = plan
-        settings = {**NODE_SETTINGS, **plan.settings}
-        self._siege = Siege(
-            folder, nodes=plan.nodes, settings=settings, seed=plan.seed, kinds=ANOMALIES, say=say
-        )
+class Campaign(ClusterCampaign[Plan]):
+    node_settings = NODE_SETTINGS
+    anomalies = ANOMALIES
+
+    def __init__(self, folder: Path, plan: Plan, say: Say = silent) -> None:
+        super().__init__(folder, plan, say)
         self._book = Book()
         names = [f"worker-{n}" for n in range(plan.processes)]
         self._journals = Journals([folder / f"{name}.jsonl" for name in names])
@@ -78,15 +73,15 @@ class Campaign:
         self._topic_id = uuid.UUID(int=0)
         self._targets: dict[int, Target] = {}
         self._lanes = Lanes([])
-        self._feeder = Feeder(self._siege.cluster.bootstrap_servers, self._lag)
+        self._feeder = Feeder(self.servers, self._lag)
         self._produced: set[Place] = set()
         self._exact: dict[str, float] = {}
 
     def _worker(self, folder: Path, name: str) -> ChildProcess:
         job = Job(
-            servers=self._siege.cluster.bootstrap_servers,
+            servers=self.servers,
             journal=str(folder / f"{name}.jsonl"),
-            seed=self._plan.seed,
+            seed=self.plan.seed,
             batch=10,
             group=GROUP,
             topic=TOPIC,
@@ -94,35 +89,22 @@ class Campaign:
         )
         return ChildProcess("tests.chaos.share.worker", [job.as_text()], folder / f"{name}.log")
 
-    def run(self) -> Outcome:
-        siege, cluster = self._siege, self._siege.cluster
-        try:
-            with siege.noted():
-                self._prepare()
-                with self._members():
-                    self._kill_members()
-                    self._kill_all()
-                    self._drain()
-                    self._judge_counters(siege.outcome.figures)
-            with siege.noted():
-                siege.await_whole()
-                self._read_all()
-                siege.stop_nodes()
-        finally:
-            cluster.kill()
-        self._judge()
-        return siege.finish()
+    def fire_faults(self) -> None:
+        self._kill_members()
+        self._kill_all()
+        self._drain()
+        self._judge_counters(self.outcome.figures)
 
-    # -- what is there before anything dies ----------------------------------------------------------
+    # -- what is there before the first kill ---------------------------------------------------------
 
-    def _prepare(self) -> None:
-        cluster = self._siege.cluster.start()
-        create_topics(cluster.direct_servers, self._plan.nodes, {TOPIC: PARTITIONS})
+    def prepare(self) -> None:
+        cluster = self.cluster
+        create_topics(cluster.direct_servers, self.plan.nodes, {TOPIC: PARTITIONS})
         admin = AdminClient({**CLIENT, "bootstrap.servers": cluster.direct_servers})
         configure(admin, GROUP, **GROUP_SETTINGS)
         first = share_consumer(cluster.bootstrap_servers, GROUP, TOPIC)
         eventually(
-            lambda: first.poll(0.2) is not None and len(lags(self._siege.observer, GROUP)) == PARTITIONS,
+            lambda: first.poll(0.2) is not None and len(lags(self.observer, GROUP)) == PARTITIONS,
             within_s=RECOVERY_S,
             what="a group that has all partitions",
         )
@@ -133,24 +115,24 @@ class Campaign:
         return self._targets.get(partition)
 
     def _see_leaders(self) -> None:
-        view = self._siege.observer.newest()
+        view = self.observer.newest()
         if view is None:
             return
         for partition in range(PARTITIONS):
             state = view.partitions.get((TOPIC, partition))
-            if state is not None and state.leader in self._siege.cluster.nodes:
-                address = self._siege.cluster.nodes[state.leader].direct_address
+            if state is not None and state.leader in self.cluster.nodes:
+                address = self.cluster.nodes[state.leader].direct_address
                 self._targets[partition] = Target(address, GROUP, self._topic_id, partition)
 
     def _lag(self) -> int | None:
-        found = lags(self._siege.observer, GROUP)
+        found = lags(self.observer, GROUP)
         return sum(found.values()) if len(found) == PARTITIONS and min(found.values()) >= 0 else None
 
     @contextlib.contextmanager
-    def _members(self) -> Iterator[None]:
+    def clients(self) -> Iterator[None]:
         self._see_leaders()
         self._lanes = Lanes(
-            [Lane(n, self._plan.seed, self._find, self._book, PARTITIONS) for n in range(self._plan.lanes)]
+            [Lane(n, self.plan.seed, self._find, self._book, PARTITIONS) for n in range(self.plan.lanes)]
         )
         self._feeder.start()
         try:
@@ -166,7 +148,7 @@ class Campaign:
 
     def _kill_members(self) -> None:
         """A quarter of the points, where it is known what the broker knows: its counters are exact."""
-        wanted = self._plan.points // 4
+        wanted = self.plan.points // 4
         self._feeder.going.set()
         self._lanes.go(DEFINITE)
         within_s = max(RECOVERY_S, wanted / 5)
@@ -183,17 +165,17 @@ class Campaign:
         lost = produced - book.confirmed
         # None is in doubt, unless a broker was too slow to answer.
         if not lost - book.doubtful <= figures["unconfirmed"] <= lost:
-            self._siege.findings.add(COUNTED_WRONGLY, f"{self._exact}, {book.doubtful} in doubt: {figures}")
+            self.findings.add(COUNTED_WRONGLY, f"{self._exact}, {book.doubtful} in doubt: {figures}")
 
     def _kill_all(self) -> None:
-        plan, siege = self._plan, self._siege
+        plan = self.plan
         rounds = max(plan.calm_rounds - 1, 1)
         for number in range(rounds):
             brokers = _portion(plan.broker_kills, rounds, number)
             processes = _portion(plan.process_kills, rounds, number)
             upto = plan.points * (number + 1) // rounds
             self._storm(brokers, processes, upto)
-            siege.await_whole()
+            self.await_whole()
             self._calm_round()
 
     def _storm(self, brokers: int, processes: int, points: int) -> None:
@@ -201,16 +183,16 @@ class Campaign:
             worker.launch()
         self._feeder.going.set()
         self._lanes.go(ALL)
-        killer = Repeated(self._kill_process, processes, PROCESS_PACE_S, self._plan.seed)
+        killer = Repeated(self._kill_process, processes, PROCESS_PACE_S, self.plan.seed)
         killer.start()
         for _ in range(brokers):
             began, before = time.monotonic(), self._confirmed()
-            self._siege.kill_one_of(BROKER, self._victims())
+            self.kill_one_of(BROKER, self._victims())
             self._await(lambda: self._confirmed() >= before + WORK, "work after a kill")  # noqa: B023
-            self._siege.outcome.recovery_s[BROKER].append(time.monotonic() - began)
-            if self._siege.chance.random() < 0.6:
-                self._siege.await_whole()
-            self._siege.outcome.work_between.append(self._confirmed() - before)
+            self.outcome.recovery_s[BROKER].append(time.monotonic() - began)
+            if self.chance.random() < 0.6:
+                self.await_whole()
+            self.outcome.work_between.append(self._confirmed() - before)
         self._await(lambda: killer.is_done, "kills of processes", within_s=20 + 4.0 * processes)
         killer.check()
         self._await(lambda: self._points() >= points, f"{points} kill points", within_s=400)
@@ -218,13 +200,13 @@ class Campaign:
             worker.kill()
 
     def _kill_process(self) -> None:
-        worker = self._siege.chance.choice(self._workers)
+        worker = self.chance.choice(self._workers)
         worker.kill()
         worker.launch()
-        self._siege.outcome.fired[WORKER] += 1
+        self.outcome.fired[WORKER] += 1
 
-    def _victims(self) -> dict[str, tuple[int, Callable[[], int]]]:
-        observer, chance = self._siege.observer, self._siege.chance
+    def _victims(self) -> Victims:
+        observer, chance = self.observer, self.chance
         return {
             "leader of the topic": (40, lambda: observer.leader_of(TOPIC, chance.randrange(PARTITIONS))),
             "share coordinator": (
@@ -236,7 +218,7 @@ class Campaign:
         }
 
     def _points(self) -> int:
-        fired = self._siege.outcome.fired
+        fired = self.outcome.fired
         return self._book.points_count + fired[BROKER] + fired[WORKER]
 
     def _confirmed(self) -> int:
@@ -244,7 +226,7 @@ class Campaign:
         return self._book.confirmed + self._journals.stored
 
     def _look_after(self) -> None:
-        self._siege.look_after_nodes()
+        self.look_after_nodes()
         self._lanes.check()
         if self._feeder.failure is not None:
             raise AssertionError("the feeder has failed") from self._feeder.failure
@@ -259,14 +241,14 @@ class Campaign:
         try:
             eventually(check, within_s=within_s, what=what)
         except AssertionError as error:
-            wrong = self._siege.observer.what_is_wrong()
-            words = f"{error}; points {self._points()}; lags {lags(self._siege.observer, GROUP)}; {wrong}"
+            wrong = self.observer.what_is_wrong()
+            words = f"{error}; points {self._points()}; lags {lags(self.observer, GROUP)}; {wrong}"
             raise AssertionError(f"{words}; {self._book.broken}") from error.__cause__
 
     # -- without any kill ----------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Nobody dies any more, and all that is there is handed out."""
+        """Without kills: wait until all records are handed out."""
         self._feeder.rest()
         self._lanes.rest()
         self._lanes.go({NO_KILL: 1})
@@ -280,20 +262,20 @@ class Campaign:
         self._feeder.feed(CALM)
         self._drain()
         missing = [number for number in range(first, first + CALM) if place_of(number) not in self._book.calm]
-        self._siege.say(f"calm round: {CALM - len(missing)} of {CALM}; {self._points()} points")
+        self.say(f"calm round: {CALM - len(missing)} of {CALM}; {self._points()} points")
         for number in missing:
-            self._siege.findings.add(LOST_IN_CALM, f"{place_of(number)} was not delivered and confirmed")
+            self.findings.add(LOST_IN_CALM, f"{place_of(number)} was not delivered and confirmed")
 
     # -- the verdict ---------------------------------------------------------------------------------
 
     def _counters(self) -> dict[str, float]:
-        """As all nodes together tell them."""
-        self._siege.await_whole()
+        """Summed over all nodes."""
+        self.await_whole()
         names = ("handed_out", "confirmed", "unconfirmed", "expired")
 
         def read() -> dict[str, float]:
             found = {
-                name: total(self._siege.pages, "penstock_share_record_totals", group=GROUP, event=name)
+                name: total(self.metrics_addresses, "penstock_share_record_totals", group=GROUP, event=name)
                 for name in names
             }
             assert found["handed_out"] == self._feeder.sent, found
@@ -316,19 +298,20 @@ class Campaign:
         figures["delivered, and unknown whether confirmed"] = doubtful
         figures.update({f"counter: {name}": value for name, value in counters.items()})
         if not produced - known - doubtful <= counters["unconfirmed"] <= produced - known:
-            self._siege.findings.add(COUNTED_WRONGLY, f"{counters}, {known} known, {doubtful} in doubt")
+            self.findings.add(COUNTED_WRONGLY, f"{counters}, {known} known, {doubtful} in doubt")
         if counters["confirmed"] + counters["unconfirmed"] != produced or counters["expired"]:
-            self._siege.findings.add(COUNTED_WRONGLY, f"{counters} of {produced}")
+            self.findings.add(COUNTED_WRONGLY, f"{counters} of {produced}")
 
-    def _read_all(self) -> None:
-        for message in read_whole(self._siege.cluster.bootstrap_servers, TOPIC, "read_committed"):
+    def read_everything(self) -> None:
+        self.await_whole()
+        for message in read_whole(self.servers, TOPIC, "read_committed"):
             place, value = Place(message.partition() or 0, message.offset() or 0), message.value() or b""
             self._produced.add(place)
             if place_of(int(value)) != place:
-                self._siege.findings.add(UNEXPECTED, f"{int(value)} is at {place}")
+                self.findings.add(UNEXPECTED, f"{int(value)} is at {place}")
 
-    def _judge(self) -> None:
-        book, findings, outcome = self._book, self._siege.findings, self._siege.outcome
+    def judge(self) -> None:
+        book, findings, outcome = self._book, self.findings, self.outcome
         for words in book.doubled:
             findings.add(DOUBLED, words)
         for words in book.again:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import Producer
+from tests.chaos.campaign import RECOVERY_S
 from tests.chaos.share.journals import Place
-from tests.chaos.siege import RECOVERY_S
 from tests.chaos.workload import CLIENT
 
 TOPIC, PARTITIONS, GROUP = "once", 4, "once"

@@ -1,34 +1,35 @@
-"""A KIP-848 group whose members join, leave, crash and stand still while its coordinator is killed, until it has had
-as many rebalances as one likes. Who owned what is judged by `judge`."""
+"""`--campaign rebalance`: a KIP-848 group is rebalanced; no partition ever has two owners that are not fenced.
+
+Members join, leave, crash and freeze while the group's coordinator is killed. `judge` checks who owned what.
+"""
 
 import contextlib
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
-from tests.chaos.checker import Findings
+from tests.chaos.campaign import ClusterCampaign
+from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.history import History
 from tests.chaos.readers import CONSUMER
 from tests.chaos.rebalance import coordinator_log
 from tests.chaos.rebalance.crowd import Crowd
 from tests.chaos.rebalance.diaries import Told, digest
 from tests.chaos.rebalance.host import GROUP, TOPIC
-from tests.chaos.rebalance.judge import Around, judge_completeness, judge_log, judge_members
-from tests.chaos.view import OF_GROUP, Observer
+from tests.chaos.rebalance.judge import ANOMALIES, Around, judge_completeness, judge_log, judge_members
+from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, Client, Progress, create_topics, pick
-from tests.clusters import ClusterProcesses
 from tests.compat.raw import schema
 from tests.waiting import eventually
 
 SESSION_S, HEARTBEAT_S = 3.0, 0.3
 NODE_SETTINGS = {
-    "group.consumer.assignment.interval.ms": "0",  # a rebalance for everyone who comes or goes
+    "group.consumer.assignment.interval.ms": "0",  # a rebalance for each member that joins or leaves
     "group.consumer.heartbeat.interval.ms": f"{HEARTBEAT_S * 1000:.0f}",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.consumer.min.session.timeout.ms": "1000",
@@ -53,38 +54,11 @@ CHURN = {JOIN: 36, LEAVE: 32, CRASH: 9, FREEZE: 6, BLINK: 5, GROW: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    rebalances: int = 1000
-    coordinator_kills: int = 15
-    hosts: int = 4
-    members: int = 3  # of each host at most
-    seed: int = 0
-    nodes: int = 3
-    settings: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Result:
-    seed: int
-    duration_s: float = 0.0
-    rebalances: int = 0
-    churn: Counter[str] = field(default_factory=Counter)
-    least_work: int = 0  # records that the group committed from one crash, freeze or kill to the next
-    records: int = 0
-    readings: int = 0
-    commits: int = 0
-    members: int = 0
-    tenures: Counter[str] = field(default_factory=Counter)  # by how they ended
-    zombies: Counter[str] = field(default_factory=Counter)  # overlaps with a member that had been fenced
-    refusals: dict[str, int] = field(default_factory=dict)  # commits that were not kept
-    log_records: int = 0
-    anomalies: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def is_clean(self) -> bool:
-        return not self.anomalies and not self.problems
+class Plan(ClusterPlan):
+    rebalances: int = option(1000, "epochs of the group")
+    coordinator_kills: int = option(15, "kill -9 of the group's coordinator")
+    hosts: int = option(4, "processes with members")
+    members: int = option(3, "members of each process at most")
 
 
 class Committed(NamedTuple):
@@ -112,60 +86,42 @@ class Feed(Client):
         assert producer.flush(RECOVERY_S) == 0, "records were not taken in"
 
 
-class Campaign:
-    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None] = lambda words: None) -> None:
-        self._plan = plan
-        self._say = say
-        self._chance = random.Random(plan.seed)
-        self._result = Result(seed=plan.seed)
-        settings = {**NODE_SETTINGS, **plan.settings}
-        self._cluster = ClusterProcesses(folder, count=plan.nodes, settings=settings)
-        self._observer = Observer(self._cluster)
-        servers = self._cluster.bootstrap_servers
-        self._crowd = Crowd(folder, servers, hosts=plan.hosts, members=plan.members, chance=self._chance)
-        self._feed = Feed(servers, folder)
-        self._findings = Findings()
-        self._work: list[int] = []
+class Campaign(ClusterCampaign[Plan]):
+    node_settings = NODE_SETTINGS
+    anomalies = ANOMALIES
+
+    def __init__(self, folder: Path, plan: Plan, say: Say = silent) -> None:
+        super().__init__(folder, plan, say)
+        self._crowd = Crowd(folder, self.servers, hosts=plan.hosts, members=plan.members, chance=self.chance)
+        self._feed = Feed(self.servers, folder)
         self._ends: dict[int, int] = {}
         self._rows: list[coordinator_log.KeyValue] = []
 
-    def run(self) -> Result:
-        began = time.monotonic()
-        try:
-            with self._noted():
-                self._cluster.start()
-                create_topics(self._cluster.direct_servers, self._plan.nodes, {TOPIC: PARTITIONS})
-                self._churn()
-            with self._noted():
-                self._finish()
-        finally:
-            self._crowd.kill()
-            self._cluster.kill()
-        self._judge()
-        self._result.duration_s = time.monotonic() - began
-        return self._result
+    def prepare(self) -> None:
+        create_topics(self.cluster.direct_servers, self.plan.nodes, {TOPIC: PARTITIONS})
 
     @contextlib.contextmanager
-    def _noted(self) -> Iterator[None]:
-        try:
-            yield
-        except AssertionError as error:
-            self._result.problems.append(f"{error}" + (f": {error.__cause__!r}" if error.__cause__ else ""))
-
-    def _churn(self) -> None:
+    def clients(self) -> Iterator[None]:
+        """Members run until everything is read, so that `read_everything` ends them."""
         self._feed.start()
         self._crowd.start()
+        yield
+
+    def close(self) -> None:
+        self._crowd.kill()
+
+    def fire_faults(self) -> None:
         self._await_work()
         epoch, kills = self._epoch(), 0
-        last = epoch + self._plan.rebalances
+        last = epoch + self.plan.rebalances
         while epoch < last:
-            done = 1 - (last - epoch) / self._plan.rebalances
-            if kills < self._plan.coordinator_kills * done:
+            done = 1 - (last - epoch) / self.plan.rebalances
+            if kills < self.plan.coordinator_kills * done:
                 kills += 1
                 self._kill_coordinator()
             else:
-                self._do(pick(self._chance, CHURN))
-            time.sleep(self._chance.uniform(*PACE_S))
+                self._do(pick(self.chance, CHURN))
+            time.sleep(self.chance.uniform(*PACE_S))
             epoch = max(epoch, self._epoch())
         self._crowd.thaw_all()
 
@@ -175,20 +131,20 @@ class Campaign:
             JOIN: self._crowd.join_one,
             LEAVE: self._crowd.leave_one,
             CRASH: self._crowd.crash_one,
-            FREEZE: lambda: self._crowd.freeze_one(SESSION_S * self._chance.uniform(1.1, 1.8)),
-            BLINK: lambda: self._crowd.freeze_one(SESSION_S * self._chance.uniform(0.1, 0.6)),
+            FREEZE: lambda: self._crowd.freeze_one(SESSION_S * self.chance.uniform(1.1, 1.8)),
+            BLINK: lambda: self._crowd.freeze_one(SESSION_S * self.chance.uniform(0.1, 0.6)),
             GROW: self._grow,
         }[what]()
         self._crowd.thaw_due()
         if made:
-            self._result.churn[what] += 1
+            self.outcome.fired[what] += 1
         if made and what in (CRASH, FREEZE):
             self._await_work()
 
     def _grow(self) -> bool:
         if self._feed.partitions >= PARTITIONS_MAX:
             return False
-        admin = AdminClient({**CLIENT, "bootstrap.servers": self._cluster.bootstrap_servers})
+        admin = AdminClient({**CLIENT, "bootstrap.servers": self.servers})
         try:
             admin.create_partitions([NewPartitions(TOPIC, self._feed.partitions + 1)])[TOPIC].result(10)
         except KafkaException:
@@ -197,45 +153,25 @@ class Campaign:
         return True
 
     def _kill_coordinator(self) -> None:
-        found = self._observer.coordinator(OF_GROUP, GROUP)
-        node = self._cluster.nodes[found if found > 0 else 1]
-        self._say(f"kill of node {node.node_id}, the coordinator, at epoch {self._epoch()}")
-        node.kill()
-        if self._chance.random() < 0.5:
-            time.sleep(self._chance.uniform(0.5, 3.0))
-        node.launch()
-        self._result.churn[COORDINATOR] += 1
+        self.kill_one_of(COORDINATOR, {COORDINATOR: (1, lambda: self.observer.coordinator(OF_GROUP, GROUP))})
         self._await_work()
-        self._await_whole()
-
-    def _await_whole(self) -> None:
-        def is_whole() -> bool:
-            self._note_deaths()
-            return not self._observer.what_is_wrong()
-
-        eventually(is_whole, within_s=RECOVERY_S, what="a whole cluster")
+        self.await_whole()
 
     def _await_work(self) -> None:
-        """Until the group has committed more: a fault that hits no work proves nothing."""
+        """Wait until the group has committed more: a fault without work proves nothing."""
         before = eventually(self._committed, within_s=RECOVERY_S, what="the positions of the group")
 
         def has_moved() -> bool:
             self._crowd.thaw_due()
-            self._note_deaths()
+            self._look_after()
             return self._committed().total >= before.total + WORK
 
         eventually(has_moved, within_s=RECOVERY_S, what="commits by the group")
-        self._work.append(self._committed().total - before.total)
+        self.outcome.work_between.append(self._committed().total - before.total)
 
-    def _note_deaths(self) -> None:
-        self._result.problems += self._crowd.deaths()
-        for node in self._cluster.nodes.values():
-            if (code := node.exit_code) is not None:
-                self._result.problems.append(
-                    f"node {node.node_id} has died by itself ({code}):\n{''.join(list(node.output)[-30:])}"
-                )
-                node.kill()
-                node.launch()
+    def _look_after(self) -> None:
+        self.outcome.problems += self._crowd.deaths()
+        self.look_after_nodes()
 
     def _committed(self) -> "Committed":
         places = [TopicPartition(TOPIC, number) for number in range(self._feed.partitions)]
@@ -248,7 +184,7 @@ class Campaign:
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[Consumer]:
-        settings = {"bootstrap.servers": self._cluster.bootstrap_servers, "group.id": GROUP}
+        settings = {"bootstrap.servers": self.servers, "group.id": GROUP}
         consumer = Consumer({**CONSUMER, **settings})
         try:
             yield consumer
@@ -256,27 +192,27 @@ class Campaign:
             consumer.close()
 
     def _epoch(self) -> int:
-        """As the coordinator tells it; 0 while nobody does."""
+        """As the coordinator describes it; 0 if there is none now."""
         question: Any = schema("consumer_group_describe", 0, "ConsumerGroupDescribeRequest")(
             group_ids=(GROUP,), include_authorized_operations=False
         )
-        answers = self._observer.ask_each(question).values()
+        answers = self.observer.ask_each(question).values()
         told = (group for answer in answers for group in answer.groups if group.error_code.name == "none")
         return max((int(group.group_epoch) for group in told), default=0)
 
-    def _finish(self) -> None:
+    def read_everything(self) -> None:
         """The group reads all that there is, with the members that are left."""
         self._feed.stop()
         self._feed.join(RECOVERY_S)
         self._crowd.at_least(1)
         self._ends = eventually(self._log_ends, within_s=RECOVERY_S, what="the ends")
         total = sum(self._ends.values())
-        with self._noted():
+        with self.noted():
             eventually(
                 lambda: self._committed().total >= total, within_s=RECOVERY_S, what="all of it committed"
             )
         self._crowd.stop()
-        self._rows = coordinator_log.read(self._cluster.bootstrap_servers)
+        self._rows = coordinator_log.read(self.servers)
 
     def _log_ends(self) -> dict[int, int]:
         with self._asking() as consumer:
@@ -289,23 +225,25 @@ class Campaign:
             except KafkaException as error:
                 raise AssertionError(f"no ends: {error}") from error
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         told = digest(self._crowd.entries(), self._crowd.killed_s)
-        judge_log(coordinator_log.events(self._rows), self._findings)
+        judge_log(coordinator_log.events(self._rows), self.findings)
         around = Around(self._crowd.freezes, SESSION_S, HEARTBEAT_S)
-        self._result.zombies = judge_members(told, around, self._findings)
-        judge_completeness(told, self._ends, self._findings)
-        self._result.anomalies = dict(self._findings.counts)
-        self._result.examples = dict(self._findings.examples)
-        self._count(told)
+        zombies = judge_members(told, around, self.findings)
+        judge_completeness(told, self._ends, self.findings)
+        self._add_figures(told, zombies)
 
-    def _count(self, told: Told) -> None:
+    def _add_figures(self, told: Told, zombies: Counter[str]) -> None:
         tenures = [tenure for each in told.tenures.values() for tenure in each]
-        self._result.rebalances = coordinator_log.rebalances(self._rows)
-        self._result.log_records = len(self._rows)
-        self._result.records = sum(self._ends.values())
-        self._result.readings, self._result.commits = len(told.readings), len(told.commits)
-        self._result.members = len({tenure.member for tenure in tenures})
-        self._result.tenures = Counter(tenure.ending or "still there" for tenure in tenures)
-        self._result.refusals = told.refusals
-        self._result.least_work = min(self._work, default=0)
+        endings = Counter(tenure.ending or "still there" for tenure in tenures)
+        self.outcome.figures |= {
+            "rebalances": coordinator_log.rebalances(self._rows),
+            "records of the coordinator": len(self._rows),
+            "records": sum(self._ends.values()),
+            "records read": len(told.readings),
+            "offsets committed": len(told.commits),
+            "members": len({tenure.member for tenure in tenures}),
+            **{f"ownership ended: {name}": count for name, count in endings.items()},
+            **{f"fenced, and still believed to own: {name}": count for name, count in zombies.items()},
+            **{f"commits refused: {name}": count for name, count in told.refusals.items()},
+        }

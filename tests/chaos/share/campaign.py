@@ -1,22 +1,23 @@
-"""Share groups while workers and nodes are killed: nothing is lost before its limit, and poison is buried once."""
+"""`--campaign share`: workers and nodes are killed; each record is accepted, rejected or dead-lettered once."""
 
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import AdminClient
+from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
 from tests.chaos.children import ChildProcess
+from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.metrics import total
 from tests.chaos.newcomers import read_whole
 from tests.chaos.share.journals import Journals, Place
 from tests.chaos.share.judge import ANOMALIES, Letter, Source, judge
 from tests.chaos.share.worker import GROUP, LIMIT, LOCK_S, PARTITIONS, TOPIC, Job
 from tests.chaos.sharing import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags
-from tests.chaos.siege import RECOVERY_S, Outcome, Siege
 from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, create_topics
 from tests.compat.share import configure
@@ -36,24 +37,20 @@ GROUP_SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    messages: int = 30_000
-    broker_kills: int = 25
-    worker_kills: int = 25
-    workers: int = 4
-    batch: int = 40
-    seed: int = 0
-    nodes: int = 3
-    settings: dict[str, str] = field(default_factory=dict)
+class Plan(ClusterPlan):
+    messages: int = option(30_000, "messages to work on")
+    broker_kills: int = option(25, "kill -9 of leaders, coordinators and controllers")
+    worker_kills: int = option(25, "kill -9 of workers, besides the crashes that workers cause themselves")
+    workers: int = option(4, "processes that share the work")
+    batch: int = option(40, "messages that a worker takes at a time at most")
 
 
-class Campaign:
-    def __init__(self, folder: Path, plan: Plan, say: Callable[[str], None] = lambda words: None) -> None:
-        self._plan = plan
-        settings = {**NODE_SETTINGS, **plan.settings}
-        self._siege = Siege(
-            folder, nodes=plan.nodes, settings=settings, seed=plan.seed, kinds=ANOMALIES, say=say
-        )
+class Campaign(ClusterCampaign[Plan]):
+    node_settings = NODE_SETTINGS
+    anomalies = ANOMALIES
+
+    def __init__(self, folder: Path, plan: Plan, say: Say = silent) -> None:
+        super().__init__(folder, plan, say)
         self._journals = Journals([folder / f"worker-{n}.jsonl" for n in range(plan.workers)])
         self._workers = [self._worker(folder, n) for n in range(plan.workers)]
         self._crashes = 0
@@ -63,36 +60,20 @@ class Campaign:
 
     def _worker(self, folder: Path, number: int) -> ChildProcess:
         job = Job(
-            servers=self._siege.cluster.bootstrap_servers,
+            servers=self.servers,
             journal=str(folder / f"worker-{number}.jsonl"),
-            seed=self._plan.seed + number,
-            batch=self._plan.batch,
+            seed=self.plan.seed + number,
+            batch=self.plan.batch,
         )
         return ChildProcess("tests.chaos.share.worker", [job.as_text()], folder / f"worker-{number}.log")
 
-    def run(self) -> Outcome:
-        siege, cluster = self._siege, self._siege.cluster
-        try:
-            with siege.noted():
-                cluster.start()
-                create_topics(cluster.direct_servers, self._plan.nodes, {TOPIC: PARTITIONS})
-                admin = AdminClient({**CLIENT, "bootstrap.servers": cluster.direct_servers})
-                configure(admin, GROUP, **GROUP_SETTINGS)
-                with self._working():
-                    self._fire_all()
-                    self._await_end()
-            with siege.noted():
-                self._read_all()
-                siege.stop_nodes()
-        finally:
-            cluster.kill()
-        self._journals.read()
-        judge(self._source, self._journals.deliveries, self._letters, siege.findings)
-        self._add_figures(siege.outcome.figures)
-        return siege.finish()
+    def prepare(self) -> None:
+        create_topics(self.cluster.direct_servers, self.plan.nodes, {TOPIC: PARTITIONS})
+        admin = AdminClient({**CLIENT, "bootstrap.servers": self.cluster.direct_servers})
+        configure(admin, GROUP, **GROUP_SETTINGS)
 
     @contextlib.contextmanager
-    def _working(self) -> Iterator[None]:
+    def clients(self) -> Iterator[None]:
         for worker in self._workers:
             worker.launch()
         try:
@@ -101,28 +82,29 @@ class Campaign:
             for worker in self._workers:
                 worker.kill()
 
-    def _fire_all(self) -> None:
+    def fire_faults(self) -> None:
         producer = Producer(
             {
                 **CLIENT,
-                "bootstrap.servers": self._siege.cluster.bootstrap_servers,
+                "bootstrap.servers": self.servers,
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "request.timeout.ms": 2000,
             }
         )
-        kinds = [BROKER] * self._plan.broker_kills + [WORKER] * self._plan.worker_kills
-        self._siege.chance.shuffle(kinds)
-        portion = self._plan.messages // (len(kinds) + 1)
-        self._send(producer, self._plan.messages - portion * len(kinds))
+        kinds = [BROKER] * self.plan.broker_kills + [WORKER] * self.plan.worker_kills
+        self.chance.shuffle(kinds)
+        portion = self.plan.messages // (len(kinds) + 1)
+        self._send(producer, self.plan.messages - portion * len(kinds))
         self._await_work("start", portion // 2)
         for kind in kinds:
             self._send(producer, portion // 2)
-            time.sleep(self._siege.chance.uniform(0, 0.3))
+            time.sleep(self.chance.uniform(0, 0.3))
             self._strike(kind, portion // 4, lambda: self._send(producer, portion - portion // 2))
+        self._await_end()
 
     def _send(self, producer: Producer, count: int) -> None:
-        """What goes in is not what is tested here: it waits for its acknowledgement."""
+        """Wait for the acknowledgements: the producer is not what is tested here."""
         for number in range(self._sent, self._sent + count):
             headers: list[tuple[str, str | bytes | None]] = [("trace", b"%d" % number)]
             place = {"partition": number % PARTITIONS, "headers": headers}
@@ -135,22 +117,22 @@ class Campaign:
         """There is `more` to do while the victim is dead, and more than `work` of it must be done."""
         began, before = time.monotonic(), self._stored()
         if kind == BROKER:
-            self._siege.kill_one_of(BROKER, self._victims(), more)
+            self.kill_one_of(BROKER, self._victims(), more)
         else:
-            number = self._siege.chance.randrange(len(self._workers))
-            self._siege.say(f"kill of worker {number}")
+            number = self.chance.randrange(len(self._workers))
+            self.say(f"kill of worker {number}")
             self._workers[number].kill()
             more()
             self._workers[number].launch()
-            self._siege.outcome.fired[WORKER] += 1
+            self.outcome.fired[WORKER] += 1
         self._await_work(kind, before + work)
-        self._siege.outcome.recovery_s[kind].append(time.monotonic() - began)
-        if self._siege.chance.random() < 0.7:
-            self._siege.await_whole()
-        self._siege.outcome.work_between.append(self._stored() - before)
+        self.outcome.recovery_s[kind].append(time.monotonic() - began)
+        if self.chance.random() < 0.7:
+            self.await_whole()
+        self.outcome.work_between.append(self._stored() - before)
 
-    def _victims(self) -> dict[str, tuple[int, Callable[[], int]]]:
-        observer, chance = self._siege.observer, self._siege.chance
+    def _victims(self) -> Victims:
+        observer, chance = self.observer, self.chance
         return {
             "leader of the topic": (30, lambda: observer.leader_of(TOPIC, chance.randrange(PARTITIONS))),
             "share coordinator": (
@@ -181,8 +163,8 @@ class Campaign:
             raise AssertionError(f"{error}; {self._state()}") from None
 
     def _look_after(self) -> None:
-        """Workers crash by their own hand, which is what they are for."""
-        self._siege.look_after_nodes()
+        """Some workers crash on purpose; start them again."""
+        self.look_after_nodes()
         for worker in self._workers:
             if worker.exit_code is not None:
                 self._crashes += 1
@@ -193,32 +175,31 @@ class Campaign:
         for worker in self._workers:
             if worker.is_running:
                 worker.show_stack()
-        lag = lags(self._siege.observer, GROUP)
-        wrong = self._siege.observer.what_is_wrong()
+        lag = lags(self.observer, GROUP)
+        wrong = self.observer.what_is_wrong()
         return f"stored {self._stored()}, sent {self._sent}, lags {lag}, wrong: {wrong}"
 
     def _await_end(self) -> None:
-        """Every record has come to its end, and those that are to be buried are."""
-        pages = self._siege.pages
+        """Wait until every record is final and all dead letters are written."""
 
         def is_over() -> bool:
             self._look_after()
-            behind = lags(self._siege.observer, GROUP)
+            behind = lags(self.observer, GROUP)
             return len(behind) == PARTITIONS and not any(behind.values())
 
         try:
-            eventually(is_over, within_s=DRAIN_S, what="the end of all records")
+            eventually(is_over, within_s=DRAIN_S, what="all records final")
             eventually(
-                lambda: total(pages, "penstock_dead_letters_pending") == 0,
+                lambda: total(self.metrics_addresses, "penstock_dead_letters_pending") == 0,
                 within_s=RECOVERY_S,
-                what="the burial of all dead letters",
+                what="all dead letters written",
             )
         except AssertionError as error:
             raise AssertionError(f"{error}; {self._state()}") from None
 
-    def _read_all(self) -> None:
-        servers = self._siege.cluster.bootstrap_servers
-        self._siege.await_whole()
+    def read_everything(self) -> None:
+        servers = self.servers
+        self.await_whole()
         for message in read_whole(servers, TOPIC, "read_committed"):
             self._source[_place(message)] = _source(message)
         assert len(self._source) == self._sent, f"{len(self._source)} of {self._sent} are there"
@@ -228,13 +209,15 @@ class Campaign:
             "readers see different dead letters"
         )
 
-    def _add_figures(self, figures: dict[str, float]) -> None:
-        journals = self._journals
+    def judge(self) -> None:
+        journals, figures = self._journals, self.outcome.figures
+        journals.read()
+        judge(self._source, journals.deliveries, self._letters, self.findings)
         figures["messages"] = self._sent
         figures["deliveries"] = journals.delivered
         figures["redeliveries"] = journals.delivered - len(journals.deliveries)
         figures["outcomes known to be stored"] = journals.stored
-        figures["crashes of workers by their own hand"] = self._crashes
+        figures["crashes that workers caused themselves"] = self._crashes
         counts = Counter(
             f"dead letters: {letter.reason} (after {letter.delivery} deliveries)" for letter in self._letters
         )

@@ -1,13 +1,13 @@
 """The campaign of the sink, as short as it can be: one driver of real Spark dies, and every row is there once."""
 
 import pytest
-from tests.spark.sink import campaign
+from tests.chaos.__main__ import main
 
 
 @pytest.mark.parametrize(("point", "seed"), [("in the decision", 3)])
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(capfd, monkeypatch, point, seed):
     monkeypatch.setenv("PYTHONPATH", "")  # which the campaign sets for its drivers
-    assert campaign.main(["--kills", "1", "--point", point, "--seed", str(seed)]) == 0
+    assert main(["--campaign", "sink", "--kills", "1", "--point", point, "--seed", str(seed)]) == 0
     told = capfd.readouterr().out
     assert f"1/1 {point}: " in told
     assert "120 rows, 0 missing, 0 doubled, nothing left open" in told

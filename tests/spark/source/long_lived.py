@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.clusters import ClusterProcesses
+from tests.brokers import ClusterProcesses
 from tests.compat import confluent
 from tests.compat.message import Message
 from tests.spark.class_archive import QUICK_JAVA

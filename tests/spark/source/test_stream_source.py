@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from tests.clusters import ClusterProcesses
+from tests.brokers import ClusterProcesses
 from tests.compat.message import Message
 from tests.spark.source.topics import Topics
 from tests.waiting import eventually

@@ -21,10 +21,9 @@ from kio.schema.describe_topic_partitions.v0 import request as topic_partitions
 from kio.schema.incremental_alter_configs.v1 import request as incremental
 from kio.schema.init_producer_id.v5 import request as init
 from kio.schema.metadata.v13 import request as metadata
-from tests.unit.broker.raw_client import until
+from tests.unit.broker.raw_client import new_node, until
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.config.node_settings import load_settings
 from penstock.broker.node import Node
 from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_settings import ConfigSource
@@ -78,12 +77,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
     async def start(settings: dict[str, str] | None = None, *, listener: int = 0) -> Running:
         await stop()
-        given = {
-            "log.dirs": str(tmp_path / "data"),
-            "listeners": "PLAINTEXT://127.0.0.1:0",
-            **(settings or {}),
-        }
-        node = Node(load_settings(given, {}))
+        node = new_node(tmp_path, **(settings or {}))
         await node.start()
         client = await WireClient.connect(node, listener)
         running.append((node, client))

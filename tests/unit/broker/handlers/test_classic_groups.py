@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from kio.schema.create_topics.v7 import request as create
+from tests.unit.broker.raw_client import new_node
 from tests.unit.broker.wire_client import WireClient
 from tests.unit.groups.classic.script import subscription
 from tests.waiting import eventually_async
 
-from penstock.broker.config.node_settings import load_settings
 from penstock.broker.network.apis import APIS
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
@@ -117,7 +117,7 @@ class Running:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Running]:
-    node = Node(load_settings({"log.dirs": str(tmp_path / "data"), **SETTINGS}, {}))
+    node = new_node(tmp_path, **SETTINGS)
     await node.start()
     client = await WireClient.connect(node)
     yield Running(node, client)
@@ -529,7 +529,7 @@ async def test_groups_and_offsets_outlive_the_node(node: Running, tmp_path: Path
     member = {"member_id": joined.member_id, "generation_id_or_member_epoch": 1}
     await node.commit(9, to_commit(None, "t", 41), **member)
     await node.node.stop()
-    again = Node(load_settings({"log.dirs": str(tmp_path / "data"), **SETTINGS}, {}))
+    again = new_node(tmp_path, **SETTINGS)
     await again.start()
     client = Running(again, await WireClient.connect(again))
     assert (await client.ask(HEARTBEAT, 4, **beat(joined))).error_code is ErrorCode.none

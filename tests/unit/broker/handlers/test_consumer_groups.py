@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.handlers.test_classic_groups import SETTINGS, Running
+from tests.unit.broker.raw_client import new_node
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.config.node_settings import load_settings
-from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 
 CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE, OFFSET_FETCH = 68, 69, 9
@@ -52,7 +51,7 @@ class Consumers(Running):
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Consumers]:
-    node = Node(load_settings(SETTINGS | {"log.dirs": str(tmp_path / "data")}, {}))
+    node = new_node(tmp_path, **SETTINGS)
     await node.start()
     client = await WireClient.connect(node)
     running = Consumers(node, client)

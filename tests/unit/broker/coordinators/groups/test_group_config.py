@@ -8,9 +8,9 @@ import pytest
 from kio.schema.alter_configs.v2 import request as alter
 from kio.schema.list_config_resources.v1.request import ListConfigResourcesRequest
 from tests.unit.broker.handlers.test_admin import describe, incrementally
+from tests.unit.broker.raw_client import new_node
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.config.node_settings import load_settings
 from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.node import Node
 from penstock.cluster.group_settings import GROUP_SETTINGS
@@ -37,23 +37,14 @@ class Running:
 
 
 async def start(folder: Path) -> Running:
-    node = Node(
-        load_settings(
-            {
-                "log.dirs": str(folder),
-                "listeners": "PLAINTEXT://127.0.0.1:0",
-                "group.share.delivery.count.limit": "7",
-            },
-            {},
-        )
-    )
+    node = new_node(folder, group_share_delivery_count_limit="7")
     await node.start()
     return Running(node, await WireClient.connect(node))
 
 
 @pytest.fixture
 async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    running = await start(tmp_path / "data")
+    running = await start(tmp_path)
     yield running
     await running.stop()
 
@@ -79,14 +70,14 @@ async def test_a_groups_settings_are_shown_with_their_sources(running: Running) 
 
 
 async def test_what_is_set_counts_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    running = await start(tmp_path / "data")
+    running = await start(tmp_path)
     assert effective_group_config(running.node, "g").share_delivery_count_limit == 7
     await running.set("g", (LIMIT, 0, "3"), ("share.auto.offset.reset", 0, "earliest"))
     assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
     assert effective_group_config(running.node, "g").share_auto_offset_reset.kind == "earliest"
     assert effective_group_config(running.node, "other").share_delivery_count_limit == 7
     await running.stop()
-    running = await start(tmp_path / "data")
+    running = await start(tmp_path)
     assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
     await running.set("g", (LIMIT, 1, None))
     assert effective_group_config(running.node, "g").share_delivery_count_limit == 7

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos import siege_report
 from tests.chaos.checker import Findings
 from tests.chaos.share import judge
 from tests.chaos.share.campaign import Campaign, Plan
@@ -21,7 +20,7 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 @needs_nodes
 def test_each_record_comes_to_one_end(tmp_path: Path) -> None:
     outcome = Campaign(tmp_path, Plan(messages=300, broker_kills=1, worker_kills=1, workers=2, seed=1)).run()
-    siege_report.print_table(outcome)  # shown when the test fails
+    outcome.print_table()  # shown when the test fails
     assert outcome.problems == []
     assert outcome.examples == {}
     assert outcome.least_work > 0

@@ -3,40 +3,34 @@
 `make chaos ARGS="--campaign copier"` copies 100,000 messages through 50 kills.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
 from tests.chaos.checker import Findings
-from tests.chaos.copier import judge, report
-from tests.chaos.copier.campaign import BROKER, CLIENT, Campaign, Plan, Result
+from tests.chaos.copier import judge
+from tests.chaos.copier.campaign import BROKER, CLIENT, Campaign, Plan
 from tests.chaos.copier.judge import Row
 from tests.chaos.copier.worker import KEYS
 
 needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs nodes that it may kill")
 
 
-def run(folder: Path, plan: Plan) -> Result:
-    result = Campaign(folder, plan).run()
-    report.print_table(result)  # shown when the test fails
-    (folder / "result.json").write_text(json.dumps(report.as_document(result)))
-    return result
-
-
-def assert_clean(result: Result, plan: Plan) -> None:
-    assert result.problems == []
-    assert result.examples == {}
-    assert result.fired == Counter({BROKER: plan.broker_kills, CLIENT: plan.client_kills})
-    assert result.messages == plan.messages
-    assert result.least_work > 0
+def assert_clean(folder: Path, plan: Plan) -> None:
+    outcome = Campaign(folder, plan).run()
+    outcome.print_table()  # shown when the test fails
+    assert outcome.problems == []
+    assert outcome.examples == {}
+    assert outcome.fired == Counter({BROKER: plan.broker_kills, CLIENT: plan.client_kills})
+    assert outcome.figures["messages"] == plan.messages
+    assert outcome.least_work > 0
 
 
 @needs_nodes
 def test_every_message_is_copied_once(tmp_path: Path) -> None:
     plan = Plan(messages=1200, broker_kills=1, client_kills=1, copiers=2, seed=1)
-    assert_clean(run(tmp_path, plan), plan)
+    assert_clean(tmp_path, plan)
 
 
 @needs_nodes
@@ -48,7 +42,7 @@ def test_every_message_is_copied_once(tmp_path: Path) -> None:
 )
 def test_every_message_is_copied_once_for_longer(tmp_path: Path, library: str, protocol: str) -> None:
     plan = Plan(messages=20_000, broker_kills=10, client_kills=10, library=library, protocol=protocol, seed=2)
-    assert_clean(run(tmp_path, plan), plan)
+    assert_clean(tmp_path, plan)
 
 
 def found(rows: list[Row], total: int) -> dict[str, int]:

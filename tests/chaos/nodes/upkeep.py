@@ -5,10 +5,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from tests.chaos.faults import Hands
+from tests.brokers import ClusterProcesses
+from tests.chaos.nodes.faults import Hands
 from tests.chaos.view import Observer
 from tests.chaos.workload import PARTITIONS, STRONG
-from tests.clusters import ClusterProcesses
 from tests.waiting import eventually
 
 ROLLING, REASSIGN = "rolling restart", "reassignment"

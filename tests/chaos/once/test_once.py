@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos import siege_report
 from tests.chaos.once.campaign import BROKER, POINT, WORKER, Campaign, Plan
 from tests.chaos.once.lanes import Book
 from tests.chaos.once.points import ACK_SENT, GOT, NO_KILL, Report
@@ -20,7 +19,7 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 def test_nothing_is_delivered_twice(tmp_path: Path) -> None:
     plan = Plan(points=60, broker_kills=1, process_kills=2, calm_rounds=1, lanes=8, processes=2, seed=1)
     outcome = Campaign(tmp_path, plan).run()
-    siege_report.print_table(outcome)  # shown when the test fails
+    outcome.print_table()  # shown when the test fails
     assert outcome.problems == []
     assert outcome.examples == {}
     assert (outcome.fired[BROKER], outcome.fired[WORKER]) == (1, 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from tests.brokers import external_bootstrap
+from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.chaos.copier import leftovers
 from tests.chaos.late.producers import (
     ConfluentProducer,
@@ -23,7 +23,6 @@ from tests.chaos.network import ProxyProcess
 from tests.chaos.readers import CONSUMER
 from tests.chaos.view import Observer
 from tests.chaos.workload import create_topics
-from tests.clusters import ClusterProcesses
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="needs a proxy before its nodes")

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.brokers import ClusterProcesses
 from tests.chaos.network import ProxyProcess, both_ways, clients, out_of, to
 from tests.chaos.proxy import Path
 from tests.chaos.view import Observer
 from tests.chaos.workload import PARTITIONS, STRONG, pick
-from tests.clusters import ClusterProcesses
 
 KILL, FREEZE, CUT, POWER = "kill", "freeze", "cut", "power"
 LEADER, FOLLOWER, CONTROLLER, PAIR, ALL = "leader", "follower", "controller", "leader and follower", "all"

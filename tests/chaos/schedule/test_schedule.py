@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos import siege_report
 from tests.chaos.checker import Findings
 from tests.chaos.schedule import judge
 from tests.chaos.schedule.campaign import Campaign, Plan
@@ -19,7 +18,7 @@ needs_nodes = pytest.mark.skipif(external_bootstrap() is not None, reason="needs
 @needs_nodes
 def test_nothing_is_early_doubled_or_lost(tmp_path: Path) -> None:
     outcome = Campaign(tmp_path, Plan(kills=1, work=60, delay_ms_max=800, seed=1)).run()
-    siege_report.print_table(outcome)  # shown when the test fails
+    outcome.print_table()  # shown when the test fails
     assert outcome.problems == []
     assert outcome.examples == {}
     assert outcome.least_work >= 60
