@@ -1,97 +1,128 @@
-# One command each to set up, run, test, lint and measure. Everything lives in .venv.
+# One command each to set up, run, check, test, document and measure. Everything is installed into .venv.
+# `make` alone lists the targets: each has its description after `##`. ARGS goes to the command behind most of them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 CLASSES := $(VENV)/.spark-classes
 DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
-# A third keeps two cores busy, since tests wait for time-outs and disks as long as they compute
+# Tests wait for timeouts and disks as long as they compute: a third worker keeps two cores busy.
 WORKERS ?= 3
+# Number of runs of `make test-repeat`, and of processes that keep one core each busy meanwhile.
+RUNS ?= 10
+BUSY ?= 0
 
-.PHONY: setup up serve test test-slow test-spark test-clusters test-kafka test-install lint bench bench-spark bench-contracts fuzz chaos simulate clean
+SOURCES := src tests tools benchmarks examples
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest $(PARALLEL)
+FAST := -m "not slow"
+# Tests that start no broker process, and of tests/unit all but those of the broker's shells: 2 minutes on 2 cores.
+CHECKED := tests/properties tests/unit/test_requirements.py $(addprefix tests/unit/, \
+	cli client cluster groups log protocol raft replication scheduling tools transactions)
 
-setup: $(STAMP)
+.DEFAULT_GOAL := help
+.PHONY: help setup up serve check lint format test test-slow test-repeat test-spark test-clusters test-kafka test-install \
+	coverage docs docs-serve wheel bench bench-spark bench-contracts fuzz chaos simulate clean
+
+help:  ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Create .venv with Penstock and all that development needs.
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Penstock needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/python -m compileall -q src  # as an installed package would be, so that the first start is a fast one
+	$(BIN)/python -m compileall -q src  # as pip does for an installed package, so that the first start is fast
 	@touch $(STAMP)
 
-# An archive of Spark's classes, with which the tests start Spark in half the time; tried once, as not every Java can make it
+$(DOCS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
+	@touch $(DOCS_STAMP)
+
+# An archive of Spark's classes, with which tests start Spark in half the time. Not every Java can create it.
 $(CLASSES): $(STAMP)
 	$(BIN)/python -m tests.spark.class_archive
 	@touch $(CLASSES)
 
-# A whole story: broker, orders, subscribers, Spark pipelines, dead letters and their replay, shown while it happens
-up: setup
+up: setup  ## Run the demo: broker, application, Spark pipelines, dead letters and their replay, with a live view.
 	@exec $(BIN)/penstock demo --listen $(LISTEN) --data-dir $(DATA) --http $(HTTP)
 
-# Only the broker, with what the demo has left
-serve: setup
+serve: setup  ## Run only the broker, on the data of the demo.
 	@exec $(BIN)/penstock serve --listen $(LISTEN) --data-dir $(DATA)/broker --http $(HTTP) --welcome
 
-test: setup $(CLASSES)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+check: lint  ## Lint, types, and the unit and property tests of what is pure: about two minutes.
+	$(PYTEST) $(FAST) $(CHECKED) $(ARGS)
 
-# What takes longer than the others together: campaigns, clusters, long stories
-test-slow: setup $(CLASSES)
-	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+lint: setup  ## Style, formatting, types and import contracts.
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
-# The whole Spark side: also a standalone cluster, a Connect server, a long-lived query, processes that are killed
-test-spark: setup $(CLASSES)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile tests/spark tests/demo $(ARGS)
+format: setup  ## Format the code and fix what ruff can fix.
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
 
-# Pipelines on a standalone Spark cluster that loses an executor, and on a Spark Connect server: 100,000 rows each
-test-clusters: setup $(CLASSES)
+test: setup $(CLASSES)  ## The whole suite without slow tests.
+	$(PYTEST) $(FAST) $(ARGS)
+
+test-slow: setup $(CLASSES)  ## The slow tests: campaigns, clusters, long runs.
+	$(PYTEST) -m slow $(ARGS)
+
+test-repeat: setup $(CLASSES)  ## Run `make test` RUNS times beside BUSY busy processes; report in build/repeat.
+	$(BIN)/python -m tests.repeat --runs $(RUNS) --busy $(BUSY) -- $(PARALLEL) $(FAST) $(ARGS)
+
+test-spark: setup $(CLASSES)  ## All Spark tests, with a standalone cluster, a Connect server and killed processes.
+	$(PYTEST) tests/spark tests/demo $(ARGS)
+
+test-clusters: setup $(CLASSES)  ## Pipelines of 100,000 rows on a standalone Spark cluster and a Spark Connect server.
 	$(BIN)/python -m pytest --numprocesses 2 tests/spark/clusters $(ARGS)
 
-# Against Apache Kafka: its jars are fetched by Maven into benchmarks/.cache; where that cannot be, it says so
-test-kafka: setup
+# Exit code 75: the jars cannot be fetched, and the program has said so.
+test-kafka: setup  ## Tests against Apache Kafka, whose jars Maven fetches into benchmarks/.cache.
 	@$(BIN)/python -m tests.compat.apache_kafka; case $$? in \
-	  0) $(BIN)/python -m pytest -m kafka --numprocesses $(WORKERS) --dist loadfile $(ARGS) ;; \
+	  0) $(PYTEST) -m kafka $(ARGS) ;; \
 	  75) ;; \
 	  *) exit 1 ;; \
 	esac
 
-# The wheel, installed by pip with each extra into an environment of its own
-test-install: setup
+test-install: setup  ## Install the wheel with each extra into an environment of its own.
 	$(BIN)/python -m pytest -m slow tests/install $(ARGS)
 
-lint: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+coverage: setup $(CLASSES)  ## `make test` with line and branch coverage; report in build/coverage.
+	$(PYTEST) $(FAST) --cov --cov-report term:skip-covered --cov-report html $(ARGS)
 
-bench: setup
+docs: $(DOCS_STAMP)  ## Build the site into build/site; a broken link fails.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+
+docs-serve: $(DOCS_STAMP)  ## Serve the site on localhost:8000 and rebuild it when a page changes.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
+
+wheel: setup  ## Build the wheel into dist.
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+bench: setup  ## Benchmarks of the broker, beside PEER=kafka or PEER=nats if given.
 	$(BIN)/python -m benchmarks $(if $(PEER),--peer $(PEER)) $(ARGS)
 
-# Delivery contracts beside loops written by hand on confluent-kafka: make bench-contracts ARGS="--only 'least-*'"
-bench-contracts: setup
+bench-contracts: setup  ## Delivery contracts beside loops on confluent-kafka: ARGS="--only 'least-*'".
 	$(BIN)/python -m benchmarks.contracts $(ARGS)
 
-# The Spark source and sinks beside Spark's own Kafka connector: make bench-spark ARGS="--only 'read-*'"
-bench-spark: setup
-	@$(BIN)/python -c 'import numba, pyarrow, pyspark' 2>/dev/null || $(BIN)/python -m pip install --quiet --editable '.[dev,spark]'
+bench-spark: setup  ## The Spark source and sinks beside Spark's Kafka connector: ARGS="--only 'read-*'".
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
-# Damaged frames; valid requests with hostile values: make fuzz ARGS=--state
-fuzz: setup
+fuzz: setup  ## Damaged frames; ARGS=--state for valid requests with hostile values.
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# make chaos ARGS="--campaign sink" (nodes, copier, rebalance, schedule, share, once, contracts, sink)
-chaos: setup
+chaos: setup  ## Faults in real processes: ARGS="--campaign sink" (nodes, copier, rebalance, schedule, share, once, contracts).
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-# As long as you like: make simulate ARGS="--seeds 0 --minutes 60", ARGS="--mutations" or ARGS="--world share"
-# (worlds: small, transactions, consumer, share, schedule, sized)
-simulate: setup
+simulate: setup  ## Seeded simulation: ARGS="--seeds 0 --minutes 60", ARGS=--mutations or ARGS="--world share".
 	$(BIN)/python -m penstock.simulation $(ARGS)
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## Remove .venv, caches and what was built.
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
