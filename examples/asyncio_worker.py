@@ -1,6 +1,6 @@
-"""A worker of a group with asyncio: `python examples/asyncio_worker.py [HOST:PORT]` does five jobs and ends.
+"""A worker of a consumer group with asyncio: `python examples/asyncio_worker.py [HOST:PORT]` does five jobs and ends.
 
-Each job is committed after it is done, so that a crash repeats at most the job at hand: at-least-once.
+It commits each job after it is done, so a crash repeats at most the current job: at-least-once.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Many messages in one call: `python examples/batch_handler.py [HOST:PORT]` writes 250 readings to a file in SQLite.
+"""A handler of batches: `python examples/batch_handler.py [HOST:PORT]` writes 250 readings to a SQLite file.
 
-The handler gets lists. Where a list fails, the message that is to blame is looked for by halves, and it alone becomes a
-dead letter. So a message may be handed over more than once, which the handler bears here: a reading has a number.
+The handler gets lists. If a list fails, the application halves it until it finds the failing message, and only that
+one becomes a dead letter. The handler can therefore see a message more than once; here each reading has a number, so
+that a repetition changes nothing.
 """
 
 import sqlite3
@@ -25,11 +26,11 @@ class Reading:
 
 @app.subscribe("readings", group="archive", batch=100)
 def keep(readings: list[Reading]) -> None:
-    with database:  # all of them, or none
+    with database:  # all or none
         rows = [(each.number, each.celsius) for each in readings]
         database.executemany("INSERT INTO readings VALUES (?, ?) ON CONFLICT DO NOTHING", rows)
         if any(each.celsius < -273.15 for each in readings):
-            raise ValueError("colder than cold")
+            raise ValueError("below absolute zero")
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
             for number in range(COUNT)
         ]
         for each in sent:
-            each.result()  # raises where it was not published
+            each.result()  # raises if it was not published
         app.start()
         figures = app.figures()["keep"]
         while figures.handled + figures.dead < COUNT:

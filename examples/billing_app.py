@@ -1,8 +1,8 @@
-"""An application: `python examples/billing_app.py [HOST:PORT]` bills four orders. One fails once, one each time.
+"""An application: `python examples/billing_app.py [HOST:PORT]` bills four orders. One fails once, one fails every time.
 
-At least once: what failed waits in `billing.orders.retry.1`, then in `billing.orders.retry.2`, and its neighbours go on
-meanwhile. What fails each time is a dead letter in `billing.orders.dlq`: `penstock dlq show billing.orders.dlq 0:0` has
-all of it.
+The contract is at-least-once. A failed order waits in `billing.orders.retry.1`, then in `billing.orders.retry.2`, while
+others continue. After the last attempt it is a dead letter in `billing.orders.dlq`, which
+`penstock dlq show billing.orders.dlq 0:0` shows.
 """
 
 import sys
@@ -31,7 +31,7 @@ def bill(order: Order, message: Message) -> None:
 
 
 def main() -> None:
-    """A service would publish elsewhere, and call app.run(), which ends with SIGTERM."""
+    """Publish, then handle. A service would call app.run(), which runs until SIGTERM."""
     with app:
         for number, customer in enumerate(("alice", "bob", "mallory", "carol")):
             place = app.publish("billing.orders", Order(number, customer, 9.5), key=customer)

@@ -1,8 +1,8 @@
 """Each bill once: `python examples/effectively_once_postgres.py [HOST:PORT] [postgresql://user@host/database]`.
 
-The handler writes through the connection that it is given, and the mark that an order is done is in the same
-transaction: both are there, or neither. An order that is published twice, or comes again after a crash, changes
-nothing. Without a URL the database is the file bills.db, in SQLite.
+The handler writes through the connection that it gets. The bill and the id of the message are one transaction, so an
+order that is published twice, or delivered again after a crash, is billed once. Without a URL the database is the
+SQLite file bills.db.
 """
 
 import sys
@@ -17,7 +17,7 @@ given = dict(enumerate(sys.argv))
 app = Penstock(given.get(1, "localhost:9092"), name="bills")
 url = given.get(2, "sqlite:///bills.db")
 store = open_store(url)
-#: How the drivers write a parameter.
+#: The placeholder of a parameter in the SQL of the driver.
 PARAMETER = "%s" if url.startswith("postgres") else "?"
 
 
@@ -37,7 +37,7 @@ class Order:
 def bill(order: Order, message: Message, connection: Any) -> None:
     connection.execute(f"INSERT INTO bills VALUES ({PARAMETER}, {PARAMETER})", (order.id, order.total))
     if order.id == 2 and message.attempt == 1:
-        raise ConnectionError("the printer does not answer")  # and what was just written is taken back
+        raise ConnectionError("the printer does not answer")  # rolls back the INSERT
 
 
 def bills() -> list[tuple[int, float]]:
@@ -49,7 +49,7 @@ def main() -> None:
     with store.transaction() as transaction:
         transaction.connection.execute("CREATE TABLE IF NOT EXISTS bills (id INTEGER, total REAL)")
     with app:
-        for number in (1, 2, 3, 1, 3):  # some twice, as a publisher does that was not sure
+        for number in (1, 2, 3, 1, 3):  # some twice, like a publisher that retries
             app.publish("orders.paid", Order(number, 9.5), headers={"message-id": f"order-{number}"})
         app.start()
         figures = app.figures()["bill"]

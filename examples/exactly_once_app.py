@@ -1,7 +1,7 @@
-"""Consume, transform, publish, exactly once: `python examples/exactly_once_app.py [HOST:PORT]` makes six invoices.
+"""Consume, transform, publish, exactly once: `python examples/exactly_once_app.py [HOST:PORT]` writes six invoices.
 
-What the handler returns and what it publishes, dead letters and the group's positions are one transaction of the
-cluster. A handler that fails halfway leaves nothing behind; whoever reads `read_committed` sees each invoice once.
+Everything that the handler returns or publishes, dead letters and the group's offsets are one Kafka transaction. A
+handler that fails halfway leaves nothing, and a `read_committed` consumer sees each invoice once.
 """
 
 import sys
@@ -12,7 +12,7 @@ from penstock.client import Backoff, Message, Penstock
 
 app = Penstock(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092", name="invoicing")
 COUNT = 6
-#: What readers at the end have seen.
+#: What the subscribers of the results have received.
 invoices: list["Invoice"] = []
 taken: list[dict[str, int]] = []
 
@@ -34,12 +34,12 @@ class Invoice:
     group="invoicing",
     delivery="exactly-once",
     retry=Backoff(base="100ms", attempts=3),
-    to="invoices",  # what the handler returns, with the key of the order
+    to="invoices",  # the topic for the return value, with the key of the order
 )
 def invoice(order: Order, message: Message) -> Invoice:
     app.publish("stock", {"order": order.id, "taken": order.quantity}, key=str(order.id))
     if order.id == 4 and message.attempt == 1:
-        raise ConnectionError("the tax office does not answer")  # nothing is taken from the stock either
+        raise ConnectionError("the tax office does not answer")  # nothing goes to "stock"
     return Invoice(order.id, 2.5 * order.quantity)
 
 

@@ -1,7 +1,7 @@
 """Copies a topic in transactions: `python examples/exactly_once_copier.py [HOST:PORT]` doubles ten numbers and ends.
 
-What is written and how far was read are committed together, or not at all. A copier that is killed at any point is
-started again and goes on: whoever reads `read_committed` sees each result once.
+Results and consumed offsets are committed together. If the copier is killed at any point, start it again and it
+continues: a `read_committed` consumer sees each result once.
 """
 
 import sys
@@ -17,7 +17,7 @@ def transform(value: bytes) -> bytes:
 
 
 def copy_some(consumer: Consumer, producer: Producer) -> int:
-    """One transaction; returns how many messages were in it."""
+    """Copy a batch in one transaction, and return its number of messages."""
     messages = [message for message in consumer.consume(100, timeout=1.0) if message.error() is None]
     if not messages:
         return 0
@@ -31,9 +31,9 @@ def copy_some(consumer: Consumer, producer: Producer) -> int:
         producer.commit_transaction()
     except KafkaException as error:
         if not error.args[0].txn_requires_abort():
-            raise  # this producer was fenced: another copier has taken over
+            raise  # fenced: another copier has taken over
         producer.abort_transaction()
-        raise SystemExit("aborted: start again, and it goes on where it was") from error
+        raise SystemExit("aborted: start it again to continue") from error
     return len(messages)
 
 
@@ -63,7 +63,7 @@ def read_doubled() -> list[int]:
 
 if __name__ == "__main__":
     publish_numbers()
-    # The id names this place in the pipeline: who starts with it fences whoever had it before.
+    # A copier that starts with this id fences the previous one.
     copier = Producer({"bootstrap.servers": bootstrap, "transactional.id": "doubler-1"})
     copier.init_transactions()
     source = Consumer(

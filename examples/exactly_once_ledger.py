@@ -1,8 +1,8 @@
-"""Results and positions in one database: `python examples/exactly_once_ledger.py [HOST:PORT] [postgresql://...]`.
+"""Results and offsets in one database: `python examples/exactly_once_ledger.py [HOST:PORT] [postgresql://...]`.
 
-How far the group has come stands in the same database as its results, and moves in the same transaction. A member that
-was taken for dead, and is not, changes nothing: its transactions fail. Without a URL the database is the file
-totals.db, in SQLite.
+The group's offsets are in the same database as its results, and change in the same transaction. A member that was
+fenced and still runs changes nothing, because its transactions fail. Without a URL the database is the SQLite file
+totals.db.
 """
 
 import sys

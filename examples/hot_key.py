@@ -1,8 +1,8 @@
-"""One key that is too hot for a partition: `python examples/hot_key.py [HOST:PORT]` spreads it and adds it up again.
+"""A hot key: `python examples/hot_key.py [HOST:PORT]` spreads one key over several partitions and counts it again.
 
-`salt=8` makes eight keys of one, which lie in different partitions. What it costs is order: events of the customer are
-in order only within each of the eight. `salt_by` keeps those together that must stay in order, here the events of one
-cart. A reader takes the salt off with `message.unsalted_key` and puts together what belongs together.
+`salt=8` turns one key into eight, which hash to different partitions. The cost is order: events of the customer are in
+order only within each of the eight. `salt_by` keeps events in order that belong together, here those of one cart. The
+handler gets the original key from `message.unsalted_key`.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A pipeline with a contract: penstock pipeline run examples/orders_pipeline.py --once
 
-Reads JSON from `orders` and writes what it makes of it to `orders.clean`, each order once, whatever is killed.
-What is no order becomes a dead letter in `orders.dlq`; what fails is tried again later, by way of `orders.retry.1`.
+It reads JSON from `orders` and writes each order exactly once to `orders.clean`. A record that does not parse becomes a
+dead letter in `orders.dlq`. A record that fails later is retried through `orders.retry.1`.
 """
 
 from penstock.spark import Errors, json_rows, pipeline, row_function

@@ -1,8 +1,8 @@
-"""An order and the message about it are one database transaction; a relay publishes what was committed, once.
+"""An order and its message are one database transaction; a relay publishes committed messages, each once.
 
     python examples/outbox.py localhost:9092
 
-In production the relay is a process of its own: penstock outbox relay --database sqlite:///shop.db
+In production the relay is a separate process: penstock outbox relay --database sqlite:///shop.db
 """
 
 import sqlite3

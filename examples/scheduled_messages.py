@@ -1,6 +1,6 @@
-"""Messages for later: `python examples/scheduled_messages.py [HOST:PORT]` sends three and reads them when they are due.
+"""Scheduled messages: `python examples/scheduled_messages.py [HOST:PORT]` sends three and reads them when they are due.
 
-Any producer can do it with a header, and consumers need not know.
+Any producer can set the header, and consumers need no change.
 """
 
 import sys

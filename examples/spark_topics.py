@@ -1,6 +1,6 @@
 """Topics as Spark tables: python examples/spark_topics.py [localhost:9092]
 
-Needs `pip install 'penstock[spark]'`, and no Java: where there is none, one has come with it.
+Needs `pip install 'penstock[spark]'`, which also installs a Java runtime in case the machine has none.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A work queue: `python examples/work_queue.py [HOST:PORT]` does four jobs, one of which never succeeds.
 
-An ordinary ShareConsumer. That a job which failed rests before it is tried again, how often it is tried, and where it
-goes then, is said once, in the settings of the group; workers only say how each job went.
+The worker is an ordinary ShareConsumer and only reports how each job went. The settings of the group say how long a
+failed job waits, how often it is tried, and where it goes after that.
 """
 
 import sys
@@ -29,7 +29,7 @@ def set_policy(group: str) -> None:
 
 
 def outcome(message: Message) -> AcknowledgeType:
-    """RELEASE is for what may succeed later, REJECT for what never will."""
+    """RELEASE a job that may succeed later; REJECT one that never will."""
     job, attempt = message.value().decode(), message.delivery_count()
     print(f"{job}, attempt {attempt}")
     if job == "flaky" and attempt < 2:
@@ -51,13 +51,13 @@ def work(deliveries: int) -> None:
 
 def show_dead_letter() -> None:
     reader = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "job-undertakers", "auto.offset.reset": "earliest"}
+        {"bootstrap.servers": bootstrap, "group.id": "dead-job-readers", "auto.offset.reset": "earliest"}
     )
     reader.subscribe(["jobs.dlq"])
     while (letter := reader.poll(1.0)) is None or letter.error():
         pass
     headers = dict(letter.headers())
-    print(f"buried: {letter.value().decode()}, because of {headers['penstock.dlq.reason'].decode()}")
+    print(f"dead letter: {letter.value().decode()}, because of {headers['penstock.dlq.reason'].decode()}")
     reader.close()
 
 
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     for job in ("easy", "flaky", "hopeless", "simple"):
         producer.produce("jobs", job)
     producer.flush()
-    work(deliveries=7)  # one each, one more for the flaky one, two more for the hopeless one
+    work(deliveries=7)  # four jobs, one retry of "flaky", two retries of "hopeless"
     show_dead_letter()

@@ -1,6 +1,6 @@
-"""Orders to migrate with: `python examples/migrating/publish_orders.py [HOST:PORT] [FIRST] [COUNT]`.
+"""Publishes orders for the migration: `python examples/migrating/publish_orders.py [HOST:PORT] [FIRST] [COUNT]`.
 
-Each is known by its id, so that publishing one again does not make another one of it.
+Each order has a message id, so that a repetition can be detected.
 """
 
 import sys

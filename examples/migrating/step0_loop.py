@@ -1,7 +1,7 @@
-"""Step 0, where many are: a hand-written loop. `python examples/migrating/step0_loop.py [HOST:PORT]`, Ctrl-C ends it.
+"""Step 0: a consumer loop. `python examples/migrating/step0_loop.py [HOST:PORT]`, Ctrl-C ends it.
 
-It parses, tries again while everything behind waits, writes dead letters of its own kind and commits now and then. What
-is wrong with it shows in crashes, rebalances and bad days; see docs/migrating.md.
+It parses, retries while all later messages wait, writes failures to a topic and commits. docs/migrating.md lists what
+can go wrong with it.
 """
 
 import json

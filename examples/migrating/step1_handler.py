@@ -1,7 +1,7 @@
 """Step 1: the body of the loop becomes a handler. `python examples/migrating/step1_handler.py [HOST:PORT]`.
 
-The group is the same, so it goes on where the loop has stopped. Joining, polling, committing, rebalances and signals
-are not ours any more.
+The group is the same, so it continues where the loop stopped. The application takes care of polling, commits,
+rebalances and signals.
 """
 
 import json

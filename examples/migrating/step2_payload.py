@@ -1,6 +1,6 @@
-"""Step 2: the annotation says what an order is. `python examples/migrating/step2_payload.py [HOST:PORT]`.
+"""Step 2: a type annotation describes an order. `python examples/migrating/step2_payload.py [HOST:PORT]`.
 
-What is none becomes a dead letter that tells which field does not fit; parsing is not ours any more.
+A message that is not a valid order becomes a dead letter that names the invalid field.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Step 3: retries that stop nobody, and dead letters. `python examples/migrating/step3_retries.py [HOST:PORT]`.
+"""Step 3: retries and dead letters. `python examples/migrating/step3_retries.py [HOST:PORT]`.
 
-An order that fails waits in `shop.orders.retry.1` while the others go on, and is a dead letter after three attempts.
+A failed order waits in `shop.orders.retry.1` while others continue, and becomes a dead letter after three attempts.
 """
 
 import sys
@@ -20,7 +20,7 @@ class Order:
 @app.subscribe("shop.orders", group="billing", retry=Backoff(base="100ms", cap="1m", attempts=3))
 def bill(order: Order, message: Message) -> None:
     if order.id < 0:
-        raise Reject("there is no such order")  # another try would not help
+        raise Reject("there is no such order")  # another attempt would not help
     if order.customer == "c1" and message.attempt == 1:
         raise ConnectionError("the bank does not answer")
     print(f"billed order {order.id} of {order.customer}, attempt {message.attempt}", flush=True)

@@ -1,7 +1,7 @@
 """Step 4: each order once. `python examples/migrating/step4_once.py [HOST:PORT] [postgresql://...]`.
 
-The result and the mark that it is there are one transaction of the database, a file in SQLite where no other is named:
-the table of ids that were done is not ours any more.
+The result and the message id are one database transaction. Without a URL the database is a SQLite file. You no longer
+need your own table of processed ids.
 """
 
 import sys

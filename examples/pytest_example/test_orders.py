@@ -1,6 +1,6 @@
-"""Testing your own code against a real broker: installing the package brings the `penstock` fixture.
+"""Test your own code against a real broker: the package provides the `penstock` fixture.
 
-Run it with `pytest examples/pytest_example`; nothing has to be started beforehand.
+Run it with `pytest examples/pytest_example`; you need not start anything first.
 """
 
 from confluent_kafka import Consumer, Producer

@@ -51,7 +51,7 @@ def test_an_exactly_once_copier(fresh_broker: BrokerProcess) -> None:
 
 def test_a_work_queue(fresh_broker: BrokerProcess) -> None:
     printed = run("examples/work_queue.py", fresh_broker.bootstrap_servers).splitlines()
-    assert printed[-1] == "buried: hopeless, because of limit"
+    assert printed[-1] == "dead letter: hopeless, because of limit"
     attempts = [("easy", 1), ("flaky", 1), ("flaky", 2), ("simple", 1), *(("hopeless", n) for n in (1, 2, 3))]
     assert sorted(printed[:-1]) == sorted(f"{job}, attempt {attempt}" for job, attempt in attempts)
 
