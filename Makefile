@@ -98,7 +98,7 @@ coverage: setup $(CLASSES)  ## `make test` with line and branch coverage; report
 	$(PYTEST) $(FAST) --cov --cov-report term:skip-covered --cov-report html $(ARGS)
 
 docs: $(DOCS_STAMP)  ## Build the site into build/site; a broken link fails.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 docs-serve: $(DOCS_STAMP)  ## Serve the site on localhost:8000 and rebuild it when a page changes.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve $(ARGS)
