@@ -4,107 +4,129 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.cluster_client import LibrdkafkaCluster, PartitionName, explain_kafka_error, resolve_offsets
+from penstock.cli.connection import (
+    ConnectionOptions,
+    PartitionName,
+    existing_topics,
+    explain_librdkafka_error,
+    librdkafka_settings,
+    open_cluster,
+    partition_names,
+    resolve_offsets,
+)
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, OffsetSpec, OffsetSpecKind, parse_offset_spec
+from penstock.cli.options import OffsetSpec, OffsetSpecKind, expand_options, parse_offset_spec
 from penstock.cli.record_formats import FORMATS, TEMPLATE_FIELDS, ConsumerRecord, line_writer
+from penstock.client.wire.metadata import TopicPartition
 
 BATCH_RECORDS = 500
 POLL_S = 0.1
-READER_GROUP = (
-    "penstock-cli-reader"  # the client library requires a group id; nothing is ever committed under this one
-)
+#: confluent-kafka requires a group id; nothing is ever committed under this one.
+READER_GROUP = "penstock-cli-reader"
 
 
-Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
-Start = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="WHERE",
-        help="beginning, end, an offset, -N for the last N of each partition, or a time: "
-        "2025-01-31T12:00, @MILLISECONDS, or an age such as 15m.",
-    ),
-]
-Group = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        "-g",
-        metavar="GROUP",
-        help="Read as a member of this group: go on where it is, commit what is printed.",
-    ),
-]
-Partitions = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; repeatable.")
-]
-MaxMessages = Annotated[
-    int | None, typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after so many.")
-]
-ExitAtEnd = Annotated[bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the topics.")]
-Timeout = Annotated[
-    float | None,
-    typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Stop when nothing came for so long."),
-]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        "-f",
-        metavar="FORMAT",
-        help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(TEMPLATE_FIELDS)}}}.",
-    ),
-]
-Keys = Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")]
-WithHeaders = Annotated[bool, typer.Option("--headers", help="Print the headers and a tab before that.")]
-Uncommitted = Annotated[
-    bool, typer.Option("--uncommitted", help="Print what open or aborted transactions wrote too.")
-]
-JsonLines = Annotated[bool, typer.Option("--json", help="Same as --format json: one JSON object per line.")]
-
-
+@expand_options
 def consume(
-    topics: Topics,
-    start: Start = "beginning",
-    group: Group = None,
-    partitions: Partitions = None,
-    max_messages: MaxMessages = None,
-    exit_at_end: ExitAtEnd = False,
-    timeout_s: Timeout = None,
-    format_name: Format = "text",
-    keys: Keys = False,
-    headers: WithHeaders = False,
-    uncommitted: Uncommitted = False,
-    as_json: JsonLines = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)],
+    connection: ConnectionOptions,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            help="beginning, end, an offset, -N for the last N of each partition, or a time: "
+            "2025-01-31T12:00, @MILLISECONDS, or an age such as 15m.",
+        ),
+    ] = "beginning",
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Read as a member of this group: start at its committed offsets, and commit what is printed.",
+        ),
+    ] = None,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition. Repeatable."),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after N records.")
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the topics.")
+    ] = False,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Stop after this long without a record."),
+    ] = None,
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(TEMPLATE_FIELDS)}}}.",
+        ),
+    ] = "text",
+    keys: Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")] = False,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Print the headers and a tab before the key and value.")
+    ] = False,
+    uncommitted: Annotated[
+        bool, typer.Option("--uncommitted", help="Also print records of open and aborted transactions.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Same as --format json: one JSON object per line.")
+    ] = False,
 ) -> None:
     """Print records, one per line, until interrupted."""
-    write = _make_line_writer("json" if as_json else format_name, keys, headers)
-    position = _parse_from(start)
-    cluster = LibrdkafkaCluster(bootstrap)
-    places = _select_partitions(cluster, topics, partitions)
-    consumer = cluster.consumer(
-        group_id=group or READER_GROUP,
-        enable_auto_commit=group is not None,
-        enable_auto_offset_store=False,
-        auto_offset_reset=_auto_offset_reset(position, group),
-        enable_partition_eof=True,
-        isolation_level="read_uncommitted" if uncommitted else "read_committed",
-        fetch_wait_max_ms=100,
+    from confluent_kafka import Consumer  # a third of the time that a command takes to start
+
+    try:
+        write = line_writer("json" if as_json else format_name, keys=keys, headers=headers)
+    except ValueError as error:
+        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
+    try:
+        spec = parse_offset_spec(start, now_ms=int(time.time() * 1000))
+    except ValueError as error:
+        raise CommandError(f"--from: {error}", exit_code=EXIT_USAGE) from None
+    if group and partitions:
+        raise CommandError(
+            "--partition cannot be combined with --group",
+            hint="the group assigns the partitions to its members",
+            exit_code=EXIT_USAGE,
+        )
+    reset = _auto_offset_reset(spec, group)
+    with open_cluster(connection) as cluster:
+        chosen = _select_partitions(partition_names(existing_topics(cluster, topics)), topics, partitions)
+        offsets = {} if group else resolve_offsets(cluster, chosen, spec)
+    consumer = Consumer(
+        librdkafka_settings(
+            connection,
+            group_id=group or READER_GROUP,
+            enable_auto_commit=group is not None,
+            enable_auto_offset_store=False,
+            auto_offset_reset=reset,
+            enable_partition_eof=True,
+            isolation_level="read_uncommitted" if uncommitted else "read_committed",
+            fetch_wait_max_ms=100,
+        )
     )
     limits = StopConditions(max_messages=max_messages, idle_s=timeout_s, stop_at_end=exit_at_end)
     with _closing(consumer), _end_on_signals():
         if group:
-            _subscribe(consumer, topics, partitions, limits)
+            _subscribe(consumer, topics, limits)
         else:
-            _assign(consumer, resolve_offsets(cluster, places, position), limits)
-        _print_records(consumer, write, limits, bootstrap, commit=group is not None)
+            _assign(consumer, offsets, limits)
+        _print_records(consumer, write, limits, connection.bootstrap, commit=group is not None)
 
 
 class StopConditions:
@@ -114,42 +136,28 @@ class StopConditions:
         self.remaining = max_messages
         self.idle_s = idle_s
         self.stop_at_end = stop_at_end
-        self.unfinished: set[PartitionName] | None = None  # unknown until partitions are assigned
+        self.unfinished: set[TopicPartition] | None = None  # unknown until partitions are assigned
         self.last_seen = time.monotonic()
 
     def wanted(self) -> int:
         return BATCH_RECORDS if self.remaining is None else min(BATCH_RECORDS, self.remaining)
 
-    def reading(self, places: set[PartitionName]) -> None:
-        self.unfinished = places
+    def reading(self, partitions: set[TopicPartition]) -> None:
+        self.unfinished = partitions
 
     def saw_record(self) -> None:
         self.last_seen = time.monotonic()
         if self.remaining is not None:
             self.remaining -= 1
 
-    def saw_end(self, place: PartitionName) -> None:
+    def saw_end(self, partition: TopicPartition) -> None:
         if self.unfinished is not None:
-            self.unfinished.discard(place)
+            self.unfinished.discard(partition)
 
     def reached(self) -> bool:
         if self.remaining == 0 or (self.stop_at_end and self.unfinished is not None and not self.unfinished):
             return True
         return self.idle_s is not None and time.monotonic() - self.last_seen >= self.idle_s
-
-
-def _make_line_writer(format_name: str, keys: bool, headers: bool) -> Callable[[ConsumerRecord], bytes]:
-    try:
-        return line_writer(format_name, keys=keys, headers=headers)
-    except ValueError as error:
-        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
-
-
-def _parse_from(text: str) -> OffsetSpec:
-    try:
-        return parse_offset_spec(text, now_ms=int(time.time() * 1000))
-    except ValueError as error:
-        raise CommandError(f"--from: {error}", exit_code=EXIT_USAGE) from None
 
 
 def _auto_offset_reset(position: OffsetSpec, group: str | None) -> str:
@@ -161,8 +169,8 @@ def _auto_offset_reset(position: OffsetSpec, group: str | None) -> str:
             return "latest"
         case _ if group:
             raise CommandError(
-                "a group starts where it is: --from may only be beginning or end, for where it has not been",
-                hint="penstock group reset moves a group",
+                "--group takes only --from beginning or --from end",
+                hint="a group starts at its committed offsets; `penstock group reset` moves them",
                 exit_code=EXIT_USAGE,
             )
         case _:
@@ -170,36 +178,28 @@ def _auto_offset_reset(position: OffsetSpec, group: str | None) -> str:
 
 
 def _select_partitions(
-    cluster: LibrdkafkaCluster, topics: list[str], partitions: list[int] | None
+    known: list[PartitionName], topics: list[str], partitions: list[int] | None
 ) -> list[PartitionName]:
-    places = cluster.places(topics)
     if not partitions:
-        return places
+        return known
     for topic in topics:
         for index in partitions:
-            if PartitionName(topic, index) not in places:
-                raise CommandError(f"topic {topic} has no partition {index}")
-    return [place for place in places if place.partition in partitions]
+            if PartitionName(topic, index) not in known:
+                raise CommandError(
+                    f"topic {topic} has no partition {index}",
+                    hint=f"`penstock topic describe {topic}` shows its partitions",
+                )
+    return [each for each in known if each.partition in partitions]
 
 
-def _assign(consumer: Any, offsets: dict[PartitionName, int], limits: StopConditions) -> None:
-    from confluent_kafka import TopicPartition
+def _assign(consumer: Any, offsets: Mapping[TopicPartition, int], limits: StopConditions) -> None:
+    from confluent_kafka import TopicPartition as AssignedPartition
 
-    consumer.assign(
-        [TopicPartition(place.topic, place.partition, offset) for place, offset in offsets.items()]
-    )
+    consumer.assign([AssignedPartition(*partition, offset) for partition, offset in offsets.items()])
     limits.reading(set(offsets))
 
 
-def _subscribe(
-    consumer: Any, topics: list[str], partitions: list[int] | None, limits: StopConditions
-) -> None:
-    if partitions:
-        raise CommandError(
-            "a group shares out the partitions itself: --partition does not go with --group",
-            exit_code=EXIT_USAGE,
-        )
-
+def _subscribe(consumer: Any, topics: list[str], limits: StopConditions) -> None:
     def on_assign(_consumer: Any, assigned: list[Any]) -> None:
         limits.reading({PartitionName(entry.topic, entry.partition) for entry in assigned})
 
@@ -243,9 +243,8 @@ def _handle_error(message: Any, limits: StopConditions, bootstrap: str) -> None:
     if error.code() == KafkaError._PARTITION_EOF:
         limits.saw_end(PartitionName(message.topic(), message.partition()))
     elif error.fatal() or not error.retriable():
-        raise explain_kafka_error(
-            error, bootstrap, subject=f"topic {message.topic()}" if message.topic() else ""
-        )
+        subject = f"topic {message.topic()}" if message.topic() else "consumer"
+        raise explain_librdkafka_error(error, bootstrap, subject)
 
 
 def _consumer_record(message: Any) -> ConsumerRecord:

@@ -1,30 +1,61 @@
 """Options that several commands share, and the parsers of their values: NAME=VALUE pairs, offsets and times, and the
 targets of `group reset` and `pipeline reset`.
+
+A block of options that several commands have is a dataclass whose fields are the options. A command takes it as one
+parameter, and `expand_options` shows the fields to typer as the command's own options.
 """
 
+import inspect
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.client.retry import UNITS_MS
-from penstock.client.wire.metadata import TopicPartition
 
-Bootstrap = Annotated[
-    str,
-    typer.Option(
-        "--bootstrap", "-b", metavar="HOST:PORT", envvar="PENSTOCK_BOOTSTRAP", help="A broker of the cluster."
-    ),
-]
+TopicPartition = tuple[str, int]
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 seconds.")]
 
-DEFAULT_BOOTSTRAP = "localhost:9092"
+
+def expand_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces parameters whose type is a dataclass of options by its fields, after the command's own options."""
+    parameters = inspect.signature(command).parameters.values()
+    blocks: dict[str, Any] = {
+        each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
+    }
+    own = [each for each in parameters if each.name not in blocks]
+    shared = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for block in blocks.values()
+        for field in fields(block)
+    ]
+
+    def run(**given: Any) -> None:
+        for name, block in blocks.items():
+            given[name] = block(**{field.name: given.pop(field.name) for field in fields(block)})
+        command(**given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return with_parameters(run, [*own, *shared])
+
+
+def with_parameters(run: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Lets typer see these parameters in place of those of `run`."""
+    keyword_only = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    run.__annotations__ = {each.name: each.annotation for each in keyword_only}
+    run.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    return run
 
 
 def parse_pairs(texts: Iterable[str], flag: str) -> dict[str, str]:
@@ -77,7 +108,7 @@ def parse_timestamp(text: str, *, now_ms: int) -> int:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
         raise ValueError(
-            f"{text!r} is no point in time: write 2025-01-31T12:00, milliseconds, or an age such as 15m"
+            f"{text!r} is not a time: write 2025-01-31T12:00, milliseconds, or an age such as 15m"
         ) from None
 
 
@@ -98,33 +129,7 @@ def resolve_offset(position: OffsetSpec, *, first: int, end: int, at_timestamp: 
 
 
 _RESET_WORDS = {"earliest": OffsetSpecKind.BEGINNING, "latest": OffsetSpecKind.END}
-_RESET_OPTIONS = "--to, --to-earliest, --to-latest, --to-offset, --to-timestamp or --shift-by"
-
-To = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="WHERE",
-        help='earliest, latest, a time (ISO 8601, milliseconds, or an age such as 15m), or {"topic": {"0": 23}}.',
-        show_default=False,
-    ),
-]
-ToEarliest = Annotated[bool, typer.Option("--to-earliest", help="To the first record.")]
-ToLatest = Annotated[bool, typer.Option("--to-latest", help="Past the last record.")]
-ToOffset = Annotated[int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset.")]
-ToTimestamp = Annotated[
-    str | None,
-    typer.Option("--to-timestamp", metavar="TIME", help="ISO 8601, milliseconds, or an age such as 15m."),
-]
-ShiftBy = Annotated[
-    int | None, typer.Option("--shift-by", metavar="N", help="On or back by so many records.")
-]
-OnlyTopics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic", "-t", metavar="TOPIC[:PARTITION]", help="Only this; all that it has if not given."
-    ),
-]
+_TIME_FORMS = "ISO 8601, milliseconds, or an age such as 15m"
 
 
 class OffsetShift(NamedTuple):
@@ -134,7 +139,7 @@ class OffsetShift(NamedTuple):
 
 
 class PartitionOffsets(NamedTuple):
-    """An offset for each partition: -2 is the first record, -1 past the last one. Other partitions do not move."""
+    """An offset for each partition: -2 is the first record, -1 the end. Other partitions do not move."""
 
     by_partition: Mapping[TopicPartition, int]
 
@@ -142,39 +147,75 @@ class PartitionOffsets(NamedTuple):
 ResetTarget = OffsetSpec | OffsetShift | PartitionOffsets
 
 
-def parse_reset_target(
-    to: str | None,
-    *,
-    to_earliest: bool,
-    to_latest: bool,
-    to_offset: int | None,
-    to_timestamp: str | None,
-    shift_by: int | None,
-    default: ResetTarget | None = None,
-) -> ResetTarget:
-    """Raises CommandError unless exactly one of them is given, or none if there is a default."""
-    found: list[ResetTarget] = []
-    if to is not None:
-        found.append(_parse_to(to))
-    if to_earliest:
-        found.append(OffsetSpec(OffsetSpecKind.BEGINNING))
-    if to_latest:
-        found.append(OffsetSpec(OffsetSpecKind.END))
-    if to_offset is not None:
-        found.append(OffsetSpec(OffsetSpecKind.OFFSET, to_offset))
-    if to_timestamp is not None:
-        found.append(_timestamp_spec("--to-timestamp", to_timestamp))
-    if shift_by is not None:
-        found.append(OffsetShift(shift_by))
-    if default is not None and not found:
-        return default
-    if len(found) != 1:
-        raise CommandError("say where to go, in one way", hint=_RESET_OPTIONS, exit_code=EXIT_USAGE)
-    return found[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetOptions:
+    """The options of `group reset` and `pipeline reset`."""
+
+    topics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC[:PARTITION]",
+            help="Move only this topic or partition. Repeatable. Default: all that were read.",
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="WHERE",
+            help=f'earliest, latest, a time ({_TIME_FORMS}), or {{"topic": {{"0": 23}}}}.',
+            show_default=False,
+        ),
+    ] = None
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end, after the last record.")] = False
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", metavar="OFFSET", min=0, help="To this offset.")
+    ] = None
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--to-timestamp", metavar="TIME", help=f"To the first record of this time on: {_TIME_FORMS}."
+        ),
+    ] = None
+    shift_by: Annotated[
+        int | None,
+        typer.Option("--shift-by", metavar="N", help="Forward by N records, or back if N is negative."),
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False
+    yes: Yes = False
+
+    def target(self, default: ResetTarget | None = None) -> ResetTarget:
+        """Raises CommandError unless exactly one target is given, or none if there is a default."""
+        found: list[ResetTarget] = []
+        if self.to is not None:
+            found.append(_parse_to(self.to))
+        if self.to_earliest:
+            found.append(OffsetSpec(OffsetSpecKind.BEGINNING))
+        if self.to_latest:
+            found.append(OffsetSpec(OffsetSpecKind.END))
+        if self.to_offset is not None:
+            found.append(OffsetSpec(OffsetSpecKind.OFFSET, self.to_offset))
+        if self.to_timestamp is not None:
+            found.append(_timestamp_spec("--to-timestamp", self.to_timestamp))
+        if self.shift_by is not None:
+            found.append(OffsetShift(self.shift_by))
+        if default is not None and not found:
+            return default
+        if len(found) != 1:
+            raise CommandError(
+                "a reset needs exactly one target" if not found else "a reset takes only one target",
+                hint="give one of --to, --to-earliest, --to-latest, --to-offset, --to-timestamp and --shift-by",
+                exit_code=EXIT_USAGE,
+            )
+        return found[0]
 
 
 def _parse_to(text: str) -> ResetTarget:
-    from penstock.client.wire.offsets import EARLIEST  # the raw client takes a moment to load
+    # Only this form of the option needs them, and the client takes a moment to load.
+    from penstock.client.wire.offsets import EARLIEST
     from penstock.spark.option_reader import OptionError, numbers_by_partition
 
     if text.lower() in _RESET_WORDS:

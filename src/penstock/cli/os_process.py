@@ -13,11 +13,9 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from contextlib import suppress
-
-__all__ = ("raise_open_file_limit",)
-
 
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
@@ -62,3 +60,15 @@ def raise_open_file_limit() -> None:
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def penstock_command() -> str:
+    """How to run this program from the current directory: by name if the shell finds it, else by the shortest path."""
+    import shutil  # `serve` starts faster without it
+
+    program = os.path.abspath(sys.argv[0])
+    if os.path.basename(program) == "__main__.py":
+        return f"{sys.executable} -m penstock"
+    if shutil.which("penstock") == program:
+        return "penstock"
+    return min(os.path.relpath(program), program, key=len)

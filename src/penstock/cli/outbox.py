@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.cluster_client import check_reachable
+from penstock.cli.connection import ConnectionOptions, librdkafka_connection
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, parse_pairs
+from penstock.cli.options import AsJson, Yes, expand_options
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
 from penstock.client.outbox.database import (
     OutboxDatabase,
@@ -40,7 +40,7 @@ DatabaseUrl = Annotated[
     ),
 ]
 RowIds = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", show_default=False)]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
+All = Annotated[bool, typer.Option("--all", help="All rejected rows.")]
 _ALL_SHARDS = "all"
 
 
@@ -57,53 +57,56 @@ def init(
             print(";\n".join(schema(url_dialect(database))) + ";")
             return
         create_tables(database)
-    note("the tables of the outbox are there")
+    note("the outbox has its tables")
 
 
 @app.command()
+@expand_options
 def relay(
     database: DatabaseUrl,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    connection: ConnectionOptions,
     name: Annotated[
-        str, typer.Option(help="Of this outbox: no other database of the cluster has it.")
+        str, typer.Option(help="Name of this outbox; no other database may use it in this cluster.")
     ] = "outbox",
-    shards: Annotated[int, typer.Option(metavar="N", help="Into how many parts rows are divided.")] = 1,
-    shard: Annotated[
-        str, typer.Option(metavar="I|all", help="Which part to relay, from 0 on.")
-    ] = _ALL_SHARDS,
-    batch: Annotated[int, typer.Option(metavar="N", help="Rows of one transaction at most.")] = 500,
+    shards: Annotated[
+        int, typer.Option(metavar="N", help="Number of shards that the rows are divided into.")
+    ] = 1,
+    shard: Annotated[str, typer.Option(metavar="I|all", help="The shard to relay, from 0 on.")] = _ALL_SHARDS,
+    batch: Annotated[int, typer.Option(metavar="N", help="Maximum rows of one transaction.")] = 500,
     on_reject: Annotated[
         str,
         typer.Option(
             metavar="hold|skip|stop",
-            help="Behind a row that no broker takes: its key waits, nothing waits, or the relay ends.",
+            help="After a row that brokers reject: hold later rows with its key, skip the row, or stop the relay.",
         ),
     ] = "hold",
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is left.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="End when no row is left.")] = False,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Go on although another database had this name.")
+        bool, typer.Option("--take-over", help="Continue although another database used this name.")
     ] = False,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A client setting, such as sasl.username."),
-    ] = None,
 ) -> None:
     """Relay rows to their topics until Ctrl-C or SIGTERM, each row once and in order within its key.
 
     A second relay for the same rows waits, and takes over when the first is gone.
     """
-    from penstock.client.outbox.relay import Relay, run_relays
+    from penstock.client.outbox.relay import (  # the other verbs need no Kafka client
+        OnReject,
+        Relay,
+        run_relays,
+    )
 
-    _check_on_reject(on_reject)
-    check_reachable(bootstrap)
+    if on_reject not in list(OnReject):
+        raise CommandError(
+            f"--on-reject takes {', '.join(OnReject)}, not {on_reject!r}", exit_code=EXIT_USAGE
+        )
+    settings = librdkafka_connection(connection)
     _silence_librdkafka()
-    settings = parse_pairs(properties or [], "--property")
     with _errors_as_sentences(), _stop_on_signals() as stopping:
         open_database(database).close()
         relays = [
             Relay(
                 database,
-                bootstrap,
+                connection.bootstrap,
                 name=name,
                 shards=shards,
                 shard=each,
@@ -126,7 +129,10 @@ def relay(
 def status(
     database: DatabaseUrl,
     shards: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default=False, help="If it is not yet agreed on.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, show_default=False, help="Number of shards, if no relay has run yet."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -178,22 +184,24 @@ def retry(database: DatabaseUrl, ids: RowIds = None, every: All = False) -> None
 def discard(database: DatabaseUrl, ids: RowIds = None, every: All = False, yes: Yes = False) -> None:
     """Discard rejected rows: they are never published, and rows that wait behind them are relayed."""
     with _open_outbox(database) as opened:
-        asked = _selected_ids(opened, ids, every)
-        confirm(f"Give up {plural(len(asked), 'message')} for good?", yes=yes)
-        count = opened.discard(asked)
-    note(f"{plural(count, 'row')} given up")
+        selected = _selected_ids(opened, ids, every)
+        confirm(f"Discard {plural(len(selected), 'message')}? They are never published.", yes=yes)
+        count = opened.discard(selected)
+    note(f"{plural(count, 'row')} discarded")
 
 
 def _selected_ids(database: OutboxDatabase, ids: list[int] | None, every: bool) -> list[int]:
-    there = [each.id for each in database.rejected()]
+    rejected_ids = [each.id for each in database.rejected()]
     if every:
-        if not there:
+        if not rejected_ids:
             raise CommandError("no row is rejected")
-        return there
+        return rejected_ids
     if not ids:
-        raise CommandError("which rows? name their ids, or all of them with --all", exit_code=EXIT_USAGE)
-    if missing := sorted(set(ids) - set(there)):
-        raise CommandError(f"row {missing[0]} is not rejected", hint="penstock outbox rejected shows what is")
+        raise CommandError("no rows are named", hint="give their ids, or --all", exit_code=EXIT_USAGE)
+    if missing := sorted(set(ids) - set(rejected_ids)):
+        raise CommandError(
+            f"row {missing[0]} is not rejected", hint="`penstock outbox rejected` shows rejected rows"
+        )
     return ids
 
 
@@ -214,15 +222,6 @@ def _selected_shards(shard: str, shards: int) -> range:
     if not shard.isdecimal():
         raise CommandError(f"--shard takes a number or all, not {shard!r}", exit_code=EXIT_USAGE)
     return range(int(shard), int(shard) + 1)
-
-
-def _check_on_reject(on_reject: str) -> None:
-    from penstock.client.outbox.relay import OnReject
-
-    if on_reject not in list(OnReject):
-        raise CommandError(
-            f"--on-reject takes {', '.join(OnReject)}, not {on_reject!r}", exit_code=EXIT_USAGE
-        )
 
 
 @contextlib.contextmanager

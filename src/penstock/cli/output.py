@@ -9,6 +9,7 @@ from penstock.cli.errors import EXIT_USAGE, CommandError
 
 Cell = str | int | float | bool | None
 PIPE_WIDTH_CHARS = 100_000  # a pipe has no width, so lines are never wrapped there
+WATCH_EVERY_S = 2.0  # how often --watch refreshes
 
 
 def print_json(document: Any) -> None:
@@ -74,6 +75,12 @@ def confirm(question: str, *, yes: bool) -> None:
         raise CommandError("this needs a confirmation", hint="add --yes", exit_code=EXIT_USAGE)
     if not typer.confirm(question, err=True):
         raise CommandError("nothing was changed")
+
+
+def clear_screen(as_json: bool) -> None:
+    """For --watch. Does nothing for JSON, or if stdout is not a terminal."""
+    if sys.stdout.isatty() and not as_json:
+        print("\x1b[H\x1b[2J", end="")
 
 
 def human_bytes(count: int | None) -> str | None:

@@ -10,9 +10,14 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster_client import LibrdkafkaCluster, explain_kafka_error
+from penstock.cli.connection import (
+    ConnectionOptions,
+    check_reachable,
+    explain_librdkafka_error,
+    librdkafka_settings,
+)
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, parse_pairs
+from penstock.cli.options import expand_options, parse_pairs
 from penstock.cli.output import note, plural
 from penstock.cli.record_formats import FORMATS, ProducerRecord, line_reader
 
@@ -35,60 +40,67 @@ class Codec(StrEnum):
     ZSTD = "zstd"
 
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
-Values = Annotated[
-    list[str] | None, typer.Argument(metavar="VALUE", help="Records; standard input if not given.")
-]
-Key = Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")]
-KeySeparator = Annotated[
-    str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY TEXT VALUE.")
-]
-HeaderPairs = Annotated[
-    list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record.")
-]
-Format = Annotated[
-    str,
-    typer.Option("--format", "-f", metavar="FORMAT", help=f"How lines are written: {', '.join(FORMATS)}."),
-]
-File = Annotated[
-    str | None,
-    typer.Option("--file", "-F", metavar="PATH", help="Read lines from here; - is standard input."),
-]
-Partition = Annotated[
-    int | None,
-    typer.Option("--partition", "-p", metavar="N", min=0, help="Send all to this one; else the key decides."),
-]
-AcksOption = Annotated[Acks, typer.Option("--acks", help="Who must have a record before it counts as sent.")]
-Compression = Annotated[Codec, typer.Option("--compression", "-z", help="How batches are compressed.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Give a record up after this.")
-]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
-]
-
-
+@expand_options
 def produce(
-    topic: Topic,
-    values: Values = None,
-    key: Key = None,
-    key_separator: KeySeparator = None,
-    headers: HeaderPairs = None,
-    format_name: Format = "text",
-    file: File = None,
-    partition: Partition = None,
-    acks: AcksOption = Acks.ALL,
-    compression: Compression = Codec.NONE,
-    timeout_s: Timeout = 30.0,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: JsonLines = False,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    connection: ConnectionOptions,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="VALUE", help="Values of records. Default: standard input.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in each line."),
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record. Repeatable."),
+    ] = None,
+    format_name: Annotated[
+        str,
+        typer.Option("--format", "-f", metavar="FORMAT", help=f"Format of the lines: {', '.join(FORMATS)}."),
+    ] = "text",
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-F", metavar="PATH", help="Read lines from this file; - is standard input."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition", "-p", metavar="N", min=0, help="Send to this partition. Default: the key decides."
+        ),
+    ] = None,
+    acks: Annotated[
+        Acks,
+        typer.Option("--acks", help="Which replicas must have a record before it counts as sent."),
+    ] = Acks.ALL,
+    compression: Annotated[
+        Codec, typer.Option("--compression", "-z", help="Codec of the batches.")
+    ] = Codec.NONE,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=0.1, help="Fail if a record is not sent within this time."
+        ),
+    ] = 30.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
+    ] = False,
 ) -> None:
     """Publish records: the values given, or each line of a file or of standard input.
 
     A line of --format json is {"key": ..., "value": ..., "headers": [["name", "value"]]}, as consume --json
     writes it; a value of null is a tombstone, and bytes that are not text are {"base64": "..."}.
     """
-    read = _make_line_reader(format_name, key_separator)
+    from confluent_kafka import Producer  # a third of the time that a command takes to start
+
+    separator = key_separator.replace("\\t", "\t").encode() if key_separator else None
+    try:
+        read = line_reader(format_name, key_separator=separator)
+    except ValueError as error:
+        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
     extra = tuple((name, text.encode()) for name, text in parse_pairs(headers or (), "--header").items())
     fixed_key = None if key is None else key.encode()
 
@@ -100,27 +112,23 @@ def produce(
             partition=record.partition if partition is None else partition,
         )
 
-    producer = LibrdkafkaCluster(bootstrap).producer(
-        acks=acks.value,
-        compression_type=compression.value,
-        enable_idempotence=acks is Acks.ALL,
-        message_timeout_ms=int(timeout_s * 1000),
-        topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, int(timeout_s * 1000)),
-        linger_ms=5,
-        message_max_bytes=RECORD_BYTES_MAX,
+    check_reachable(connection)
+    producer = Producer(
+        librdkafka_settings(
+            connection,
+            acks=acks.value,
+            compression_type=compression.value,
+            enable_idempotence=acks is Acks.ALL,
+            message_timeout_ms=int(timeout_s * 1000),
+            topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, int(timeout_s * 1000)),
+            linger_ms=5,
+            message_max_bytes=RECORD_BYTES_MAX,
+        )
     )
-    sent = DeliveryReport(topic, bootstrap, as_json)
+    report = DeliveryReport(topic, connection.bootstrap, as_json)
     with _input_lines(values, file) as lines:
-        _send_all(producer, topic, lines, outgoing, sent)
-    sent.finish()
-
-
-def _make_line_reader(format_name: str, key_separator: str | None) -> Callable[[bytes], ProducerRecord]:
-    separator = key_separator.replace("\\t", "\t").encode() if key_separator else None
-    try:
-        return line_reader(format_name, key_separator=separator)
-    except ValueError as error:
-        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
+        _send_all(producer, topic, lines, outgoing, report)
+    report.finish()
 
 
 class DeliveryReport:
@@ -146,12 +154,12 @@ class DeliveryReport:
             first, last = self.ranges.get(partition, (offset, offset))
             self.ranges[partition] = (min(first, offset), max(last, offset))
         if self.as_json:
-            place = {"topic": self.topic, "partition": partition, "offset": offset}
-            print(json.dumps({**place, "timestamp": message.timestamp()[1]}))
+            document = {"topic": self.topic, "partition": partition, "offset": offset}
+            print(json.dumps({**document, "timestamp": message.timestamp()[1]}))
 
     def finish(self) -> None:
         if self.failed:
-            failure = explain_kafka_error(self.first_error, self.bootstrap, subject=f"topic {self.topic}")
+            failure = explain_librdkafka_error(self.first_error, self.bootstrap, f"topic {self.topic}")
             total = self.failed + self.delivered
             raise CommandError(
                 f"{self.failed} of {plural(total, 'record')} not sent: {failure.message}", hint=failure.hint
@@ -160,11 +168,11 @@ class DeliveryReport:
             note(self.summary())
 
     def summary(self) -> str:
-        places = ", ".join(
+        offsets = ", ".join(
             f"partition {partition} offset {first}" + (f"-{last}" if last != first else "")
             for partition, (first, last) in sorted(self.ranges.items())
         )
-        return f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({places})" if places else "")
+        return f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({offsets})" if offsets else "")
 
 
 def _send_all(
@@ -172,7 +180,7 @@ def _send_all(
     topic: str,
     lines: Iterable[bytes],
     outgoing: Callable[[bytes], ProducerRecord],
-    sent: DeliveryReport,
+    report: DeliveryReport,
 ) -> None:
     """Delivers everything read so far even when a line is wrong or the user interrupts."""
     try:
@@ -181,13 +189,13 @@ def _send_all(
                 record = outgoing(line)
             except ValueError as error:
                 raise CommandError(f"line {number}: {error}") from None
-            _send(producer, topic, record, sent)
+            _send(producer, topic, record, report)
     finally:
         while producer.flush(1.0):
             pass
 
 
-def _send(producer: Any, topic: str, record: ProducerRecord, sent: DeliveryReport) -> None:
+def _send(producer: Any, topic: str, record: ProducerRecord, report: DeliveryReport) -> None:
     from confluent_kafka import KafkaException
 
     while True:
@@ -199,12 +207,12 @@ def _send(producer: Any, topic: str, record: ProducerRecord, sent: DeliveryRepor
                 partition=record.partition,
                 timestamp=record.timestamp_ms,
                 headers=list(record.headers),
-                on_delivery=sent.on_delivery,
+                on_delivery=report.on_delivery,
             )
         except BufferError:
             producer.poll(0.1)  # the queue is full: wait for the broker
         except KafkaException as error:
-            raise explain_kafka_error(error, sent.bootstrap, subject=f"topic {topic}") from None
+            raise explain_librdkafka_error(error, report.bootstrap, f"topic {topic}") from None
         else:
             producer.poll(0)
             return
@@ -214,7 +222,9 @@ def _send(producer: Any, topic: str, record: ProducerRecord, sent: DeliveryRepor
 def _input_lines(values: list[str] | None, file: str | None) -> Iterator[Iterable[bytes]]:
     """The input as lines without line ends; with a progress bar if stderr is a terminal."""
     if values and file:
-        raise CommandError("give values or --file, not both", exit_code=EXIT_USAGE)
+        raise CommandError(
+            "VALUE and --file cannot be combined", hint="give one of them", exit_code=EXIT_USAGE
+        )
     if values:
         yield (value.encode() for value in values)
         return
@@ -227,7 +237,7 @@ def _input_lines(values: list[str] | None, file: str | None) -> Iterator[Iterabl
             yield counted
         return
     if sys.stdin.isatty():
-        note("one record per line; Ctrl-D ends")
+        note("write one record per line; Ctrl-D ends the input")
         yield _without_line_ends(sys.stdin.buffer)
         return
     with _progress(sys.stdin.buffer, None) as counted:

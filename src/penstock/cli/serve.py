@@ -7,14 +7,32 @@ module does not load the command-line library.
 import errno
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock import __version__
+from penstock.broker.config.listeners import format_address
 from penstock.broker.config.node_settings import InvalidSetting, NodeSettings, load_settings
 from penstock.cli import imports_without_gc
 from penstock.cli.errors import EXIT_USAGE, CommandError, report_error
-from penstock.cli.os_process import raise_open_file_limit
+from penstock.cli.os_process import notify_ready, penstock_command, raise_open_file_limit, stop_with_stdin
+
+if TYPE_CHECKING:
+    from penstock.broker.node import Node
 
 Flags = dict[str, list[str]]  # the values given, by flag; a switch has no values
+
+_WELCOME_TEMPLATE = """
+  Penstock {version} is up. Data is in {data_dir}; Ctrl-C stops it cleanly.
+
+  Try, in another terminal:
+
+    {command} topic create orders --partitions 3
+    echo 'hello' | {command} produce orders
+    {command} consume orders
+    {command} group list
+
+  Any Kafka client works: bootstrap.servers={address}
+"""
 
 
 class Flag(NamedTuple):
@@ -36,28 +54,28 @@ SETTING_FLAGS = (
     Flag(
         "--advertise",
         "[NAME://]HOST:PORT",
-        "Address that clients are told, where it differs.",
+        "Address that clients connect to, if it differs from --listen.",
         "advertised.listeners",
         repeatable=True,
     ),
-    Flag("--data-dir", "DIR", "Folder for the data; made if it is not there.", "log.dirs"),
+    Flag("--data-dir", "DIR", "Data directory; created if it does not exist.", "log.dirs"),
     Flag("--node-id", "N", "Id of this node in the cluster.", "node.id"),
     Flag("--roles", "ROLE,ROLE", "broker, controller, or both (the default).", "process.roles"),
     Flag(
         "--voters",
         "ID@HOST:PORT,...",
-        "The controllers that found a new cluster together, the same on all of them.",
+        "Initial controllers of a new cluster; the same value on all of them.",
         "controller.quorum.voters",
         repeatable=True,
     ),
     Flag(
         "--join",
         "HOST:PORT,...",
-        "Nodes of a running cluster, to find and join it.",
+        "Nodes of a running cluster to join.",
         "controller.quorum.bootstrap.servers",
         repeatable=True,
     ),
-    Flag("--rack", "NAME", "What fails together: a rack, a zone; else the host.", "broker.rack"),
+    Flag("--rack", "NAME", "Rack or zone of this node. Default: its host.", "broker.rack"),
     Flag("--http", "HOST:PORT", "Serve /metrics, /health and /ready here.", "penstock.http.listen"),
     Flag("--config", "FILE", "TOML file with settings (also PENSTOCK_CONFIG)."),
     Flag(
@@ -73,11 +91,15 @@ STOP_WITH_STDIN_FLAG = "--stop-with-stdin"
 
 SERVE_FLAGS = (
     *SETTING_FLAGS,
-    Flag(WORKERS_FLAG, "N", "Run N nodes, one per core: ids, ports and folders count up from this one's."),
     Flag(
-        STOP_WITH_STDIN_FLAG, None, "Stop when stdin ends: together with the process that started this one."
+        WORKERS_FLAG, "N", "Run N nodes, one per core; ids, ports and directories count up from those given."
     ),
-    Flag("--welcome", None, "Print what to try next once the broker is up."),
+    Flag(
+        STOP_WITH_STDIN_FLAG,
+        None,
+        "Stop when stdin ends, that is, when the process that started this one ends.",
+    ),
+    Flag("--welcome", None, "Print commands to try once the broker is up."),
 )
 
 
@@ -127,17 +149,13 @@ def start(flags: Mapping[str, Sequence[str]]) -> int:
         return report_error(CommandError(str(error), exit_code=EXIT_USAGE))
     raise_open_file_limit()
     if STOP_WITH_STDIN_FLAG in flags:
-        from penstock.cli.os_process import stop_with_stdin
-
         stop_with_stdin()
-    return _start_workers(flags, settings) if WORKERS_FLAG in flags else _start_node(flags, settings)
-
-
-def _start_workers(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -> int:
-    from penstock.cli.cluster import workers
+    if WORKERS_FLAG not in flags:
+        return _start_node(flags, settings)
+    from penstock.cli.cluster.workers import start_workers  # a single node starts faster without it
 
     try:
-        return workers.start_workers(flags, settings)
+        return start_workers(flags, settings)
     except CommandError as failure:
         return report_error(failure)
 
@@ -145,20 +163,44 @@ def _start_workers(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -
 def _start_node(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -> int:
     with imports_without_gc():
         from penstock.broker.node import StartFailed, serve
-        from penstock.cli.welcome import print_ready
 
     try:
-        return serve(settings, lambda node: print_ready(node, welcome="--welcome" in flags))
+        return serve(settings, lambda node: _print_ready(node, welcome="--welcome" in flags))
     except StartFailed as error:
         return report_error(CommandError(str(error), hint=error.hint))
     except OSError as error:
         return report_error(_data_dir_error(error, settings))
 
 
+def _print_ready(node: "Node", *, welcome: bool) -> None:
+    """Prints one line per listener, which scripts may wait for, then the welcome."""
+    for listener in node.listeners:
+        is_shared = node.settings.is_listener_shared
+        purpose = (
+            " for nodes" if listener.name == node.settings.inter_broker_listener and not is_shared else ""
+        )
+        print(f"listening{purpose} on {listener}", flush=True)
+    if node.http is not None and node.settings.http_address is not None:
+        address = format_address(node.settings.http_address[0] or "localhost", node.http.port)
+        print(f"metrics on http://{address}/metrics", flush=True)
+    if welcome:
+        first = node.listeners[0]
+        address = format_address("localhost" if first.is_wildcard else first.host, first.port)
+        program = penstock_command()
+        if first.port != 9092:
+            program = f"PENSTOCK_BOOTSTRAP={address} {program}"
+        data_dir = os.path.relpath(node.settings.data_dir)
+        text = _WELCOME_TEMPLATE.format(
+            version=__version__, data_dir=data_dir, command=program, address=address
+        )
+        print(text, flush=True)
+    notify_ready()
+
+
 def _data_dir_error(error: OSError, settings: NodeSettings) -> CommandError:
-    """Address errors are StartFailed, so this error is about the data folder: not writable, not a folder, no space."""
+    """Address errors are StartFailed, so this error is about the data directory."""
     path = error.filename or settings.data_dir
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return CommandError(f"{path} is not a folder", hint="--data-dir names another")
+        return CommandError(f"{path} is not a directory", hint="--data-dir names another one")
     why = os.strerror(error.errno) if error.errno else str(error)
-    return CommandError(f"{path}: {why}", hint="--data-dir names another folder")
+    return CommandError(f"cannot use {path}: {why}", hint="--data-dir names another directory")

@@ -2,27 +2,302 @@
 in a sample.
 """
 
+import base64
 import random
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
-from penstock.cli.cluster_client import REQUEST_TIMEOUT_S, LibrdkafkaCluster, PartitionName
+from penstock.cli.connection import (
+    ConnectionOptions,
+    existing_topics,
+    log_ends,
+    open_cluster,
+    partition_names,
+)
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, parse_pairs
+from penstock.cli.options import AsJson, Yes, expand_options, parse_pairs
 from penstock.cli.output import Cell, confirm, note, plural, print_facts, print_json, print_table
-
-if TYPE_CHECKING:
-    from penstock.client.hotkeys import HotKey, PartitionKeys
-    from penstock.client.wire.cluster import Cluster
-
+from penstock.cli.record_formats import bytes_to_json
+from penstock.client.errors import Refused
+from penstock.client.hotkeys import HotKey, PartitionKeys, display_key, salting_advice, sample_keys
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.metadata import NO_LEADER, TopicInfo
+from penstock.client.wire.topics import (
+    BROKER_DEFAULT,
+    ConfigResourceType,
+    ConfigSource,
+    NewTopic,
+    alter_topic_settings,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_configs,
+)
+from penstock.protocol.errors import ErrorCode
 
 SAMPLE_RECORDS = 100_000
 SAMPLE_RECORDS_MAX = 10_000_000
 
+app = typer.Typer(
+    help="Create, list, describe, alter and delete topics; find their heaviest keys.", no_args_is_help=True
+)
 
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+TopicNames = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
+TopicConfigs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME=VALUE",
+        help="A topic setting, such as retention.ms=60000. Repeatable.",
+    ),
+]
+
+
+@app.command()
+@expand_options
+def create(
+    topics: TopicNames,
+    connection: ConnectionOptions,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            metavar="N",
+            min=1,
+            help="Number of partitions. Default: the broker decides.",
+        ),
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--replicas",
+            "-r",
+            metavar="N",
+            min=1,
+            help="Replicas of each partition. Default: the broker decides.",
+        ),
+    ] = None,
+    config: TopicConfigs = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed if the topic already exists.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check whether the topics could be created.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create topics."""
+    settings = parse_pairs(config or (), "--config")
+    created: dict[str, bool] = {}
+    refused: list[Refused] = []
+    with open_cluster(connection) as cluster:
+        for name in topics:
+            topic = NewTopic(
+                name=name,
+                partitions=partitions or BROKER_DEFAULT,
+                replicas=replicas or BROKER_DEFAULT,
+                settings=settings,
+            )
+            try:
+                create_topics(cluster, [topic], validate_only=dry_run)
+                created[name] = True
+            except Refused as error:
+                created[name] = False
+                if not if_not_exists or error.code is not ErrorCode.topic_already_exists:
+                    refused.append(error)
+        if refused:
+            raise refused[0]
+    if as_json:
+        print_json([{"topic": name, "created": is_new and not dry_run} for name, is_new in created.items()])
+        return
+    for name, is_new in created.items():
+        note(f"{name} {'already exists' if not is_new else 'would be created' if dry_run else 'created'}")
+
+
+@app.command("list")
+@expand_options
+def list_topics(
+    connection: ConnectionOptions,
+    internal: Annotated[bool, typer.Option("--internal", help="Also list internal topics.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List topics with their partitions and records."""
+    with open_cluster(connection) as cluster:
+        found = cluster.topics()
+        topics = {name: found[name] for name in sorted(found) if internal or not name.startswith("__")}
+        first, end = log_ends(cluster, partition_names(topics))
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(part.replicas) for part in topic.partitions), default=0),
+            "records": sum(end[name, part.index] - first[name, part.index] for part in topic.partitions),
+        }
+        for name, topic in topics.items()
+    ]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(list(rows[0]), (list(row.values()) for row in rows))
+    else:
+        note("no topics yet; `penstock topic create NAME` creates one")
+
+
+@app.command()
+@expand_options
+def describe(
+    topics: TopicNames,
+    connection: ConnectionOptions,
+    all_settings: Annotated[
+        bool, typer.Option("--all-settings", "-a", help="Also show settings that have their default.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the partitions and settings of topics."""
+    with open_cluster(connection) as cluster:
+        documents = [
+            _topic_document(cluster, topic, all_settings)
+            for topic in existing_topics(cluster, topics).values()
+        ]
+    if as_json:
+        print_json(documents)
+        return
+    for index, document in enumerate(documents):
+        if index:
+            print()
+        _print_description(document)
+
+
+def _topic_document(cluster: Cluster, topic: TopicInfo, all_settings: bool) -> dict[str, Any]:
+    from penstock.cli.pipeline.status import (
+        blocking_transactions,
+    )  # loads much that other commands do not need
+
+    partitions = partition_names({topic.name: topic})
+    first, end = log_ends(cluster, partitions)
+    configs = cluster.call_any(
+        lambda connection: describe_configs(connection, ConfigResourceType.TOPIC, topic.name)
+    )
+    return {
+        "topic": topic.name,
+        "topic_id": _uuid_text(topic.id),
+        "internal": topic.is_internal,
+        "partitions": [
+            {
+                "partition": part.index,
+                "leader": None if part.leader_id == NO_LEADER else part.leader_id,
+                "replicas": list(part.replicas),
+                "in_sync": list(part.in_sync),
+                "first_offset": first[topic.name, part.index],
+                "next_offset": end[topic.name, part.index],
+                "records": end[topic.name, part.index] - first[topic.name, part.index],
+            }
+            for part in topic.partitions
+        ],
+        "settings": {
+            name: entry.value
+            for name, entry in sorted(configs.items())
+            if all_settings or entry.source == ConfigSource.DYNAMIC_TOPIC
+        },
+        "held_back_by": blocking_transactions(cluster, partitions),
+    }
+
+
+def _uuid_text(topic_id: UUID | None) -> str | None:
+    """As Kafka's tools print it: base64 for URLs, without padding."""
+    return None if topic_id is None else base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+def _print_description(document: dict[str, Any]) -> None:
+    from penstock.cli.pipeline.status import blocking_text  # loads much that other commands do not need
+
+    partitions, held_back_by = document["partitions"], document["held_back_by"]
+    print_facts(
+        [
+            ("topic", document["topic"]),
+            ("id", document["topic_id"]),
+            ("partitions", len(partitions)),
+            ("records", sum(part["records"] for part in partitions)),
+            *((name, value) for name, value in document["settings"].items()),
+            *([("held back by", blocking_text(held_back_by))] if held_back_by else []),
+        ]
+    )
+    rows = (
+        [",".join(map(str, cell)) if isinstance(cell, list) else cell for cell in part.values()]
+        for part in partitions
+    )
+    print()
+    print_table([column.replace("_", " ") for column in partitions[0]], rows)
+
+
+@app.command()
+@expand_options
+def alter(
+    topic: TopicName,
+    connection: ConnectionOptions,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions", "-p", metavar="N", min=1, help="Increase the number of partitions to N."
+        ),
+    ] = None,
+    config: TopicConfigs = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--delete-config", "-d", metavar="NAME", help="Reset a setting to its default. Repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Change the settings of a topic, or add partitions.
+
+    New partitions change which partition a key is sent to.
+    """
+    changes: dict[str, str | None] = {
+        **parse_pairs(config or (), "--config"),
+        **dict.fromkeys(delete_config or ()),
+    }
+    if not partitions and not changes:
+        raise CommandError(
+            "nothing to change", hint="give --partitions, --config or --delete-config", exit_code=EXIT_USAGE
+        )
+    with open_cluster(connection) as cluster:
+        existing_topics(cluster, [topic])
+        if changes:
+            alter_topic_settings(cluster, topic, changes)
+        if partitions:
+            create_partitions(cluster, topic, partitions)
+    note(f"{topic} altered")
+
+
+@app.command()
+@expand_options
+def delete(
+    topics: TopicNames, connection: ConnectionOptions, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Delete topics and all of their records."""
+    with open_cluster(connection) as cluster:
+        existing_topics(cluster, topics)
+        confirm(
+            f"Delete {plural(len(topics), 'topic')} ({', '.join(topics)})? All records are lost.", yes=yes
+        )
+        delete_topics(cluster, topics)
+    if as_json:
+        print_json([{"topic": name, "deleted": True} for name in topics])
+    else:
+        note(f"{', '.join(topics)} deleted")
+
+
+@app.command()
+@expand_options
 def hotkeys(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: TopicName,
+    connection: ConnectionOptions,
     sample: Annotated[
         int,
         typer.Option(
@@ -31,81 +306,66 @@ def hotkeys(
             metavar="N",
             min=1,
             max=SAMPLE_RECORDS_MAX,
-            help="About how many records to look at.",
+            help="About how many records to read.",
         ),
     ] = SAMPLE_RECORDS,
     top: Annotated[
         int,
-        typer.Option("--top", "-t", metavar="K", min=1, max=1000, help="How many keys of each partition."),
+        typer.Option(
+            "--top", "-t", metavar="K", min=1, max=1000, help="How many keys to show per partition."
+        ),
     ] = 5,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", metavar="P", min=0, help="Only this one; may be given again."),
+        typer.Option("--partition", "-p", metavar="P", min=0, help="Only this partition. Repeatable."),
     ] = None,
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", "-X", metavar="NAME=VALUE", help="A setting of the connection."),
-    ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     as_json: AsJson = False,
 ) -> None:
     """Show the heaviest keys of each partition, and their share of its records and bytes.
 
-    Samples records across each partition. In 19 of 20 cases a share is off by no more than the figure after ±.
+    Samples records across each partition. With 95 % confidence, a share is off by no more than the figure after ±.
     """
-    from penstock.cli.connection import open_cluster
-
-    with open_cluster(bootstrap, properties) as cluster:
-        found = _sample_topic(cluster, topic, sample, top, partition)
+    with open_cluster(connection) as cluster:
+        info = existing_topics(cluster, [topic])[topic]
+        for each in partition or ():
+            if info.partition(each) is None:
+                raise CommandError(
+                    f"topic {topic} has no partition {each}",
+                    hint=f"it has {plural(len(info.partitions), 'partition')}",
+                )
+        found = list(
+            sample_keys(cluster, info, sample=sample, top=top, chance=random.Random(), partitions=partition)
+        )
     if as_json:
         print_json({"topic": topic, "partitions": [_partition_keys_document(each) for each in found]})
     else:
         _print_hot_keys(topic, found)
 
 
-def _sample_topic(
-    cluster: "Cluster", topic: str, sample: int, top: int, partitions: list[int] | None
-) -> list["PartitionKeys"]:
-    from penstock.cli.cluster_client import unknown_topic_error
-    from penstock.client.hotkeys import sample_keys
-
-    info = cluster.topics([topic]).get(topic)
-    if info is None:
-        raise unknown_topic_error(topic, list(cluster.topics()))
-    for each in partitions or ():
-        if info.partition(each) is None:
-            raise CommandError(
-                f"{topic} has {plural(len(info.partitions), 'partition')}, and {each} is none of them"
-            )
-    return list(
-        sample_keys(cluster, info, sample=sample, top=top, chance=random.Random(), partitions=partitions)
-    )
-
-
-# Output for people
-
-
-def _print_hot_keys(topic: str, found: list["PartitionKeys"]) -> None:
-    from penstock.client.hotkeys import salting_advice
-
-    looked_at = sum(each.sampled for each in found)
-    if not looked_at:
+def _print_hot_keys(topic: str, found: list[PartitionKeys]) -> None:
+    sampled = sum(each.sampled for each in found)
+    if not sampled:
         note(f"{topic} is empty")
         return
     rows = [_hot_key_row(each, key) for each in found for key in each.keys]
     if not rows:
-        note(f"none of the {plural(looked_at, 'record')} looked at has a key")
+        note(f"none of the {plural(sampled, 'sampled record')} has a key")
         return
     print_table(["partition", "key", "records", "bytes", "share of records", "share of bytes"], rows)
-    note(_sample_text(found, looked_at))
-    told = salting_advice(sum(key.is_hot for each in found for key in each.keys))
-    if told is not None:
-        note(told)
+    if any(key.share_error or key.bytes_share_error for each in found for key in each.keys):
+        total = sum(each.next_offset - each.first_offset for each in found)
+        note(
+            f"read {sampled} of about {plural(total, 'record')}: shares are exact to within ± with 95 % confidence; "
+            "--sample reads more"
+        )
+    else:
+        note(f"read all {plural(sampled, 'record')}: shares are exact")
+    advice = salting_advice(sum(key.is_hot for each in found for key in each.keys))
+    if advice is not None:
+        note(advice)
 
 
-def _hot_key_row(found: "PartitionKeys", key: "HotKey") -> list[Cell]:
-    from penstock.client.hotkeys import display_key
-
+def _hot_key_row(found: PartitionKeys, key: HotKey) -> list[Cell]:
     return [
         found.partition,
         display_key(key.key),
@@ -120,20 +380,7 @@ def _share_text(share: float, error: float) -> str:
     return f"{share:.1%}" + (f" ± {error:.1%}" if error else "")
 
 
-def _sample_text(found: list["PartitionKeys"], looked_at: int) -> str:
-    if not any(key.share_error or key.bytes_share_error for each in found for key in each.keys):
-        return f"all {plural(looked_at, 'record')} looked at: shares are exact"
-    there = sum(each.next_offset - each.first_offset for each in found)
-    return (
-        f"{looked_at} of about {plural(there, 'record')} looked at: shares are right to within ± in 19 of 20 cases; "
-        "--sample looks at more"
-    )
-
-
-# JSON for scripts
-
-
-def _partition_keys_document(found: "PartitionKeys") -> dict[str, Any]:
+def _partition_keys_document(found: PartitionKeys) -> dict[str, Any]:
     return {
         "partition": found.partition,
         "first_offset": found.first_offset,
@@ -141,279 +388,17 @@ def _partition_keys_document(found: "PartitionKeys") -> dict[str, Any]:
         "sampled": found.sampled,
         "without_key": found.keyless,
         "whole": found.is_whole,
-        "keys": [_hot_key_document(key) for key in found.keys],
-    }
-
-
-def _hot_key_document(key: "HotKey") -> dict[str, Any]:
-    from penstock.cli.record_formats import bytes_to_json
-
-    return {
-        "key": bytes_to_json(key.key),
-        "records": key.records,
-        "bytes": key.bytes,
-        "share": key.share,
-        "share_error": key.share_error,
-        "bytes_share": key.bytes_share,
-        "bytes_share_error": key.bytes_share_error,
-        "hot": key.is_hot,
-    }
-
-
-app = typer.Typer(
-    help="Create, list, describe, alter and delete topics; find their heaviest keys.", no_args_is_help=True
-)
-
-TopicNames = Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)]
-TopicConfigs = Annotated[
-    list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic setting, as retention.ms=60000."),
-]
-
-
-@app.command()
-def create(
-    topics: TopicNames,
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions", "-p", metavar="N", min=1, help="How many; the broker's default if not given."
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None, typer.Option("--replicas", "-r", metavar="N", min=1, help="Copies of each partition.")
-    ] = None,
-    config: TopicConfigs = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="An existing topic is fine.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check whether it would work.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: AsJson = False,
-) -> None:
-    """Create topics."""
-    from confluent_kafka.admin import NewTopic
-
-    settings = parse_pairs(config or (), "--config")
-    cluster = LibrdkafkaCluster(bootstrap)
-    wanted = [
-        NewTopic(name, num_partitions=partitions or -1, replication_factor=replicas or -1, config=settings)
-        for name in topics
-    ]
-    futures = cluster.admin.create_topics(wanted, validate_only=dry_run, request_timeout=REQUEST_TIMEOUT_S)
-    outcomes = cluster.wait_each(futures)
-    done = {name: _is_created(outcomes[name], if_not_exists) for name in topics}
-    verb = {True: "would be created" if dry_run else "created", False: "existed already"}
-    if as_json:
-        print_json([{"topic": name, "created": is_new and not dry_run} for name, is_new in done.items()])
-    else:
-        for name, is_new in done.items():
-            note(f"{name} {verb[is_new]}")
-
-
-def _is_created(outcome: Any, if_not_exists: bool) -> bool:
-    from confluent_kafka import KafkaError
-
-    if not isinstance(outcome, CommandError):
-        return True
-    if if_not_exists and outcome.kafka_code == KafkaError.TOPIC_ALREADY_EXISTS:
-        return False
-    raise outcome
-
-
-@app.command("list")
-def list_topics(
-    internal: Annotated[bool, typer.Option("--internal", help="Show the broker's own topics too.")] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: AsJson = False,
-) -> None:
-    """List topics with their partitions and records."""
-    cluster = LibrdkafkaCluster(bootstrap)
-    known = cluster.metadata().topics
-    names = sorted(name for name in known if internal or not name.startswith("__"))
-    places = [PartitionName(name, index) for name in names for index in known[name].partitions]
-    first, end = cluster.ends(places)
-    rows = [
-        {
-            "topic": name,
-            "partitions": len(known[name].partitions),
-            "replicas": max((len(part.replicas) for part in known[name].partitions.values()), default=0),
-            "records": sum(end[place] - first[place] for place in places if place.topic == name),
-        }
-        for name in names
-    ]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(list(rows[0]), (list(row.values()) for row in rows))
-    else:
-        note("no topics yet; penstock topic create NAME makes one")
-
-
-@app.command()
-def describe(
-    topics: TopicNames,
-    all_settings: Annotated[
-        bool, typer.Option("--all-settings", "-a", help="Show settings that are at their default too.")
-    ] = False,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: AsJson = False,
-) -> None:
-    """Show the partitions and settings of topics."""
-    cluster = LibrdkafkaCluster(bootstrap)
-    cluster.topics(topics)
-    documents = [_topic_document(cluster, name, all_settings) for name in dict.fromkeys(topics)]
-    if as_json:
-        print_json(documents)
-        return
-    for index, document in enumerate(documents):
-        if index:
-            print()
-        _print_description(document)
-
-
-def _topic_document(cluster: LibrdkafkaCluster, name: str, all_settings: bool) -> dict[str, Any]:
-    from confluent_kafka import TopicCollection
-
-    found = cluster.wait(
-        cluster.admin.describe_topics(TopicCollection([name]), request_timeout=REQUEST_TIMEOUT_S)
-    )[name]
-    first, end = cluster.ends(PartitionName(name, part.id) for part in found.partitions)
-    return {
-        "topic": name,
-        "topic_id": str(found.topic_id),
-        "internal": found.is_internal,
-        "partitions": [
-            _partition_document(PartitionName(name, part.id), part, first, end) for part in found.partitions
+        "keys": [
+            {
+                "key": bytes_to_json(key.key),
+                "records": key.records,
+                "bytes": key.bytes,
+                "share": key.share,
+                "share_error": key.share_error,
+                "bytes_share": key.bytes_share,
+                "bytes_share_error": key.bytes_share_error,
+                "hot": key.is_hot,
+            }
+            for key in found.keys
         ],
-        "settings": _topic_settings(cluster, name, all_settings),
-        "held_back_by": _held_back_by(cluster, name, len(found.partitions)),
     }
-
-
-def _held_back_by(cluster: LibrdkafkaCluster, name: str, partitions: int) -> list[dict[str, Any]]:
-    """Open transactions that block read_committed consumers."""
-    from penstock.cli.connection import open_cluster
-    from penstock.cli.pipeline.status import (
-        blocking_transactions,  # loads much that other commands do not need
-    )
-
-    with open_cluster(cluster.bootstrap) as raw:
-        return blocking_transactions(raw, [(name, index) for index in range(partitions)])
-
-
-def _partition_document(
-    place: PartitionName, part: Any, first: dict[PartitionName, int], end: dict[PartitionName, int]
-) -> dict[str, Any]:
-    return {
-        "partition": place.partition,
-        "leader": part.leader.id if part.leader else None,
-        "replicas": [node.id for node in part.replicas],
-        "in_sync": [node.id for node in part.isr],
-        "first_offset": first[place],
-        "next_offset": end[place],
-        "records": end[place] - first[place],
-    }
-
-
-def _topic_settings(cluster: LibrdkafkaCluster, name: str, all_settings: bool) -> dict[str, str | None]:
-    from confluent_kafka.admin import ConfigResource, ConfigSource
-
-    resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-    answer = cluster.admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
-    entries = cluster.wait({name: answer[resource]})[name]
-    own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-    return {
-        entry.name: entry.value
-        for entry in sorted(entries.values(), key=lambda entry: str(entry.name))
-        if all_settings or _config_source(entry) == own
-    }
-
-
-def _config_source(entry: Any) -> int:
-    return int(getattr(entry.source, "value", entry.source))
-
-
-def _print_description(document: dict[str, Any]) -> None:
-    partitions = document["partitions"]
-    print_facts(
-        [
-            ("topic", document["topic"]),
-            ("id", document["topic_id"]),
-            ("partitions", len(partitions)),
-            ("records", sum(part["records"] for part in partitions)),
-            *((name, value) for name, value in document["settings"].items()),
-            *_held_back_facts(document["held_back_by"]),
-        ]
-    )
-    rows = (
-        [",".join(map(str, cell)) if isinstance(cell, list) else cell for cell in part.values()]
-        for part in partitions
-    )
-    print()
-    print_table([column.replace("_", " ") for column in partitions[0]], rows)
-
-
-def _held_back_facts(rows: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
-    from penstock.cli.pipeline.status import blocking_text
-
-    return [("held back by", blocking_text(rows))] if rows else []
-
-
-@app.command()
-def alter(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            "--partitions", "-p", metavar="N", min=1, help="Raise the number of partitions to this."
-        ),
-    ] = None,
-    config: TopicConfigs = None,
-    delete_config: Annotated[
-        list[str] | None,
-        typer.Option("--delete-config", "-d", metavar="NAME", help="Return a setting to its default."),
-    ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-) -> None:
-    """Change the settings of a topic, or add partitions.
-
-    Adding partitions changes which partition a key goes to.
-    """
-    settings = parse_pairs(config or (), "--config")
-    if not partitions and not settings and not delete_config:
-        raise CommandError(
-            "nothing to change", hint="give --partitions, --config or --delete-config", exit_code=EXIT_USAGE
-        )
-    cluster = LibrdkafkaCluster(bootstrap)
-    cluster.topics([topic])
-    if settings or delete_config:
-        cluster.alter_settings("TOPIC", topic, settings, delete_config or [])
-    if partitions:
-        _add_partitions(cluster, topic, partitions)
-    note(f"{topic} altered")
-
-
-def _add_partitions(cluster: LibrdkafkaCluster, topic: str, partitions: int) -> None:
-    from confluent_kafka.admin import NewPartitions
-
-    wanted = [NewPartitions(topic, partitions)]
-    cluster.wait(cluster.admin.create_partitions(wanted, request_timeout=REQUEST_TIMEOUT_S))
-
-
-@app.command()
-def delete(
-    topics: TopicNames, yes: Yes = False, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False
-) -> None:
-    """Delete topics and everything in them."""
-    cluster = LibrdkafkaCluster(bootstrap)
-    cluster.topics(topics)
-    confirm(f"Delete {plural(len(topics), 'topic')} for good ({', '.join(topics)})?", yes=yes)
-    cluster.wait(cluster.admin.delete_topics(topics, request_timeout=REQUEST_TIMEOUT_S))
-    if as_json:
-        print_json([{"topic": name, "deleted": True} for name in topics])
-    else:
-        note(f"{', '.join(topics)} deleted")
-
-
-app.command()(hotkeys)

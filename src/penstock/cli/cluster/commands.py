@@ -9,87 +9,96 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.cluster import rebalance, start, status
-from penstock.cli.cluster.description import (
-    ClusterDescription,
-    QuorumReplica,
-    RequestRefused,
-    describe_cluster,
-    reachable_address,
-    remove_raft_voter,
-    update_features,
-)
-from penstock.cli.cluster.description import unregister_broker as ask_to_unregister
+from penstock.cli.cluster.description import ClusterDescription, describe_cluster
 from penstock.cli.cluster.status import QUORUM_TIMEOUT_S, lost_voters
-from penstock.cli.cluster_client import (
-    REQUEST_TIMEOUT_S,
-    Address,
-    FeatureLevels,
-    LibrdkafkaCluster,
-    describe_features,
-)
+from penstock.cli.connection import ConnectionOptions, open_cluster
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes, parse_pairs
+from penstock.cli.options import AsJson, Yes, expand_options, parse_pairs
 from penstock.cli.output import confirm, human_bytes, note, plural, print_facts, print_json, print_table
+from penstock.client.admin import cluster as admin
+from penstock.client.admin.cluster import FeatureLevels, QuorumReplica
+from penstock.client.errors import ClientError, Refused
+from penstock.client.wire.cluster import Cluster
+
+app = typer.Typer(help="Start, watch and rebalance a cluster.", no_args_is_help=True)
+
+app.command()(start.start)
+app.command()(start.stop)
+app.command("restart")(start.restart_node)
+app.command()(expand_options(status.status))
+app.command()(expand_options(rebalance.rebalance))
 
 
-def info(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+@app.command()
+@expand_options
+def unregister(
+    broker_id: Annotated[int, typer.Argument(metavar="ID", help="The broker's id.")],
+    connection: ConnectionOptions,
+    yes: Yes = False,
+) -> None:
+    """Remove the registration of a broker that will not come back.
+
+    Move its replicas first: penstock cluster rebalance --remove-broker ID.
+    """
+    with open_cluster(connection) as cluster:
+        held = sum(
+            broker_id in part.replicas for topic in cluster.topics().values() for part in topic.partitions
+        )
+        if held:
+            note(f"broker {broker_id} still holds {plural(held, 'replica')}, which stay assigned to it")
+        confirm(f"Remove the registration of broker {broker_id}?", yes=yes)
+        try:
+            cluster.call_any(lambda broker: admin.unregister_broker(broker, broker_id))
+        except Refused as error:
+            raise CommandError(f"broker {broker_id} was not unregistered: {error}") from None
+    note(f"broker {broker_id} unregistered")
+
+
+@app.command()
+@expand_options
+def info(connection: ConnectionOptions, as_json: AsJson = False) -> None:
     """Show nodes, controller, features, topics and sizes."""
-    document = _info_document(LibrdkafkaCluster(bootstrap))
+    with open_cluster(connection) as cluster:
+        document = _info_document(cluster)
     if as_json:
         print_json(document)
     else:
         _print_info(document)
 
 
-def _info_document(cluster: LibrdkafkaCluster) -> dict[str, Any]:
-    topics = cluster.metadata().topics
-    found = cluster.wait({"cluster": cluster.admin.describe_cluster(request_timeout=REQUEST_TIMEOUT_S)})[
-        "cluster"
+def _info_document(cluster: Cluster) -> dict[str, Any]:
+    topics = cluster.topics()
+    found = cluster.call_any(admin.describe_cluster)
+    features = cluster.call_any(admin.describe_features)
+    nodes = [
+        {
+            "node": broker.id,
+            "host": broker.host,
+            "port": broker.port,
+            "rack": broker.rack,
+            "controller": broker.id == found.controller_id,
+            "bytes": _node_bytes(cluster, broker.id),
+        }
+        for broker in found.brokers
+        if not broker.fenced
     ]
-    controller = found.controller.id if found.controller else None
-    nodes = [_node_document(node, controller) for node in sorted(found.nodes, key=lambda node: int(node.id))]
     sizes = [node["bytes"] for node in nodes]
     return {
         "cluster_id": found.cluster_id,
-        "controller": controller,
+        "controller": None if found.controller_id < 0 else found.controller_id,
         "nodes": nodes,
-        "features": _feature_levels(nodes),
+        "features": {name: feature.level for name, feature in features.items() if feature.level},
         "topics": len(topics),
         "partitions": sum(len(topic.partitions) for topic in topics.values()),
         "bytes": None if None in sizes else sum(sizes),
     }
 
 
-def _node_document(node: Any, controller: int | None) -> dict[str, Any]:
-    return {
-        "node": node.id,
-        "host": node.host,
-        "port": node.port,
-        "rack": node.rack,
-        "controller": node.id == controller,
-        "bytes": _node_bytes(node.host, node.port),
-    }
-
-
-def _node_bytes(host: str, port: int) -> int | None:
-    from penstock.cli.cluster_client import broker_bytes
-
+def _node_bytes(cluster: Cluster, node_id: int) -> int | None:
     try:
-        return broker_bytes((host, port))
-    except OSError:
+        return sum(admin.replica_sizes(cluster.connection(node_id)).values())
+    except ClientError:
         return None
-
-
-def _feature_levels(nodes: list[dict[str, Any]]) -> dict[str, int]:
-    from penstock.cli.cluster_client import describe_features
-
-    for node in nodes:
-        try:
-            found = describe_features((node["host"], node["port"]))
-            return {name: feature.level for name, feature in found.items() if feature.level}
-        except OSError:
-            continue
-    return {}
 
 
 def _print_info(document: dict[str, Any]) -> None:
@@ -111,73 +120,33 @@ def _print_info(document: dict[str, Any]) -> None:
     print_table(["node", "host", "port", "rack", "controller", "size"], rows)
 
 
+@app.command("features")
+@expand_options
 def show_or_set_features(
+    connection: ConnectionOptions,
     levels: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME=LEVEL]...", help="The level to set, for example transaction.version=2."
         ),
     ] = None,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the levels of the cluster's features, or set some of them, all or nothing.
 
-    Clients see the new levels at their next connection. Lowering a level removes capabilities, and asks first.
+    Clients see the new levels at their next connection. Lowering a level removes capabilities and asks for
+    confirmation.
     """
-    wanted = _parse_levels(levels or [])
-    address = reachable_address(LibrdkafkaCluster(bootstrap))
-    known = _known_features(address)
-    if wanted:
-        _set_levels(address, known, wanted, yes=yes)
-        known = _known_features(address)
-    _print_features(known, as_json=as_json)
-
-
-def _parse_levels(words: list[str]) -> dict[str, int]:
-    wanted = parse_pairs(words, "a feature")
+    wanted = parse_pairs(levels or [], "a feature")
     for name, level in wanted.items():
         if not (level.isascii() and level.isdigit()):
             raise CommandError(f"{name}={level}: a level is a whole number", exit_code=EXIT_USAGE)
-    return {name: int(level) for name, level in wanted.items()}
-
-
-def _known_features(address: Address) -> dict[str, FeatureLevels]:
-    try:
-        return describe_features(address)
-    except OSError as error:
-        raise CommandError(f"the broker does not answer: {error}") from None
-
-
-def _set_levels(
-    address: Address, known: dict[str, FeatureLevels], wanted: dict[str, int], *, yes: bool
-) -> None:
-    for name, level in wanted.items():
-        _check_level(known, name, level)
-    lowered = [name for name, level in wanted.items() if level < known[name].level]
-    if lowered:
-        confirm(f"Lower {', '.join(lowered)}?", yes=yes)
-    try:
-        update_features(address, wanted, lowered)
-    except RequestRefused as error:
-        raise CommandError(f"nothing was changed: {error}") from None
-    except OSError as error:
-        raise CommandError(f"the controller does not answer: {error}") from None
-    note("set " + ", ".join(f"{name} {level}" for name, level in wanted.items()))
-
-
-def _check_level(known: dict[str, FeatureLevels], name: str, level: int) -> None:
-    feature = known.get(name)
-    if feature is None:
-        hint = f"there are {', '.join(sorted(known))}" if known else None
-        raise CommandError(f"no feature {name}", hint=hint, exit_code=EXIT_USAGE)
-    if not feature.level_min <= level <= feature.level_max:
-        spelled = f"{feature.level_min} to {feature.level_max}"
-        raise CommandError(f"{name} has levels {spelled}, not {level}", exit_code=EXIT_USAGE)
-
-
-def _print_features(known: dict[str, FeatureLevels], *, as_json: bool) -> None:
+    with open_cluster(connection) as cluster:
+        known = cluster.call_any(admin.describe_features)
+        if wanted:
+            _set_levels(cluster, known, {name: int(level) for name, level in wanted.items()}, yes=yes)
+            known = cluster.call_any(admin.describe_features)
     rows: list[dict[str, Any]] = [
         {"feature": name, "level": one.level, "lowest": one.level_min, "highest": one.level_max}
         for name, one in sorted(known.items())
@@ -188,46 +157,43 @@ def _print_features(known: dict[str, FeatureLevels], *, as_json: bool) -> None:
         print_table(["feature", "level", "lowest", "highest"], (list(row.values()) for row in rows))
 
 
-def unregister(
-    broker_id: Annotated[int, typer.Argument(metavar="ID", help="The broker's id.")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    yes: Yes = False,
+def _set_levels(
+    cluster: Cluster, known: dict[str, FeatureLevels], wanted: dict[str, int], *, yes: bool
 ) -> None:
-    """Remove the registration of a broker that will not come back.
-
-    Move its replicas first: penstock cluster rebalance --remove-broker ID.
-    """
-    cluster = LibrdkafkaCluster(bootstrap)
-    held = _count_replicas(cluster, broker_id)
-    if held:
-        note(f"broker {broker_id} still holds {plural(held, 'replica')}; they stay assigned to it")
-    confirm(f"Forget broker {broker_id}?", yes=yes)
+    for name, level in wanted.items():
+        _check_level(known, name, level)
+    lowered = [name for name, level in wanted.items() if level < known[name].level]
+    if lowered:
+        confirm(f"Lower {', '.join(lowered)}?", yes=yes)
     try:
-        ask_to_unregister(reachable_address(cluster), broker_id)
-    except RequestRefused as error:
-        raise CommandError(f"broker {broker_id} was not unregistered: {error}") from None
-    except OSError as error:
-        raise CommandError(f"the controller does not answer: {error}") from None
-    note(f"broker {broker_id} unregistered")
+        cluster.call_any(lambda broker: admin.update_features(broker, wanted, lowered))
+    except Refused as error:
+        raise CommandError(f"nothing was changed: {error}") from None
+    note("set " + ", ".join(f"{name} {level}" for name, level in wanted.items()))
 
 
-def _count_replicas(cluster: LibrdkafkaCluster, broker_id: int) -> int:
-    return sum(
-        broker_id in partition.replicas
-        for topic in cluster.metadata().topics.values()
-        for partition in topic.partitions.values()
-    )
+def _check_level(known: dict[str, FeatureLevels], name: str, level: int) -> None:
+    feature = known.get(name)
+    if feature is None:
+        hint = f"the features are {', '.join(sorted(known))}" if known else None
+        raise CommandError(f"there is no feature {name}", hint=hint, exit_code=EXIT_USAGE)
+    if not feature.level_min <= level <= feature.level_max:
+        levels = f"{feature.level_min} to {feature.level_max}"
+        raise CommandError(f"{name} has levels {levels}, not {level}", exit_code=EXIT_USAGE)
 
 
 voters_app = typer.Typer(
     help="List the voters of the quorum, and remove one that is gone.", no_args_is_help=True
 )
+app.add_typer(voters_app, name="voters")
 
 
 @voters_app.command("list")
-def list_voters(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: AsJson = False) -> None:
+@expand_options
+def list_voters(connection: ConnectionOptions, as_json: AsJson = False) -> None:
     """List the voters with their state (leader, voter or gone) and lag."""
-    view = _describe_with_quorum(LibrdkafkaCluster(bootstrap))
+    with open_cluster(connection) as cluster:
+        view = _describe_with_quorum(cluster)
     assert view.quorum is not None
     gone = lost_voters(view)
     rows = [_voter_row(view, voter, is_gone=voter.id in gone) for voter in view.quorum.voters]
@@ -249,56 +215,48 @@ def _voter_row(view: ClusterDescription, voter: QuorumReplica, *, is_gone: bool)
 
 
 @voters_app.command("remove")
+@expand_options
 def remove_voter(
     voter_id: Annotated[int, typer.Argument(metavar="ID", help="The node's id.")],
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    connection: ConnectionOptions,
     yes: Yes = False,
 ) -> None:
     """Remove a voter from the quorum when it will not come back.
 
     The majority is then counted over the remaining voters. A running node would join the voters again by itself.
     """
-    cluster = LibrdkafkaCluster(bootstrap)
-    view = _describe_with_quorum(cluster)
-    assert view.quorum is not None
-    voters = {voter.id: voter for voter in view.quorum.voters}
-    if voter_id not in voters:
-        named = ", ".join(map(str, voters))
-        raise CommandError(f"node {voter_id} is no voter", hint=f"the voters are {named}")
-    if voter_id not in lost_voters(view):
-        raise CommandError(
-            f"voter {voter_id} is alive, and would join again", hint="stop that node first, or let it be"
+    with open_cluster(connection) as cluster:
+        view = _describe_with_quorum(cluster)
+        assert view.quorum is not None
+        voters = {voter.id: voter for voter in view.quorum.voters}
+        if voter_id not in voters:
+            raise CommandError(
+                f"node {voter_id} is not a voter", hint=f"the voters are {', '.join(map(str, voters))}"
+            )
+        if voter_id not in lost_voters(view):
+            raise CommandError(
+                f"voter {voter_id} is alive, and would join the voters again", hint="stop that node first"
+            )
+        left = len(voters) - 1
+        confirm(
+            f"Remove voter {voter_id}? {plural(left, 'voter')} remain, and {left // 2 + 1} of them form a majority.",
+            yes=yes,
         )
-    left = len(voters) - 1
-    confirm(f"Remove voter {voter_id}? {left} are left, of which {left // 2 + 1} must be there", yes=yes)
-    try:
-        remove_raft_voter(reachable_address(cluster), view.cluster_id, voters[voter_id])
-    except RequestRefused as error:
-        raise CommandError(f"voter {voter_id} was not removed: {error}") from None
-    except OSError as error:
-        raise CommandError(f"the controller does not answer: {error}") from None
+        try:
+            cluster.call_any(
+                lambda broker: admin.remove_raft_voter(broker, view.cluster_id, voters[voter_id])
+            )
+        except Refused as error:
+            raise CommandError(f"voter {voter_id} was not removed: {error}") from None
     note(f"voter {voter_id} removed")
 
 
-def _describe_with_quorum(cluster: LibrdkafkaCluster) -> ClusterDescription:
+def _describe_with_quorum(cluster: Cluster) -> ClusterDescription:
     """Raises CommandError when no controller answers."""
     view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
     if view.quorum is None:
         raise CommandError(
-            "no controller answers: a majority of the voters is not there",
-            hint="a voter can be removed only by the majority; bring back as many nodes as that takes",
+            "no controller answers, because no majority of the voters is running",
+            hint="start enough nodes for a majority; only then can a voter be removed",
         )
     return view
-
-
-app = typer.Typer(help="Start, watch and rebalance a cluster.", no_args_is_help=True)
-
-app.command()(start.start)
-app.command()(start.stop)
-app.command("restart")(start.restart_node)
-app.command()(status.status)
-app.command()(rebalance.rebalance)
-app.command()(unregister)
-app.command()(info)
-app.command("features")(show_or_set_features)
-app.add_typer(voters_app, name="voters")

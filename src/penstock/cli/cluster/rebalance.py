@@ -15,19 +15,24 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from penstock.cli.cluster.description import (
-    ClusterDescription,
-    alter_default_broker_config,
+from penstock.cli.cluster.description import ClusterDescription, describe_cluster
+from penstock.cli.cluster.status import QUORUM_TIMEOUT_S
+from penstock.cli.connection import ConnectionOptions, PartitionName, existing_topics, open_cluster
+from penstock.cli.errors import EXIT_USAGE, CommandError
+from penstock.cli.options import AsJson, Yes
+from penstock.cli.output import confirm, human_bytes, note, plural, print_json, print_table
+from penstock.client.admin.cluster import (
     alter_reassignments,
-    describe_cluster,
     elect_preferred_leaders,
     list_reassignments,
-    reachable_address,
+    replica_sizes,
 )
-from penstock.cli.cluster_client import Address, LibrdkafkaCluster, PartitionName
-from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, Yes
-from penstock.cli.output import confirm, human_bytes, note, plural, print_json, print_table
+from penstock.client.errors import ClientError, Unavailable
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
+from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.topics import ConfigResourceType, alter_configs
 from penstock.cluster.reassignment_plan import (
     BrokerRack,
     ImpossiblePlan,
@@ -42,7 +47,7 @@ Reply = TypeVar("Reply")
 THROTTLE_SETTING = "penstock.reassignment.bytes.per.second"
 POLL_S = 0.5
 #: How long the verb waits for a controller before it fails; moves that have started continue without it.
-CONTROLLER_WAIT_S = 60.0
+CONTROLLER_WAIT_MS = 60_000
 
 
 class MoveProgress(Protocol):
@@ -50,13 +55,13 @@ class MoveProgress(Protocol):
 
 
 def execute_plan(
-    cluster: LibrdkafkaCluster, plan: ReassignmentPlan, under_way: Sequence[PartitionName], *, at_once: int
+    cluster: Cluster, plan: ReassignmentPlan, under_way: Sequence[PartitionName], *, at_once: int
 ) -> None:
     """Returns when all moves are complete. Raises CommandError when the cluster refused some."""
-    refused: dict[PartitionName, str] = {}
+    refused: dict[TopicPartition, str] = {}
     # Moves that copy no data finish at once, so they go first: leaders are spread before data is.
     waiting = deque(sorted(plan.moves, key=lambda move: move.moved_bytes > 0))
-    moving = set(under_way)
+    moving: set[TopicPartition] = set(under_way)
     total = len(waiting) + len(moving)
     try:
         with _show_progress() as progress:
@@ -64,13 +69,13 @@ def execute_plan(
                 started = _next_moves(waiting, at_once - len(moving))
                 refused |= _start_moves(cluster, started)
                 moving |= {_partition_name(move) for move in started} - refused.keys()
-                moving &= _ongoing_moves(cluster)
+                moving &= _retry_request(cluster, list_reassignments).keys()
                 progress.done(total - len(waiting) - len(moving), total)
                 if moving:
                     time.sleep(POLL_S)
     except KeyboardInterrupt:
         note(
-            "broken off: what is under way goes on; run it again to continue, or with --cancel to take it back"
+            "interrupted: moves that have started go on; run it again to continue, or with --cancel to cancel them"
         )
         raise
     # Where the preferred replica is not in sync yet, the controller elects it later.
@@ -78,18 +83,20 @@ def execute_plan(
     _report_refused(refused, total)
 
 
-def cancel_reassignments(cluster: LibrdkafkaCluster, view: ClusterDescription, *, yes: bool) -> None:
+def cancel_reassignments(cluster: Cluster, view: ClusterDescription, *, yes: bool) -> None:
     places = [partition.place for partition in view.partitions if partition.moving is not None]
     if not places:
         note("nothing is being reassigned")
         return
-    confirm(f"Take back the moves of {plural(len(places), 'partition')}?", yes=yes)
-    refused = _retry_request(cluster, lambda address: alter_reassignments(address, dict.fromkeys(places)))
+    confirm(f"Cancel the reassignment of {plural(len(places), 'partition')}?", yes=yes)
+    refused = _retry_request(
+        cluster, lambda connection: alter_reassignments(connection, dict.fromkeys(places))
+    )
     _report_refused(refused, len(places))
 
 
 @contextmanager
-def throttled(cluster: LibrdkafkaCluster, bytes_per_second: int | None) -> Iterator[None]:
+def throttled(cluster: Cluster, bytes_per_second: int | None) -> Iterator[None]:
     """Limits the copying of every broker inside the context; afterwards brokers use their own settings again."""
     if bytes_per_second is None:
         yield
@@ -113,46 +120,41 @@ def _next_moves(waiting: "deque[PartitionMove]", room: int) -> list[PartitionMov
     return started
 
 
-def _start_moves(cluster: LibrdkafkaCluster, moves: Collection[PartitionMove]) -> dict[PartitionName, str]:
+def _start_moves(cluster: Cluster, moves: Collection[PartitionMove]) -> dict[TopicPartition, str]:
     if not moves:
         return {}
-    targets = {_partition_name(move): move.after for move in moves}
-    return _retry_request(cluster, lambda address: alter_reassignments(address, targets))
+    targets: dict[TopicPartition, Sequence[int] | None] = {
+        _partition_name(move): move.after for move in moves
+    }
+    return _retry_request(cluster, lambda connection: alter_reassignments(connection, targets))
 
 
-def _ongoing_moves(cluster: LibrdkafkaCluster) -> set[PartitionName]:
-    return set(_retry_request(cluster, list_reassignments))
-
-
-def _retry_request(cluster: LibrdkafkaCluster, call: Callable[[Address], Reply]) -> Reply:
+def _retry_request(cluster: Cluster, call: Callable[[Connection], Reply]) -> Reply:
     """Retries with any reachable broker until a timeout: brokers may fail and the controller may change meanwhile."""
-    deadline = time.monotonic() + CONTROLLER_WAIT_S
-    while True:
-        try:
-            return call(reachable_address(cluster))
-        except (OSError, CommandError) as error:
-            if time.monotonic() > deadline:
-                raise CommandError(
-                    f"the controller does not answer: {error}", hint="run it again to continue"
-                ) from None
-        time.sleep(POLL_S)
+    try:
+        return cluster.call_any(call, deadline=Deadline(CONTROLLER_WAIT_MS))
+    except Unavailable as error:
+        raise CommandError(
+            f"the controller does not answer: {error}", hint="run it again to continue"
+        ) from None
 
 
 def _partition_name(move: PartitionMove) -> PartitionName:
     return PartitionName(move.topic, move.partition)
 
 
-def _report_refused(refused: dict[PartitionName, str], total: int) -> None:
-    for place, why in list(refused.items())[:10]:
-        note(f"{place}: {why}")
+def _report_refused(refused: dict[TopicPartition, str], total: int) -> None:
+    for partition, reason in list(refused.items())[:10]:
+        note(f"{PartitionName(*partition)}: {reason}")
     if refused:
-        raise CommandError(f"{len(refused)} of {plural(total, 'partition')} refused")
+        raise CommandError(f"the controller refused to move {len(refused)} of {plural(total, 'partition')}")
     note("done")
 
 
-def _set_throttle(cluster: LibrdkafkaCluster, bytes_per_second: int | None) -> None:
+def _set_throttle(cluster: Cluster, bytes_per_second: int | None) -> None:
     value = None if bytes_per_second is None else str(bytes_per_second)
-    _retry_request(cluster, lambda address: alter_default_broker_config(address, THROTTLE_SETTING, value))
+    changes = {THROTTLE_SETTING: value}
+    alter_configs(cluster, ConfigResourceType.BROKER, "", changes, deadline=Deadline(CONTROLLER_WAIT_MS))
 
 
 # -- progress ---------------------------------------------------------------------------------------------
@@ -192,23 +194,29 @@ class _ProgressLines:
 
 
 MOVES_SHOWN_MAX = 40
-QUORUM_TIMEOUT_S = 6.0
 
 BrokerIds = list[int] | None
 
 
 def rebalance(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    connection: ConnectionOptions,
     add: Annotated[
         BrokerIds,
-        typer.Option("--add-broker", metavar="ID", help="Put replicas on this one and those in use."),
+        typer.Option(
+            "--add-broker",
+            metavar="ID",
+            help="Use this broker and those that hold replicas already. Repeatable.",
+        ),
     ] = None,
     remove: Annotated[
-        BrokerIds, typer.Option("--remove-broker", metavar="ID", help="Leave nothing on this one.")
+        BrokerIds,
+        typer.Option(
+            "--remove-broker", metavar="ID", help="Move all replicas away from this broker. Repeatable."
+        ),
     ] = None,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="NAME", help="Only this topic; may be repeated."),
+        typer.Option("--topic", "-t", metavar="NAME", help="Only this topic. Repeatable."),
     ] = None,
     replication_factor: Annotated[
         int | None, typer.Option("--replication-factor", "-r", min=1, help="Replicas of each partition.")
@@ -222,7 +230,7 @@ def rebalance(
     at_once: Annotated[
         int, typer.Option("--at-once", min=1, help="Partitions that move at the same time.")
     ] = 20,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take back the moves that are under way.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the ongoing reassignments.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -231,45 +239,41 @@ def rebalance(
 
     You can interrupt it safely: moves that have started go on, and running it again continues.
     """
-    cluster = LibrdkafkaCluster(bootstrap)
-    view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
-    if cancel:
-        cancel_reassignments(cluster, view, yes=yes)
-        return
-    plan = _make_plan(cluster, view, add or [], remove or [], topics or [], replication_factor)
-    under_way = [partition.place for partition in view.partitions if partition.moving is not None]
-    if as_json:
-        print_json(_plan_document(plan, under_way))
-    else:
-        _print_plan(plan, under_way)
-    if dry_run or not (plan.moves or under_way):
-        return
-    _confirm_plan(plan, yes)
-    with throttled(cluster, throttle):
-        execute_plan(cluster, plan, under_way, at_once=at_once)
-
-
-def _confirm_plan(plan: ReassignmentPlan, yes: bool) -> None:
-    if plan.moves:
-        copying = human_bytes(plan.moved_bytes)
-        confirm(f"Reassign {plural(len(plan.moves), 'partition')}, copying about {copying}?", yes=yes)
+    with open_cluster(connection) as cluster:
+        view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
+        if cancel:
+            cancel_reassignments(cluster, view, yes=yes)
+            return
+        plan = _make_plan(cluster, view, add or [], remove or [], topics or [], replication_factor)
+        under_way = [partition.place for partition in view.partitions if partition.moving is not None]
+        if as_json:
+            print_json(_plan_document(plan, under_way))
+        else:
+            _print_plan(plan, under_way)
+        if dry_run or not (plan.moves or under_way):
+            return
+        if plan.moves:
+            copying = human_bytes(plan.moved_bytes)
+            confirm(f"Reassign {plural(len(plan.moves), 'partition')}, copying about {copying}?", yes=yes)
+        with throttled(cluster, throttle):
+            execute_plan(cluster, plan, under_way, at_once=at_once)
 
 
 # -- planning ---------------------------------------------------------------------------------------------
 
 
 def _make_plan(
-    cluster: LibrdkafkaCluster,
+    cluster: Cluster,
     view: ClusterDescription,
     add: list[int],
     remove: list[int],
     topics: list[str],
     replication_factor: int | None,
 ) -> ReassignmentPlan:
-    chosen = set(cluster.topics(topics) if topics else ())
+    chosen = existing_topics(cluster, topics)
     partitions = [partition for partition in view.partitions if not chosen or partition.place.topic in chosen]
     _check_broker_ids(view, add, remove)
-    sizes = partition_sizes(view)
+    sizes = partition_sizes(cluster, view)
     places = [
         PartitionReplicas(
             partition.place.topic,
@@ -285,7 +289,9 @@ def _make_plan(
             places, _usable_brokers(view, add), remove=remove, replication_factor=replication_factor
         )
     except ImpossiblePlan as error:
-        raise CommandError(str(error), hint="start more brokers, or ask for fewer replicas") from None
+        raise CommandError(
+            str(error), hint="start more brokers, or give a smaller --replication-factor"
+        ) from None
 
 
 def _usable_brokers(view: ClusterDescription, add: list[int]) -> list[BrokerRack]:
@@ -304,32 +310,33 @@ def _check_broker_ids(view: ClusterDescription, add: list[int], remove: list[int
     for broker in add:
         if broker not in active:
             raise CommandError(
-                f"broker {broker} is not an active one", hint="penstock cluster status shows them"
+                f"broker {broker} is not active", hint="`penstock cluster status` shows the active brokers"
             )
     held = {id for partition in view.partitions for id in partition.replicas}
     for broker in remove:
         if broker not in held | {known.id for known in view.brokers}:
-            raise CommandError(f"there is no broker {broker}", hint="penstock cluster status shows them")
+            raise CommandError(
+                f"broker {broker} does not exist", hint="`penstock cluster status` shows all brokers"
+            )
     if both := set(add) & set(remove):
-        raise CommandError(f"broker {both.pop()} cannot be added and removed", exit_code=EXIT_USAGE)
+        raise CommandError(
+            f"broker {both.pop()} is in both --add-broker and --remove-broker", exit_code=EXIT_USAGE
+        )
 
 
-def partition_sizes(view: ClusterDescription) -> dict[PartitionName, int]:
-    """Return the size of each partition's largest replica, without the partitions that no broker reports."""
-    from penstock.cli.cluster_client import replica_bytes
-
-    sizes: dict[PartitionName, int] = {}
+def partition_sizes(cluster: Cluster, view: ClusterDescription) -> dict[TopicPartition, int]:
+    """Returns the size of each partition's largest replica, without the partitions that no broker reports."""
+    sizes: dict[TopicPartition, int] = {}
     for broker in view.brokers:
         if broker.fenced:
             continue
         try:
-            found = replica_bytes((broker.host, broker.port))
-        except OSError:
-            note(f"broker {broker.id} does not tell how much it holds; the plan goes without")
+            found = replica_sizes(cluster.connection(broker.id))
+        except ClientError:
+            note(f"broker {broker.id} does not report its sizes; the plan does not count its replicas")
             continue
-        for (topic, index), size in found.items():
-            place = PartitionName(topic, index)
-            sizes[place] = max(size, sizes.get(place, 0))
+        for partition, size in found.items():
+            sizes[partition] = max(size, sizes.get(partition, 0))
     return sizes
 
 
@@ -348,7 +355,7 @@ def _plan_document(plan: ReassignmentPlan, under_way: list[PartitionName]) -> di
 
 def _print_plan(plan: ReassignmentPlan, under_way: list[PartitionName]) -> None:
     if under_way:
-        note(f"{plural(len(under_way), 'partition')} being reassigned already")
+        note(f"{plural(len(under_way), 'partition')} already being reassigned")
     if not plan.moves:
         note("nothing to move: replicas and leaders are spread evenly")
         return

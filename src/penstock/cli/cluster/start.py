@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,15 +32,21 @@ from penstock.cli.cluster.local_cluster import (
     serve_command,
 )
 from penstock.cli.cluster.supervisor import STOP_DEADLINE_S, NodeCommand, Supervisor, SupervisorCallbacks
+from penstock.cli.connection import ConnectionOptions
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import parse_pairs
 from penstock.cli.output import note, plural
 from penstock.cli.serve import STOP_WITH_STDIN_FLAG
+from penstock.client.admin.cluster import describe_quorum
+from penstock.client.errors import ClientError
+from penstock.client.retry import Deadline
+from penstock.client.wire.cluster import Cluster
 
 DEFAULT_NODES = 3
 DEFAULT_PORT = 9092
 NODES_MAX = 100
 VOTERS_WAIT_S = 15.0
+QUORUM_TIMEOUT_MS = 2_000
 
 Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Folder of the cluster.")]
 
@@ -202,8 +209,6 @@ def stop(
     if not place.is_running:
         note("it is not running")
         return
-    import signal
-
     # If the supervisor is gone, its nodes have noticed and are already stopping.
     _signal_process(cluster.supervisor, signal.SIGTERM, place.path)
     if not _wait_until_stopped(place, timeout_s):
@@ -280,18 +285,20 @@ def _check_cluster_ports(cluster: LocalCluster) -> None:
 
 def _wait_for_voters(cluster: LocalCluster) -> str | None:
     """Returns the cluster id once all controllers are voters, which takes a moment after the nodes are ready."""
-    from penstock.cli.cluster.description import describe_quorum, fetch_cluster_id
-
     controllers = {node.id for node in cluster.nodes if CONTROLLER in node.roles}
-    found, deadline = None, time.monotonic() + VOTERS_WAIT_S
-    while time.monotonic() < deadline:
-        for address in (parse_address(node.address) for node in cluster.nodes):
-            with suppress(OSError):
-                found = fetch_cluster_id(address)
-                if controllers <= {voter.id for voter in describe_quorum(address, timeout_s=2).voters}:
+    found, deadline = None, Deadline(VOTERS_WAIT_S * 1000)
+    with Cluster(ConnectionOptions(bootstrap=cluster.bootstrap).connection_settings()) as client:
+        while not deadline.is_over:
+            with suppress(ClientError):
+                found = client.cluster_id
+                quorum = client.call_any(
+                    lambda connection: describe_quorum(connection, timeout_ms=QUORUM_TIMEOUT_MS),
+                    deadline=Deadline(QUORUM_TIMEOUT_MS),
+                )
+                if controllers <= {voter.id for voter in quorum.voters}:
                     return found
-        time.sleep(0.1)
-    note("not all controllers vote yet; penstock cluster status tells")
+            time.sleep(0.1)
+    note("not all controllers are voters yet; `penstock cluster status` shows the quorum")
     return found
 
 
@@ -313,8 +320,6 @@ _READY_TEMPLATE = """
 
 def _print_ready(cluster: LocalCluster) -> None:
     """Print one line per node, which scripts may wait for, then commands to try."""
-    from penstock.cli.welcome import penstock_command
-
     for node in cluster.nodes:
         metrics = "" if node.http is None else f", metrics on http://{node.http}/metrics"
         print(f"node {node.id} listening on {node.address} ({' and '.join(node.roles)}){metrics}")
@@ -324,7 +329,7 @@ def _print_ready(cluster: LocalCluster) -> None:
     what = "1 node is" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes are"
     print(
         _READY_TEMPLATE.format(
-            what=what, folder=folder, bootstrap=cluster.bootstrap, command=penstock_command()
+            what=what, folder=folder, bootstrap=cluster.bootstrap, command=os_process.penstock_command()
         ),
         flush=True,
     )

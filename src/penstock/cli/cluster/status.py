@@ -8,21 +8,25 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 
-from penstock.cli.cluster.description import (
-    BrokerDescription,
-    ClusterDescription,
-    PartitionDescription,
-    QuorumReplica,
-    describe_cluster,
-)
-from penstock.cli.cluster_client import LibrdkafkaCluster
+from penstock.cli.cluster.description import ClusterDescription, PartitionDescription, describe_cluster
+from penstock.cli.connection import ConnectionOptions, open_cluster
 from penstock.cli.errors import EXIT_FAILURE, CommandError
-from penstock.cli.options import DEFAULT_BOOTSTRAP, AsJson, Bootstrap
-from penstock.cli.output import Cell, note, plural, print_facts, print_json, print_table
+from penstock.cli.options import AsJson, Watch
+from penstock.cli.output import (
+    WATCH_EVERY_S,
+    Cell,
+    clear_screen,
+    note,
+    plural,
+    print_facts,
+    print_json,
+    print_table,
+)
+from penstock.client.admin.cluster import BrokerDescription, QuorumReplica
 
 ERROR, WARNING = "error", "warning"
 #: A voter further behind than this is reported: until it catches up, it does not help to keep the quorum available.
@@ -188,7 +192,6 @@ def _noun_with_ids(noun: str, ids: list[int]) -> str:
     return f"{noun if len(ids) == 1 else noun + 's'} {', '.join(map(str, ids))}"
 
 
-WATCH_EVERY_S = 2.0
 QUORUM_TIMEOUT_S = 6.0
 ROWS_SHOWN_MAX = 20
 
@@ -201,40 +204,28 @@ PARTITION_CONDITIONS: dict[str, Callable[[PartitionDescription], bool]] = {
 }
 
 
-def status(
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again every 2 seconds.")] = False,
-) -> None:
+def status(connection: ConnectionOptions, as_json: AsJson = False, watch: Watch = False) -> None:
     """Show the quorum, the brokers, and the partitions that need attention.
 
     Exits with 1 when something is down: a partition without a leader, one that refuses acks=all, or no quorum.
     """
-    cluster = LibrdkafkaCluster(bootstrap)
-    if watch:
-        _watch(cluster, as_json)
-    if not _show(cluster, as_json):
-        raise typer.Exit(EXIT_FAILURE)
-
-
-def _watch(cluster: LibrdkafkaCluster, as_json: bool) -> None:
-    """Runs until Ctrl-C. Keeps trying when the cluster does not answer, because it may come back."""
-    while True:
-        if sys.stdout.isatty() and not as_json:
-            print("\x1b[H\x1b[2J", end="")
+    while watch:  # until Ctrl-C, also while the cluster does not answer, because it may come back
+        clear_screen(as_json)
         try:
-            _show(cluster, as_json)
+            _show(connection, as_json)
         except CommandError as failure:
             note(f"{time.strftime('%H:%M:%S')} {failure.message}")
         sys.stdout.flush()
         time.sleep(WATCH_EVERY_S)
+    if not _show(connection, as_json):
+        raise typer.Exit(EXIT_FAILURE)
 
 
-def _show(cluster: LibrdkafkaCluster, as_json: bool) -> bool:
+def _show(connection: ConnectionOptions, as_json: bool) -> bool:
     """Returns whether there are no errors."""
-    view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
-    found = check_health(view)
-    document = status_document(view, found)
+    with open_cluster(connection) as cluster:
+        view = describe_cluster(cluster, quorum_timeout_s=QUORUM_TIMEOUT_S)
+    document = status_document(view, check_health(view))
     if as_json:
         print_json(document)
     else:

@@ -2,11 +2,9 @@
 as tables, pages and JSON.
 """
 
-import difflib
 import json
 import sys
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,41 +32,14 @@ from penstock.client.deadletters.reader import (
     summarise,
 )
 from penstock.client.deadletters.topics import NoDeadLetters, dead_letter_topics, find_dead_letter_topic
-from penstock.client.deadletters.writer import ReplayLock
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 from penstock.protocol.dead_letter_headers import HEADER_PREFIXES
 
-
-def select_topic(cluster: Cluster, name: str) -> TopicInfo:
-    try:
-        return find_dead_letter_topic(cluster, name)
-    except NoDeadLetters as error:
-        raise no_dead_letters_error(error) from None
-
-
-def no_dead_letters_error(error: NoDeadLetters) -> CommandError:
-    close = difflib.get_close_matches(error.name, error.known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "penstock dlq list shows what there is"
-    return CommandError(str(error), hint=hint)
-
-
-def replay_lock(cluster: Cluster, topic: TopicInfo) -> ReplayLock:
-    """The lock that replays on Spark take, too. Importing it does not load Spark itself."""
-    from penstock.spark.replay.lock import SparkReplayLock
-
-    return SparkReplayLock(cluster, topic.name)
-
-
-def new_replay_id() -> str:
-    """The id under which `dlq list` shows what this command did."""
-    return f"dlq-{uuid.uuid4().hex[:12]}"
-
-
 TOP_MAX = 3
 MESSAGE_CHARS_MAX = 60
 HEX_LINE_BYTES = 16
-_COLUMNS = ["place", "given up", "from", "group", "handler", "error", "message", "tries", "state"]
+_COLUMNS = ["partition:offset", "given up", "from", "group", "handler", "error", "message", "tries", "state"]
 
 
 class DeadLetterStatus(NamedTuple):
@@ -182,7 +153,7 @@ def dead_letter_document(seen: DeadLetterStatus, *, whole: bool = False) -> dict
     """A dead letter as `list` shows it; `whole` adds value, headers and stack trace for `show`."""
     letter, mark, origin = seen.letter, seen.mark, seen.letter.origin
     record = _record_document(letter)
-    told = {
+    document = {
         "topic": letter.topic,
         "partition": letter.partition,
         "offset": letter.dead_letter_id.offset,
@@ -203,12 +174,12 @@ def dead_letter_document(seen: DeadLetterStatus, *, whole: bool = False) -> dict
         "key": record["key"],
     }
     if whole:
-        told |= {
+        document |= {
             "value": record["value"],
             "headers": record["headers"],
             "stack": letter.failure.stack or None,
         }
-    return told
+    return document
 
 
 def _origin_document(origin: Origin) -> dict[str, Any]:
@@ -256,7 +227,7 @@ def print_dead_letter(seen: DeadLetterStatus) -> None:
 
 def _dead_letter_facts(seen: DeadLetterStatus) -> Iterator[tuple[str, Cell]]:
     letter, failure, origin, mark = seen.letter, seen.letter.failure, seen.letter.origin, seen.mark
-    yield "letter", f"{letter.topic} {letter.dead_letter_id}"
+    yield "dead letter", f"{letter.topic} {letter.dead_letter_id}"
     yield "given up", _time_text(letter.timestamp_ms)
     yield "from", _origin_text(origin)
     yield "published", None if origin is None else _time_text(origin.timestamp_ms)
@@ -272,7 +243,7 @@ def _dead_letter_facts(seen: DeadLetterStatus) -> Iterator[tuple[str, Cell]]:
     yield "state", _state_text(seen.state, mark)
     yield "key", short_text(letter.record.key)
     if not letter.has_record:
-        yield "record", "was not brought along"
+        yield "record", "not included"
 
 
 def _state_text(state: str, mark: Resolution | None) -> str:
@@ -346,10 +317,6 @@ def _time_text(moment_ms: int | None) -> str | None:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def print_dead_letter_json(seen: DeadLetterStatus) -> None:
-    print_json(dead_letter_document(seen, whole=True))
-
-
 def print_topics(cluster: Cluster, wanted: DeadLetterFilter, *, only_waiting: bool, as_json: bool) -> None:
     found = [summarise(cluster, topic, wanted) for topic in dead_letter_topics(cluster).values()]
     if not wanted.is_empty:
@@ -361,7 +328,7 @@ def print_topics(cluster: Cluster, wanted: DeadLetterFilter, *, only_waiting: bo
     elif found:
         print_summaries(found)
     else:
-        note("no dead letters" + (" like that" if only_waiting or not wanted.is_empty else " yet"))
+        note("no dead letters match" if only_waiting or not wanted.is_empty else "no dead letters yet")
 
 
 def print_matching(
@@ -381,9 +348,9 @@ def print_matching(
     assert limit is not None
     count = print_dead_letters(found, limit=limit, with_topic=len({topic.name for topic, _ in chosen}) > 1)
     if not count:
-        note("no letters like that" if only_waiting or not wanted.is_empty else "no letters")
+        note("no dead letters match" if only_waiting or not wanted.is_empty else "no dead letters")
     elif count > limit:
-        note(f"{plural(count - limit, 'letter')} more: --limit {count} shows all")
+        note(f"{plural(count - limit, 'dead letter')} more; --limit {count} shows all")
 
 
 def _select_topics(
@@ -394,10 +361,10 @@ def _select_topics(
     for name in names:
         try:
             chosen.append((find_dead_letter_topic(cluster, name), wanted))
-        except NoDeadLetters as error:
+        except NoDeadLetters:
             of_group = _topics_of_group(cluster, name, wanted)
             if not of_group:
-                raise no_dead_letters_error(error) from None
+                raise
             chosen += of_group
     return chosen
 
@@ -429,8 +396,8 @@ def find_dead_letter(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLet
     letter = read_dead_letter(cluster, topic, dead_letter_id)
     if letter is None:
         raise CommandError(
-            f"{topic.name} has no letter at {dead_letter_id}",
-            hint=f"penstock dlq list {topic.name} shows all",
+            f"{topic.name} has no dead letter at {dead_letter_id}",
+            hint=f"`penstock dlq list {topic.name}` shows all",
         )
     done = read_resolutions(cluster, topic, offset_ranges(cluster, topic), is_settled=False)
     return DeadLetterStatus(letter, done.get(dead_letter_id))

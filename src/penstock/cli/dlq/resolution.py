@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.cli.dlq.display import new_replay_id, replay_lock
 from penstock.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
 from penstock.cli.options import parse_pairs
 from penstock.cli.output import confirm, note, plural, print_json, print_table
@@ -31,12 +31,24 @@ from penstock.client.deadletters.edit import UNCHANGED, DeadLetterEdit, apply_ed
 from penstock.client.deadletters.purge import PurgeOutcome, PurgePlan, plan_purge, purge, purge_all
 from penstock.client.deadletters.replay import Replay, ReplayOutcome, ReplayPlan, ReplayRequest, plan_replay
 from penstock.client.deadletters.topics import DeadLetterError, is_dead_letter_topic
-from penstock.client.deadletters.writer import ReplayDestination, ReplayTarget
+from penstock.client.deadletters.writer import ReplayDestination, ReplayLock, ReplayTarget
 from penstock.client.errors import ClientError
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 
 _COMPACT, _SPACED = (",", ":"), (", ", ": ")
+
+
+def _replay_lock(cluster: Cluster, topic: TopicInfo) -> ReplayLock:
+    """The lock that replays on Spark take, too. Importing it does not load Spark itself."""
+    from penstock.spark.replay.lock import SparkReplayLock  # loads much that `list` and `show` do not need
+
+    return SparkReplayLock(cluster, topic.name)
+
+
+def _new_replay_id() -> str:
+    """The id under which `dlq list` shows what this command did."""
+    return f"dlq-{uuid.uuid4().hex[:12]}"
 
 
 def edit_dead_letter(
@@ -59,15 +71,15 @@ def edit_dead_letter(
     if editor or change.is_none:
         if not editor and not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise CommandError(
-                "there is no terminal for an editor",
+                "an editor needs a terminal",
                 exit_code=EXIT_USAGE,
-                hint="give the corrected value with --value TEXT, --value @FILE or --value -, or say --editor",
+                hint="give the corrected value with --value TEXT, --value @FILE or --value -, or add --editor",
             )
         change = DeadLetterEdit(key=change.key, value=_edit_value(letter), headers=change.headers)
     now_ms = int(time.time() * 1000)
     apply_edit(letter, change, now_ms)  # reports an invalid change before we take the replay lock
     return edit(
-        cluster, topic, letter, change, replay_lock(cluster, topic), id=new_replay_id(), now_ms=now_ms
+        cluster, topic, letter, change, _replay_lock(cluster, topic), id=_new_replay_id(), now_ms=now_ms
     )
 
 
@@ -94,7 +106,7 @@ def _edit_value(letter: DeadLetter) -> bytes:
         text = (letter.record.value or b"").decode()
     except UnicodeDecodeError:
         raise CommandError(
-            f"the value of {letter.dead_letter_id} is no text", hint="give another with --value @FILE"
+            f"the value of {letter.dead_letter_id} is not text", hint="give the new value with --value @FILE"
         ) from None
     separators = json_separators(text)
     shown = text if separators is None else json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -107,7 +119,7 @@ def _edit_value(letter: DeadLetter) -> bytes:
         return json.dumps(json.loads(changed), ensure_ascii=False, separators=separators).encode()
     except ValueError as error:
         raise CommandError(
-            f"the value was JSON and is none any more: {error}", hint="--value publishes whatever it is given"
+            f"the value was JSON and no longer is: {error}", hint="--value accepts any value"
         ) from None
 
 
@@ -126,7 +138,7 @@ def json_separators(text: str) -> tuple[str, str] | None:
 def _run_editor(text: str, suffix: str) -> str:
     command = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        path = os.path.join(folder, f"letter{suffix}")
+        path = os.path.join(folder, f"value{suffix}")
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write(text)
         try:
@@ -166,17 +178,18 @@ def purge_dead_letters(
         done = (
             purge_all(cluster, topic)
             if everything
-            else purge(cluster, topic, chosen, replay_lock(cluster, topic), id=new_replay_id())
+            else purge(cluster, topic, chosen, _replay_lock(cluster, topic), id=_new_replay_id())
         )
     _print_purge_outcome(topic, found, done, everything=everything, as_json=as_json)
 
 
 def _check_purge_all(topic: TopicInfo, wanted: DeadLetterFilter) -> None:
     if not wanted.is_empty:
-        raise CommandError("--all does not go with filters", exit_code=EXIT_USAGE)
+        raise CommandError("--all cannot be combined with filters", exit_code=EXIT_USAGE)
     if not is_dead_letter_topic(topic.name):
         raise CommandError(
-            f"{topic.name} may hold more than dead letters, by its name: --all is for topics that end in .dlq",
+            f"{topic.name} may hold other records, too",
+            hint="--all is only for topics whose names end in .dlq",
             exit_code=EXIT_USAGE,
         )
 
@@ -184,9 +197,9 @@ def _check_purge_all(topic: TopicInfo, wanted: DeadLetterFilter) -> None:
 def _purge_question(topic: TopicInfo, found: PurgePlan) -> str:
     parts = []
     if found.chosen:
-        parts.append(f"give up {plural(found.chosen, 'letter')} that were not replayed")
+        parts.append(f"mark {plural(found.chosen, 'dead letter')} that were not replayed as purged")
     if found.deletable:
-        parts.append(f"delete {plural(found.deletable, 'letter')} for good")
+        parts.append(f"delete {plural(found.deletable, 'dead letter')}")
     return f"{topic.name}: {', and '.join(parts)}?"
 
 
@@ -203,7 +216,8 @@ def _print_purge_plan(topic: TopicInfo, found: PurgePlan, *, as_json: bool) -> N
         )
         return
     note(
-        f"{plural(found.chosen, 'letter')} would be given up, {found.deletable} deleted; {found.kept} would still wait"
+        f"{plural(found.chosen, 'dead letter')} would be marked as purged, {found.deletable} deleted; "
+        f"{found.kept} would still wait"
     )
 
 
@@ -222,10 +236,11 @@ def _print_purge_outcome(
             }
         )
         return
-    note(f"{topic.name}: {plural(given_up, 'letter')} given up, {done.deleted} deleted")
+    note(f"{topic.name}: {plural(given_up, 'dead letter')} marked as purged, {done.deleted} deleted")
     if found.kept:
         note(
-            f"waiting still: {plural(found.kept, 'letter')}; what is done with behind the first of them stays"
+            f"{plural(found.kept, 'dead letter')} still wait; resolved ones after the first of them stay until it "
+            "is resolved"
         )
 
 
@@ -256,29 +271,29 @@ def show_progress(total: int, noun: str) -> Iterator[Callable[[int], None]]:
 def _progress_lines(total: int, noun: str) -> Callable[[int], None]:
     last_s = time.monotonic()
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         nonlocal last_s
         if time.monotonic() - last_s >= LINE_EVERY_S:
             last_s = time.monotonic()
             note(f"{done} of {total} {noun}")
 
-    return tell
+    return report
 
 
 @contextmanager
 def watch_stop_signals() -> Iterator[Callable[[], bool]]:
     """Yields a function that returns whether Ctrl-C or SIGTERM requested a stop. A second signal interrupts at once."""
-    asked = False
+    is_requested = False
 
-    def ask(_number: int, _frame: object) -> None:
-        nonlocal asked
-        if asked:
+    def request_stop(_number: int, _frame: object) -> None:
+        nonlocal is_requested
+        if is_requested:
             raise KeyboardInterrupt
-        asked = True
+        is_requested = True
 
-    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, request_stop) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: is_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -304,7 +319,7 @@ def replay_dead_letters(
     """Returns the exit code."""
     request = ReplayRequest(
         topic=topic,
-        id=new_replay_id(),
+        id=_new_replay_id(),
         wanted=wanted,
         destination=destination,
         rate_per_s=rate_per_s,
@@ -335,20 +350,20 @@ def _checked_plan(cluster: Cluster, request: ReplayRequest) -> ReplayPlan:
 
 
 _TARGET_HINTS = {
-    ReplayTarget.ORIGINAL: "--to TOPIC sends all of them to one topic; --error, --group and others choose",
-    ReplayTarget.GROUP: "--to original publishes them for everybody; --group chooses those of other groups",
+    ReplayTarget.ORIGINAL: "--to TOPIC sends all of them to one topic; --error, --group and other filters select some",
+    ReplayTarget.GROUP: "--to original publishes them for all groups; --group selects those of some groups",
 }
 
 
 def _run_replay(cluster: Cluster, request: ReplayRequest, found: ReplayPlan) -> ReplayOutcome:
-    with watch_stop_signals() as should_stop, show_progress(found.total, "letters") as tell:
-        replay = Replay(cluster, request, found, progress=tell, should_stop=should_stop)
+    with watch_stop_signals() as should_stop, show_progress(found.total, "dead letters") as progress:
+        replay = Replay(cluster, request, found, progress=progress, should_stop=should_stop)
         try:
-            return replay.run(replay_lock(cluster, request.topic))
+            return replay.run(_replay_lock(cluster, request.topic))
         except ClientError as error:
-            done = f"{plural(replay.outcome.replayed, 'letter')} replayed"
+            done = f"{plural(replay.outcome.replayed, 'dead letter')} replayed"
             raise CommandError(
-                f"{error} ({done})", hint="run it again to go on: what was replayed is not replayed twice"
+                f"{error} ({done})", hint="run it again to continue; it replays each dead letter once"
             ) from None
 
 
@@ -372,8 +387,8 @@ def _print_replay_plan(request: ReplayRequest, found: ReplayPlan, *, as_json: bo
         return
     if found.routes:
         rows = ([route.topic, route.group, count] for route, count in sorted(found.routes.items()))
-        print_table(["to", "for group", "letters"], rows)
-    note(f"{plural(found.total, 'letter')} would be replayed")
+        print_table(["to", "for group", "dead letters"], rows)
+    note(f"{plural(found.total, 'dead letter')} would be replayed")
     _print_skipped(found)
 
 
@@ -392,17 +407,19 @@ def _print_replay_outcome(
             }
         )
     else:
-        note(f"{plural(outcome.replayed, 'letter')} of {request.topic.name} replayed")
+        note(f"{plural(outcome.replayed, 'dead letter')} of {request.topic.name} replayed")
         _print_skipped(found)
-        quicker = outcome.done_before - found.done.total()
-        if quicker > 0:
-            note(f"{plural(quicker, 'letter')} left out: somebody else was quicker")
+        resolved_meanwhile = outcome.done_before - found.done.total()
+        if resolved_meanwhile > 0:
+            note(
+                f"{plural(resolved_meanwhile, 'dead letter')} skipped: another command resolved them meanwhile"
+            )
     for refusal in outcome.refusals:
-        note(f"{refusal.entry.letter.dead_letter_id} was not taken, and still waits: {refusal.reason}")
+        note(f"{refusal.entry.letter.dead_letter_id} was refused, and still waits: {refusal.reason}")
     if outcome.refused > len(outcome.refusals):
-        note(f"{outcome.refused - len(outcome.refusals)} more were not taken")
+        note(f"{outcome.refused - len(outcome.refusals)} more were refused")
     if outcome.is_stopped:
-        note("stopped; run it again to go on")
+        note("stopped; run it again to continue")
 
 
 def _skipped_document(found: ReplayPlan) -> dict[str, Any]:
@@ -415,7 +432,7 @@ def _skipped_document(found: ReplayPlan) -> dict[str, Any]:
 
 def _print_skipped(found: ReplayPlan) -> None:
     if found.done:
-        told = ", ".join(f"{count} {state.value}" for state, count in sorted(found.done.items()))
-        note(f"{plural(found.done.total(), 'letter')} left out, done with before: {told}")
-    for why, count in found.left.items():
-        note(f"{plural(count, 'letter')} left out: they {why.value}")
+        states = ", ".join(f"{count} {state.value}" for state, count in sorted(found.done.items()))
+        note(f"{plural(found.done.total(), 'dead letter')} skipped, resolved before: {states}")
+    for reason, count in found.left.items():
+        note(f"{plural(count, 'dead letter')} skipped: they {reason.value}")

@@ -75,8 +75,11 @@ def reset_pipeline(
         document = {"pipeline": name, "generation": following.number, "applied": not dry_run}
         print_json(document | {"partitions": plan})
     else:
-        told = f"{name} begins generation {following.number} when it runs next"
-        note("nothing was changed (dry run)" if dry_run else told)
+        note(
+            "nothing was changed (dry run)"
+            if dry_run
+            else f"{name} begins generation {following.number} when it runs next"
+        )
 
 
 def _reset_job(
@@ -85,21 +88,22 @@ def _reset_job(
     """A job has no offsets to move. But a killed job may have left transactions open, which block readers."""
     name = status.name
     if not dry_run:
-        confirm(f"End what {name} has left open?", yes=yes)
+        confirm(f"End the open transactions of {name}?", yes=yes)
         end_open_transactions(store.cluster, sink_queries(status))
     if as_json:
         print_json({"job": name, "settled": not dry_run})
         return
-    told = (
-        f"nothing of {name} is open; run again it goes on where it left off, under another id it begins anew"
+    note(
+        "nothing was changed (dry run)"
+        if dry_run
+        else f"{name} has no open transactions; it continues when it runs again, and starts over under another id"
     )
-    note("nothing was changed (dry run)" if dry_run else told)
 
 
 def check_not_running(seen: PipelineView) -> None:
     if not seen.state.is_over:
         name = seen.status.name
-        raise CommandError(f"{name} is {seen.state.value}", hint=f"penstock pipeline stop {name}")
+        raise CommandError(f"{name} is {seen.state.value}", hint=f"`penstock pipeline stop {name}` stops it")
 
 
 def _current_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
@@ -200,8 +204,8 @@ def _starting_offsets(target: ResetTarget, planned: dict[TopicPartition, int]) -
         case OffsetSpec(OffsetSpecKind.TIMESTAMP):
             return str(target.value)
     raise CommandError(
-        "the pipeline has read nothing yet, so there is nothing to count from",
-        hint='--to-earliest, --to-latest, --to-timestamp, or --to {"topic": {"0": 23}}',
+        "the pipeline has read nothing yet, so this target has no offset to start from",
+        hint='give --to-earliest, --to-latest, --to-timestamp, or --to {"topic": {"0": 23}}',
         exit_code=EXIT_USAGE,
     )
 
@@ -244,7 +248,10 @@ def release_pipeline(store: DocumentStore, name: str, *, dry_run: bool, yes: boo
     if as_json:
         print_json({"pipeline": name, "released": bool(rows) and not dry_run, "transactions": rows})
     elif not rows:
-        note(f"nothing of {name} is open")
+        note(f"{name} has no open transactions")
     else:
-        told = f"nothing of {name} is open any more: readers of {topic_names(rows)} go on"
-        note("nothing was changed (dry run)" if dry_run else told)
+        note(
+            "nothing was changed (dry run)"
+            if dry_run
+            else f"{name} has no open transactions now: readers of {topic_names(rows)} continue"
+        )

@@ -15,15 +15,16 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol
 
-from penstock.cli.cluster_client import check_reachable
+from penstock.cli.connection import ConnectionOptions, check_reachable
 from penstock.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError, report_error
 from penstock.cli.options import parse_pairs
 from penstock.cli.output import print_table
 from penstock.client.errors import ClientError
 from penstock.spark.pipelines.checkpoints import checkpoint_path, log_path
 from penstock.spark.pipelines.declaration import Pipeline
-from penstock.spark.pipelines.runner import LaunchSettings
-from penstock.spark.pipelines.status import PipelineState, PipelineStatus
+from penstock.spark.pipelines.loader import BUILT_IN, LoadingError, load, settings_usage
+from penstock.spark.pipelines.runner import LaunchSettings, Runner
+from penstock.spark.pipelines.status import PipelineState, PipelineStatus, RunningAlready
 
 #: The interval between two lines about a pipeline whose state does not change.
 LINE_EVERY_S = 10.0
@@ -234,17 +235,30 @@ REQUIRED_PACKAGES = ("pyspark", "pyarrow", "numba")
 
 
 def run_target(
-    target: str, settings: Sequence[str], *, bootstrap: str, master: str, checkpoints: str, once: bool,
-    name: str | None, restarts: int | None, take_over: bool, properties: Sequence[str], conf: Sequence[str],
-) -> int:  # fmt: skip
-    _check_spark_installed()
-    check_reachable(bootstrap)
-    from penstock.spark.pipelines.runner import LaunchSettings
-
+    target: str,
+    settings: Sequence[str],
+    connection: ConnectionOptions,
+    *,
+    master: str,
+    checkpoints: str,
+    once: bool,
+    name: str | None,
+    restarts: int | None,
+    take_over: bool,
+    conf: Sequence[str],
+) -> int:
+    """Returns the exit code."""
+    missing = [each for each in REQUIRED_PACKAGES if find_spec(each) is None]
+    if missing:
+        raise CommandError(
+            f"pipelines need Spark, and {' and '.join(missing)} is not installed",
+            hint="pip install 'penstock[spark]'",
+        )
+    check_reachable(connection)
     launch = LaunchSettings(
-        bootstrap=bootstrap,
+        bootstrap=connection.bootstrap,
         checkpoints=checkpoints,
-        connection=parse_pairs(properties, "--property"),
+        connection=connection.given_settings(),
         master=master,
         conf=parse_pairs(conf, "--conf"),
         once=once,
@@ -255,18 +269,7 @@ def run_target(
     return _run_pipeline(runnable, launch)
 
 
-def _check_spark_installed() -> None:
-    missing = [each for each in REQUIRED_PACKAGES if find_spec(each) is None]
-    if missing:
-        raise CommandError(
-            f"pipelines need Spark, and {' and '.join(missing)} is not installed",
-            hint="pip install 'penstock[spark]'",
-        )
-
-
 def _load_target(target: str, settings: dict[str, str], name: str | None) -> Any:
-    from penstock.spark.pipelines.loader import load
-
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\.")
     try:
         runnable = load(target, settings)
@@ -280,9 +283,6 @@ def _load_target(target: str, settings: dict[str, str], name: str | None) -> Any
 
 
 def _run_pipeline(runnable: Any, launch: Any) -> int:
-    from penstock.spark.pipelines.runner import Runner
-    from penstock.spark.pipelines.status import PipelineState, RunningAlready
-
     screen = make_screen(runnable, launch)
     _log_warnings_to(screen.warn)
     try:
@@ -290,17 +290,18 @@ def _run_pipeline(runnable: Any, launch: Any) -> int:
             outcome = Runner(runnable, launch, listener=screen.show, note=screen.note, warn=screen.warn).run()
     except RunningAlready as error:
         raise CommandError(
-            str(error), hint=f"penstock pipeline stop {runnable.name} ends it; --take-over goes on anyway"
+            str(error), hint=f"`penstock pipeline stop {runnable.name}` stops it; --take-over runs it anyway"
         ) from None
     except ClientError as error:
         raise CommandError(str(error)) from None
     if outcome.trouble is not None:
-        told = outcome.trouble
-        return report_error(
-            CommandError(
-                told.message if outcome.state is PipelineState.STOPPED else f"{told.kind}: {told.message}"
-            )
+        trouble = outcome.trouble
+        message = (
+            trouble.message
+            if outcome.state is PipelineState.STOPPED
+            else f"{trouble.kind}: {trouble.message}"
         )
+        return report_error(CommandError(message))
     return 0 if outcome.state in (PipelineState.STOPPED, PipelineState.FINISHED) else EXIT_FAILURE
 
 
@@ -320,8 +321,6 @@ def _log_warnings_to(warn: Any) -> None:
 
 
 def print_built_in() -> None:
-    from penstock.spark.pipelines.loader import BUILT_IN, LoadingError, settings_usage
-
     rows = []
     for name, each in BUILT_IN.items():
         try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock.cli.connection import open_cluster
+from penstock.cli.connection import ConnectionOptions, did_you_mean, open_cluster
 from penstock.cli.errors import CommandError
 from penstock.cli.output import Cell, note, print_facts, print_table
 from penstock.client.errors import ClientError
@@ -86,9 +86,9 @@ def blocking_text(rows: Sequence[dict[str, Any]]) -> str | None:
 def remedy_text(row: dict[str, Any]) -> str:
     owner = row["owner"]
     if owner is None:
-        return f"penstock transaction abort {row['transactional_id']}"
+        return f"`penstock transaction abort {row['transactional_id']}` ends it"
     name = owner.removeprefix(_PIPELINE_PREFIX).removeprefix("query ")
-    return f"ends when it runs, or by penstock pipeline release {name}"
+    return f"it ends when the query runs again, or with `penstock pipeline release {name}`"
 
 
 def topic_names(rows: Iterable[dict[str, Any]]) -> str:
@@ -116,9 +116,9 @@ class PipelineView(NamedTuple):
 
 
 @contextmanager
-def open_status_store(bootstrap: str, properties: Sequence[str] | None) -> Iterator[DocumentStore]:
+def open_status_store(connection: ConnectionOptions) -> Iterator[DocumentStore]:
     """Raises every client error as a CommandError."""
-    with open_cluster(bootstrap, properties) as cluster:
+    with open_cluster(connection) as cluster:
         store = DocumentStore(cluster)
         yield store
         store.close()
@@ -134,7 +134,10 @@ def view_pipelines(store: DocumentStore) -> list[PipelineView]:
 def view_pipeline(store: DocumentStore, name: str) -> PipelineView:
     known = read_statuses(store)
     if name not in known:
-        raise _unknown_pipeline_error(name, list(known))
+        raise CommandError(
+            f"pipeline {name} does not exist",
+            hint=did_you_mean(name, known, "`penstock pipeline list` shows all pipelines"),
+        )
     transactions = open_transactions(store.cluster)
     return _make_view(store, known[name], int(time.time() * 1000), known, transactions)
 
@@ -163,14 +166,6 @@ def _make_view(
     )
 
 
-def _unknown_pipeline_error(name: str, known: list[str]) -> CommandError:
-    import difflib
-
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else "penstock pipeline list shows what there is"
-    return CommandError(f"there is no pipeline {name}", hint=hint)
-
-
 # Output for people
 
 
@@ -190,7 +185,7 @@ def print_list(found: Sequence[PipelineView]) -> None:
     for each in found:
         if each.state.is_over and each.open_transactions:
             name, topics = each.status.name, topic_names(each.open_transactions)
-            note(f"{name} has left transactions open in {topics}: penstock pipeline release {name} ends them")
+            note(f"{name} left transactions open in {topics}; `penstock pipeline release {name}` ends them")
 
 
 def _row_counts(rows: RowCounts) -> list[Cell]:
@@ -223,7 +218,7 @@ def print_status(seen: PipelineView) -> None:
             ("restarts", status.restarts),
             *_transaction_facts(seen),
             ("error", None if error is None else f"{error.kind}: {error.message}"),
-            ("told", f"{_age_text(seen.now_ms - status.updated_ms)} ago"),
+            ("reported", f"{_age_text(seen.now_ms - status.updated_ms)} ago"),
         ]
     )
 

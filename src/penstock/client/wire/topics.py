@@ -40,11 +40,25 @@ class ConfigResourceType(IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
 
 
 class _ConfigOperation(IntEnum):
     SET = 0
     DELETE = 1
+
+
+class ConfigSource(IntEnum):
+    """Where the value of a setting comes from, numbered as on the wire; other numbers exist."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_GROUP = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEntry:
+    value: str | None
+    source: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +71,22 @@ class NewTopic:
     assignment: tuple[tuple[int, ...], ...] = ()
 
 
-def create_topics(cluster: Cluster, topics: Iterable[NewTopic]) -> dict[str, TopicInfo]:
-    """Returns when all of their partitions have leaders. Raises Refused (TOPIC_ALREADY_EXISTS), Unavailable."""
+def create_topics(
+    cluster: Cluster, topics: Iterable[NewTopic], *, validate_only: bool = False
+) -> dict[str, TopicInfo]:
+    """Returns when all of their partitions have leaders. Raises Refused (TOPIC_ALREADY_EXISTS), Unavailable.
+
+    With `validate_only` the broker checks the request and creates nothing, and the result is empty.
+    """
     wanted = tuple(topics)
-    request = _create_request(cluster, wanted)
+    request = _create_request(cluster, wanted, validate_only)
 
     def ask(connection: Connection) -> None:
         for each in connection.call(request).topics:
             raise_for_error(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
 
     cluster.call_controller(ask)
-    return _wait_for_leaders(cluster, [topic.name for topic in wanted])
+    return {} if validate_only else _wait_for_leaders(cluster, [topic.name for topic in wanted])
 
 
 def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
@@ -83,12 +102,12 @@ def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
         return cluster.await_topic(topic.name)
 
 
-def _create_request(cluster: Cluster, topics: tuple[NewTopic, ...]) -> Any:
+def _create_request(cluster: Cluster, topics: tuple[NewTopic, ...], validate_only: bool) -> Any:
     module = "create_topics.v7.request"
     return schema_class(f"{module}:CreateTopicsRequest")(
         topics=tuple(_creatable_topic(module, topic) for topic in topics),
         timeout=_request_timeout(cluster),
-        validate_only=False,
+        validate_only=validate_only,
     )
 
 
@@ -169,9 +188,8 @@ def create_partitions(cluster: Cluster, topic: str, count: int) -> TopicInfo:
 
 def topic_settings(cluster: Cluster, topic: str) -> dict[str, str | None]:
     """All of them, defaults included. Raises Refused, Unavailable."""
-    return cluster.call_any(
-        lambda connection: _describe_settings(connection, ConfigResourceType.TOPIC, topic, None)
-    )
+    found = cluster.call_any(lambda connection: describe_configs(connection, ConfigResourceType.TOPIC, topic))
+    return {name: entry.value for name, entry in found.items()}
 
 
 def broker_settings(
@@ -179,41 +197,80 @@ def broker_settings(
 ) -> dict[str, str | None]:
     """Of one broker: these, or all. Raises Refused, Unavailable."""
     wanted = None if names is None else tuple(names)
-    return cluster.call_node(
+    found = cluster.call_node(
         node_id,
-        lambda connection: _describe_settings(connection, ConfigResourceType.BROKER, str(node_id), wanted),
+        lambda connection: describe_configs(connection, ConfigResourceType.BROKER, str(node_id), wanted),
     )
+    return {name: entry.value for name, entry in found.items()}
 
 
-def _describe_settings(
-    connection: Connection, kind: ConfigResourceType, name: str, names: tuple[str, ...] | None
-) -> dict[str, str | None]:
-    module = "describe_configs.v4.request"
-    resource = schema_class(f"{module}:DescribeConfigsResource")(
-        resource_type=int(kind), resource_name=name, configuration_keys=names
-    )
-    request = schema_class(f"{module}:DescribeConfigsRequest")(
-        resources=(resource,), include_synonyms=False, include_documentation=False
-    )
-    (response,) = connection.call(request).results
+def describe_configs(
+    connection: Connection, kind: ConfigResourceType, name: str, names: tuple[str, ...] | None = None
+) -> dict[str, ConfigEntry]:
+    """These settings of a resource, or all, by name. Raises Refused, Unavailable."""
+    (response,) = connection.call(_describe_configs_request(kind, (name,), names)).results
     raise_for_error(response.error_code, f"settings of {kind.name.lower()} {name}", response.error_message)
-    return {str(each.name): each.value for each in response.configs}
+    return {
+        str(each.name): ConfigEntry(value=each.value, source=int(getattr(each, "config_source", -1)))
+        for each in response.configs
+    }
+
+
+def describe_config(
+    connection: Connection, kind: ConfigResourceType, resources: Iterable[str], name: str
+) -> dict[str, str | None]:
+    """One setting of many resources, without those that the broker refuses to describe. Raises Unavailable."""
+    response = connection.call(_describe_configs_request(kind, tuple(resources), (name,)))
+    return {
+        str(found.resource_name): each.value
+        for found in response.results
+        if found.error_code is ErrorCode.none
+        for each in found.configs
+        if each.name == name
+    }
+
+
+def _describe_configs_request(
+    kind: ConfigResourceType, resources: tuple[str, ...], names: tuple[str, ...] | None
+) -> Any:
+    module = "describe_configs.v4.request"
+    resource = schema_class(f"{module}:DescribeConfigsResource")
+    return schema_class(f"{module}:DescribeConfigsRequest")(
+        resources=tuple(
+            resource(resource_type=int(kind), resource_name=each, configuration_keys=names)
+            for each in resources
+        ),
+        include_synonyms=False,
+        include_documentation=False,
+    )
 
 
 def alter_topic_settings(cluster: Cluster, topic: str, changes: Mapping[str, str | None]) -> None:
     """Set those with a value, and return those with None to their defaults. Raises Refused, Unavailable."""
+    alter_configs(cluster, ConfigResourceType.TOPIC, topic, changes)
+
+
+def alter_configs(
+    cluster: Cluster,
+    kind: ConfigResourceType,
+    name: str,
+    changes: Mapping[str, str | None],
+    *,
+    deadline: Deadline | None = None,
+) -> None:
+    """The same for any resource; the empty name stands for all brokers. Raises Refused, Unavailable."""
     module = "incremental_alter_configs.v1.request"
     setting = schema_class(f"{module}:AlterableConfig")
     configs = tuple(
         setting(
-            name=name,
+            name=each,
             config_operation=int(_ConfigOperation.DELETE if value is None else _ConfigOperation.SET),
             value=value,
         )
-        for name, value in changes.items()
+        for each, value in changes.items()
     )
     resource = schema_class(f"{module}:AlterConfigsResource")(
-        resource_type=int(ConfigResourceType.TOPIC), resource_name=topic, configs=configs
+        resource_type=int(kind), resource_name=name, configs=configs
     )
     request = schema_class(f"{module}:IncrementalAlterConfigsRequest")(
         resources=(resource,), validate_only=False
@@ -221,9 +278,11 @@ def alter_topic_settings(cluster: Cluster, topic: str, changes: Mapping[str, str
 
     def ask(connection: Connection) -> None:
         (response,) = connection.call(request).responses
-        raise_for_error(response.error_code, f"settings of topic {topic}", response.error_message)
+        raise_for_error(
+            response.error_code, f"settings of {kind.name.lower()} {name}".rstrip(), response.error_message
+        )
 
-    cluster.call_controller(ask)
+    cluster.call_controller(ask, deadline=deadline)
 
 
 def _request_timeout(cluster: Cluster) -> timedelta:
