@@ -125,7 +125,7 @@ def test_it_starts_again_when_its_file_changes(
     program = start("bills.py", "--reload", *elsewhere)
     program.says("bill has 1")
     path.write_text("def broken(:\n")
-    program.says("bills.py has changed: restarting")
+    program.says("bills.py has changed, restarting")
     program.says("cannot be imported: invalid syntax")
     program.says("waiting for a change")
     write("bills.py", "charge")
@@ -153,11 +153,11 @@ def test_it_ends_with_what_starts_it_again(
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("nowhere:app", "there is no module nowhere"),
-        ("nowhere.py:app", "there is no file nowhere.py"),
-        ("shop.nowhere:app", "there is no module shop.nowhere"),
+        ("nowhere:app", "module nowhere does not exist"),
+        ("nowhere.py:app", "file nowhere.py does not exist"),
+        ("shop.nowhere:app", "module shop.nowhere does not exist"),
         ("bills:none", "bills has no none"),
-        ("bills:Penstock", "bills:Penstock is no application but type"),
+        ("bills:Penstock", "bills:Penstock is not an application but type"),
         (":app", "names no module"),
         ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
         ("runs:app", 'it belongs under `if __name__ == "__main__":` ('),
@@ -192,7 +192,7 @@ def test_a_command_that_fails_shows_no_traceback(start: Callable[..., Program], 
     (tmp_path / "idle.py").write_text("from penstock.client import Penstock\napp = Penstock('127.0.0.1:1')\n")
     for target, words, code in (
         ("idle:app", "nothing is subscribed to", 1),
-        ("nowhere:app", "there is no module nowhere", 2),
+        ("nowhere:app", "module nowhere does not exist", 2),
     ):
         program = start(target)
         assert program.wait() == code

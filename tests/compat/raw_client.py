@@ -1,14 +1,18 @@
-"""What the tests of the raw client share: settings, batches, and reading a partition to its end."""
+"""What the tests of the raw client share: settings, single requests, batches, and reading a partition to its end."""
 
 import time
+from typing import Any
 
 from tests.waiting import eventually
 
+from penstock.client.admin import cluster as admin
+from penstock.client.admin.cluster import ClusterInfo, QuorumInfo
 from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.connection import Connection
 from penstock.client.wire.fetch import FetchResult, PartitionReader, checked_batches, visible_batches
 from penstock.client.wire.metadata import IsolationLevel
 from penstock.client.wire.offsets import LATEST, list_offsets
-from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.settings import Address, ConnectionSettings
 from penstock.protocol.compression import Codec
 from penstock.protocol.record_batch import Record, decode_records, encode_batch
 
@@ -17,6 +21,33 @@ BYTES_MAX = 64 << 20
 
 def settings(bootstrap: str, **more: str) -> ConnectionSettings:
     return ConnectionSettings.parse({"bootstrap.servers": bootstrap, **more})
+
+
+def connect(address: Address, timeout_s: float = 5) -> Connection:
+    """A connection to one broker. Raises ClientError."""
+    timeout_ms = int(timeout_s * 1000)
+    return Connection(
+        address,
+        ConnectionSettings(
+            bootstrap=(address,), connect_timeout_ms=timeout_ms, request_timeout_ms=timeout_ms
+        ),
+    )
+
+
+def send_request(address: Address, request: Any, *, timeout_s: float = 5) -> Any:
+    """Sends one request to one broker, in the newest version that both know."""
+    with connect(address, timeout_s) as connection:
+        return connection.call(request)
+
+
+def describe_cluster(address: Address) -> ClusterInfo:
+    with connect(address) as connection:
+        return admin.describe_cluster(connection)
+
+
+def describe_quorum(address: Address, *, timeout_s: float) -> QuorumInfo:
+    with connect(address, timeout_s) as connection:
+        return admin.describe_quorum(connection, timeout_ms=timeout_s * 1000)
 
 
 def batch(*values: bytes, codec: Codec = Codec.NONE, timestamp: int | None = None) -> bytearray:

@@ -164,7 +164,7 @@ def test_a_line_that_does_not_fit_is_named_and_what_came_before_is_kept(penstock
 
 def test_records_that_are_refused_say_why(penstock: Any, new_topic: Callable[..., str]) -> None:
     compacted, small = new_topic(**{"cleanup.policy": "compact"}), new_topic(**{"max.message.bytes": "500"})
-    assert "a compacted topic wants a key" in penstock("produce", compacted, "v", code=1)[1]
+    assert "a compacted topic needs a key" in penstock("produce", compacted, "v", code=1)[1]
     assert "size too large" in penstock("produce", small, given="x" * 2_000_000, code=1)[1]
     assert f"topic {small} has no such partition" in penstock("produce", small, "v", "-p", "9", code=1)[1]
 
@@ -364,7 +364,7 @@ def test_serve_refuses_in_one_line_what_cannot_work(fresh_broker: BrokerProcess,
     assert "in use by another process" in locked
     (tmp_path / "file").touch()
     _, no_folder = run("serve", "--listen", "localhost:0", "--data-dir", str(tmp_path / "file"), code=1)
-    assert "is not a folder" in no_folder
+    assert "is not a directory" in no_folder
 
 
 def test_serve_greets_newcomers_with_commands_that_work(tmp_path: Path) -> None:

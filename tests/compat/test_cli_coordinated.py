@@ -51,7 +51,7 @@ def test_a_share_group_is_set_up_shown_moved_and_deleted(
             {"topic": topic, "partition": 0, "start": 10, "end": 10, "lag": 0, "members": 1}
         ]
         assert "not empty" in penstock("group", "reset", group, "--to-earliest", "--yes", code=1)[1]
-        assert "non empty" in penstock("group", "delete", group, "--yes", code=1)[1]
+        assert "has members" in penstock("group", "delete", group, "--yes", code=1)[1]
     finally:
         client.close()
     assert (group, "share") in {(row["group"], row["type"]) for row in answer("group", "list")}
@@ -88,7 +88,7 @@ def test_an_open_transaction_is_seen_and_aborted(
     penstock: Any, answer: Any, bootstrap: str, topic: str, unique: Callable[[str], str]
 ) -> None:
     name = unique("id")
-    assert "nobody has used" in penstock("transaction", "describe", name, code=1)[1]
+    assert "does not exist" in penstock("transaction", "describe", name, code=1)[1]
     producer = begun(bootstrap, name, topic)
     found = answer("transaction", "describe", name)
     assert (found["state"], found["partitions"]) == ("Ongoing", [{"topic": topic, "partition": 0}])

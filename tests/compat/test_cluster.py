@@ -12,11 +12,15 @@ import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.offset_fetch.v9 import request as offset_fetch
+<<<<<<< HEAD
 from tests.brokers import ClusterProcesses, NodeProcess
+=======
+from tests.clusters import ClusterProcesses, NodeProcess
+from tests.compat.raw_client import describe_quorum, send_request
+>>>>>>> ec801a5 (command line, demo: messages and help in plain words; demo names follow what things are)
 from tests.waiting import eventually
 
-from penstock.cli.cluster.description import describe_quorum
-from penstock.cli.cluster_client import send_request
+from penstock.client.errors import ClientError
 
 GROUP = "readers"
 
@@ -143,7 +147,7 @@ def test_founders_serve_once_all_of_them_vote(tmp_path: Path) -> None:
     def voters() -> int:
         try:
             return len(describe_quorum(first.direct_peer_address, timeout_s=5).voters)
-        except OSError:
+        except ClientError:
             return 0
 
     try:

@@ -18,7 +18,7 @@ from tests.waiting import eventually
 
 from penstock.cli.cluster.description import describe_cluster
 from penstock.cli.cluster.status import check_health, status_document
-from penstock.cli.cluster_client import LibrdkafkaCluster
+from penstock.cli.connection import ConnectionOptions, open_cluster
 
 #: Nodes start in a second where nobody else is at work, and take much longer where tests run side by side.
 TIMEOUT_S = 300
@@ -108,7 +108,8 @@ def run(*words: str, code: int | None = 0, given: str = "") -> tuple[str, str]:
 
 def status(bootstrap: str) -> dict[str, Any]:
     """What `cluster status --json` prints, without the start of an interpreter for each look."""
-    view = describe_cluster(LibrdkafkaCluster(bootstrap), quorum_timeout_s=10)
+    with open_cluster(ConnectionOptions(bootstrap=bootstrap)) as connected:
+        view = describe_cluster(connected, quorum_timeout_s=10)
     return status_document(view, check_health(view))
 
 
@@ -151,7 +152,7 @@ def test_one_node_grows_into_three_with_its_data(tmp_path: Path) -> None:
         run("produce", "orders", "-b", alone.bootstrap, given="one\ntwo\n")
         run("consume", "orders", "-e", "--group", "billing", "-b", alone.bootstrap)
         warnings = [found["message"] for found in status(alone.bootstrap)["findings"]]
-        assert [text for text in warnings if "__consumer_offsets has 1 of 3 copies" in text], warnings
+        assert [text for text in warnings if "__consumer_offsets has 1 of 3 replicas" in text], warnings
         run("cluster", "stop", "--dir", str(tmp_path))
 
     with cluster(tmp_path, "--nodes", "3") as grown:
@@ -272,7 +273,7 @@ def test_a_voter_that_is_gone_is_removed_and_acks_all_refused_is_an_error(tmp_pa
         left = json.loads(run("cluster", "voters", "list", "--json", *at)[0])
         assert {row["node"] for row in left} == {1, 2, 3} - {victim}
         assert leader in {row["node"] for row in left}
-        assert "is no voter" in run("cluster", "voters", "remove", str(victim), "--yes", *at, code=1)[1]
+        assert "is not a voter" in run("cluster", "voters", "remove", str(victim), "--yes", *at, code=1)[1]
 
 
 def test_nodes_end_with_their_supervisor(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, ClusterProcesses
 from tests.compat import ailing
+from tests.compat.raw_client import describe_cluster, describe_quorum, send_request
 from tests.waiting import eventually
 
-from penstock.cli.cluster.description import QuorumInfo, describe_brokers, describe_quorum
-from penstock.cli.cluster_client import send_request
+from penstock.client.admin.cluster import QuorumInfo
 from penstock.protocol.schemas import schema_class
 
 HOUR_S = 3600
@@ -231,6 +231,6 @@ def _poll(consumer: Consumer, count: int) -> list[object]:
 def _leader_epochs(cluster: ClusterProcesses) -> tuple[int, frozenset[int]]:
     """The epoch of the quorum, and who is fenced."""
     fenced = frozenset(
-        broker.id for broker in describe_brokers(cluster.nodes[1].direct_address) if broker.fenced
+        broker.id for broker in describe_cluster(cluster.nodes[1].direct_address).brokers if broker.fenced
     )
     return seen_quorum(cluster).epoch, fenced

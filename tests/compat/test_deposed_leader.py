@@ -25,10 +25,9 @@ from tests.chaos.view import Observer, PartitionView
 from tests.chaos.workload import CLIENT
 from tests.compat import confluent
 from tests.compat.message import values
+from tests.compat.raw_client import send_request
 from tests.ports import free_address
 from tests.waiting import eventually
-
-from penstock.cli.cluster_client import send_request
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="cuts off a node of its cluster")
 

@@ -31,12 +31,13 @@ from kio.schema.write_share_group_state.v1 import request as share_state
 from kio.schema.write_txn_markers.v2 import request as markers
 from tests.brokers import BrokerProcess, ClusterProcesses, external_bootstrap
 from tests.compat.raw import connected, framed, response
+from tests.compat.raw_client import describe_cluster, describe_quorum
 from tests.fuzz.messages import Requests
 from tests.waiting import eventually
 
 from penstock.broker.config.listeners import parse_address
 from penstock.broker.network.apis import APIS
-from penstock.cli.cluster.description import QuorumInfo, describe_brokers, describe_quorum, fetch_cluster_id
+from penstock.client.admin.cluster import QuorumInfo
 
 EPOCH_MAX = 2**31 - 1
 METADATA = "__cluster_metadata"
@@ -194,7 +195,7 @@ def error_codes(answer: Any) -> Iterator[int]:
 
 
 def refuse_all_attacks(address: tuple[str, int]) -> None:
-    cluster, topic = fetch_cluster_id(address), topic_id(address)
+    cluster, topic = describe_cluster(address).cluster_id, topic_id(address)
     before = describe_quorum(address, timeout_s=10)
     leader, epoch = before.leader, before.epoch
     attacks = [
@@ -237,7 +238,9 @@ def assert_unchanged(address: tuple[str, int], before: QuorumInfo) -> None:
     """A busy machine may have cost an election, but nobody has been added, and no epoch skipped."""
     after = describe_quorum(address, timeout_s=30)
     assert {voter.id for voter in after.voters} == {voter.id for voter in before.voters}
-    assert {broker.id for broker in describe_brokers(address)} == {voter.id for voter in before.voters}
+    assert {broker.id for broker in describe_cluster(address).brokers} == {
+        voter.id for voter in before.voters
+    }
     assert before.epoch <= after.epoch < before.epoch + 100
 
 
@@ -345,7 +348,7 @@ def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: Cluster
     """Without authentication whoever reaches it may pose as a node; a request alone must not end the cluster."""
     first = next(iter(cluster.nodes.values()))
     peer, client = parse_address(first.peer_address), first.direct_address
-    named, before = fetch_cluster_id(client), describe_quorum(client, timeout_s=10)
+    named, before = describe_cluster(client).cluster_id, describe_quorum(client, timeout_s=10)
     soon = before.epoch + 50  # an election may come between on a busy machine
 
     def refusal(request: Any) -> int:

@@ -410,15 +410,15 @@ def test_reset_takes_the_words_of_group_reset(
                 way,
             )
     for command in (("group", "reset", plain), ("pipeline", "reset", told.name)):
-        assert "in one way" in penstock(*command, "--to", "latest", "--to-earliest", "--yes", code=2)[1]
-        assert "no point in time" in penstock(*command, "--to", "soon", "--yes", code=2)[1]
+        assert "only one target" in penstock(*command, "--to", "latest", "--to-earliest", "--yes", code=2)[1]
+        assert "not a time" in penstock(*command, "--to", "soon", "--yes", code=2)[1]
         penstock(*command, "--topic", "nowhere", "--to-earliest", "--yes", code=1)
 
 
 @pytest.mark.parametrize(
     ("where", "complaint"),
     [
-        ("soon", "'soon' is no point in time"),
+        ("soon", "'soon' is not a time"),
         ('{"orders": 5}', "must look like"),
         ('{"nowhere": {"0": 5}}', "does not read nowhere[0]"),
     ],

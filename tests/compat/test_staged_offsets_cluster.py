@@ -9,9 +9,9 @@ from kio.schema.find_coordinator.v4 import request as find
 from kio.schema.offset_fetch.v9 import request as offset_fetch
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
+from tests.compat.raw_client import send_request
 from tests.waiting import eventually
 
-from penstock.cli.cluster_client import send_request
 from penstock.protocol.errors import ErrorCode
 
 SETTINGS = {"offsets.topic.num.partitions": "1", "transaction.state.log.num.partitions": "1"}

@@ -115,7 +115,7 @@ def test_a_streams_group_creates_its_topics_shares_its_tasks_and_is_shown(
     assert all(part["member"] in ("one", "two") for part in described["partitions"])
     listed = {row["group"]: row for row in answer("group", "list")}[group]
     assert (listed["type"], listed["members"]) == ("streams", 2)
-    assert "non empty" in penstock("group", "delete", group, "--yes", code=1)[1]
+    assert "has members" in penstock("group", "delete", group, "--yes", code=1)[1]
 
     two.beat(epoch=-1)
     eventually(lambda: one.beat() and sum(len(part.partitions) for part in one.active) == 4)

@@ -17,10 +17,10 @@ from kio.schema.produce.v12 import request as produce
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.compat.message import values
+from tests.compat.raw_client import send_request
 from tests.compat.test_transactions_confluent import end, send
 from tests.waiting import eventually
 
-from penstock.cli.cluster_client import send_request
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 

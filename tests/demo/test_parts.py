@@ -43,9 +43,9 @@ def test_a_part_that_fails_says_why_and_tries_again(monkeypatch: pytest.MonkeyPa
 
 def test_who_reads_the_journal_hears_each_event_once() -> None:
     journal = EventLog()
-    journal.say("one")
+    journal.add("one")
     seen, events = journal.since(0)
     assert [event.text for event in events] == ["one"]
     assert journal.since(seen) == (1, ())
-    journal.say("two")
+    journal.add("two")
     assert [event.text for event in journal.since(seen)[1]] == ["two"]

@@ -44,19 +44,20 @@ def run(
     targets: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODULE:APP...",
-            help="package.module:app, file.py:app, or without :app where there is only one. A function that takes "
-            "nothing and returns an application will do, too.",
+            metavar="MODULE:APP",
+            help="package.module:app or file.py:app; :app is optional if the module has one application. A function "
+            "without arguments that returns an application works, too.",
         ),
     ],
     reload: Annotated[
         bool,
         typer.Option(
-            "--reload", help="Restart gracefully when a .py file below --app-dir, or beside file.py, changes."
+            "--reload",
+            help="Restart gracefully when a .py file below --app-dir, or next to file.py, changes.",
         ),
     ] = False,
     app_dir: Annotated[
-        Path, typer.Option("--app-dir", help="Where modules are looked for first.", metavar="DIR")
+        Path, typer.Option("--app-dir", help="The directory to search first for modules.", metavar="DIR")
     ] = Path(),
     log_level: Annotated[
         str, typer.Option("--log-level", help=f"{', '.join(_LOG_LEVELS)}.", metavar="LEVEL")
@@ -66,10 +67,10 @@ def run(
     """Run applications until SIGTERM or Ctrl-C. Records being processed are finished and committed first."""
     if log_level.lower() not in _LOG_LEVELS:
         raise CommandError(
-            f"--log-level {log_level} is none of {', '.join(_LOG_LEVELS)}", exit_code=EXIT_USAGE
+            f"--log-level takes {', '.join(_LOG_LEVELS)}, not {log_level!r}", exit_code=EXIT_USAGE
         )
     if not app_dir.is_dir():
-        raise CommandError(f"--app-dir {app_dir} is no folder", exit_code=EXIT_USAGE)
+        raise CommandError(f"--app-dir {app_dir} is not a directory", exit_code=EXIT_USAGE)
     if reload:
         words = [*targets, "--app-dir", str(app_dir), "--log-level", log_level]
         raise typer.Exit(_run_with_reload(words, _watched_directories(targets, app_dir)))
@@ -103,7 +104,7 @@ def load_application(target: str) -> Any:
         made = _run_user_code(found, f"{target} cannot be called without arguments")
     if not isinstance(made, Penstock):
         raise CommandError(
-            f"{target} is no application but {type(made).__name__}",
+            f"{target} is not an application but {type(made).__name__}",
             hint="name a Penstock(...), or a function that returns one",
             exit_code=EXIT_USAGE,
         )
@@ -112,7 +113,7 @@ def load_application(target: str) -> Any:
 
 def _import_target(place: str, target: str) -> ModuleType:
     if not place:
-        raise CommandError(f"{target!r} names no module: say module:app", exit_code=EXIT_USAGE)
+        raise CommandError(f"{target!r} names no module", hint="write module:app", exit_code=EXIT_USAGE)
     if place.endswith(".py"):
         return _import_file(Path(place))
     try:
@@ -120,8 +121,8 @@ def _import_target(place: str, target: str) -> ModuleType:
     except (ImportError, ValueError):
         is_there = False
     if not is_there:
-        hint = "modules are looked for in the current folder (--app-dir) and where Python finds others"
-        raise CommandError(f"there is no module {place}", hint=hint, exit_code=EXIT_USAGE)
+        hint = "modules are searched for in --app-dir (by default the current directory) and in Python's path"
+        raise CommandError(f"module {place} does not exist", hint=hint, exit_code=EXIT_USAGE)
     imported: ModuleType = _run_user_code(
         lambda: importlib.import_module(place), f"{place} cannot be imported"
     )
@@ -131,7 +132,7 @@ def _import_target(place: str, target: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise CommandError(f"there is no file {path}", exit_code=EXIT_USAGE)
+        raise CommandError(f"file {path} does not exist", exit_code=EXIT_USAGE)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
@@ -178,7 +179,7 @@ def _single_application(module: ModuleType, target: str) -> Any:
         words = f"has several: {', '.join(there)}" if there else "has none"
         raise CommandError(
             f"{target} names no application, and {module.__name__} {words}",
-            hint=f"say {target}:{there[0] if there else 'app'}",
+            hint=f"write {target}:{there[0] if there else 'app'}",
             exit_code=EXIT_USAGE,
         )
     return getattr(module, there[0])
@@ -248,18 +249,18 @@ def _run_with_reload(words: Sequence[str], folders: Sequence[Path]) -> int:
                 code = _stop_child(child)
             if changed is None:
                 return max(code, 0)
-            note(f"{changed} has changed: restarting")
+            note(f"{changed} has changed, restarting")
 
 
 def _wait_for_change(
     folders: Sequence[Path], before: dict[Path, float], child: subprocess.Popen[bytes], stop: threading.Event
 ) -> Path | None:
-    """The file that has changed; None when a signal asks to stop."""
+    """The file that has changed; None after a signal to stop."""
     has_ended = False
     while not stop.wait(POLL_S):
         if not has_ended and child.poll() is not None:
             has_ended = True
-            note(f"the application has ended with code {child.returncode}: waiting for a change")
+            note(f"the application has ended with exit code {child.returncode}, waiting for a change")
         now = _modification_times(folders)
         if now != before:
             return min(path for path in {*now, *before} if now.get(path) != before.get(path))
@@ -287,6 +288,6 @@ def _stop_child(child: subprocess.Popen[bytes]) -> int:
     while child.poll() is None and time.monotonic() < deadline_s:
         time.sleep(POLL_S / 3)
     if child.poll() is None:
-        note("the application does not end, and is killed")
+        note(f"the application has not stopped within {STOP_TIMEOUT_S:g} s, killing it")
         child.kill()
     return child.wait()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from penstock import __version__
 from penstock.cli.errors import CommandError, report_error
@@ -46,11 +46,14 @@ class VerbGroup(TyperGroup):
         if cmd_name not in self.commands and cmd_name in VERBS:
             module, name = VERBS[cmd_name]
             found = getattr(import_module(module), name)
-            if not isinstance(found, typer.Typer):
-                command, found = found, typer.Typer(add_completion=False)
-                found.command()(command)
-            self.commands[cmd_name] = get_command(found)
-            self.commands[cmd_name].name = cmd_name
+            if isinstance(found, typer.Typer):
+                command: Any = get_group(found)
+            else:
+                wrapper = typer.Typer(add_completion=False)
+                wrapper.command()(found)
+                command = get_command(wrapper)
+            command.name = cmd_name
+            self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
 
     def invoke(self, ctx: Any) -> Any:

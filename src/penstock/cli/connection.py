@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from penstock.broker.config.listeners import parse_addresses
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import OffsetSpec, OffsetSpecKind, parse_pairs, resolve_offset
 from penstock.client.errors import AuthenticationFailed, ClientError, Refused, Unavailable
@@ -94,14 +95,15 @@ class ConnectionOptions:
 
     def connection_settings(self, *, allow_unknown: bool = False) -> ConnectionSettings:
         """The settings of the client of `penstock.client`. Raises CommandError, also for unknown settings."""
-        given = self.given_settings()
         try:
+            parse_addresses(self.bootstrap)  # a missing port is an error here; clients take 9092
             settings = ConnectionSettings.parse(
-                {**_DEFAULT_SETTINGS, **given, "bootstrap.servers": self.bootstrap}
+                {**_DEFAULT_SETTINGS, **self.given_settings(), "bootstrap.servers": self.bootstrap}
             )
+        except ValueError as error:
+            raise CommandError(f"--bootstrap: {error}", exit_code=EXIT_USAGE) from None
         except ClientError as error:
-            text = str(error).replace("bootstrap.servers=", "--bootstrap ")
-            raise CommandError(text, exit_code=EXIT_USAGE) from None
+            raise CommandError(str(error), exit_code=EXIT_USAGE) from None
         if settings.unknown and not allow_unknown:
             raise CommandError(
                 f"penstock has no client setting {', '.join(settings.unknown)}",

@@ -7,31 +7,36 @@ from typing import Annotated
 import typer
 
 from penstock.cli.errors import CommandError
+from penstock.client.errors import ClientError
 
 
 def demo(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the broker listens.")] = (
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address that the broker listens on.")] = (
         "localhost:9092"
     ),
     data_dir: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Folder for all that it keeps; a second start goes on with it."),
+        typer.Option(metavar="DIR", help="Directory for all data; a second start continues with it."),
     ] = Path("data"),
     http: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /health and /ready here.")
     ] = None,
-    rate: Annotated[float, typer.Option(min=0.1, help="Orders in a second.")] = 40.0,
-    spark: Annotated[bool, typer.Option(help="With pipelines, which need the `spark` extra.")] = True,
+    rate: Annotated[float, typer.Option(min=0.1, help="Orders per second.")] = 40.0,
+    spark: Annotated[
+        bool, typer.Option(help="Run the Spark pipelines, which need the `spark` extra.")
+    ] = True,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Write lines, as where the output is no terminal.")
+        bool,
+        typer.Option(
+            "--lines", help="Print lines instead of a screen, as when the output is not a terminal."
+        ),
     ] = False,
     every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between lines that tell how things are.")
+        float, typer.Option(min=0.1, help="Seconds between two summaries, if lines are printed.")
     ] = 5.0,
 ) -> None:
     """Run a broker, an application and Spark pipelines that process, repair, sum up and archive orders."""
-    from penstock.client.errors import ClientError
-    from penstock.demo.launcher import Demo, DemoFailed, DemoSettings
+    from penstock.demo.launcher import Demo, DemoFailed, DemoSettings  # loads everything that the demo runs
 
     settings = DemoSettings(
         data=data_dir,

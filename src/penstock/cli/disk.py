@@ -16,9 +16,9 @@ from penstock.cli.output import confirm, note, plural, print_json, print_table
 if TYPE_CHECKING:
     from penstock.log.repair import DamageFinding
 
-app = typer.Typer(help="Find damage in a data folder, and accept the loss.", no_args_is_help=True)
+app = typer.Typer(help="Find damage in a data directory, and accept the loss.", no_args_is_help=True)
 
-DataDir = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The data folder of a node.")]
+DataDir = Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="The data directory of a node.")]
 Partition = Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_default=False)]
 
 
@@ -26,7 +26,10 @@ Partition = Annotated[str, typer.Argument(metavar="TOPIC-PARTITION", show_defaul
 def list_damage(
     data_dir: DataDir,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every batch, and list what no start has met yet, too.")
+        bool,
+        typer.Option(
+            "--verify", help="Read every batch, and also list damage that no start of the node has found yet."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +54,7 @@ def list_damage(
     elif rows:
         print_table([name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in rows))
     else:
-        note("no damage found" if verify else "no damage is known; --verify reads everything")
+        note("no damage found" if verify else "no damage is recorded; --verify reads all data")
 
 
 def _verify(data_dir: Path) -> "list[DamageFinding]":
@@ -87,7 +90,7 @@ def _damage_row(finding: "DamageFinding", state: str) -> dict[str, str | int]:
 def accept_loss(name: Partition, data_dir: DataDir, yes: Yes = False) -> None:
     """Accept the loss of damaged records of a partition, while its node is stopped. Nothing is deleted from the disk.
 
-    Readers then skip the damage. A partition whose folder is missing starts again, empty, after its last offset.
+    Readers then skip the damage. A partition whose directory is missing starts empty, after its last offset.
     The metadata log (__cluster_metadata-0) is truncated where the damage begins, after a copy was made: later
     changes of the metadata are lost, including new topics.
     """
@@ -96,10 +99,14 @@ def accept_loss(name: Partition, data_dir: DataDir, yes: Yes = False) -> None:
 
     parsed = parse_log_dir_name(name)
     if parsed is None:
-        raise CommandError(f"{name!r} does not name a partition, as orders-0 does", exit_code=EXIT_USAGE)
+        raise CommandError(
+            f"{name!r} does not name a partition",
+            hint="write TOPIC-PARTITION, such as orders-0",
+            exit_code=EXIT_USAGE,
+        )
     if not (data_dir / "meta.properties").exists():
-        raise CommandError(f"{data_dir} is not the data folder of a node", hint="--data-dir names another")
-    confirm(f"Give up the damaged records of {name} for good?", yes=yes)
+        raise CommandError(f"{data_dir} is not the data directory of a node", hint="give another --data-dir")
+    confirm(f"Accept the loss of the damaged records of {name}?", yes=yes)
     if parsed == (CLUSTER_METADATA, 0):
         _accept_metadata_loss(data_dir)
     else:
@@ -119,7 +126,7 @@ def _accept_partition_loss(data_dir: Path, topic: str, index: int) -> None:
     except (OSError, NoKnownDamage, CorruptCheckpoint) as error:
         raise CommandError(str(error)) from None
     if not accepted:
-        note(f"{topic}-{index} begins again, empty, when the node starts")
+        note(f"{topic}-{index} starts empty when the node starts")
     for item in accepted:
         note(f"accepted: {item}")
 
@@ -136,6 +143,6 @@ def _accept_metadata_loss(data_dir: Path) -> None:
     except (OSError, Unrepairable, InconsistentMetaProperties) as error:
         raise CommandError(str(error)) from None
     note(
-        f"the metadata log ends at offset {done.end_offset} now, {plural(done.offsets_cut, 'offset')} earlier"
+        f"truncated the metadata log by {plural(done.offsets_cut, 'offset')}; it now ends at offset {done.end_offset}"
     )
-    note(f"a copy of what it was: {done.copy}")
+    note(f"the old log was copied to {done.copy}")

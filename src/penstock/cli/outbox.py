@@ -39,7 +39,7 @@ DatabaseUrl = Annotated[
         help="sqlite:///shop.db or postgresql://user@host/database.",
     ),
 ]
-RowIds = Annotated[list[int] | None, typer.Argument(metavar="[ID]...", show_default=False)]
+RowIds = Annotated[list[int] | None, typer.Argument(metavar="ID", show_default=False)]
 All = Annotated[bool, typer.Option("--all", help="All rejected rows.")]
 _ALL_SHARDS = "all"
 

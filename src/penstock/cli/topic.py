@@ -4,7 +4,7 @@ in a sample.
 
 import base64
 import random
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -21,7 +21,6 @@ from penstock.cli.options import AsJson, Yes, expand_options, parse_pairs
 from penstock.cli.output import Cell, confirm, note, plural, print_facts, print_json, print_table
 from penstock.cli.record_formats import bytes_to_json
 from penstock.client.errors import Refused
-from penstock.client.hotkeys import HotKey, PartitionKeys, display_key, salting_advice, sample_keys
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import NO_LEADER, TopicInfo
 from penstock.client.wire.topics import (
@@ -36,6 +35,9 @@ from penstock.client.wire.topics import (
     describe_configs,
 )
 from penstock.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.client.hotkeys import HotKey, PartitionKeys
 
 SAMPLE_RECORDS = 100_000
 SAMPLE_RECORDS_MAX = 10_000_000
@@ -325,6 +327,8 @@ def hotkeys(
 
     Samples records across each partition. With 95 % confidence, a share is off by no more than the figure after ±.
     """
+    from penstock.client.hotkeys import sample_keys  # loads much that other commands do not need
+
     with open_cluster(connection) as cluster:
         info = existing_topics(cluster, [topic])[topic]
         for each in partition or ():
@@ -342,7 +346,9 @@ def hotkeys(
         _print_hot_keys(topic, found)
 
 
-def _print_hot_keys(topic: str, found: list[PartitionKeys]) -> None:
+def _print_hot_keys(topic: str, found: list["PartitionKeys"]) -> None:
+    from penstock.client.hotkeys import salting_advice
+
     sampled = sum(each.sampled for each in found)
     if not sampled:
         note(f"{topic} is empty")
@@ -365,7 +371,9 @@ def _print_hot_keys(topic: str, found: list[PartitionKeys]) -> None:
         note(advice)
 
 
-def _hot_key_row(found: PartitionKeys, key: HotKey) -> list[Cell]:
+def _hot_key_row(found: "PartitionKeys", key: "HotKey") -> list[Cell]:
+    from penstock.client.hotkeys import display_key
+
     return [
         found.partition,
         display_key(key.key),
@@ -380,7 +388,7 @@ def _share_text(share: float, error: float) -> str:
     return f"{share:.1%}" + (f" ± {error:.1%}" if error else "")
 
 
-def _partition_keys_document(found: PartitionKeys) -> dict[str, Any]:
+def _partition_keys_document(found: "PartitionKeys") -> dict[str, Any]:
     return {
         "partition": found.partition,
         "first_offset": found.first_offset,

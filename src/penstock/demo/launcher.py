@@ -86,7 +86,7 @@ class RoadRepair(Component):
             if is_time and self._tally.is_current and self.waiting >= _PARCELS_MIN:
                 district = self._roads.open()
                 count = self._replay()
-                self._journal.say(
+                self._journal.add(
                     f"the road to district {district} is open: {count} parcels go to shipping again"
                 )
                 rested_from, self.trouble = time.monotonic(), None
@@ -135,14 +135,14 @@ class PriceRepair(Component):
     def work(self) -> None:
         rested_from = time.monotonic()
         while not self.stopping.wait(_PRICE_POLL_S):
-            told = self._spark.told
+            state = self._spark.state
             is_time = time.monotonic() - rested_from >= _PRICE_PAUSE_S
-            if told.is_replaying or not told.is_up:
+            if state.is_replaying or not state.is_up:
                 rested_from = time.monotonic()
             elif is_time and self._tally.is_current and self.waiting >= _ORDERS_MIN:
                 product = self._prices.add_special()
-                self._journal.say(f"{product} has a price now, its dead letters go back to the topic")
-                self._spark.tell(REPLAY_COMMAND)
+                self._journal.add(f"{product} has a price now, its dead letters go back to the topic")
+                self._spark.send(REPLAY_COMMAND)
                 rested_from = time.monotonic()
 
 
@@ -211,8 +211,8 @@ class Demo:
         if self._stop.is_set():
             return None
         if self._broker.address is None:
-            raise DemoFailed(_start_error(self._broker), "--listen and --http name other addresses")
-        self._journal.say(f"the broker is up on {self._broker.address}")
+            raise DemoFailed(_start_error(self._broker), "give other addresses with --listen and --http")
+        self._journal.add(f"the broker is up on {self._broker.address}")
         _make_topics(self._broker.address)
         cast = self._cast(self._broker.address)
         for part in self._parts:
@@ -242,7 +242,9 @@ class Demo:
     def _wants_spark(self) -> bool:
         absent = missing_packages()
         if absent and self._settings.with_spark:
-            self._journal.say(f"no pipelines: {' and '.join(absent)} missing here ({INSTALL_HINT})")
+            self._journal.add(
+                f"no pipelines run, because {' and '.join(absent)} is not installed ({INSTALL_HINT})"
+            )
         return self._settings.with_spark and not absent
 
     # -- running -------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ class Demo:
         """Stops the components first and the broker last, because they write to it."""
         self._stop.set()
         if self._parts:
-            _print_line("stopping; Spark ends between two batches" if self._spark else "stopping")
+            _print_line("stopping; Spark stops between two batches" if self._spark else "stopping")
         for part in self._parts:
             part.stop()
         for part in self._parts:
@@ -304,10 +306,10 @@ class Demo:
         _await_end(self._broker, _BROKER_STOP_S)
 
 
-def _await_end(part: Component, patience_s: float) -> None:
-    if not part.join(patience_s) and isinstance(part, ChildProcess):
+def _await_end(part: Component, timeout_s: float) -> None:
+    if not part.join(timeout_s) and isinstance(part, ChildProcess):
         _print_line(
-            f"{part.name} is not stopped within {patience_s:g} s, killing it; the next start recovers"
+            f"{part.name} has not stopped within {timeout_s:g} s, killing it; the next start recovers"
         )
         part.kill()
         part.join(_COMPONENT_STOP_S)
@@ -316,8 +318,8 @@ def _await_end(part: Component, patience_s: float) -> None:
 def _start_error(broker: BrokerProcess) -> str:
     """The error line that the broker printed, or the last lines of its output."""
     lines = [line.strip() for line in broker.last_lines() if line.strip()]
-    told = next((line for line in lines if line.startswith("error:")), "; ".join(lines[-2:]))
-    return f"the broker did not start: {told.removeprefix('error:').strip() or f'see {broker.log}'}"
+    reason = next((line for line in lines if line.startswith("error:")), "; ".join(lines[-2:]))
+    return f"the broker did not start: {reason.removeprefix('error:').strip() or f'see {broker.log}'}"
 
 
 def _make_topics(address: str) -> None:

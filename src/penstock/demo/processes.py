@@ -66,9 +66,7 @@ class ChildProcess(Component):
         code = process.wait()
         _end_process_group(process.pid)
         if not self.stopping.is_set():
-            raise ProcessEnded(
-                f"{self.name} has ended ({_exit_reason(code)}), it is started again; see {self.log}"
-            )
+            raise ProcessEnded(f"{self.name} has ended ({_exit_reason(code)}), restarting it; see {self.log}")
         if code:
             raise ProcessEnded(f"{self.name} did not end well ({_exit_reason(code)}); see {self.log}")
 
@@ -88,7 +86,7 @@ class ChildProcess(Component):
         self.pid = self._process.pid
         return self._process
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Writes a line to the child's stdin, if it is still open."""
         process = self._process
         if process is not None and process.stdin is not None:
@@ -210,16 +208,16 @@ class SparkProcess(ChildProcess):
         self._bootstrap = bootstrap
         self._folders = folders
         self._journal = journal
-        self.told = SparkState()
+        self.state = SparkState()
 
     @property
     def health(self) -> Health:
         if self.trouble is not None:
             return Health.TROUBLED
-        return Health.UP if self.told.is_up else Health.STARTING
+        return Health.UP if self.state.is_up else Health.STARTING
 
     def command(self) -> list[str]:
-        self.told = SparkState()
+        self.state = SparkState()
         words = {"bootstrap": self._bootstrap, "data": str(self._folders.root)}
         return [sys.executable, "-m", "penstock.demo.spark_process", json.dumps(words)]
 
@@ -229,22 +227,19 @@ class SparkProcess(ChildProcess):
         except ValueError:
             return  # printed by a library
         if isinstance(document, dict):
-            self._learn(document)
+            self._apply(document)
 
-    def _learn(self, told: dict[str, Any]) -> None:
+    def _apply(self, report: dict[str, Any]) -> None:
         self.trouble = None
-        if (text := told.get("event")) is not None:
-            self._journal.say(text, is_trouble=told.get("is_trouble", False))
-        if "is_up" in told:
-            self.told.is_up = told["is_up"]
-        if "is_replaying" in told:
-            self.told.is_replaying = told["is_replaying"]
-        if "archived" in told:
-            self.told.archived = told["archived"]
-        if (name := told.get("pipeline")) in self.told.queries:
-            self._learn_of(self.told.queries[name], told)
-
-    def _learn_of(self, query: QueryState, told: dict[str, Any]) -> None:
-        for fact in ("rows", "batch_ms", "is_running", "trouble", "dropped"):
-            if fact in told:
-                setattr(query, fact, told[fact])
+        if (text := report.get("event")) is not None:
+            self._journal.add(text, is_trouble=report.get("is_trouble", False))
+        if "is_up" in report:
+            self.state.is_up = report["is_up"]
+        if "is_replaying" in report:
+            self.state.is_replaying = report["is_replaying"]
+        if "archived" in report:
+            self.state.archived = report["archived"]
+        if (name := report.get("pipeline")) in self.state.queries:
+            for fact in ("rows", "batch_ms", "is_running", "trouble", "dropped"):
+                if fact in report:
+                    setattr(self.state.queries[name], fact, report[fact])

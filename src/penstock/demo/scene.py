@@ -66,7 +66,7 @@ class TopicCounter(Component):
         self.records: Counter[str] = Counter()
         #: Dead letters by the class of their errors.
         self.errors: Counter[str] = Counter()
-        self.latest_letter: LatestDeadLetter | None = None
+        self.latest_dead_letter: LatestDeadLetter | None = None
         self.sales: deque[Sale] = deque(maxlen=_SALES_MAX)
         #: It has read all records that existed when it started; until then, its rate is not that of the demo.
         self.is_current = False
@@ -143,7 +143,7 @@ class TopicCounter(Component):
         if topic in (DEAD_LETTERS, PARCEL_DEAD_LETTERS):
             letter = _parse_dead_letter(message)
             self.errors[letter.error] += 1
-            self.latest_letter = letter
+            self.latest_dead_letter = letter
         elif topic == REVENUE:
             self.sales.append(_parse_sale(message))
 
@@ -283,8 +283,8 @@ class Scene:
     spark_note: str
     flows: tuple[Flow, ...]
     sales: tuple[Sale, ...]
-    letter: LatestDeadLetter | None
-    letters: int
+    latest_dead_letter: LatestDeadLetter | None
+    dead_letters: int
     replayed: int
     duplicates_dropped: int
     events: tuple[Event, ...]
@@ -307,7 +307,7 @@ class EventLog:
     def now_s(self) -> float:
         return time.monotonic() - self._began
 
-    def say(self, text: str, *, is_trouble: bool = False) -> None:
+    def add(self, text: str, *, is_trouble: bool = False) -> None:
         with self._lock:
             self._events.append(Event(at_s=self.now_s, text=text, is_trouble=is_trouble))
             self._count += 1
@@ -319,9 +319,9 @@ class EventLog:
             if trouble != self._troubles.get(part.name):
                 self._troubles[part.name] = trouble
                 if trouble is not None:
-                    self.say(f"{part.name}: {trouble}", is_trouble=True)
+                    self.add(f"{part.name}: {trouble}", is_trouble=True)
                 else:
-                    self.say(f"{part.name} works again")
+                    self.add(f"{part.name} works again")
 
     @property
     def events(self) -> tuple[Event, ...]:

@@ -179,8 +179,12 @@ class Shop(Component):
         self.duplicates += len(made) - 1
         for each in made:
             producer.produce(
-                ORDERS, key=each.key, value=each.value, headers={MESSAGE_ID: each.id}, on_delivery=self._told
+                ORDERS,
+                key=each.key,
+                value=each.value,
+                headers={MESSAGE_ID: each.id},
+                on_delivery=self._on_delivery,
             )
 
-    def _told(self, error: Any, _: object) -> None:
+    def _on_delivery(self, error: Any, _: object) -> None:
         self.trouble = None if error is None else str(error.str())

@@ -34,9 +34,9 @@ from penstock.spark.session import LOCAL_MASTER, session
 
 
 class ArchiveCounter:
-    def __init__(self, table: Path, tell: Callable[..., None]) -> None:
+    def __init__(self, table: Path, report: Callable[..., None]) -> None:
         self._path = table
-        self._tell = tell
+        self._report = report
         self._table: Any = None
         self._version = -1
 
@@ -51,7 +51,7 @@ class ArchiveCounter:
         self._table.update_incremental()
         if self._table.version() != self._version:
             self._version = self._table.version()
-            self._tell(archived=self._table.count())
+            self._report(archived=self._table.count())
 
 
 _DROPPED_METRIC: Final = "numDroppedDuplicateRows"
@@ -63,10 +63,10 @@ Report = Callable[..., None]
 
 
 class PipelineThreads:
-    def __init__(self, spark: Any, bootstrap: str, folders: Folders, tell: Report) -> None:
+    def __init__(self, spark: Any, bootstrap: str, folders: Folders, report: Report) -> None:
         launch = LaunchSettings(bootstrap=bootstrap, checkpoints=str(folders.checkpoints), take_over=True)
         self._running = [
-            _PipelineThread(spark, pipeline, launch, tell) for pipeline in demo_pipelines(folders)
+            _PipelineThread(spark, pipeline, launch, report) for pipeline in demo_pipelines(folders)
         ]
         self._lock = threading.Lock()
         self._is_ending = False
@@ -97,16 +97,16 @@ class PipelineThreads:
 class _PipelineThread(threading.Thread):
     """Runs one pipeline."""
 
-    def __init__(self, spark: Any, pipeline: Pipeline, launch: LaunchSettings, tell: Report) -> None:
+    def __init__(self, spark: Any, pipeline: Pipeline, launch: LaunchSettings, report: Report) -> None:
         super().__init__(name=pipeline.name, daemon=True)
         #: Set when its first batch is done.
         self.has_begun = threading.Event()
         self._spark = spark
         self.runner = Runner(
-            pipeline, launch, listener=self._hear, note=self._note, warn=self._warn, spark=spark
+            pipeline, launch, listener=self._on_status, note=self._note, warn=self._warn, spark=spark
         )
-        self._tell = tell
-        self._told: dict[str, Any] = {}
+        self._report = report
+        self._reported: dict[str, Any] = {}
 
     def run(self) -> None:
         register(self._spark)
@@ -116,37 +116,37 @@ class _PipelineThread(threading.Thread):
         except ClientError as error:
             message = str(error)
         if message is not None:
-            self._news(is_running=False, trouble=message)
+            self._report_changes(is_running=False, trouble=message)
             self._warn(f"has ended: {message}")
 
-    def _hear(self, status: PipelineStatus) -> None:
+    def _on_status(self, status: PipelineStatus) -> None:
         if status.batch is not None:
             self.has_begun.set()
-        self._news(
+        self._report_changes(
             is_running=status.state in _ACTIVE_STATES,
             trouble=None if status.error is None else status.error.message,
             rows=status.rows.rows_in,
             batch_ms=status.batch_ms,
         )
 
-    def _news(self, **facts: Any) -> None:
-        if facts != self._told:
-            self._told = facts
-            self._tell(pipeline=self.name, **facts)
+    def _report_changes(self, **facts: Any) -> None:
+        if facts != self._reported:
+            self._reported = facts
+            self._report(pipeline=self.name, **facts)
 
     def _note(self, text: str) -> None:
-        self._tell(event=f"{self.name}: {text}")
+        self._report(event=f"{self.name}: {text}")
 
     def _warn(self, text: str) -> None:
-        self._tell(event=f"{self.name}: {text}", is_trouble=True)
+        self._report(event=f"{self.name}: {text}", is_trouble=True)
 
 
 class DuplicateCounter:
     """Counts the rows that the pipeline dropped as duplicates, over all batches."""
 
-    def __init__(self, spark: Any, tell: Report) -> None:
+    def __init__(self, spark: Any, report: Report) -> None:
         self._spark = spark
-        self._tell = tell
+        self._report = report
         self._count = 0
         self._last: dict[str, int] = {}
 
@@ -154,36 +154,36 @@ class DuplicateCounter:
         """Raises the errors of Spark."""
         before = self._count
         for query in self._spark.streams.active:
-            for told in query.recentProgress:
-                if told.batchId > self._last.get(query.runId, -1):
-                    self._last[query.runId] = told.batchId
+            for progress in query.recentProgress:
+                if progress.batchId > self._last.get(query.runId, -1):
+                    self._last[query.runId] = progress.batchId
                     self._count += sum(
                         int(operator.customMetrics.get(_DROPPED_METRIC, 0))
-                        for operator in told.stateOperators
+                        for operator in progress.stateOperators
                     )
         if self._count != before:
-            self._tell(pipeline=REVENUE_PIPELINE, dropped=self._count)
+            self._report(pipeline=REVENUE_PIPELINE, dropped=self._count)
 
 
 #: Dead letters that a price has repaired; records that cannot be parsed stay where they are.
-_REPAIRED_LETTERS: Final = f"error_class like '%{NoPrice.__name__}'"
+_REPAIRED: Final = f"error_class like '%{NoPrice.__name__}'"
 
 
 class Replayer:
     """Runs one replay at a time."""
 
     def __init__(
-        self, spark: Any, bootstrap: str, tell: Callable[..., None], wants_end: threading.Event
+        self, spark: Any, bootstrap: str, report: Callable[..., None], wants_end: threading.Event
     ) -> None:
         self._spark = spark
         self._run = RunSettings(bootstrap=bootstrap, checkpoint="")
-        self._tell = tell
+        self._report = report
         self._wants_end = wants_end
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._tell(is_replaying=True)
+            self._report(is_replaying=True)
             self._thread = threading.Thread(target=self._replay, name="replay")
             self._thread.start()
 
@@ -192,21 +192,21 @@ class Replayer:
             self._thread.join()
 
     def _replay(self) -> None:
-        job = replay(letters=DEAD_LETTERS, where=_REPAIRED_LETTERS, id=f"demo-{int(time.time() * 1000)}")
+        job = replay(letters=DEAD_LETTERS, where=_REPAIRED, id=f"demo-{int(time.time() * 1000)}")
         context = JobContext(
             spark=self._spark,
             run=self._run,
             progress=lambda done, total: None,
             should_stop=self._wants_end.is_set,
-            note=lambda text: self._tell(event=f"replay: {text.partition(': ')[2]}"),
+            note=lambda text: self._report(event=f"replay: {text.partition(': ')[2]}"),
         )
         try:
             register(self._spark)
             job.run(context)
         except Exception as error:
-            self._tell(event=f"replay: {error_info(error).message}", is_trouble=True)
+            self._report(event=f"replay: {error_info(error).message}", is_trouble=True)
         finally:
-            self._tell(is_replaying=False)
+            self._report(is_replaying=False)
 
 
 _POLL_S: Final = 1.0
@@ -233,7 +233,7 @@ class ParentProcess:
         self.wants_replay = threading.Event()
         self._is_ready = False
 
-    def tell(self, **facts: Any) -> None:
+    def report(self, **facts: Any) -> None:
         try:
             with self._lock:
                 print(json.dumps(facts), file=self._out, flush=True)
@@ -263,16 +263,16 @@ class ParentProcess:
 def main(words: dict[str, str]) -> int:
     parent = ParentProcess()
     parent.listen()
-    parent.tell(event="Spark is starting, which takes some seconds; everything else flows already")
+    parent.report(event="Spark is starting, which takes some seconds; everything else flows already")
     folders = Folders(root=Path(words["data"]))
     spark = session("penstock-demo", master=LOCAL_MASTER, settings=_SPARK_SETTINGS)
     java = spark.sparkContext._gateway.proc
     parent.is_ready()
-    parent.tell(is_up=True, event="Spark is up")
-    queries = PipelineThreads(spark, words["bootstrap"], folders, parent.tell)
+    parent.report(is_up=True, event="Spark is up")
+    queries = PipelineThreads(spark, words["bootstrap"], folders, parent.report)
     queries.start()
-    replayer = Replayer(spark, words["bootstrap"], parent.tell, parent.wants_end)
-    watched = (DuplicateCounter(spark, parent.tell), ArchiveCounter(folders.archive, parent.tell))
+    replayer = Replayer(spark, words["bootstrap"], parent.report, parent.wants_end)
+    watched = (DuplicateCounter(spark, parent.report), ArchiveCounter(folders.archive, parent.report))
     try:
         while not parent.wants_end.wait(_POLL_S):
             if java.poll() is not None:

@@ -120,7 +120,7 @@ class Story:
         totals = self._totals()
         self._feed(totals)
         cast, tally = self._cast, self._cast.tally
-        dropped = 0 if cast.spark is None else cast.spark.told.queries[REVENUE_PIPELINE].dropped
+        dropped = 0 if cast.spark is None else cast.spark.state.queries[REVENUE_PIPELINE].dropped
         return Scene(
             now_s=self._journal.now_s,
             address=cast.broker.address or "",
@@ -130,8 +130,8 @@ class Story:
             spark_note=self._spark_note(),
             flows=tuple(self._flow(line, totals.get(line.name)) for line in _LINES),
             sales=_last_windows(tally, _WINDOWS),
-            letter=tally.latest_letter,
-            letters=tally.records[DEAD_LETTERS] + tally.records[PARCEL_DEAD_LETTERS],
+            latest_dead_letter=tally.latest_dead_letter,
+            dead_letters=tally.records[DEAD_LETTERS] + tally.records[PARCEL_DEAD_LETTERS],
             replayed=tally.records[REPLAYED] + tally.records[PARCELS_REPLAYED],
             duplicates_dropped=dropped,
             events=self._journal.events,
@@ -140,9 +140,9 @@ class Story:
     def _spark_note(self) -> str:
         spark = self._cast.spark
         if spark is None:
-            return f"is not installed: {INSTALL_HINT}" if missing_packages() else "is left out"
+            return f"is not installed: {INSTALL_HINT}" if missing_packages() else "is disabled"
         return {
-            Health.TROUBLED: "is started again",
+            Health.TROUBLED: "is restarting",
             Health.STARTING: "is starting",
         }.get(spark.health, "is up")
 
@@ -169,7 +169,7 @@ class Story:
         spark = self._cast.spark
         if spark is None or name not in PIPELINES:
             return None
-        return spark.told.queries[name].trouble
+        return spark.state.queries[name].trouble
 
     def _note(self, line: _Line) -> str:
         spark = self._cast.spark
@@ -177,9 +177,9 @@ class Story:
             return line.note
         if spark is None:
             return "needs Spark"
-        query = spark.told.queries[line.name]
+        query = spark.state.queries[line.name]
         if not query.is_running:
-            return "Spark is starting" if not spark.told.is_up else "is starting"
+            return "Spark is starting" if not spark.state.is_up else "is starting"
         pace = "" if query.batch_ms is None else f", {query.batch_ms / 1000:.1f} s"
         return f"Spark, {line.note}{pace}"
 
@@ -194,13 +194,13 @@ class Story:
             RETRIES: sum(count for source, count in waiting if source == ORDERS),
             PARCEL_RETRIES: sum(count for source, count in waiting if source == PARCELS),
             SHIPPING: self._cast.shipping.handled,
-            LAKE: None if spark is None else spark.told.archived,
+            LAKE: None if spark is None else spark.state.archived,
         }
 
     def _feed(self, totals: Mapping[str, int | None]) -> None:
         readers = {BILLING: self._cast.billing.read, SHIPPING: self._cast.shipping.handled}
         if self._cast.spark is not None:
-            readers |= {name: query.rows for name, query in self._cast.spark.told.queries.items()}
+            readers |= {name: query.rows for name, query in self._cast.spark.state.queries.items()}
         counted = totals if self._cast.tally.is_current else {}
         for name, total in {**counted, **readers}.items():
             if total is not None:

@@ -59,8 +59,8 @@ def draw(scene: Scene, *, width: int, height: int) -> RenderableType:
     if left >= _LOWER_ROWS:
         parts.append(_lower(scene))
         left -= _LOWER_ROWS
-    elif scene.letter is not None and left >= 1:
-        parts.append(_letter_line(scene.letter))
+    elif scene.latest_dead_letter is not None and left >= 1:
+        parts.append(_dead_letter_line(scene.latest_dead_letter))
         left -= 1
     if left - 2 >= _EVENTS_MIN:
         parts.append(_events(scene.events, min(left - 2, _EVENTS_MAX)))
@@ -169,7 +169,7 @@ def _lower(scene: Scene) -> RenderableType:
     grid.add_column(ratio=1)
     grid.add_row(
         _panel(_sales(scene), "revenue, last minute", _LOWER_ROWS),
-        _panel(_letter(scene), "dead letters", _LOWER_ROWS),
+        _panel(_dead_letters(scene), "dead letters", _LOWER_ROWS),
     )
     return grid
 
@@ -193,14 +193,14 @@ def _sales(scene: Scene) -> RenderableType:
     return Group(table, Text(note, style="dim", no_wrap=True, overflow="ellipsis"))
 
 
-def _letter(scene: Scene) -> RenderableType:
-    letter = scene.letter
+def _dead_letters(scene: Scene) -> RenderableType:
+    letter = scene.latest_dead_letter
     if letter is None:
         return Text("none yet", style="dim")
-    waiting = max(scene.letters - scene.replayed, 0)
+    waiting = max(scene.dead_letters - scene.replayed, 0)
     return Group(
         Text.assemble(
-            (f"{scene.letters:,}", "bold red"),
+            (f"{scene.dead_letters:,}", "bold red"),
             (" in all, "),
             (f"{scene.replayed:,}", "bold yellow"),
             (" replayed, "),
@@ -214,7 +214,7 @@ def _letter(scene: Scene) -> RenderableType:
     )
 
 
-def _letter_line(letter: LatestDeadLetter) -> Text:
+def _dead_letter_line(letter: LatestDeadLetter) -> Text:
     """The latest dead letter in one line, if there is no room for the panel."""
     return Text.assemble(
         (" latest dead letter: ", "dim"),
@@ -253,16 +253,16 @@ class LineOutput:
         self._write = write
         self._seen = 0
         self._every_s = every_s
-        self._told_at = 0.0
+        self._printed_at = 0.0
 
     def show(self, scene: Scene) -> None:
-        self._tell_events()
-        if scene.now_s - self._told_at >= self._every_s:
-            self._told_at = scene.now_s
+        self._print_events()
+        if scene.now_s - self._printed_at >= self._every_s:
+            self._printed_at = scene.now_s
             for line in summary_lines(scene):
                 self._write(line)
 
-    def _tell_events(self) -> None:
+    def _print_events(self) -> None:
         self._seen, events = self._journal.since(self._seen)
         for event in events:
             self._write(f"{clock_text(event.at_s):>6}  {event.text}")
@@ -278,7 +278,7 @@ def summary_lines(scene: Scene) -> list[str]:
     lags = [f"{flow.name} {flow.lag:,}" for flow in scene.flows if flow.lag is not None]
     return [
         f"{clock_text(scene.now_s):>6}  {' · '.join(totals)}",
-        f"{_INDENT}lag: {', '.join(lags) or 'nobody reads yet'}",
+        f"{_INDENT}lag: {', '.join(lags) or 'no readers yet'}",
     ]
 
 

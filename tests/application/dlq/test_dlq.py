@@ -46,7 +46,7 @@ def test_all_topics_with_what_they_hold(penstock, answer, office, orders, dead, 
     assert row.split()[1:5] == ["16", "4", "0", "0"]
     assert "NoSuchColour (10), TimeoutError (6)" in row
     nothing = unique("nobody")
-    assert "no dead letters like that" in penstock("dlq", "list", "--group", nothing)[1]
+    assert "no dead letters match" in penstock("dlq", "list", "--group", nothing)[1]
 
 
 def test_letters_by_topic_by_where_they_are_from_and_by_group(penstock, office, orders, dead, unique):
@@ -87,7 +87,7 @@ def test_letters_by_topic_by_where_they_are_from_and_by_group(penstock, office, 
     ]
     table, told = penstock("dlq", "list", dead, "--limit", "2")
     assert len(table.splitlines()) == 3
-    assert told == "19 letters more: --limit 21 shows all\n"
+    assert told == "19 dead letters more; --limit 21 shows all\n"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_filters(penstock, dead, flags, numbers):
 def test_one_letter_in_full(penstock, answer, office, orders, dead):
     office.fill(dead, [letter(orders, 1, value=b'{"colour":"red"}')])
     shown, _ = penstock("dlq", "show", dead, "0:10")
-    assert f"from       {orders} 0:1\n" in shown
+    assert f"from         {orders} 0:1\n" in shown
     assert '{\n  "colour": "red"\n}\n' in shown
     assert "shop.errors.NoSuchColour" in shown
     assert shown.endswith("Traceback ...\nboom\n")
@@ -119,8 +119,8 @@ def test_one_letter_in_full(penstock, answer, office, orders, dead):
     assert found["value"] == '{"colour":"red"}'
     assert found["headers"] == [["trace", "abc"], ["none", None]]
     assert found["stack"] == "Traceback ...\nboom"
-    assert f"{dead} has no letter at 0:11" in penstock("dlq", "show", dead, "0:11", code=1)[1]
-    assert f"{dead} has no letter at 7:0" in penstock("dlq", "show", dead, "7:0", code=1)[1]
+    assert f"{dead} has no dead letter at 0:11" in penstock("dlq", "show", dead, "0:11", code=1)[1]
+    assert f"{dead} has no dead letter at 7:0" in penstock("dlq", "show", dead, "7:0", code=1)[1]
 
 
 def test_names_that_lead_nowhere(penstock, office, orders, dead, unique):
@@ -136,7 +136,7 @@ def test_names_that_lead_nowhere(penstock, office, orders, dead, unique):
     other = office.create(unique("graveyard"))
     office.fill(other, [letter(orders, 1)])
     assert len(lines(penstock("dlq", "list", other, "--json")[0])) == 1
-    assert "may hold more than dead letters" in penstock("dlq", "purge", other, "--all", "-y", code=2)[1]
+    assert "may hold other records" in penstock("dlq", "purge", other, "--all", "-y", code=2)[1]
 
 
 # Replaying
@@ -157,12 +157,16 @@ def test_back_as_they_were_and_once(penstock, answer, office, orders, dead):
         (told["replay"], orders, "replayed")
     }
     said = penstock("dlq", "replay", dead, "--keep-times")[1]
-    assert said == f"10 letters of {dead} replayed\n10 letters left out, done with before: 10 replayed\n"
+    assert (
+        said == f"10 dead letters of {dead} replayed\n10 dead letters skipped, resolved before: 10 replayed\n"
+    )
     assert office.numbers(orders) == list(range(20))
     assert {r.timestamp for _, r in office.read(orders) if int(r.value) < 10} == {
         MOMENT_MS + n for n in range(10)
     }
-    assert penstock("dlq", "replay", dead)[1].startswith(f"0 letters of {dead} replayed\n20 letters left out")
+    assert penstock("dlq", "replay", dead)[1].startswith(
+        f"0 dead letters of {dead} replayed\n20 dead letters skipped"
+    )
     office.fill(dead, [letter(orders, 77)])
     assert answer("dlq", "replay", dead)["replayed"] == 1
     assert office.numbers(orders) == [*range(20), 77]
@@ -174,7 +178,7 @@ def test_a_dry_run_changes_nothing(penstock, answer, office, orders, dead):
     assert plan["to"] == [{"topic": orders, "group": None, "letters": 20}]
     out, told = penstock("dlq", "replay", dead, "--dry-run")
     assert out.splitlines()[1].split() == [orders, "-", "20"]
-    assert told == "20 letters would be replayed\n"
+    assert told == "20 dead letters would be replayed\n"
     assert office.read(orders) == []
     with office.cluster() as cluster:
         assert not cluster.topics([replayed_topic(dead)])
@@ -203,7 +207,7 @@ def test_what_is_no_letter_is_left_out_and_told(penstock, answer, office, orders
     )
     told = answer("dlq", "replay", dead)
     assert (told["replayed"], told["left_out"]) == (1, {"bare": 1, "stray": 1})
-    assert "1 letter left out: they have no record in them" in penstock("dlq", "replay", dead)[1]
+    assert "1 dead letter skipped: they have no record in them" in penstock("dlq", "replay", dead)[1]
     assert answer("dlq", "replay", dead, "--to", elsewhere)["replayed"] == 1
     assert (office.numbers(orders), office.numbers(elsewhere)) == ([5], [99])
     for to, complaint in (("never-made", "there is no topic never-made"), (dead, "cannot be replayed to")):
@@ -239,7 +243,7 @@ def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
     assert f"group {group} has no position in {retries} yet" in penstock(*asked, "--dry-run")[1]
     with office.cluster() as cluster:
         commit_offsets(cluster, group, {(retries, 0): 0})
-    assert penstock(*asked)[1] == f"1 letter of {dead} replayed\n"
+    assert penstock(*asked)[1] == f"1 dead letter of {dead} replayed\n"
     assert office.read(orders) == []
     [(partition, record)] = office.read(retries)
     assert partition == 2
@@ -364,8 +368,8 @@ def test_a_bar_for_who_looks_on_and_an_end_between_two_letters(office, orders, d
     os.close(ours)
     replayed = len(office.read(orders))
     assert f"{replayed}/20" in told
-    assert f"{replayed} letters of {dead} replayed" in told
-    assert "stopped; run it again to go on" in told
+    assert f"{replayed} dead letters of {dead} replayed" in told
+    assert "stopped; run it again to continue" in told
     assert 0 < replayed < 20
 
 
@@ -404,19 +408,19 @@ def test_in_the_users_own_editor(penstock, answer, office, orders, monkeypatch, 
         dead, [letter(orders, 0, value=b'{"colour":"rde","n":1}'), letter(orders, 1, value=b"\xff\xfe")]
     )
     monkeypatch.delenv("VISUAL", raising=False)
-    assert "there is no terminal for an editor" in penstock("dlq", "edit", dead, "0:0", code=2)[1]
+    assert "an editor needs a terminal" in penstock("dlq", "edit", dead, "0:0", code=2)[1]
     script = tmp_path / "editor"
     for does, complaint in (
         ("exit 3", "the editor ended with code 3: nothing was changed"),
         ("true", "0:0 is like that already"),
-        ('echo no >> "$1"', "the value was JSON and is none any more"),
+        ('echo no >> "$1"', "the value was JSON and no longer is"),
     ):
         script.write_text(f"#!/bin/sh\n{does}\n")
         monkeypatch.setenv("EDITOR", f"sh {script}")
         assert complaint in penstock("dlq", "edit", dead, "0:0", "--editor", code=1)[1]
     monkeypatch.setenv("EDITOR", "no-such-editor")
     assert "no-such-editor cannot be started" in penstock("dlq", "edit", dead, "0:0", "--editor", code=1)[1]
-    assert "is no text" in penstock("dlq", "edit", dead, "0:1", "--editor", code=1)[1]
+    assert "is not text" in penstock("dlq", "edit", dead, "0:1", "--editor", code=1)[1]
     monkeypatch.setenv("EDITOR", "sed -i s/rde/red/")
     assert f"{dead} 0:0 is now 0:2\n" in penstock("dlq", "edit", dead, "0:0", "--editor")[1]
     assert answer("dlq", "show", dead, "0:2")["value"] == '{"colour":"red","n":1}'
@@ -456,11 +460,14 @@ def test_what_is_given_up_is_not_replayed_and_deleted_from_the_beginning_on(
     assert office.numbers(orders) == list(range(10))
     assert answer("dlq", "purge", dead, "-y")["deleted"] == 17
     assert office.read(dead) == []
-    assert "0 letters given up, 0 deleted" in penstock("dlq", "purge", dead)[1]
+    assert "0 dead letters marked as purged, 0 deleted" in penstock("dlq", "purge", dead)[1]
 
 
 def test_all_of_it(penstock, answer, office, orders, dead):
-    assert "--all does not go with filters" in penstock("dlq", "purge", dead, "--all", "-p", "0", code=2)[1]
+    assert (
+        "--all cannot be combined with filters"
+        in penstock("dlq", "purge", dead, "--all", "-p", "0", code=2)[1]
+    )
     answer("dlq", "replay", dead, "--limit", "5")
     told = answer("dlq", "purge", dead, "--all", "-y")
     assert (told["given_up"], told["deleted"], told["still_waiting"]) == (15, 20, 0)

@@ -38,7 +38,7 @@ def test_looked_at_corrected_replayed_and_purged(kafka: Office, capfd: pytest.Ca
     assert kafka.numbers(orders) == [0, 1, 3, 20]
     assert main(["dlq", "purge", dead, "--yes", *there]) == 0
     assert kafka.read(dead) == []
-    assert "4 letters of orders.dlq replayed" in capfd.readouterr().err
+    assert "4 dead letters of orders.dlq replayed" in capfd.readouterr().err
 
 
 def test_killed_and_run_again(kafka: Office, tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def test_a_message_that_was_mended_is_handled_by_the_group_that_gave_it_up(
         place = f"{found['partition']}:{found['offset']}"
 
         penstock("dlq", "edit", topic, place, "--value", '{"price": 5}')
-        assert "1 letter of" in penstock("dlq", "replay", topic, "--to", "group", "--handler", "*bill")[1]
+        assert (
+            "1 dead letter of" in penstock("dlq", "replay", topic, "--to", "group", "--handler", "*bill")[1]
+        )
         eventually(lambda: billed == [(5, 1)], what="what was replayed to the group")
 
         app.publish(topic, {"price": -7}, key="ada")

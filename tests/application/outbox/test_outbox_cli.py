@@ -92,7 +92,7 @@ def test_rejected_rows_are_shown_put_back_and_given_up(
     assert outbox("retry", "-d", sqlite_url)[0] == 2
     assert "row 9 is not rejected" in outbox("retry", "-d", sqlite_url, "1", "9")[2]
     assert outbox("retry", "-d", sqlite_url, "1")[2] == "1 row put back\n"
-    assert outbox("discard", "-d", sqlite_url, "--all", "--yes")[2] == "1 row given up\n"
+    assert outbox("discard", "-d", sqlite_url, "--all", "--yes")[2] == "1 row discarded\n"
     assert outbox("rejected", "-d", sqlite_url)[2] == "no rejected rows\n"
     assert Shop(sqlite_url).waiting() == 1
     code, _, told = outbox(*relay, "--on-reject", "stop")

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.cluster.description import (
+from penstock.cli.cluster.description import ClusterDescription, PartitionDescription
+from penstock.cli.cluster.status import ERROR, check_health, status_document
+from penstock.cli.connection import PartitionName
+from penstock.client.admin.cluster import (
     BrokerDescription,
-    ClusterDescription,
-    PartitionDescription,
     PartitionReassignment,
     QuorumInfo,
     QuorumReplica,
 )
-from penstock.cli.cluster.status import ERROR, check_health, status_document
-from penstock.cli.cluster_client import PartitionName
 
 
 def broker(id: int, **changes: Any) -> BrokerDescription:
@@ -51,7 +50,7 @@ def test_a_healthy_cluster_has_no_findings() -> None:
         ({"leader": -1, "in_sync": ()}, "1 partition offline"),
         ({"in_sync": (1, 2)}, "1 partition under-replicated"),
         ({"in_sync": (1,)}, "under min.insync.replicas"),
-        ({"replicas": (1, 2, 9), "in_sync": (1, 2)}, "no broker of the cluster: broker 9"),
+        ({"replicas": (1, 2, 9), "in_sync": (1, 2)}, "brokers that the cluster does not know: broker 9"),
     ],
 )
 def test_partitions_that_are_not_as_they_should_be(changes: dict[str, Any], text: str) -> None:
@@ -83,10 +82,10 @@ def test_acks_all_is_refused_while_a_partition_moves_when_its_leader_refuses_it(
         ({"quorum": quorum(1, 2, 3, 4)}, "4 voters survive the loss of 1, as 3 would"),
         ({"quorum": quorum(1, 2, 3, behind=2000)}, "voter 2 is 2000 records behind"),
         ({"brokers": (broker(1), broker(2), broker(3, fenced=True))}, "not in use: broker 3"),
-        ({"unreachable": frozenset({2})}, "not to be reached from here at the advertised address: broker 2"),
+        ({"unreachable": frozenset({2})}, "not reachable from here at the advertised address: broker 2"),
         (
             {"brokers": tuple(broker(id, host="one") for id in (1, 2, 3))},
-            "all brokers are in one place (one)",
+            "all brokers are in one rack or on one host (one)",
         ),
     ],
 )
@@ -104,7 +103,7 @@ def test_what_is_less_safe_than_it_looks(changes: dict[str, Any], text: str) -> 
             (broker(1), broker(2), broker(3, fenced=True)),
             "voter 3 is gone: one more loss ends the quorum",
         ),
-        ((60_000, 59_000, 59_000, 59_000, 1), (), "voter 5 is gone: the loss of 1 more is survived"),
+        ((60_000, 59_000, 59_000, 59_000, 1), (), "voter 5 is gone: the quorum survives the loss of 1 more"),
         ((60_000, 59_000, 59_000, 2, 1), (), "voters 4, 5 are gone: one more loss ends the quorum"),
     ],
 )
@@ -133,7 +132,7 @@ def test_internal_topics_warn_until_they_have_their_replicas() -> None:
     )
     wanted = {"__consumer_offsets": 3}
     [found] = check_health(view(offsets, internal_replicas=wanted))
-    assert "__consumer_offsets has fewer than 3 copies of 1 partition" in found.message
+    assert "__consumer_offsets has fewer than 3 in-sync replicas of 1 partition" in found.message
     raised = offsets._replace(replicas=(1, 2, 3), in_sync=(1, 2, 3))
     assert check_health(view(raised, internal_replicas=wanted)) == []
 

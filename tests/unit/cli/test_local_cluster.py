@@ -89,7 +89,7 @@ def test_a_cluster_that_was_never_founded_is_planned_anew() -> None:
 
 
 def test_a_cluster_does_not_lose_nodes_by_starting() -> None:
-    with pytest.raises(CommandError, match="cannot lose 2"):
+    with pytest.raises(CommandError, match="cannot remove 2"):
         grow_cluster(founded(3), 1, members(1))
 
 
@@ -116,5 +116,5 @@ def test_the_folder_remembers_and_lets_one_in(tmp_path: Path) -> None:
 
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text('{"nodes": [{"id": 1}]}')
-    with pytest.raises(CommandError, match="not what this release has written"):
+    with pytest.raises(CommandError, match=r"cannot read .*cluster.json"):
         ClusterDirectory(tmp_path).load()

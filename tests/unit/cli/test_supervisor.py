@@ -26,7 +26,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.pids: dict[int, int | None] = {}
         self.lives: dict[int, set[int]] = {}
         self.meddle: Callable[[], None] = lambda: None
@@ -36,7 +36,9 @@ class World:
 
     async def run(self, *programs: str, restart: bool = False) -> int:
         nodes = [self.node(number, program) for number, program in enumerate(programs, 1)]
-        watcher = SupervisorCallbacks(pids_changed=self._pids, all_ready=self._ready, report=self.said.append)
+        watcher = SupervisorCallbacks(
+            pids_changed=self._pids, all_ready=self._ready, report=self.reported.append
+        )
         self.supervisor = Supervisor(nodes, watcher, restart=restart)
         return await self.supervisor.run()
 
@@ -70,7 +72,7 @@ async def test_a_signal_stops_all_of_them(world: World) -> None:
     world.meddle = interrupt
     assert await world.run(SLEEP, SLEEP) == 0
     assert world.pids == {1: None, 2: None}
-    assert world.said == ["stopping"]
+    assert world.reported == ["stopping"]
 
 
 async def test_a_node_may_be_ready_before_its_pid_is_known(
@@ -100,14 +102,14 @@ async def test_a_node_that_dies_later_is_told_and_the_others_go_on(world: World)
     running = asyncio.create_task(world.run(SLEEP, SLEEP))
     await until(lambda: world.pids.get(2, 0) is None)
     assert world.pids[1] is not None
-    assert "node 2 has ended (killed by SIGKILL)" in world.said[0]
+    assert "node 2 has ended (killed by SIGKILL)" in world.reported[0]
     interrupt()
     assert await running == 1  # not all of them ended as they should
 
 
 async def test_when_none_is_left_there_is_nothing_to_watch(world: World) -> None:
     world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
-    with pytest.raises(CommandError, match="no node is left"):
+    with pytest.raises(CommandError, match="all nodes have ended"):
         await world.run(SLEEP)
 
 
@@ -117,7 +119,7 @@ async def test_a_node_that_dies_comes_back_where_wanted(
     monkeypatch.setattr(supervisor, "RESTART_PAUSE_MIN_S", 0.01)
     world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
     running = asyncio.create_task(world.run(SLEEP, restart=True))
-    await until(lambda: "node 1 is back" in world.said)
+    await until(lambda: "node 1 is back" in world.reported)
     assert len(world.lives[1]) == 2
     interrupt()
     assert await running == 0
@@ -130,7 +132,7 @@ async def test_one_of_them_is_restarted_whether_it_runs_or_has_ended(world: Worl
     await ready.wait()
     await world.supervisor.restart(2)
     assert len(world.lives[2]) == 2
-    assert world.said == ["node 2 is back"], "nobody complains of what was asked for"
+    assert world.reported == ["node 2 is back"], "a requested restart is not reported as a failure"
     os.kill(world.pids[2] or 0, signal.SIGKILL)
     await until(lambda: world.pids[2] is None)
     await world.supervisor.restart(2)
@@ -162,17 +164,17 @@ async def test_what_does_not_stop_is_killed(world: World, monkeypatch: pytest.Mo
     monkeypatch.setattr(supervisor, "STOP_DEADLINE_S", 0.1)
     world.meddle = interrupt
     assert await world.run(STUBBORN) == 1
-    assert "killing" in world.said[-1]
+    assert "killing" in world.reported[-1]
 
 
 async def test_a_second_signal_does_not_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "SECOND_SIGNAL_AFTER_S", 0.0)
     world.meddle = interrupt
     running = asyncio.create_task(world.run(STUBBORN))
-    await until(lambda: "stopping" in world.said)
+    await until(lambda: "stopping" in world.reported)
     interrupt()
     assert await running == 1
-    assert world.said[-1] == "killing what is left; the next start recovers"
+    assert world.reported[-1] == "killing what is left; the next start recovers"
 
 
 async def test_the_end_of_stdin_is_the_end_of_the_node() -> None:

@@ -126,9 +126,7 @@ def show_or_set_features(
     connection: ConnectionOptions,
     levels: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NAME=LEVEL]...", help="The level to set, for example transaction.version=2."
-        ),
+        typer.Argument(metavar="NAME=LEVEL", help="The level to set, for example transaction.version=2."),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,

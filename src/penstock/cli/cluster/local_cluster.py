@@ -107,7 +107,7 @@ class ClusterDirectory:
             os.close(descriptor)
             raise CommandError(
                 f"the cluster in {self.path} is running",
-                hint=f"penstock cluster stop --dir {self.path} stops it",
+                hint=f"`penstock cluster stop --dir {self.path}` stops it",
             ) from None
         return descriptor
 
@@ -136,7 +136,7 @@ class ClusterDirectory:
         except OSError as error:
             raise CommandError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise CommandError(f"{path} is not what this release has written: {error!r}") from None
+            raise CommandError(f"cannot read {path}: {error!r}") from None
 
     def save(self, cluster: LocalCluster) -> None:
         document = {"cluster_id": cluster.cluster_id, "bootstrap": cluster.bootstrap, **asdict(cluster)}
@@ -218,8 +218,8 @@ def grow_cluster(known: LocalCluster | None, count: int | None, members: Sequenc
         return LocalCluster(nodes=tuple(members))
     if count is not None and count < len(known.nodes):
         raise CommandError(
-            f"the cluster has {len(known.nodes)} nodes and cannot lose {len(known.nodes) - count} by starting",
-            hint="penstock cluster rebalance --remove-broker ID empties a node first",
+            f"the cluster has {len(known.nodes)} nodes, and `start` cannot remove {len(known.nodes) - count}",
+            hint="`penstock cluster rebalance --remove-broker ID` moves all replicas away from a node first",
             exit_code=EXIT_USAGE,
         )
     kept = {node.id: node for node in known.nodes}
@@ -325,13 +325,16 @@ def request_from_supervisor(place: ClusterDirectory, request: SupervisorRequest)
         or cluster.supervisor is None
         or not holds_cluster_lock(cluster.supervisor, place.path)
     ):
-        raise CommandError(f"nobody watches over the cluster in {place.path}")
+        raise CommandError(
+            f"no supervisor runs the cluster in {place.path}",
+            hint="stop the cluster and start it again",
+        )
     folder = place.path / _REQUESTS_DIRECTORY
     if not folder.is_dir():
         # SIGUSR1 would kill a process that does not handle it.
         raise CommandError(
-            f"the process that runs the cluster ({cluster.supervisor}) takes no requests",
-            hint="it is still starting, or of an earlier release: then stop the cluster and start it again",
+            f"the process that runs the cluster ({cluster.supervisor}) accepts no requests",
+            hint="try again when it has started; if it runs an earlier release, stop the cluster and start it again",
         )
     path = folder / (uuid.uuid4().hex + _REQUEST_SUFFIX)
     _write_atomically(path, request)
@@ -343,11 +346,11 @@ def request_from_supervisor(place: ClusterDirectory, request: SupervisorRequest)
             path.unlink(missing_ok=True)
             raise CommandError(f"the process that runs the cluster ({cluster.supervisor}) does not answer")
         time.sleep(_POLL_S)
-    told = json.loads(answer.read_text())
+    reply = json.loads(answer.read_text())
     answer.unlink()
-    if told["error"] is not None:
-        raise CommandError(told["error"], hint=told["hint"])
-    return str(told["done"])
+    if reply["error"] is not None:
+        raise CommandError(reply["error"], hint=reply["hint"])
+    return str(reply["done"])
 
 
 @contextmanager
@@ -362,13 +365,13 @@ def serve_requests(
     async def answer_all() -> None:
         async with turn:
             for path in sorted((place.path / _REQUESTS_DIRECTORY).glob("*" + _REQUEST_SUFFIX)):
-                told: dict[str, Any] = {"done": None, "error": None, "hint": None}
+                reply: dict[str, Any] = {"done": None, "error": None, "hint": None}
                 try:
-                    told["done"] = await carry_out(json.loads(path.read_text()))
+                    reply["done"] = await carry_out(json.loads(path.read_text()))
                 except CommandError as failure:
-                    told |= {"error": failure.message, "hint": failure.hint}
+                    reply |= {"error": failure.message, "hint": failure.hint}
                 path.unlink(missing_ok=True)
-                _write_atomically(path.with_suffix(_REPLY_SUFFIX), told)
+                _write_atomically(path.with_suffix(_REPLY_SUFFIX), reply)
 
     def begin() -> None:
         task = loop.create_task(answer_all())

@@ -48,39 +48,51 @@ NODES_MAX = 100
 VOTERS_WAIT_S = 15.0
 QUORUM_TIMEOUT_MS = 2_000
 
-Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Folder of the cluster.")]
+Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Directory of the cluster.")]
 
 
 def start(
     folder: Folder,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", "-n", min=1, max=NODES_MAX, help="How many; 3, or as many as there were."),
+        typer.Option(
+            "--nodes", "-n", min=1, max=NODES_MAX, help="Number of nodes. Default: 3, or as many as before."
+        ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=0, max=65535, help="Port of the first node, 9092; 0 picks free ones."),
+        typer.Option(
+            "--port", min=0, max=65535, help="Port of the first node. Default: 9092. 0 picks free ports."
+        ),
     ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(
-            "--http-port", min=0, max=65535, help="Serve /metrics, /health and /ready from this one on."
+            "--http-port",
+            min=0,
+            max=65535,
+            help="Port of /metrics, /health and /ready of the first node; the others count up.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", metavar="FILE", exists=True, dir_okay=False, help="Settings of all nodes (TOML)."
+            "--config",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="TOML file with settings of all nodes.",
         ),
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of all nodes.")
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of all nodes. Repeatable."),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Start a node again when it ends.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Restart a node when it ends.")] = False,
 ) -> None:
     """Run a local cluster until Ctrl-C or SIGTERM.
 
-    A later start on the same folder brings back the same cluster. With more --nodes it grows, also while it runs.
+    A later start with the same directory brings back the same cluster. With more --nodes it grows, also while it runs.
     """
     place = ClusterDirectory(folder)
     place.make()
@@ -122,11 +134,13 @@ def restart_node(
     place = ClusterDirectory(folder)
     known = place.load()
     if known is None:
-        raise CommandError(f"{place.path} is not the folder of a cluster", exit_code=EXIT_USAGE)
+        raise CommandError(f"{place.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
     if node not in {each.id for each in known.nodes}:
         raise CommandError(f"the cluster has no node {node}", exit_code=EXIT_USAGE)
     if not place.is_running:
-        raise CommandError("the cluster is not running", hint=f"penstock cluster start --dir {place.path}")
+        raise CommandError(
+            "the cluster is not running", hint=f"`penstock cluster start --dir {place.path}` starts it"
+        )
     note(local_cluster.request_from_supervisor(place, {"restart": node}))
 
 
@@ -169,7 +183,8 @@ def run_supervisor(
             return f"node {request['restart']} is back"
         if command is None:
             raise CommandError(
-                "workers cannot grow while they run", hint="stop the node, and serve with more --workers"
+                "workers cannot be added while they run",
+                hint="stop the node, and start it with more --workers",
             )
         larger = _grow_running_cluster(place, now, request["nodes"])
         added = larger.nodes[len(now.nodes) :]
@@ -198,16 +213,19 @@ def run_supervisor(
 def stop(
     folder: Folder,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Kill what has not stopped by then.")
+        float,
+        typer.Option(
+            "--timeout", metavar="SECONDS", help="Kill nodes that have not stopped after this time."
+        ),
     ] = STOP_DEADLINE_S + 5,
 ) -> None:
-    """Stop the local cluster of a folder, from another shell."""
+    """Stop the local cluster of a directory, from another shell."""
     place = ClusterDirectory(folder)
     cluster = place.load()
     if cluster is None:
-        raise CommandError(f"{place.path} is not the folder of a cluster", exit_code=EXIT_USAGE)
+        raise CommandError(f"{place.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
     if not place.is_running:
-        note("it is not running")
+        note("the cluster is not running")
         return
     # If the supervisor is gone, its nodes have noticed and are already stopping.
     _signal_process(cluster.supervisor, signal.SIGTERM, place.path)
@@ -263,7 +281,9 @@ def _grow_running_cluster(place: ClusterDirectory, now: LocalCluster, count: int
 
 def _check_port_range(first: int, count: int) -> None:
     if first + count - 1 > PORT_MAX:
-        raise CommandError(f"{count} ports from {first} on do not exist", exit_code=EXIT_USAGE)
+        raise CommandError(
+            f"{count} ports from {first} on exceed the highest port, {PORT_MAX}", exit_code=EXIT_USAGE
+        )
 
 
 def _check_cluster_ports(cluster: LocalCluster) -> None:
@@ -277,9 +297,9 @@ def _check_cluster_ports(cluster: LocalCluster) -> None:
     is_new = cluster.cluster_id is None
     check_ports_free(
         wanted,
-        hint="--port names another first port, and 0 free ones"
+        hint="--port gives another first port, and --port 0 picks free ports"
         if is_new
-        else "a cluster keeps its addresses; free the port and start again",
+        else "a cluster keeps its addresses; free the port and start it again",
     )
 
 
@@ -324,7 +344,7 @@ def _print_ready(cluster: LocalCluster) -> None:
         metrics = "" if node.http is None else f", metrics on http://{node.http}/metrics"
         print(f"node {node.id} listening on {node.address} ({' and '.join(node.roles)}){metrics}")
     if len(cluster.nodes) == 2:
-        note("two nodes have one controller between them: three survive the loss of one")
+        note("two nodes have one controller; three nodes survive the loss of one")
     folder = _short_path(Path(cluster.nodes[0].data_dir).parent)
     what = "1 node is" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes are"
     print(

@@ -55,18 +55,19 @@ def _quorum_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
         return
     if view.quorum is None:
         yield HealthFinding(
-            ERROR, "no controller answers: a majority of the voters is not there, or cannot reach each other"
+            ERROR, "no controller answers: no majority of the voters is running and connected"
         )
         return
     voters = len(view.quorum.voters)
     if voters == 1 and len(view.brokers) > 1:
         yield HealthFinding(
-            WARNING, "one voter holds the metadata: without it nothing changes and nobody fails over"
+            WARNING,
+            "one voter holds the metadata: without it no metadata can change and no partition can fail over",
         )
     elif voters and voters % 2 == 0:
         yield HealthFinding(
             WARNING,
-            f"{voters} voters survive the loss of {(voters - 1) // 2}, as {voters - 1} would: use an odd number",
+            f"{voters} voters survive the loss of {(voters - 1) // 2}, as {voters - 1} would; use an odd number",
         )
     gone = lost_voters(view)
     yield from _lost_voter_findings(gone, voters)
@@ -99,39 +100,39 @@ def _lost_voter_findings(gone: list[int], voters: int) -> Iterator[HealthFinding
     if not gone:
         return
     spare = (voters - len(gone)) - (voters // 2 + 1)
-    is_are, them = ("is", "it does") if len(gone) == 1 else ("are", "they do")
-    left = f"the loss of {spare} more is survived" if spare > 0 else "one more loss ends the quorum"
+    is_are, they_do = ("is", "it does") if len(gone) == 1 else ("are", "they do")
+    left = f"the quorum survives the loss of {spare} more" if spare > 0 else "one more loss ends the quorum"
     yield HealthFinding(
         WARNING,
         f"{_noun_with_ids('voter', gone)} {is_are} gone: {left}; "
-        f"if {them} not come back, penstock cluster voters remove {gone[0]}",
+        f"if {they_do} not come back, run `penstock cluster voters remove {gone[0]}`",
     )
 
 
 def _broker_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
     fenced = [broker.id for broker in view.brokers if broker.fenced]
     if fenced:
-        yield HealthFinding(WARNING, f"fenced, so not in use: {_noun_with_ids('broker', fenced)}")
+        yield HealthFinding(WARNING, f"fenced, and so not in use: {_noun_with_ids('broker', fenced)}")
     silent = sorted(
         broker.id for broker in view.brokers if broker.id in view.unreachable and not broker.fenced
     )
     if silent:
         yield HealthFinding(
             WARNING,
-            f"not to be reached from here at the advertised address: {_noun_with_ids('broker', silent)}",
+            f"not reachable from here at the advertised address: {_noun_with_ids('broker', silent)}",
         )
     known = {broker.id for broker in view.brokers}
     gone = sorted({id for partition in view.partitions for id in partition.target_replicas} - known)
     if gone:
         yield HealthFinding(
             WARNING,
-            f"replicas are assigned to what is no broker of the cluster: {_noun_with_ids('broker', gone)}",
+            f"replicas are assigned to brokers that the cluster does not know: {_noun_with_ids('broker', gone)}",
         )
 
 
 def _partition_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
     partitions = view.partitions
-    yield from _count_finding(ERROR, "offline: nobody leads them", [p for p in partitions if p.is_offline])
+    yield from _count_finding(ERROR, "offline: they have no leader", [p for p in partitions if p.is_offline])
     yield from _count_finding(
         ERROR,
         "under min.insync.replicas: acks=all is refused",
@@ -151,7 +152,8 @@ def _placement_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
     hosts = {broker.rack or broker.host for broker in view.brokers}
     if replicated and len(hosts) == 1:
         yield HealthFinding(
-            WARNING, f"all brokers are in one place ({hosts.pop()}): what takes it takes every replica"
+            WARNING,
+            f"all brokers are in one rack or on one host ({hosts.pop()}): all replicas can be lost together",
         )
         return
     together = [p for p in replicated if len({view.rack_or_host(id) for id in p.target_replicas}) == 1]
@@ -159,7 +161,7 @@ def _placement_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
         yield HealthFinding(
             WARNING,
             f"{plural(len(together), 'partition')} with all replicas in one rack or on one host "
-            f"({_partition_names(together)}): penstock cluster rebalance spreads them",
+            f"({_partition_names(together)}): `penstock cluster rebalance` spreads them",
         )
 
 
@@ -169,18 +171,18 @@ def _internal_topic_findings(view: ClusterDescription) -> Iterator[HealthFinding
         if low and len(view.brokers) > 1:
             yield HealthFinding(
                 WARNING,
-                f"{topic} has fewer than {wanted} copies of {plural(len(low), 'partition')}: "
-                f"groups are lost with them. {_low_replication_reason(view, wanted)}",
+                f"{topic} has fewer than {wanted} in-sync replicas of {plural(len(low), 'partition')}: "
+                f"their data can be lost. {_low_replication_reason(view, wanted)}",
             )
         elif low and wanted > 1:
-            yield HealthFinding(WARNING, f"{topic} has 1 of {wanted} copies, as there is one broker")
+            yield HealthFinding(WARNING, f"{topic} has 1 of {wanted} replicas, because there is one broker")
 
 
 def _low_replication_reason(view: ClusterDescription, wanted: int) -> str:
     active = sum(not broker.fenced for broker in view.brokers)
     if active < wanted:
-        return f"There are {plural(active, 'active broker')}"
-    return "The controller adds them as brokers join"
+        return f"The cluster has {plural(active, 'active broker')}"
+    return "The controller adds replicas as brokers join"
 
 
 def _partition_names(partitions: list[PartitionDescription], most: int = 3) -> str:
@@ -360,13 +362,13 @@ def _print_status(document: dict[str, Any]) -> None:
 def _quorum_line(quorum: dict[str, Any] | None) -> str | None:
     if quorum is None:
         return None
-    return f"node {quorum['leader']} leads in epoch {quorum['epoch']}, {len(quorum['voters'])} voting"
+    return f"node {quorum['leader']} leads in epoch {quorum['epoch']}, {len(quorum['voters'])} voters"
 
 
 def _partitions_line(counts: dict[str, int]) -> str:
     names = {name: count for name, count in counts.items() if name != "total" and count}
-    told = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in names.items())
-    return f"{counts['total']}" + (f" ({told})" if told else "")
+    conditions = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in names.items())
+    return f"{counts['total']}" + (f" ({conditions})" if conditions else "")
 
 
 def _quorum_roles(quorum: dict[str, Any] | None) -> dict[int, tuple[str, int | None]]:
@@ -410,6 +412,6 @@ def _comma_separated(ids: list[int]) -> str | None:
 def _print_findings(found: list[dict[str, str]]) -> None:
     print()
     if not found:
-        print("all is well")
+        print("no problems found")
     for finding in found:
         print(f"{finding['level']}: {finding['message']}")

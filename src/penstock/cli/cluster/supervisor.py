@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -75,7 +76,7 @@ class Supervisor:
         self._socket_path = ""
 
     async def run(self) -> int:
-        """Runs until a signal asks it to stop. Returns 1 when a node did not end cleanly.
+        """Runs until a signal stops it. Returns 1 when a node did not end cleanly.
 
         Raises CommandError when a node does not start, or none is left.
         """
@@ -87,7 +88,7 @@ class Supervisor:
         transport, _ = await loop.create_datagram_endpoint(
             lambda: _ReadinessProtocol(self._on_ready),
             local_addr=self._socket_path,
-            family=_unix_socket_family(),
+            family=socket.AF_UNIX,
         )
         try:
             return await self._run_nodes()
@@ -146,7 +147,7 @@ class Supervisor:
             if not ready.done() and not self._stop.is_set():
                 raise CommandError(
                     f"node {node.id} did not start: {_exit_text(ended.result())}{self._last_lines(node)}",
-                    hint=None if node.log is None else f"all of it is in {node.log}",
+                    hint=None if node.log is None else f"its log is {node.log}",
                 )
         finally:
             ended.cancel()
@@ -169,7 +170,7 @@ class Supervisor:
                 self._ready[node_id].set()
 
     async def _wait_unless_stopped(self, *tasks: "asyncio.Task[None]") -> None:
-        """Waits until all tasks are done, the first fails, or a signal asks to stop."""
+        """Waits until all tasks are done, the first fails, or a signal stops the supervisor."""
         stopped = asyncio.create_task(self._stop.wait())
         together = asyncio.gather(*tasks)
         try:
@@ -202,7 +203,7 @@ class Supervisor:
             for task in (stopped, *self._monitors.values()):
                 task.cancel()
         if not self._stop.is_set():
-            raise CommandError("no node is left")
+            raise CommandError("all nodes have ended", hint="--restart starts a node again when it ends")
 
     def _start_monitor(self, node: NodeCommand) -> None:
         self._monitors[node.id] = asyncio.create_task(self._monitor(node))
@@ -331,12 +332,6 @@ class _ReadinessProtocol(asyncio.DatagramProtocol):
         pid = os_process.parse_ready_pid(data)
         if pid is not None:
             self._is_ready(pid)
-
-
-def _unix_socket_family() -> int:
-    import socket
-
-    return socket.AF_UNIX
 
 
 def _exit_text(code: int) -> str:

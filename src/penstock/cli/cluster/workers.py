@@ -84,7 +84,11 @@ def plan_workers(settings: NodeSettings, count: int, known: LocalCluster | None)
     """The workers as nodes of a cluster. Free ports are chosen once and then kept."""
     first = settings.listeners[0]
     if first.port == 0 and len(settings.listeners) > 1:
-        raise CommandError("--workers with several listeners needs their ports", exit_code=EXIT_USAGE)
+        raise CommandError(
+            "--workers with several listeners cannot use port 0",
+            hint="give each listener a port",
+            exit_code=EXIT_USAGE,
+        )
     ports, peer_ports = client_and_node_ports("", first.port, count)
     members = [
         _worker_node(settings, number, count, ports[number], peer_ports[number]) for number in range(count)

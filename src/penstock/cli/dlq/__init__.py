@@ -158,7 +158,7 @@ def list_dead_letters(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TOPIC|GROUP]...",
+            metavar="TOPIC|GROUP",
             help="Dead letter topics, original topics, or groups that gave up.",
             show_default=False,
         ),
