@@ -12,12 +12,8 @@ import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.offset_fetch.v9 import request as offset_fetch
-<<<<<<< HEAD
 from tests.brokers import ClusterProcesses, NodeProcess
-=======
-from tests.clusters import ClusterProcesses, NodeProcess
 from tests.compat.raw_client import describe_quorum, send_request
->>>>>>> ec801a5 (command line, demo: messages and help in plain words; demo names follow what things are)
 from tests.waiting import eventually
 
 from penstock.client.errors import ClientError
