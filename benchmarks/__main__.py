@@ -38,7 +38,7 @@ _PEERS = {"kafka": ("Apache Kafka", fetch_kafka), "nats": ("nats-server", find_n
 
 def main() -> int:
     options = _parse()
-    # Whoever ends the run from outside gets what was measured so far, and leaves no broker behind.
+    # SIGTERM ends the run as Ctrl-C does: with a report of what was measured, and without brokers left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     suite = suites.cluster() if options.cluster else suites.queue() if options.queue else suites.single()

@@ -96,7 +96,7 @@ class Cluster(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Whoever stops in good order hands over first, and the last ones would find nobody to hand over to.
+        # Killed, because a controlled shutdown of the last nodes would wait for a node that takes over their leaders.
         for node in self.nodes.values():
             node.kill()
         if self._proxy is not None:

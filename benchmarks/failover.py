@@ -130,7 +130,7 @@ class Probe(_Steady):
         return Ack._make(self._layout.unpack_from(b"\0\0\0\0" + response))
 
     def _find_leader(self, failed: Leader | None, patience_s: float) -> Leader | None:
-        """Ask everyone else until they name another leader, or the same one anew; in the end the failed one again."""
+        """Ask the other nodes until they name another leader or a new epoch; in the end ask the failed one again."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline and not self._stopping.is_set():
             for node_id in self._addresses:

@@ -1,4 +1,4 @@
-"""What we set out to reach, checked against a run."""
+"""The goals, checked against a run."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What load generators hand back at the end of a run."""
+"""The results of load generators at the end of a run."""
 
 from array import array
 from typing import TYPE_CHECKING, NamedTuple

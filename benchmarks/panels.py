@@ -1,4 +1,4 @@
-"""Panels of bars in one picture: whoever took part beside each other, with the spread of the rounds."""
+"""Panels of bars in one picture: the contenders side by side, with the spread of the rounds."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -33,7 +33,7 @@ class ProducePlan:
     batch_records: int
     connections: int
     window: int
-    #: How far consumers may fall behind before the load waits for them; None where nobody consumes.
+    #: How far consumers may fall behind before the load waits for them; None without consumers.
     lag_records_max: int | None
 
 

@@ -1,4 +1,4 @@
-"""Rounds in which everybody takes turns, so that a busy moment of the machine meets all, and what is made of them."""
+"""Rounds in which contenders take turns, so that other load affects all of them, and their statistics."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -33,7 +33,7 @@ class Result:
 
 
 class Step(NamedTuple):
-    """Something the driver is about to do, for whoever watches."""
+    """The next step of the driver, for progress output."""
 
     broker: str
     what: str
@@ -57,7 +57,7 @@ def run_scenarios(
                     _warm(stack, site, (*warm_up, *_wanted_by(scenarios, site)))
             results.append(result := Result(scenario=scenario))
             for number in range(min(pace.rounds, scenario.rounds_max)):
-                # Whoever goes second finds warmer caches and fuller disks, so they take turns.
+                # The second finds warmer caches and fuller disks, so they take turns.
                 for site in sites[:: -1 if (position + number) % 2 else 1]:
                     if site.kind.name in scenario.runs_on:
                         yield Step(site.kind.name, scenario.title)

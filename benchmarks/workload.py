@@ -126,6 +126,6 @@ def _lag_records_max(workload: Workload) -> int | None:
 
 
 def _shares(workload: Workload, partitions: Sequence[int]) -> list[Sequence[int]]:
-    """The partitions dealt out to the consumers; nobody reads nothing."""
+    """The partitions divided among the consumers; each gets at least one."""
     shares = [partitions[part :: workload.consumers] for part in range(workload.consumers)]
     return [share for share in shares if share]

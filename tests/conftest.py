@@ -1,14 +1,14 @@
-"""Fixtures that every test may use: a broker to talk to, and names that no other test has."""
+"""Fixtures for all tests: brokers, clusters, and unique names."""
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.brokers import BrokerProcess, RunningBroker, external_bootstrap
+from tests.brokers import BrokerProcess, ClusterProcesses, RunningBroker, external_bootstrap
 
 from penstock.cli.os_process import raise_open_file_limit
 
@@ -49,6 +49,36 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess |
     assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
 
 
+@pytest.fixture(scope="module")
+def broker_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., BrokerProcess]]:
+    """`broker_with(settings)` starts a broker for the tests of one module."""
+    if external_bootstrap():
+        pytest.skip("needs a broker with settings of its own; PENSTOCK_TEST_BOOTSTRAP names another")
+    started: list[BrokerProcess] = []
+
+    def start(settings: Mapping[str, str]) -> BrokerProcess:
+        started.append(BrokerProcess(tmp_path_factory.mktemp("broker") / "data", settings))
+        return started[-1].start()
+
+    yield start
+    for process in started:
+        assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+
+
+@pytest.fixture(scope="module")
+def cluster_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ClusterProcesses]]:
+    """`cluster_with(settings)` starts three nodes for the tests of one module; each test leaves all of them running."""
+    started: list[ClusterProcesses] = []
+
+    def start(settings: Mapping[str, str] | None = None) -> ClusterProcesses:
+        started.append(ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=settings))
+        return started[-1].start()
+
+    yield start
+    for processes in started:
+        processes.kill()
+
+
 @pytest.fixture
 def tuned_broker(broker: BrokerProcess | RunningBroker) -> BrokerProcess:
     """The shared broker, for tests that rely on the settings that the suite gives it."""
@@ -59,7 +89,7 @@ def tuned_broker(broker: BrokerProcess | RunningBroker) -> BrokerProcess:
 
 @pytest.fixture
 def fresh_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker of one's own, to stop, kill and restart."""
+    """A broker for one test, which may stop, kill and restart it."""
     if external_bootstrap():
         pytest.skip("needs to restart the broker; PENSTOCK_TEST_BOOTSTRAP names one that is not ours to stop")
     process = BrokerProcess(tmp_path / "data").start()

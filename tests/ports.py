@@ -1,4 +1,4 @@
-"""Ports for the servers that tests start, which keep them through restarts."""
+"""Free ports for servers that tests start; they stay free while the server restarts."""
 
 import secrets
 import socket

@@ -47,7 +47,7 @@ POSTGRES_SETTINGS = {
     "jit": "off",
 }
 SHARED_DATABASE = "shared"
-#: Whoever an earlier test has left there is sent away; then all is as in a new database.
+#: Ends the sessions that an earlier test has left; then the database is as new.
 EMPTYING = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()",

@@ -1,4 +1,4 @@
-"""The one way that tests wait for something which other processes do: ask again until a deadline."""
+"""The one way that tests wait for other processes: check again until a deadline."""
 
 import asyncio
 import time

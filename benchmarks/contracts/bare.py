@@ -20,7 +20,7 @@ def handle(_: object) -> None:
 
 
 def untouched(batch: list[Any]) -> None:
-    """Only to know what the library needs by itself: nobody could write such a loop."""
+    """The cost of the library alone: a real loop could not be written like this."""
 
 
 def as_messages(batch: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The messages that everybody reads: JSON documents of a size, keyed, with or without what our publisher adds."""
+"""The messages that all contenders read: JSON documents of a size, with keys, with or without our headers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Fail-over: kill -9 closes every socket and flatters; a freeze and a cut network say nothing to anybody."""
+"""Fail-over: kill -9 closes every socket, which helps clients; a freeze and a network cut do not."""
 
 import random
 import time

@@ -81,7 +81,7 @@ def _latency(spread: str, flush: str) -> Scenario:
 
 
 def _idle(site: Site) -> Metrics:
-    """Nobody produces, nobody consumes; followers follow."""
+    """Without producers and consumers; followers only fetch."""
     cluster, name = site.broker, next_topic_name()
     with cluster.connect() as admin:
         began = time.monotonic()

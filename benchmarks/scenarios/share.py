@@ -163,7 +163,7 @@ def _run_nats(broker: NatsServer, wanted: Work, timing: Timing, records: int) ->
 
 
 def _verify_nats(admin: NatsConnection, stream: str, records: int, final: int) -> None:
-    """What it still has to hand out or hear of is what nobody has accepted or rejected."""
+    """The records that are still to be handed out or acknowledged are those that were neither accepted nor rejected."""
     deadline = time.monotonic() + _SETTLE_S
     while True:
         info = admin.call(f"CONSUMER.INFO.{stream}.{_CONSUMER}", {})

@@ -21,7 +21,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connector:
     jars: tuple[Path, ...]
-    #: Of each artifact, for whoever reads the results.
+    #: Of each artifact, for the report.
     versions: dict[str, str]
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from benchmarks.spark.stage import Stage
 
 __all__ = ["CONNECTOR", "OURS", "Contest", "Result", "Round", "Spread", "Turn", "WrongRows", "hold"]
 
-#: Whoever is measured, by the name that results have for it.
+#: The contenders, by their names in the results.
 OURS = "penstock"
 CONNECTOR = "connector"
 

@@ -1,6 +1,6 @@
 """What a driver process does when it is asked: each operation is one job of Spark, timed where it runs.
 
-The hash of key and value of every row is what all reads compute: nobody can leave out the bytes, as with a count.
+All reads compute a hash of key and value of every row, so that no reader can skip the bytes, as with a count.
 """
 
 import shutil

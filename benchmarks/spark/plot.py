@@ -1,4 +1,4 @@
-"""One picture of a run: panel by panel, whoever took part beside each other, with the spread of the rounds."""
+"""One picture of a run: the contenders side by side in each panel, with the spread of the rounds."""
 
 from pathlib import Path
 from typing import NamedTuple

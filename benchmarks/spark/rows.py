@@ -1,4 +1,4 @@
-"""The rows that everybody reads and writes: seeded, no two alike, about as compressible as real events."""
+"""The rows that all contenders read and write: seeded, all different, about as compressible as real events."""
 
 import time
 from collections.abc import Iterator

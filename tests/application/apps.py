@@ -1,16 +1,74 @@
-"""Applications in tests: started in this process, watched until they have done what is expected, and closed."""
+"""Applications for tests, in this process and in processes of their own."""
 
+import signal
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
+from tests.brokers import environment
 from tests.waiting import PATIENCE_S, eventually
 
 from penstock.client import Penstock
 
 #: Rebalances of tests need not wait for slow members.
 QUICK = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 50}
+
+
+class Program:
+    """A program in a process of its own, whose output is read to its end."""
+
+    def __init__(self, *command: str, folder: Path, **variables: str) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment(), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            self.lines.extend(line.rstrip("\n") for line in output)
+
+    def printed(self, words: str) -> list[str]:
+        return [line for line in tuple(self.lines) if words in line]
+
+    def await_line(self, words: str) -> None:
+        """Fails with all of the output if no line has the words in time."""
+
+        def is_there() -> bool:
+            assert self.printed(words), "\n".join([f"it printed no {words!r}, but:", *self.lines])
+            return True
+
+        eventually(is_there, what=f"{words!r} in the output of the program")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self._process.wait(60)
+        self._reader.join(60)
+        return code
+
+    @property
+    def is_printing(self) -> bool:
+        """Whether it, or any process that it has started, may still print."""
+        return self._reader.is_alive()
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
 
 
 @contextmanager

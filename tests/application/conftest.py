@@ -1,4 +1,4 @@
-"""An application with a topic, and real PostgreSQL and Redis servers: one of each for a process of tests."""
+"""Fixtures for applications: a topic, and real PostgreSQL and Redis servers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What tests of stores share: a handler's transaction, and its results."""
+"""Helpers for tests of stores: the transaction of a handler, and its results."""
 
 from collections.abc import Callable
 from typing import Any

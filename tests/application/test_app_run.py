@@ -1,15 +1,12 @@
-"""`penstock app run`: applications by their import path, in a process of their own, and again when a file changes."""
+"""`penstock app run`: applications by import path, in a process of their own, with restarts when a file changes."""
 
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.brokers import environment
-from tests.waiting import eventually
+from tests.application.apps import Program
 
 from penstock.cli.app import load_application
 from penstock.cli.errors import CommandError
@@ -29,58 +26,13 @@ def make() -> Penstock:
 """
 
 
-class Program:
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "app", "run", *words],
-            cwd=folder,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            self.lines.extend(line.rstrip("\n") for line in output)
-
-    def says(self, words: str) -> None:
-        def said() -> bool:
-            assert any(words in line for line in tuple(self.lines)), "\n".join(self.lines)
-            return True
-
-        eventually(said, what=words)
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self._process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        code = self._process.wait(60)
-        self._reader.join(60)
-        return code
-
-    @property
-    def is_read_on(self) -> bool:
-        """While any process that it has started may still print."""
-        return self._reader.is_alive()
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
     def begin(*words: str) -> Program:
-        programs.append(Program(tmp_path, *words))
+        command = [sys.executable, "-m", "penstock", "app", "run", *words]
+        programs.append(Program(*command, folder=tmp_path))
         return programs[-1]
 
     yield begin
@@ -106,8 +58,8 @@ def test_several_applications_run_until_they_are_told_to_stop(
     write("stock.py", "take")
     app.publish(topic, 7)
     program = start("shop.bills:app", "stock:make")
-    program.says("bill has 7")
-    program.says("take has 7")
+    program.await_line("bill has 7")
+    program.await_line("take has 7")
     assert program.end() == 0, program.lines
 
 
@@ -123,13 +75,13 @@ def test_it_starts_again_when_its_file_changes(
     app.publish(topic, 1)
     (path.parent / "elsewhere").mkdir()
     program = start("bills.py", "--reload", *elsewhere)
-    program.says("bill has 1")
+    program.await_line("bill has 1")
     path.write_text("def broken(:\n")
-    program.says("bills.py has changed, restarting")
-    program.says("cannot be imported: invalid syntax")
-    program.says("waiting for a change")
+    program.await_line("bills.py has changed, restarting")
+    program.await_line("cannot be imported: invalid syntax")
+    program.await_line("waiting for a change")
     write("bills.py", "charge")
-    program.says("charge has 1")
+    program.await_line("charge has 1")
     assert program.end() == 0, program.lines
 
 
@@ -145,9 +97,9 @@ def test_it_ends_with_what_starts_it_again(
     write("bills.py", "bill")
     app.publish(topic, 1)
     program = start("bills:app", "--reload")
-    program.says("bill has 1")
+    program.await_line("bill has 1")
     program.end(number)
-    assert not program.is_read_on, "the application still has its output open"
+    assert not program.is_printing, "the application still has its output open"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The benchmarks of contracts run, everybody commits what it handles, and results are drawn and written."""
+"""The benchmarks of contracts run, commit what they handle, and write their results."""
 
 import json
 import subprocess

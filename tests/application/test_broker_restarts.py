@@ -1,4 +1,4 @@
-"""Applications whose only broker is killed under their hands and comes back: they go on, and keep their contract."""
+"""Applications whose only broker is killed and restarted continue, and keep their contract."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What each contract does with messages that are handled well, fail, or come again, on a real broker."""
+"""Each contract on a real broker: messages that succeed, fail, or come again."""
 
 import json
 from collections.abc import Callable

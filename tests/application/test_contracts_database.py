@@ -1,4 +1,4 @@
-"""Contracts that keep something in a database: SQLite, PostgreSQL and Redis, each a real one."""
+"""Contracts that use a database, with real SQLite, PostgreSQL and Redis."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -42,6 +42,9 @@ def execute(url: str, statement: str) -> list[Any]:
         return cursor.fetchall() if cursor.description else []
 
 
+TWO_ATTEMPTS = Backoff(base="50ms", cap="50ms", attempts=2)
+
+
 def publish(app: Penstock, topic: str, numbers: range) -> None:
     for future in [app.publish_soon(topic, {"id": number}, key=f"k{number % 5}") for number in numbers]:
         future.result(30)
@@ -53,13 +56,7 @@ def test_result_and_position_share_a_transaction_of_the_database(
     execute(database_url, "CREATE TABLE bills (id INTEGER)")
     publish(app, topic, range(60))
 
-    @app.subscribe(
-        topic,
-        group=group,
-        delivery="exactly-once",
-        ledger=database_url,
-        retry=Backoff(base="50ms", cap="50ms", attempts=2),
-    )
+    @app.subscribe(topic, group=group, delivery="exactly-once", ledger=database_url, retry=TWO_ATTEMPTS)
     def bill(order: dict[str, int], message: Message, connection: Any) -> None:
         connection.execute(f"INSERT INTO bills VALUES ({order['id']})")
         if order["id"] == 17 or (order["id"] == 23 and message.attempt == 1):
@@ -167,13 +164,7 @@ def test_a_handler_may_take_a_session_of_sqlalchemy(
     execute(database_url, "CREATE TABLE bills (id INTEGER)")
     publish(app, topic, range(10))
 
-    @app.subscribe(
-        topic,
-        group=group,
-        delivery="exactly-once",
-        ledger=database_url,
-        retry=Backoff(base="50ms", cap="50ms", attempts=2),
-    )
+    @app.subscribe(topic, group=group, delivery="exactly-once", ledger=database_url, retry=TWO_ATTEMPTS)
     def bill(order: dict[str, int], message: Message, session: Any) -> None:
         session.execute(text("INSERT INTO bills VALUES (:id)"), {"id": order["id"]})
         session.commit()

@@ -1,4 +1,4 @@
-"""How an application ends: what a handler raises to end the process, and what is waited for or still being finished."""
+"""How an application stops: exceptions that end it, and what it waits for."""
 
 import asyncio
 import os

@@ -1,17 +1,15 @@
-"""The examples of the application layer and the snippet of the README, run as a newcomer would run them."""
+"""The examples of the application layer and the snippet of the README run as documented."""
 
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.application.apps import QUICK, header, read_all
+from tests.application.apps import QUICK, Program, header, read_all
 from tests.brokers import BrokerProcess, environment
 from tests.waiting import eventually
 
@@ -21,7 +19,6 @@ from penstock.protocol import dead_letter_headers
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
 
 
 def run(example: str, *arguments: str, folder: Path) -> list[str]:
@@ -39,62 +36,17 @@ def run(example: str, *arguments: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-class Service:
-    """A program that runs until it is told to stop."""
-
-    def __init__(self, program: Path, *arguments: str, folder: Path) -> None:
-        self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), *arguments],
-            cwd=folder,
-            # As in a terminal, where a line is shown when it is printed.
-            env={**environment(), "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            self.lines.extend(line.rstrip("\n") for line in output)
-
-    def told(self, word: str) -> list[str]:
-        return [line for line in tuple(self.lines) if word in line]
-
-    def tells(self, word: str) -> None:
-        """Sooner or later; where it does not, all that it said is shown."""
-
-        def told() -> bool:
-            assert self.told(word), "\n".join([f"it said no {word!r}, but:", *self.lines])
-            return True
-
-        eventually(told, within_s=TIMEOUT_S, what=f"{word!r} in what the program says")
-
-    def stop(self) -> None:
-        """As an operator does, and it ends well."""
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(STOP_TIMEOUT_S)
-        self._reader.join(STOP_TIMEOUT_S)
-        assert code == 0, "\n".join(self.lines)
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
-Start = Callable[..., Service]
+Start = Callable[..., Program]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    services: list[Service] = []
+    services: list[Program] = []
 
-    def begin(program: Path, *arguments: str) -> Service:
-        services.append(Service(program, *arguments, folder=tmp_path))
+    def begin(program: Path, *arguments: str) -> Program:
+        # Unbuffered, as in a terminal.
+        command = [sys.executable, str(program), *arguments]
+        services.append(Program(*command, folder=tmp_path, PYTHONUNBUFFERED="1"))
         return services[-1]
 
     yield begin
@@ -157,8 +109,8 @@ def test_the_snippet_of_the_readme(servers: str, tmp_path: Path, start: Start) -
     program = tmp_path / "readme.py"
     program.write_text(snippet.replace("localhost:9092", servers))
     service = start(program)
-    service.tells("alice owes 9.5")
-    service.stop()
+    service.await_line("alice owes 9.5")
+    assert service.end() == 0, "\n".join(service.lines)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +151,9 @@ def test_a_loop_is_migrated_step_by_step(servers: str, tmp_path: Path, start: St
     def handled(step: str, count: int, *arguments: str) -> set[int]:
         """By a step that runs until it has billed so many, and is stopped then."""
         service = start(steps / step, servers, *arguments)
-        eventually(lambda: len(service.told("billed order")) >= count, what=f"{count} bills of {step}")
-        service.stop()
-        return {int(line.split()[2]) for line in service.told("billed order")}
+        eventually(lambda: len(service.printed("billed order")) >= count, what=f"{count} bills of {step}")
+        assert service.end() == 0, "\n".join(service.lines)
+        return {int(line.split()[2]) for line in service.printed("billed order")}
 
     run("migrating/publish_orders.py", servers, folder=tmp_path)
     assert handled("step0_loop.py", 10) == set(range(10))
@@ -266,7 +218,7 @@ def test_a_hot_key_is_spread_and_added_up_again(servers: str, tmp_path: Path) ->
 
 
 def test_no_two_examples_share_a_topic_or_a_group() -> None:
-    """Whoever tries one after the other on one broker sees what each has done, and nothing of the others."""
+    """All steps, one after the other on one broker: each shows what it has done, and nothing of the others."""
     names: dict[str, set[str]] = {}
     for path in sorted(EXAMPLES.rglob("*.py")):
         unit = path.relative_to(EXAMPLES).parts[0]  # the steps of a migration belong together

@@ -1,4 +1,4 @@
-"""Positions in real databases: they move with the results or not at all, and a replaced owner moves nothing."""
+"""Ledgers in real databases: positions and results change in one transaction, and a fenced owner changes nothing."""
 
 import contextlib
 import sqlite3
@@ -133,7 +133,7 @@ def test_nor_when_its_code_passes_over_the_fence(ledger: Ledger) -> None:
 
 
 def test_a_zombie_is_fenced_in_the_middle_of_its_transaction(postgres_url: str) -> None:
-    """With SQLite nobody can take over while a transaction is open."""
+    """With SQLite no member can take over while a transaction is open."""
     with closing(open_ledger(postgres_url)) as ledger:
         zombie = ledger.take(GROUP, [PLACE], "one")[PLACE]
 

@@ -1,4 +1,4 @@
-"""How a member of a group behaves when its handlers are slow, when it is taken for dead, and when much waits."""
+"""Members of a group with slow handlers, expired sessions and many waiting messages."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def fill(bootstrap: str, topic: str, count: int) -> None:
 def test_a_message_is_handled_as_soon_as_it_is_there(
     bootstrap: str, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for a batch to become full, which the library's own call does."""
+    """Poll does not wait for a full batch, as the library's own call does."""
     monkeypatch.setattr("penstock.client.app.worker._TAKE_S", 60.0)
     app, other = Penstock(bootstrap, settings=QUICK), Penstock(bootstrap)
     handled: list[int] = []
@@ -340,7 +340,7 @@ def test_partitions_that_arrive_while_a_member_leaves_do_not_hold_it_up(
         (asked,) = admin.describe_consumer_groups([group]).values()
         return bool(asked.result(60).state is ConsumerGroupState.STABLE)
 
-    eventually(is_stable, what="an assignment that nobody has asked for yet")
+    eventually(is_stable, what="an assignment that the application has not polled yet")
     closing = threading.Thread(target=member.close, daemon=True)
     closing.start()
     closing.join(30)

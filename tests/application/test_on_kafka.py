@@ -1,4 +1,4 @@
-"""The same contracts on Apache Kafka, where its jars can be had."""
+"""The contracts on Apache Kafka, if its jars are available."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The plain calls: poll, ack, nack, commit and seek, in a loop of one's own."""
+"""Plain calls: poll, ack, nack, commit and seek in a loop of the caller."""
 
 import asyncio
 import json
@@ -304,7 +304,7 @@ def test_at_most_once_notes_how_far_messages_are_handled(
 def test_at_most_once_drops_what_may_have_been_committed(
     app: Penstock, topic: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit was kept, but nobody knows: what was read is given up, and the member begins anew."""
+    """The commit was stored, but its reply was lost: the member drops what it has read and rejoins."""
     fill(app, topic, 3)
     commit = Membership.commit
     fates: list[type[ClientError] | None] = [None, CommitLost]

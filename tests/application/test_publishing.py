@@ -1,4 +1,4 @@
-"""Publishing many at a time: every future is told, and nobody is called back in the middle of another call."""
+"""Publishing many messages: every future is completed, and callbacks are not nested."""
 
 import asyncio
 import threading

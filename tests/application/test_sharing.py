@@ -1,17 +1,18 @@
-"""Share groups in applications: jobs by handler and by plain calls, and what the group does with failures."""
+"""Share groups in applications, by handler and by plain calls, with failures."""
 
 import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.application.apps import QUICK, header, read_all, running
-from tests.brokers import BrokerProcess, external_bootstrap
+from tests.brokers import BrokerProcess
+from tests.compat.share import SHARE_SETTINGS
 from tests.waiting import eventually
 
 from penstock.client import (
@@ -28,17 +29,6 @@ from penstock.client.app import share_group
 from penstock.client.deadletters.headers import dead_letter_topic
 from penstock.protocol import dead_letter_headers
 
-#: So that a lock can run out while a test waits for it.
-SETTINGS = {
-    "group.share.min.record.lock.duration.ms": "1000",
-    "group.share.min.session.timeout.ms": "1000",
-    "group.share.min.heartbeat.interval.ms": "200",
-    "group.share.heartbeat.interval.ms": "200",
-    "share.coordinator.state.topic.num.partitions": "4",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-}
-
 
 @dataclass
 class Job:
@@ -46,12 +36,8 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    if external_bootstrap():
-        pytest.skip("needs a broker with settings of its own; PENSTOCK_TEST_BOOTSTRAP names another")
-    process = BrokerProcess(tmp_path_factory.mktemp("share") / "data", SETTINGS).start()
-    yield process
-    assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+def broker(broker_with: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return broker_with(SHARE_SETTINGS)
 
 
 def fill(app: Penstock, topic: str, count: int, first: int = 0) -> None:
@@ -239,7 +225,7 @@ def test_a_job_that_waited_for_longer_than_its_lock_is_given_back_untried(
     assert figures.overdue > 0
     # Some more than once, where the machine is slow, and the one that was late may be among those that came again.
     given_back = sum(attempts[0] - 1 for attempts in tried.values())
-    assert 0 < given_back <= figures.overdue, "and nobody was at work on them meanwhile"
+    assert 0 < given_back <= figures.overdue, "and no worker had them meanwhile"
 
 
 def test_a_handler_that_outlives_its_lock_is_told_of(

@@ -1,4 +1,4 @@
-"""Stores whose servers go away, refuse, or are set up in another way: clear errors, nothing half done, and on again."""
+"""Stores whose servers are down, refuse, or have other settings: clear errors, no partial changes, recovery."""
 
 import contextlib
 import logging
@@ -17,18 +17,22 @@ from tests.servers import PostgresServer, RedisServer
 from penstock.client.stores import StoreError, StoreUnavailable, open_store, schema
 
 
+def check_unavailable(store: Any) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            store.seen("billing", ["a"])
+        with pytest.raises(StoreUnavailable):
+            store.mark("billing", ["b"], HOUR_S)
+        with pytest.raises(StoreUnavailable):
+            store.claim("billing", "b", HOUR_S)
+
+
 def test_postgresql_goes_away_and_comes_back(restartable_postgres: PostgresServer) -> None:
     url = restartable_postgres.empty_database()
     with closing(open_store(url)) as store:
         store.mark("billing", ["a"], HOUR_S)
         restartable_postgres.kill()
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable):
-                store.seen("billing", ["a"])
-            with pytest.raises(StoreUnavailable):
-                store.mark("billing", ["b"], HOUR_S)
-            with pytest.raises(StoreUnavailable):
-                store.claim("billing", "b", HOUR_S)
+        check_unavailable(store)
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             open_store(url)
         restartable_postgres.start()
@@ -103,13 +107,7 @@ def test_redis_goes_away_and_comes_back(fresh_redis: RedisServer) -> None:
     with closing(open_store(fresh_redis.url())) as store:
         store.mark("billing", ["a"], HOUR_S)
         fresh_redis.kill()
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable):
-                store.seen("billing", ["a"])
-            with pytest.raises(StoreUnavailable):
-                store.mark("billing", ["b"], HOUR_S)
-            with pytest.raises(StoreUnavailable):
-                store.claim("billing", "b", HOUR_S)
+        check_unavailable(store)
         with pytest.raises(StoreUnavailable):
             open_store(fresh_redis.url())
         fresh_redis.start()

@@ -1,4 +1,4 @@
-"""Dedupe stores on real servers: what is marked is seen, each id is claimed once, and nothing is half done."""
+"""Dedupe stores on real servers: marks are found, each id is claimed once, and changes are atomic."""
 
 import asyncio
 import contextlib

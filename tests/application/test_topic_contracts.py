@@ -1,4 +1,4 @@
-"""A topic that declares its contract: who promises less does not start, on brokers that know the setting."""
+"""A topic that declares its contract: an application with a weaker contract does not start."""
 
 from collections.abc import Callable
 

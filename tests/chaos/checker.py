@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tests.chaos.history import UNKNOWN, Op
 
 LOST = "lost write"  # acknowledged or delivered, others read past it, and it is not there
-UNSEEN = "unseen"  # acknowledged, and nobody ever got so far as to see it
+UNSEEN = "unseen"  # acknowledged, and no reader ever came so far
 DUPLICATE = "duplicate"  # one value at two offsets
 INCONSISTENT = "inconsistent offset"  # one offset with two values
 POLL_BACK = "non-monotonic poll"  # a reader was given an offset again, or an earlier one
@@ -44,7 +44,7 @@ class Findings:
 
 @dataclass(slots=True)
 class Verdict:
-    """`reported` are figures that are told and that are nobody's fault."""
+    """`reported` are figures that are no anomalies."""
 
     operations: Counter[str] = field(default_factory=Counter)
     reported: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""Compares the replicas of a partition on disk, batch by batch, once every node has stopped."""
+"""Compares the replicas of a partition on disk, batch by batch, after all nodes have stopped."""
 
 import struct
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
 """What clients asked and were told, in the order in which it happened, as JSON lines.
 
-An operation is invoked, and then is ok, has failed (it did certainly not happen), or is info (nobody knows). Sends and
+An operation is invoked, and then is ok, has failed (it did certainly not happen), or is info (unknown). Sends and
 polls of many records are one operation each, so that the history of millions of records stays readable.
 """
 

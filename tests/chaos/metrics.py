@@ -1,4 +1,4 @@
-"""What nodes tell a scraper, added up over the cluster."""
+"""Metrics of nodes, summed over the cluster."""
 
 import urllib.error
 import urllib.request

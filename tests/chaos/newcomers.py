@@ -1,4 +1,4 @@
-"""Whoever comes when everything is over reads all that there is."""
+"""Reads everything that is in a topic at the end of a campaign."""
 
 import time
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tests.chaos.ambush import Ambush, Road
 from tests.chaos.callers import caller
 
-OUTSIDE = "clients"  # whoever is not a known node
+OUTSIDE = "clients"  # all that are not known nodes
 HIGH_WATER_BYTES = 1 << 20
 
 
@@ -286,11 +286,11 @@ class Network:
 
     def lie_in_wait(self, api_key: int) -> None:
         """For the next request of a client of that kind; connections of before are not watched."""
-        assert self.ambush is not None, "nobody watches"
+        assert self.ambush is not None, "requests are not watched"
         self.ambush.wanted[api_key] += 1
 
     def call_off(self) -> None:
-        assert self.ambush is not None, "nobody watches"
+        assert self.ambush is not None, "requests are not watched"
         self.ambush.wanted.clear()
 
     def let_go(self) -> int:

@@ -1,4 +1,4 @@
-"""Share consumers as campaigns use them: settings by their own names, and rounds whose outcome is known."""
+"""Share consumers for campaigns: their settings, and rounds whose outcome is known."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,13 +34,13 @@ def share_consumer(servers: str, group: str, topic: str, settings: Mapping[str, 
 def stored_partitions(client: Any, timeout_s: float) -> set[int]:
     """Send what has been said of records; returns the partitions of which the broker has stored it.
 
-    Of the others nobody knows. Raises KafkaException where nothing is known of any.
+    The others are unknown. Raises KafkaException if all are unknown.
     """
     return {place.partition for place, error in client.commit_sync(timeout_s).items() if error is None}
 
 
 def lags(observer: Observer, group: str) -> dict[tuple[str, int], int]:
-    """Of the partitions that the group has: how many records are not at their end yet. Empty while nobody knows."""
+    """Of the partitions that the group has: how many records are not final yet. Empty while that is unknown."""
     api = "describe_share_group_offsets"
     asked = schema(api, 1, "DescribeShareGroupOffsetsRequestGroup")(group_id=group, topics=None)
     answers = observer.ask_each(schema(api, 1, "DescribeShareGroupOffsetsRequest")(groups=(asked,)))

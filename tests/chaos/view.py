@@ -1,4 +1,4 @@
-"""Looks at the cluster past the proxy, through each node's own eyes."""
+"""Looks at the cluster without the proxy, from the point of view of each node."""
 
 import datetime
 import socket

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from tests.compat.message import Message, Received
+from tests.compat.message import Message, Received, received_record
 
 TIMEOUT_S = 60.0
 UNACKNOWLEDGED = -1
@@ -37,7 +37,7 @@ def read_to_end(bootstrap: str, topic: str) -> list[Received]:
             end = (await client.end_offsets([partition]))[partition]
             received: list[Received] = []
             while await client.position(partition) < end:
-                received.append(_received(await client.getone()))
+                received.append(received_record(await client.getone()))
             return received
 
     return asyncio.run(read_async())
@@ -90,17 +90,6 @@ async def take(client: AIOKafkaConsumer, count: int, within_s: float = TIMEOUT_S
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             while len(received) < count:
-                received.append(_received(await client.getone()))
+                received.append(received_record(await client.getone()))
     assert len(received) == count, f"got {len(received)} of {count} messages: {received[:5]} ..."
     return received
-
-
-def _received(record: Any) -> Received:
-    common = Message(
-        value=record.value,
-        key=record.key,
-        headers=tuple(record.headers),
-        timestamp_ms=record.timestamp,
-        partition=record.partition,
-    )
-    return Received(common, record.offset)

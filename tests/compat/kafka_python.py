@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from tests.compat.message import Message, Received
+from tests.compat.message import Message, Received, received_record
 
 TIMEOUT_S = 60.0
 
@@ -62,7 +62,7 @@ def read_to_end(bootstrap: str, topic: str) -> list[Received]:
         deadline = time.monotonic() + TIMEOUT_S
         while client.position(partition) < end and time.monotonic() < deadline:
             for records in client.poll(timeout_ms=200).values():
-                received.extend(map(_received, records))
+                received.extend(map(received_record, records))
         assert client.position(partition) >= end, f"stopped at {client.position(partition)} of {end}"
         return received
     finally:
@@ -74,17 +74,6 @@ def take(client: KafkaConsumer, count: int, within_s: float = TIMEOUT_S) -> list
     deadline = time.monotonic() + within_s
     while len(received) < count and time.monotonic() < deadline:
         for records in client.poll(timeout_ms=200, max_records=count - len(received)).values():
-            received.extend(map(_received, records))
+            received.extend(map(received_record, records))
     assert len(received) == count, f"got {len(received)} of {count} messages: {received[:5]} ..."
     return received
-
-
-def _received(record: Any) -> Received:
-    common = Message(
-        value=record.value,
-        key=record.key,
-        headers=tuple(record.headers),
-        timestamp_ms=record.timestamp,
-        partition=record.partition,
-    )
-    return Received(common, record.offset)

@@ -1,6 +1,6 @@
-"""What a message is, whichever client carries it."""
+"""A message, the same for all client libraries."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -20,6 +20,18 @@ class Message(NamedTuple):
 class Received(NamedTuple):
     message: Message
     offset: int
+
+
+def received_record(record: Any) -> Received:
+    """From a record as aiokafka and kafka-python give it."""
+    common = Message(
+        value=record.value,
+        key=record.key,
+        headers=tuple(record.headers),
+        timestamp_ms=record.timestamp,
+        partition=record.partition,
+    )
+    return Received(common, record.offset)
 
 
 def numbered(count: int, *, partition: int = 0, size: int = 0) -> list[Message]:

@@ -1,4 +1,4 @@
-"""The same requests to Apache Kafka and to a node of ours, where Apache Kafka can be had: the same answers."""
+"""The same requests to Apache Kafka and to a Penstock node get the same responses."""
 
 import fnmatch
 import importlib
@@ -15,6 +15,7 @@ from tests.brokers import TEST_SETTINGS, BrokerProcess
 from tests.compat import apache_kafka
 from tests.compat.apache_kafka import ApacheKafka
 from tests.compat.raw import RawConnection, connected, schema
+from tests.streams_heartbeat import joining_heartbeat
 from tests.waiting import eventually
 
 from penstock.broker.config.definitions import NODE_SETTINGS
@@ -313,36 +314,10 @@ def test_topologies_of_streams_groups_are_refused_in_the_same_words(
     if not pair.ours.call(about("words", creates=False)).topics[0].partitions:
         create(pair, "words")
     schemas = messages("streams_group_heartbeat", 0)
-    fields: dict[str, Any] = {
-        "subtopology_id": "0",
-        "source_topics": ("words",),
-        "source_topic_regex": (),
-        "state_changelog_topics": (),
-        "repartition_sink_topics": (),
-        "repartition_source_topics": (),
-        "copartition_groups": (),
-        **subtopology,
-    }
-    for name in ("state_changelog_topics", "repartition_source_topics"):
-        given = (each if isinstance(each, tuple) else (each,) for each in fields[name])
-        fields[name] = tuple(schemas.TopicInfo(**_internal(*each)) for each in given)
-    joining = schemas.StreamsGroupHeartbeatRequest(
-        group_id=f"streams-{time.time_ns()}",
-        member_id="one",
-        member_epoch=0,
-        endpoint_information_epoch=0,
-        rebalance_timeout=timedelta(minutes=5),
-        topology=schemas.Topology(epoch=0, subtopologies=(schemas.Subtopology(**fields),)),
-        active_tasks=(),
-        standby_tasks=(),
-        warmup_tasks=(),
-        process_id="one",
-        user_endpoint=None,
-        client_tags=(),
-        task_offsets=None,
-        task_end_offsets=None,
-        shutdown_application=False,
-    )
+    for name in subtopology.keys() & {"state_changelog_topics", "repartition_source_topics"}:
+        given = (each if isinstance(each, tuple) else (each,) for each in subtopology[name])
+        subtopology = {**subtopology, name: tuple(schemas.TopicInfo(**_internal(*each)) for each in given)}
+    joining = joining_heartbeat(schemas, f"streams-{time.time_ns()}", **subtopology)
 
     def refusal(answer: Any) -> tuple[Any, str]:
         return answer.error_code, answer.error_message
@@ -352,7 +327,7 @@ def test_topologies_of_streams_groups_are_refused_in_the_same_words(
     )
 
     def coordinated() -> bool:
-        """The topic of coordinators is created for whoever asks first."""
+        """The first request creates the topic of coordinators."""
         found = pair.both(coordinator)
         return all(answer.coordinators[0].error_code.value == 0 for answer in found) and all(
             refusal(answer)[0].value not in (14, 15, 16) for answer in pair.both(joining)

@@ -1,4 +1,4 @@
-"""The `penstock` command as users run it: a process of its own, against a real broker."""
+"""The `penstock` command in a process of its own, with a real broker."""
 
 import json
 import os

@@ -1,13 +1,13 @@
 """`penstock group` and `penstock transaction`: share groups, settings of groups, and transactions to be ended."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
-from tests.brokers import BrokerProcess, external_bootstrap
+from tests.brokers import BrokerProcess
 from tests.compat import confluent
 from tests.compat.message import numbered
 from tests.compat.raw import connected, schema
@@ -23,12 +23,8 @@ UNVERIFIED = {
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    if external_bootstrap():
-        pytest.skip("needs a broker with settings of its own; PENSTOCK_TEST_BOOTSTRAP names another")
-    process = BrokerProcess(tmp_path_factory.mktemp("coordinated") / "data", UNVERIFIED).start()
-    yield process
-    assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+def broker(broker_with: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return broker_with(UNVERIFIED)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
-"""Three nodes in processes of their own: what survives the death of one, a damaged disk, and an impostor."""
+"""Three nodes in processes of their own: the death of one, a damaged disk, and a duplicate node id."""
 
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,8 @@ GROUP = "readers"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Every test gives it back with all nodes running."""
-    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"))
-    yield processes.start()
-    processes.kill()
+def cluster(cluster_with: Callable[..., ClusterProcesses]) -> ClusterProcesses:
+    return cluster_with()
 
 
 @pytest.fixture(scope="module")
@@ -205,13 +202,13 @@ def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, 
 
     for topic in topics:
         eventually(partial(is_fetched, topic), what=f"{topic} in sync")
-        assert logged(ailing, f"{topic}-0"), "nobody was told"
+        assert logged(ailing, f"{topic}-0"), "the damage was not logged"
 
 
 def test_a_leader_whose_disk_has_flipped_a_bit_hands_over_and_fetches_it_again(
     cluster: ClusterProcesses, admin: AdminClient
 ) -> None:
-    """Nobody notices before a follower has to read it: the one whose copy was removed."""
+    """It is noticed when a follower reads it: the one whose replica was removed."""
     create(admin, "rotten", [1, 2, 3])
     values = [f"{number} {'x' * 100}" for number in range(6)]
     for value in values:
@@ -278,7 +275,7 @@ def test_an_unclean_election_is_made_on_request_only_and_told(
     publish(cluster, "risky", "lost", "lost too")
     ahead.kill()
     behind.start()
-    eventually(lambda: leader_and_isr(admin, "risky")[0] == -1, what="a partition that nobody leads")
+    eventually(lambda: leader_and_isr(admin, "risky")[0] == -1, what="a partition without a leader")
     place = TopicPartition("risky", 0)
     admin.elect_leaders(ElectionType.UNCLEAN, [place]).result()
     eventually(lambda: leader_and_isr(admin, "risky")[0] == 3, what="node 3 leading")

@@ -1,4 +1,4 @@
-"""`penstock cluster` as users run it: processes of its own, on free ports."""
+"""`penstock cluster` on the command line, in processes of its own, on free ports."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from penstock.cli.cluster.description import describe_cluster
 from penstock.cli.cluster.status import check_health, status_document
 from penstock.cli.connection import ConnectionOptions, open_cluster
 
-#: Nodes start in a second where nobody else is at work, and take much longer where tests run side by side.
+#: Nodes start in a second on an idle machine, and take much longer beside other tests.
 TIMEOUT_S = 300
 pytestmark = pytest.mark.timeout(900)
 QUICK = [

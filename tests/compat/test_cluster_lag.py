@@ -1,4 +1,4 @@
-"""Lag in the metrics of a cluster: of every partition that a group has read, wherever its replicas are."""
+"""Lag in the metrics of a cluster, for every partition that a group has read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What any client publishes with any codec, every other client reads: bytes, keys, headers, nulls and timestamps."""
+"""Messages published by any client with any codec are read by every other client."""
 
 import functools
 import uuid
@@ -93,7 +93,7 @@ def test_clients_read_what_kcat_wrote(bootstrap: str, topic: str, codec: str) ->
 def test_a_compressed_batch_is_stored_as_it_was_sent(
     bootstrap: str, new_topic: Callable[..., str], python_admin: Any, codec: str
 ) -> None:
-    """Ten thousand equal bytes are stored in a fraction of their size, so nobody unpacked them on the way."""
+    """Ten thousand equal bytes are stored in a fraction of their size, so they were not decompressed on the way."""
     topic = new_topic()
     confluent.publish(
         bootstrap, topic, [Message(value=b"x" * 1000) for _ in range(100)], codec, linger_ms=200

@@ -26,10 +26,8 @@ CLASSIC = {"group.protocol": "classic", "session.timeout.ms": 6000, "heartbeat.i
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("consumer") / "data", TEST_SETTINGS | QUICK).start()
-    yield broker
-    broker.stop()
+def process(broker_with: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return broker_with(QUICK)
 
 
 @pytest.fixture

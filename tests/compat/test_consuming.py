@@ -1,4 +1,4 @@
-"""Consuming at one's own pace: seeking, resets, long polls, pauses, small fetches, watermarks and lag."""
+"""Consuming: seeks, resets, long polls, pauses, small fetches, watermarks and lag."""
 
 import contextlib
 import threading

@@ -114,10 +114,10 @@ def test_without_a_quorum_leaders_go_on_and_changes_are_refused(
     cluster.nodes[1].kill()
     cluster.nodes[2].kill()
 
-    # Open: what node 3 leads needs nobody's leave.
+    # Open: the partitions that node 3 leads need no other node.
     assert publish(last, "here", "during") == []
     assert read(last, "here", 2) == ["before", "during"]
-    # Who asks for a coordinator that nobody can make is told so, and what it sends next is not held up.
+    # A request for a coordinator that cannot be created gets an error, and the next requests are not delayed.
     assert find_coordinator(cluster.nodes[3]) == "coordinator_not_available"
     # Closed: nothing is decided without a majority, neither a topic nor another leader.
     alone = AdminClient({"bootstrap.servers": last, "log_level": 0})

@@ -1,4 +1,4 @@
-"""The examples, run as a newcomer would run them."""
+"""The examples run as documented."""
 
 import os
 import subprocess

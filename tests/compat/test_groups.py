@@ -1,4 +1,4 @@
-"""Consumer groups: sharing partitions, members that come, go and crash, static members, commits and independence."""
+"""Consumer groups: partitions, joins, leaves and crashes, static members, commits."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""kcat, the command that many reach for first."""
+"""kcat, a command that many users know."""
 
 from collections.abc import Callable
 

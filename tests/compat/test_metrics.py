@@ -1,4 +1,4 @@
-"""What Prometheus and a load balancer see of a broker that real clients use."""
+"""Metrics and health of a broker that real clients use."""
 
 import contextlib
 import json

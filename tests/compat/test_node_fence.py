@@ -5,7 +5,7 @@ after all of them, and again after a restart. The last tests knock at the listen
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -235,7 +235,7 @@ def refuse_every_node_request(address: tuple[str, int]) -> None:
 
 
 def assert_unchanged(address: tuple[str, int], before: QuorumInfo) -> None:
-    """A busy machine may have cost an election, but nobody has been added, and no epoch skipped."""
+    """A busy machine may have cost an election, but no voter has been added, and no epoch skipped."""
     after = describe_quorum(address, timeout_s=30)
     assert {voter.id for voter in after.voters} == {voter.id for voter in before.voters}
     assert {broker.id for broker in describe_cluster(address).brokers} == {
@@ -338,14 +338,12 @@ def poison(data_dir: Path, epoch: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    processes = ClusterProcesses(tmp_path_factory.mktemp("fenced"))
-    yield processes.start()
-    processes.kill()
+def cluster(cluster_with: Callable[..., ClusterProcesses]) -> ClusterProcesses:
+    return cluster_with()
 
 
 def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: ClusterProcesses) -> None:
-    """Without authentication whoever reaches it may pose as a node; a request alone must not end the cluster."""
+    """Without authentication any client that reaches it may pose as a node; one request must not end the cluster."""
     first = next(iter(cluster.nodes.values()))
     peer, client = parse_address(first.peer_address), first.direct_address
     named, before = describe_cluster(client).cluster_id, describe_quorum(client, timeout_s=10)

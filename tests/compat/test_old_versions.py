@@ -1,4 +1,4 @@
-"""Clients of earlier years: the same work in the protocol versions that they speak."""
+"""Older clients, with the protocol versions that they speak."""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The board that pipelines tell of themselves on: what is written there is what anybody reads."""
+"""The topic in which pipelines publish their status."""
 
 import time
 from collections.abc import Callable, Iterator

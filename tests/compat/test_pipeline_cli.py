@@ -1,4 +1,4 @@
-"""`penstock pipeline list|status|stop|reset` of pipelines that others run: all that it takes is the board."""
+"""`penstock pipeline list, status, stop and reset` for pipelines of other processes."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Three nodes in two racks: where replicas are placed, read, moved at a bounded rate, and eligible to lead."""
+"""Three nodes in two racks: placement, reads from followers, throttled moves, and elections."""
 
 import contextlib
 import json

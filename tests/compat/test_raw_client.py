@@ -1,4 +1,4 @@
-"""The raw client against a broker: it agrees with librdkafka about all it reads and writes."""
+"""The raw client on a real broker reads and writes the same as librdkafka."""
 
 import os
 import re
@@ -448,7 +448,7 @@ def test_a_prepared_transaction_that_took_too_long(
 
 
 def test_a_prepared_transaction_of_an_id_that_went_on_with_others(modern: Cluster, topic: str) -> None:
-    """Nobody can tell any more how it ended, so neither end is called done."""
+    """Its outcome is unknown, so neither commit nor abort succeeds."""
     with RawProducer(modern, transactional_id=topic) as producer:
         producer.init()
         producer.send(topic, 0, batch(b"first"))

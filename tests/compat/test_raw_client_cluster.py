@@ -1,4 +1,4 @@
-"""The raw client on three nodes, whose leaders and coordinators are killed while it reads and writes."""
+"""The raw client on three nodes whose leaders and coordinators are killed."""
 
 import json
 import subprocess
@@ -224,7 +224,7 @@ def test_what_a_dead_process_has_prepared_is_ended_by_another(
     await_in_sync(cluster)
     winner, loser = (prepare(nodes, topic, unique(name), version) for name in ("winner", "loser"))
     assert sorted(winner.partitions) == [(topic, index) for index in range(3)]
-    assert read(cluster, topic, isolation=IsolationLevel.READ_COMMITTED) == [], "nobody has decided"
+    assert read(cluster, topic, isolation=IsolationLevel.READ_COMMITTED) == [], "it is not decided"
     coordinator = nodes.nodes[cluster.coordinator_id(CoordinatorType.TRANSACTION, winner.transactional_id)]
     coordinator.kill()
     for _ in range(2):
@@ -265,7 +265,7 @@ def test_what_a_dead_process_has_left_open_is_aborted_by_its_name(
 def test_a_successor_decides_about_what_it_finds_prepared(
     nodes: ClusterProcesses, cluster: Cluster, topic: str, unique: Callable[[str], str]
 ) -> None:
-    """KIP-939: the id is taken over with the open transaction, and whoever wrote it is fenced."""
+    """KIP-939: the id is taken over with the open transaction, and the producer that wrote it is fenced."""
     await_in_sync(cluster)
     prepared = prepare(nodes, topic, unique("kept"), 2)
     with RawProducer(cluster, transactional_id=prepared.transactional_id, two_phase=True) as successor:

@@ -1,4 +1,4 @@
-"""The raw client against Apache Kafka, where it can be had, and the ways in that our brokers have not yet."""
+"""The raw client on Apache Kafka, if its jars are available, also with TLS and SASL."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A broker that stops, crashes and comes back: nothing acknowledged is lost, nothing is doubled, groups go on."""
+"""A broker that stops, crashes and restarts: no acknowledged record is lost or doubled, and groups continue."""
 
 import asyncio
 import contextlib

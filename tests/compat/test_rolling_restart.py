@@ -1,4 +1,4 @@
-"""A rolling restart, node by node as docs/operations.md has it: clients with default settings notice nothing."""
+"""A rolling restart as in docs/operations.md: clients with default settings see no errors."""
 
 import threading
 from collections.abc import Iterator

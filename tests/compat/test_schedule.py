@@ -1,4 +1,4 @@
-"""Scheduled delivery with every client: none sees what is held, each record comes once, after its time."""
+"""Scheduled delivery with every client: held records are invisible, and each is delivered once after its time."""
 
 import time
 from collections.abc import Callable

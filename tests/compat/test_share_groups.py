@@ -1,11 +1,11 @@
-"""Share groups with confluent-kafka's ShareConsumer: work that is shared, given back, given up, and handed out once."""
+"""Share groups with confluent-kafka's ShareConsumer: accept, release, reject, and at-most-once."""
 
 import contextlib
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from kio.schema.errors import ErrorCode
-from tests.brokers import BrokerProcess, external_bootstrap
+from tests.brokers import BrokerProcess
 from tests.compat import confluent
 from tests.compat.message import Message, numbered
 from tests.compat.raw import connected, schema
 from tests.compat.share import (
     REJECT,
     RELEASE,
+    SHARE_SETTINGS,
     ShareConsumer,
     accept,
     configure,
@@ -31,25 +32,10 @@ from tests.compat.share import (
 )
 from tests.waiting import eventually
 
-#: So that a lock can run out, and a second member takes its part, while a test waits for it.
-SETTINGS = {
-    "group.share.min.record.lock.duration.ms": "1000",
-    "group.share.min.session.timeout.ms": "1000",
-    "group.share.min.heartbeat.interval.ms": "200",
-    "group.share.heartbeat.interval.ms": "200",
-    "share.coordinator.state.topic.num.partitions": "4",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
-}
-
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    if external_bootstrap():
-        pytest.skip("needs a broker with settings of its own; PENSTOCK_TEST_BOOTSTRAP names another")
-    process = BrokerProcess(tmp_path_factory.mktemp("share") / "data", SETTINGS).start()
-    yield process
-    assert process.stop() == 0, f"the broker did not end cleanly:\n{''.join(process.output)}"
+def broker(broker_with: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return broker_with(SHARE_SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +228,7 @@ def test_a_released_message_rests_as_long_as_the_group_says(
     take(client, 1, lambda _: RELEASE)
     released_s = time.monotonic()
     publish(bootstrap, topic, 1)
-    assert [message.offset() for message in take(client, 1)] == [1]  # nobody waits behind it
+    assert [message.offset() for message in take(client, 1)] == [1]  # later records do not wait for it
     (again,) = take(client, 1)
     assert again.offset() == 0
     # It was released a moment before that was known here.

@@ -1,6 +1,6 @@
-"""Offsets in a transaction on three nodes: what is staged outlives the group's coordinator; the next one ends it."""
+"""Offsets in a transaction on three nodes: pending offsets survive the death of the group's coordinator."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -20,11 +20,8 @@ UNSTABLE = (-1, ErrorCode.unstable_offset_commit)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Every test gives it back with all nodes running."""
-    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=SETTINGS)
-    yield processes.start()
-    processes.kill()
+def cluster(cluster_with: Callable[..., ClusterProcesses]) -> ClusterProcesses:
+    return cluster_with(SETTINGS)
 
 
 def coordinator(cluster: ClusterProcesses, group: str) -> NodeProcess:

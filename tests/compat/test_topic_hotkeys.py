@@ -1,4 +1,4 @@
-"""`penstock topic hotkeys` on a real topic: what it finds, what it says, and what it cannot find."""
+"""`penstock topic hotkeys` on a real topic."""
 
 import gzip
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Topics through their life: born on first use, aged out, compacted, deleted and born again under the same name."""
+"""Topics: auto-creation, retention, compaction, deletion, and creation with the same name."""
 
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient
 from kafka import KafkaConsumer
 from kafka.admin import ConfigResource
-from tests.brokers import BrokerProcess, external_bootstrap
+from tests.brokers import BrokerProcess
 from tests.compat import aio, confluent, kafka_python
 from tests.compat.message import CODECS, Message, numbered, values
 from tests.waiting import PATIENCE_S, eventually
@@ -118,14 +118,9 @@ def test_a_topic_starts_afresh_under_its_old_name(
 
 
 @pytest.fixture(scope="module")
-def without_auto_creation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def without_auto_creation(broker_with: Callable[..., BrokerProcess]) -> str:
     """The address of a broker that creates a topic only when CreateTopics asks for it."""
-    if external_bootstrap():
-        pytest.skip("needs a broker without auto-creation; PENSTOCK_TEST_BOOTSTRAP names another")
-    folder = tmp_path_factory.mktemp("without-auto-creation")
-    broker = BrokerProcess(folder / "data", {"auto.create.topics.enable": "false"}).start()
-    yield broker.bootstrap_servers
-    broker.stop()
+    return broker_with({"auto.create.topics.enable": "false"}).bootstrap_servers
 
 
 def test_open_clients_find_the_topic_born_again(

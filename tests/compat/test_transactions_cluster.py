@@ -1,8 +1,8 @@
-"""Transactions on three nodes: a coordinator that dies with a transaction open, or with one that is prepared."""
+"""Transactions on three nodes whose coordinator dies with open and with prepared transactions."""
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -34,11 +34,8 @@ _TRANSACTION = 1
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Every test gives it back with all nodes running."""
-    processes = ClusterProcesses(tmp_path_factory.mktemp("cluster"), settings=SETTINGS)
-    yield processes.start()
-    processes.kill()
+def cluster(cluster_with: Callable[..., ClusterProcesses]) -> ClusterProcesses:
+    return cluster_with(SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +219,7 @@ def test_transactions_go_on_while_nodes_die(
 
 def aborted(producer: Producer, transactional: Callable[..., Producer]) -> Producer:
     """Where no partition was added before the coordinator died, no broker can tell this abort from one that comes
-    after a commit; librdkafka takes the answer as final, and its application begins anew."""
+    after a commit; librdkafka takes the answer as final, and its application starts again."""
     try:
         end(producer, commits=False)
     except KafkaException as error:

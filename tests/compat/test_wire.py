@@ -1,4 +1,4 @@
-"""Connections that misbehave, and what the protocol promises to those who behave: nobody else may notice."""
+"""Misbehaving connections do not affect others."""
 
 import contextlib
 import struct

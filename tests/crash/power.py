@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 JOURNAL = "CRASH_JOURNAL"
-BOOT = ".boot"  # what a node compares to tell whether its machine was started anew
+BOOT = ".boot"  # a node compares it to find out whether its machine was restarted
 SPARED = (".lock", BOOT)
 
 

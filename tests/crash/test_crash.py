@@ -1,4 +1,4 @@
-"""Nothing acknowledged with acks=all is lost or doubled when the broker is killed, or its machine loses power."""
+"""Records acknowledged with acks=all are neither lost nor doubled when a broker is killed or loses power."""
 
 import random
 import stat

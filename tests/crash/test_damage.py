@@ -1,4 +1,4 @@
-"""Bytes that change on the disk of a real node: what was acknowledged is served or refused, and never deleted."""
+"""Damaged bytes on the disk of a real node: acknowledged records are served or refused, never deleted."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Dead letters of a replicated cluster: nodes are killed at every step of burying them, and each is there once."""
+"""Dead letters of a replicated cluster whose nodes are killed at every step: each is written once."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def funeral(tmp_path: Path) -> Funeral:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever buried before has gone when the next ones are given up."""
+    """The node that wrote dead letters before is gone when the next records reach their limit."""
     monkeypatch.setattr(dead_letters, "_LINGER_S", 0)
 
 

@@ -1,4 +1,4 @@
-"""A node that may open few files: idle partitions keep none, and running out of them ends nothing."""
+"""A node with few file descriptors: idle partitions hold none, and it survives running out."""
 
 import stat
 from collections.abc import Iterator

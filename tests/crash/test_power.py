@@ -1,4 +1,4 @@
-"""The instrument of power loss: what a journal of syncs says is on the disk."""
+"""The simulation of power loss: which bytes are on disk according to the journal of syncs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Held records come once, after their time, whatever is killed while they are taken in, held and released."""
+"""Held records are delivered once, after their time, when nodes are killed at any stage."""
 
 import random
 import threading

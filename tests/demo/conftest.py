@@ -1,4 +1,4 @@
-"""A demo to start, as often as a test likes, in one folder."""
+"""Starts the demo, several times in one folder if a test needs that."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The demo as a user runs it, in processes of its own; tests read what it writes."""
+"""The demo in processes of its own; tests read its output."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _TELLS_TOTALS = re.compile(r" · ")
 _TELLS_LAGS = re.compile(r"^ +lag: ")
 _LISTENS = re.compile(r"the broker is up on (\S+)")
 STOP_TIMEOUT_S = 100.0
-#: Whatever the demo starts inherits it, so that nobody can hide.
+#: Inherited by every process that the demo starts, so that tests find all of them.
 _MARK = "DEMO_OF_TEST"
 
 

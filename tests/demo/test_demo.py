@@ -1,4 +1,4 @@
-"""`penstock demo` with real processes: it flows, it survives, it ends with all that it started, and it goes on."""
+"""`penstock demo` with real processes: it runs, survives kills, stops all that it started, and can be resumed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the shop sends: good orders, and the share of trouble that the story needs."""
+"""The orders of the demo: valid ones, and the intended share of invalid ones."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Parts that fail: what went wrong is shown in a sentence, and they try again."""
+"""Parts of the demo that fail: the error is shown in one line, and they retry."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""The row function of the demo: what passes, what is tried again, and what is a dead letter until it is mended."""
+"""The row function of the demo: results, retries and dead letters."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parcels of the demo: packed once, retried, given up while their road is closed, and sent again when it is open."""
+"""Parcels of the demo: packed once, retried, dead-lettered while the route is closed, replayed when it is open."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The whole story with Spark: every part of it happens, it stops in good order, and a second start goes on with it."""
+"""The whole demo with Spark: every part runs, it stops cleanly, and a second start continues."""
 
 from pathlib import Path
 

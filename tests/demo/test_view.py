@@ -1,4 +1,4 @@
-"""What is seen: that it fits the screen, says what matters, and does not hide trouble."""
+"""The screen of the demo: it fits the terminal and shows failures."""
 
 import io
 

@@ -36,7 +36,7 @@ class Operator:
         for node_id, address in self._addresses.items():
             self._clients[node_id] = await self._until(
                 lambda address=address: self._connected(*address),  # type: ignore[misc]
-                f"node {node_id} lets nobody in",
+                f"node {node_id} accepts no connection",
             )
         return self
 

@@ -60,7 +60,7 @@ LIMITING: Final = frozenset(
         "unclean.leader.election.enable",
     }
 )
-#: Never set to 0, which means that nobody can undo it but the hosts of max.connections.per.ip.overrides.
+#: Never set to 0, which only the hosts of max.connections.per.ip.overrides could undo.
 LOCKING_OUT: Final = frozenset({"max.connections.per.ip"})
 
 NUMBERS: Final = (

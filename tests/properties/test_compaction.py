@@ -1,4 +1,4 @@
-"""Compaction against a dict: whatever happened to a log, a reader that keeps the newest value sees the same."""
+"""Compaction compared with a dict: a reader that keeps the newest values sees the same."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends, the node answers or hangs up: it never fails, grows, or stops serving others."""
+"""For any bytes from a client, the node replies or disconnects; it does not fail, grow, or stop serving others."""
 
 import json
 import subprocess

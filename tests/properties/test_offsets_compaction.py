@@ -1,4 +1,4 @@
-"""Committed offsets in a log that is cleaned while transactions stage more: a shard loaded from it is the same."""
+"""Committed offsets in a log that is compacted during transactions: a reload gives the same state."""
 
 import asyncio
 import shutil

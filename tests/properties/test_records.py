@@ -1,4 +1,4 @@
-"""Batches agree, in both directions, with the encoders and decoders of two independent clients."""
+"""Record batches agree with the encoders and decoders of two other clients, in both directions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The follower's Fetch says what kio's schemas say, in both directions, and damaged answers are refused."""
+"""The follower's Fetch has the bytes of kio's schemas in both directions; damaged responses are refused."""
 
 import datetime
 import io

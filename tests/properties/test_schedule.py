@@ -237,7 +237,7 @@ class World:
         dues = self._next(self.shard.sources[SOURCE].mark, plan.record_count)
         offsets = sorted({due.offset for due in dues})
         release = gather_due_records(dues, ((offset, self._group(offset)) for offset in offsets), MAX_BYTES)
-        assert release.dues[-1] == plan.upto, "whoever repeats a plan finds the same records"
+        assert release.dues[-1] == plan.upto, "a repeated plan has the same records"
         batch = encode_release_batch(
             release.records,
             producer_id=plan.producer_id,

@@ -1,4 +1,4 @@
-"""Whatever valid requests a client sends, other clients are served, also after a restart, and nothing is lost."""
+"""For any valid requests from a client, other clients are served, also after a restart, and nothing is lost."""
 
 import random
 from pathlib import Path

@@ -46,7 +46,7 @@ TIMEOUT_MS = 100
 
 
 class Ghost(NamedTuple):
-    """What nobody in the world knows about an id: who took it over last, and whose transaction is open."""
+    """The truth about an id, hidden from all actors: its last owner, and whose transaction is open."""
 
     owner: int = 0
     transaction: int = 0

@@ -108,6 +108,17 @@ def _shared_session() -> Iterator[SharedSession]:
     _SHARED.stop()
 
 
+@pytest.fixture(scope="session")
+def kafka_topics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Topics on Apache Kafka, for tests that are marked with `apache_kafka.NEEDED`."""
+    from tests.compat.apache_kafka import ApacheKafka
+    from tests.spark.source.topics import Topics  # needs the `spark` extra
+
+    kafka = ApacheKafka(tmp_path_factory.mktemp("kafka"), ["PLAINTEXT"], {}).start()
+    yield Topics(kafka.address("PLAINTEXT"))
+    kafka.stop()
+
+
 @pytest.fixture
 def spark(_shared_session: SharedSession) -> Any:
     return _shared_session.get()

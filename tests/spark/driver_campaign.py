@@ -178,11 +178,23 @@ class DriverCampaign(ABC, Generic[P]):
 
 class World(Protocol):
     stage: Any
+    failures: Any
 
     def run(self) -> None: ...
+    def check(self) -> None: ...
 
 
 W = TypeVar("W", bound=World)
+
+
+def check_world(world: World, seed: int) -> None:
+    """Raises AssertionError with the order of steps if the world has a flaw."""
+    try:
+        world.run()
+        world.check()
+    except AssertionError as error:
+        story = "\n".join(world.stage.gates)
+        raise AssertionError(f"seed {seed}: {error}\n{story}\n{world.failures}") from error
 
 
 def first_flaw(

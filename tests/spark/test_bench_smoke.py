@@ -1,4 +1,4 @@
-"""The Spark benchmarks run, and whoever takes part reads and writes the same rows: else there are no figures."""
+"""The Spark benchmarks run, and all contenders read and write the same rows."""
 
 import json
 import subprocess

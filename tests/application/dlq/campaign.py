@@ -72,7 +72,7 @@ class Campaign:
         self._judge(count)
 
     def _strike(self) -> None:
-        """One that is killed, and sometimes another beside it: whoever begins last has the turn."""
+        """One run that is killed, sometimes beside another: the last one that starts takes over."""
         runs = [self._replay(self._ambush())]
         if self._chance.random() < 0.3:
             runs.append(self._replay(self._ambush(), "--limit", "6"))
@@ -103,7 +103,7 @@ class Campaign:
         for _ in range(ROUNDS_MAX):
             if self._executioner.run(self._replay("")) == [0]:
                 return
-        raise AssertionError(f"not done after {ROUNDS_MAX} runs that nobody killed")
+        raise AssertionError(f"not done after {ROUNDS_MAX} runs without kills")
 
     def _judge(self, count: int) -> None:
         found = Counter(self._office.numbers(self.orders))

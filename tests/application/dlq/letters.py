@@ -1,4 +1,4 @@
-"""Dead letters as applications and share groups write them, and what readers of committed records see of topics."""
+"""Dead letters as applications and share groups write them, and what read_committed readers see."""
 
 from collections.abc import Iterable
 from typing import Any

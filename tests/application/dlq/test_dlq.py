@@ -1,4 +1,4 @@
-"""`penstock dlq` against a real broker: letters looked at, corrected, replayed once, and given up."""
+"""`penstock dlq` on a real broker: list, edit, replay once, and purge dead letters."""
 
 import itertools
 import json
@@ -376,7 +376,7 @@ def test_a_bar_for_who_looks_on_and_an_end_between_two_letters(office, orders, d
 def _read(terminal):
     try:
         return os.read(terminal, 4096)
-    except OSError:  # how a terminal says that nobody is there any more
+    except OSError:  # how a terminal reports that the other end is closed
         return b""
 
 

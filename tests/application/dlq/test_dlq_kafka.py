@@ -1,4 +1,4 @@
-"""`penstock dlq` against Apache Kafka, where it can be had: nothing of it needs a broker of ours."""
+"""`penstock dlq` on Apache Kafka, if its jars are available."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Replays that are killed midway and run again: each letter is in the target once. Longer: the campaign's own entry."""
+"""Replays that are killed and run again: each letter is in the target once. The campaign does it for longer."""
 
 from collections.abc import Iterator
 

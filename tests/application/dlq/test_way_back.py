@@ -1,4 +1,4 @@
-"""From an application to the dead letters and back: to the group that failed only, and to everybody."""
+"""Dead letters of an application are replayed to the group that failed, or to all groups."""
 
 import json
 from collections.abc import Callable

@@ -30,7 +30,7 @@ SELECTED, PRODUCED, COMMITTING, COMMITTED, DELETING, DELETED = POINTS = (
 NO_MARKER, HIGHEST_ID, NO_LOCK = (
     "reads no marker",
     "goes on after the highest id",
-    "takes no lock and fences nobody",
+    "takes no lock and fences no other",
 )
 REFUSED = 3  # the exit code of a relay that has to be told something
 

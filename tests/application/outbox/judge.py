@@ -1,4 +1,4 @@
-"""Judges what readers of committed messages get: every sale once, in the order of its key, and nothing else."""
+"""Checks what read_committed readers get: every sale once, in the order of its key, and nothing else."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Reads what is committed in topics, from the beginning to the end."""
+"""Reads the committed messages of topics from beginning to end."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Relays in processes of their own, to be killed, frozen and woken up."""
+"""Relays in processes of their own, which tests kill, freeze and thaw."""
 
 import os
 import signal

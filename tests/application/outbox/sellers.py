@@ -1,4 +1,4 @@
-"""Sellers: threads that sell, commit and roll back, some of them slowly, so that ids are committed out of order."""
+"""Sellers: threads that commit and roll back sales, some slowly, so that ids are committed out of order."""
 
 import random
 import threading

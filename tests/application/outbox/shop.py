@@ -1,4 +1,4 @@
-"""A shop whose every sale is a change and a message in one transaction: its tables say what has to be in the topics."""
+"""A shop whose every sale is a row and a message in one transaction; its tables tell what must be in the topics."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Messages become rows in the caller's transaction, whatever the caller talks to the database with."""
+"""Messages become rows in the caller's transaction, with every supported database library."""
 
 import sqlite3
 import sys
@@ -163,7 +163,7 @@ def test_serialised_transactions_of_a_key_get_their_ids_in_the_order_of_their_co
     create_tables(postgres_url)
     with psycopg.connect(postgres_url) as first, psycopg.connect(postgres_url) as second:
         add(first, "orders", "1", key="k", serialise=True)
-        add(second, "orders", "other", key="another", serialise=True)  # nobody waits for another key
+        add(second, "orders", "other", key="another", serialise=True)  # another key does not wait
         waiting = threading.Thread(target=lambda: add(second, "orders", "2", key="k", serialise=True))
         waiting.start()
         blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"

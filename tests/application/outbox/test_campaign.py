@@ -131,7 +131,7 @@ def test_a_zombie_that_has_lost_its_lock_unknowingly(postgres_scene: Scene) -> N
             )
         postgres_scene.relay()
         zombie.thaw()
-        assert zombie.end() == 0, "it has begun anew, and found nothing to do"
+        assert zombie.end() == 0, "it has started again, and found nothing to do"
     assert postgres_scene.findings() == {}
 
 

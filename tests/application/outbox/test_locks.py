@@ -1,4 +1,4 @@
-"""Who may relay: locks that end with their holder, and are missed when they are gone."""
+"""Locks of relays: they end with their holder, and a lost lock is noticed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`penstock outbox`, as a user types it."""
+"""`penstock outbox` on the command line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The example, run as a newcomer would run it."""
+"""The example of the outbox runs as documented."""
 
 import subprocess
 import sys

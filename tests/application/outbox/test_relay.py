@@ -1,4 +1,4 @@
-"""What a relay does with rows, in a process of its own or not, when nothing is killed."""
+"""A relay without kills: what it does with rows."""
 
 import threading
 from collections.abc import Callable, Iterator

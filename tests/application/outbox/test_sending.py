@@ -1,4 +1,4 @@
-"""One transactional producer after the other: whoever is fenced hears so, whatever it was about to do."""
+"""A transactional producer that is fenced gets an error, whatever it was about to do."""
 
 import threading
 from collections.abc import Callable

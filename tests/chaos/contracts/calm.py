@@ -1,4 +1,4 @@
-"""Lives that nobody ends but as an operator would: what was left over comes to its end, and nothing new is lost."""
+"""Rounds in which members stop in good order: the backlog is handled, and no new message is lost or doubled."""
 
 import time
 from collections.abc import Callable

@@ -29,7 +29,7 @@ from tests.chaos.workload import CLIENT, create_topics
 from tests.waiting import eventually
 
 BROKER = "broker kill"
-UNNOTICED = "broken on purpose, and nobody has noticed"
+UNNOTICED = "broken on purpose, and not noticed"
 UNJUST = "found at the same points, and nothing was broken"
 NODE_SETTINGS = {
     "group.consumer.heartbeat.interval.ms": "200",

@@ -39,7 +39,7 @@ AFTERWARDS_S = 1.0  # and what it does when it wakes up is waited for
 PASSAGES_MAX = 5
 FAILURES_MAX = 10
 STOPPING, FROZEN = 0.06, 0.25  # of lives, and of those of pairs
-#: Nobody may stand still while the file of all is locked.
+#: Members must not freeze while the shared file is locked.
 UNLOCKED = ("before the batch", "before the commit", "after the commit")
 
 
@@ -217,7 +217,7 @@ class Lane:
         life.thaw()
         life.wait(AFTERWARDS_S)
 
-    # -- lives that nobody ends ------------------------------------------------------------------------
+    # -- lives without kills ---------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
         """Everyone has looked for more since it began, there was none, and nothing waits for its time."""

@@ -176,7 +176,7 @@ def run(job: Job) -> None:
     app = Penstock(job.servers, name=job.slot, settings=settings_of(job))
     handler = handler_of(job, Work(job, app, journal, passages))
     app.subscribe(job.topic, group=job.group, **options_of(job))(handler)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before and after: whoever wants it to end asks again
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # before and after: the sender repeats the signal
     try:
         app.run()
         app.close()

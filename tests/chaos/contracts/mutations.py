@@ -48,7 +48,7 @@ def commit_after_handling() -> None:
 
 
 def refused_commit_is_ignored() -> None:
-    """At most once: whoever lost its partitions handles its batch nevertheless."""
+    """At most once: a member that has lost its partitions still handles its batch."""
 
     def process(self: Any, batch: Any) -> None:
         session = self._session
@@ -61,7 +61,7 @@ def refused_commit_is_ignored() -> None:
 
 
 def what_is_in_hand_is_noted_as_handled() -> None:
-    """At most once: whoever comes next cannot tell what may be lost."""
+    """At most once: the next member cannot count what may be lost."""
     commit = Membership.commit
 
     def noting(self: Any, positions: Any, *, wait: bool, done: Any = None) -> None:
@@ -150,7 +150,7 @@ def claim_in_a_transaction_of_its_own() -> None:
 
 
 def nothing_is_claimed() -> None:
-    """Effectively once: nobody asks whether a message was handled before."""
+    """Effectively once: the store is not asked whether a message was handled before."""
     contracts.HandledIds.claim = lambda *_: True  # type: ignore[method-assign, assignment, return-value]
 
 
@@ -185,7 +185,7 @@ def offsets_after_the_transaction() -> None:
 
 
 def no_generation_in_transactions() -> None:
-    """Exactly once: the group cannot tell whether positions come from whoever has the partitions."""
+    """Exactly once: the group cannot check whether offsets come from the owner of the partitions."""
 
     def metadata(self: Any) -> Any:
         from confluent_kafka import Consumer
@@ -198,7 +198,7 @@ def no_generation_in_transactions() -> None:
 
 
 def no_compare_and_set() -> None:
-    """Exactly once with a ledger: whoever comes last moves the position."""
+    """Exactly once with a ledger: the last writer moves the position."""
 
     def advance(self: Any, group: str, place: Any, from_offset: Any, to_offset: int, epoch: int) -> None:
         self.connection.execute(

@@ -60,7 +60,7 @@ def rows_by_reader(history: Iterable[Op]) -> tuple[list[Row], list[Row]]:
 
 
 def compare(final: Sequence[Row], meanwhile: Sequence[Row], findings: Findings) -> None:
-    """Whoever read along got what is there in the end, each record once and in its order."""
+    """A reader that ran during the campaign got what is there in the end, each record once and in order."""
     wanted = _by_partition(final)
     for partition, rows in _by_partition(meanwhile).items():
         for had, has in zip(rows, wanted[partition], strict=False):

@@ -1,4 +1,4 @@
-"""What may not be left when everything is over: open transactions, readers held back, messages that nobody copied."""
+"""What must not be left at the end: open transactions, readers that are held back, messages that were not copied."""
 
 import contextlib
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 A round is copied whole or not at all: records and positions are committed together, and after an abort the copier goes
 back to what is committed. A copier whose library never returns from a call, which happens when the broker that it waits
-for dies, ends itself and begins anew. What it did is written to a journal, one JSON line per event.
+for dies, exits and is started again. What it did is written to a journal, one JSON line per event.
 """
 
 import faulthandler
@@ -30,7 +30,7 @@ LIBRARIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a copier is told. Its transactional id fences whoever had it before."""
+    """What a copier is told. Its transactional id fences the copier that had it before."""
 
     servers: str
     slot: int

@@ -1,4 +1,4 @@
-"""What operators do while things break: rolling restarts and moves of partitions, spread over a campaign."""
+"""Rolling restarts and reassignments during a campaign, as operators do them."""
 
 import random
 import threading
@@ -115,7 +115,10 @@ class Upkeep:
         eventually(is_restored, within_s=2 * STEP_S, what="the last move")
 
     def _ask(self, partition: int, wanted: list[int]) -> None:
-        self._try(lambda: self._observer.reassign(STRONG, partition, wanted) == "none", "moves nobody took")
+        self._try(
+            lambda: self._observer.reassign(STRONG, partition, wanted) == "none",
+            "moves that were not accepted",
+        )
 
     def _is_at(self, partition: int, wanted: list[int]) -> bool:
         view = self._observer.newest()

@@ -33,7 +33,7 @@ from tests.waiting import eventually
 BROKER, WORKER, POINT = "broker kill", "process kill", "kill point"
 DOUBLED = "delivered twice"
 COUNTED_WRONGLY = "counted wrongly"  # the loss counter is not what was produced and not delivered
-LOST_IN_CALM = "lost though nobody was killed"
+LOST_IN_CALM = "lost without a kill"
 UNEXPECTED = "unexpected"  # a record that is not there, or said to be delivered before
 ANOMALIES = (DOUBLED, LOST_IN_CALM, COUNTED_WRONGLY, UNEXPECTED)
 GROUP_SETTINGS = {

@@ -25,7 +25,7 @@ class Book:
         self.confirmed = 0
         self.doubtful = 0
         self.broken: Counter[str] = Counter()
-        self.calm: set[Place] = set()  # confirmed by members that nobody killed
+        self.calm: set[Place] = set()  # confirmed by members that were not killed
 
     def add(self, report: Report) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """Kill points: a member of a share group that dies, or whose connection does, at a chosen place of the protocol.
 
 A member is a connection with frames made by hand, so that it can end within a frame. It ends with a reset, as that of
-a process that was killed does. Whatever it may have got before that, nobody else may get.
+a process that was killed does. No other member may get what it may have got before.
 """
 
 import collections

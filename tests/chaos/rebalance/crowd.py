@@ -118,7 +118,7 @@ class Crowd:
             self.join_one()
 
     def deaths(self) -> list[str]:
-        """Of processes that ended without being told to; each is told once, and they begin anew."""
+        """Problems: processes that ended on their own; each is reported once and started again."""
         found = []
         for lodging in self._lodgings:
             if (code := lodging.process.exit_code) is not None:

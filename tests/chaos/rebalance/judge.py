@@ -56,7 +56,7 @@ def judge_log(events: Iterable[Owns | Stores], findings: Findings) -> None:
             _hand_over(event, owners, owned, findings)
             continue
         if owners.get(event.partition) != event.member:
-            findings.add(FENCED_COMMIT, f"{event} while {owners.get(event.partition, 'nobody')} has it")
+            findings.add(FENCED_COMMIT, f"{event} while {owners.get(event.partition, 'no member')} has it")
         if event.offset < positions.get(event.partition, 0):
             findings.add(COMMIT_BACK, f"{event} after {positions[event.partition]}")
         positions[event.partition] = event.offset

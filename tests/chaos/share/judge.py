@@ -85,7 +85,7 @@ def _judge_end(
     if not letters and (REJECTED in stored or is_poison(record.number)):
         findings.add(UNBURIED, words)
     elif not letters and not any(each.fate == ACCEPTED for each in given):
-        # Whoever crashed, or never heard whether it was stored, may have rejected it or not.
+        # A worker that crashed, or got no reply, may have rejected it or not.
         kind = UNBURIED if any(each.fate == REJECTED for each in given) else LOST
         findings.add(kind, words)
 

@@ -1,4 +1,4 @@
-"""A log against a simple model: a list of batches."""
+"""A log compared with a model: a list of batches."""
 
 import shutil
 import struct

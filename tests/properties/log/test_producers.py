@@ -1,4 +1,4 @@
-"""The window of five against a model that remembers everything, with restarts in between."""
+"""The window of five batches compared with a model that keeps everything, with restarts."""
 
 import tempfile
 from pathlib import Path

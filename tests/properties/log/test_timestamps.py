@@ -1,4 +1,4 @@
-"""Offsets by timestamp against a scan."""
+"""Offsets by timestamp compared with a scan."""
 
 from itertools import chain
 from pathlib import Path

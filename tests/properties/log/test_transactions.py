@@ -1,4 +1,4 @@
-"""Transactions in a log against a plain list of what was appended: the last stable offset, and what readers see."""
+"""Transactions in a log compared with a list of appends: the last stable offset, and what readers see."""
 
 import tempfile
 from collections import deque

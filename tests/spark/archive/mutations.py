@@ -11,17 +11,17 @@ from penstock.spark.archive.delta_table import ArchiveTable, EndOffsets
 
 
 def _no_lookup() -> Any:
-    """Nobody asks whether the table has the batch."""
+    """The driver does not check whether the table has the batch."""
     return mock.patch.object(ArchiveTable, "has", return_value=False)
 
 
 def _no_ends() -> Any:
-    """Nobody asks how far the table has come."""
+    """The driver does not check the offsets of the table."""
     return mock.patch.object(ArchiveTable, "ends", return_value=EndOffsets())
 
 
 def _fresh_handle() -> Any:
-    """The commit is made from a handle that nobody has looked at."""
+    """The commit is made from a handle that was not refreshed."""
     real = ArchiveTable.append
 
     def append(self: ArchiveTable, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Archives written and read by a real Spark: what clients wrote, what is in the table, and both as one."""
+"""Archives written and read by real Spark, compared with the records in the topic."""
 
 import json
 import shutil

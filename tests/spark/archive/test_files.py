@@ -1,4 +1,4 @@
-"""What a task writes: every row in a file of its day, with bounds that no row lies outside of."""
+"""Files of an archive task: each row in the file of its day, within the bounds of the file."""
 
 import json
 from datetime import UTC, datetime, timedelta

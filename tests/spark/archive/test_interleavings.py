@@ -1,4 +1,4 @@
-"""Every record once, whoever dies, comes late or begins anew: seeded orders of drivers on real tables."""
+"""Each record once under seeded orders of drivers on real tables, with deaths, late steps and deleted checkpoints."""
 
 import pytest
 from tests.spark.archive.mutations import WITH_TOPIC, WITHOUT_TOPIC

@@ -1,4 +1,4 @@
-"""Values to columns as an archive has them: what does not fit is refused, and what has no value is kept."""
+"""Parsed values as columns of an archive: values that do not fit are refused, missing ones are kept."""
 
 import io
 import json

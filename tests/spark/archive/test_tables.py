@@ -1,4 +1,4 @@
-"""Commits: a batch once, ends that outlive the log, rows that fit, files that are joined and swept."""
+"""Commits of an archive table: each batch once, offsets that outlive the topic, compaction and vacuum."""
 
 import json
 import os

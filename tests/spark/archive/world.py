@@ -1,4 +1,4 @@
-"""Drivers that archive one topic, in orders that a seed says: some die, some come late, some begin anew.
+"""Drivers that archive one topic in a seeded order: some die, some come late, some start without a checkpoint.
 
 There is no Spark and no broker here; what Spark keeps in a checkpoint is kept in one. Files and commits are real.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 from tests.spark.archive.lake import Frame, note_offsets, record_batch, rows_in
-from tests.spark.sink.actors import Stage
+from tests.spark.sink.actors import Stage, patched
 
 from penstock.client.retry import Deadline
 from penstock.spark.archive.delta_table import ArchiveTable, EndOffsets
@@ -39,13 +39,8 @@ class ArchiveStage(Stage):
     @contextmanager
     def gated(self) -> Iterator[Stage]:
         patches = [self._patch(*each, switches=True) for each in GATES]
-        for each in patches:
-            each.start()
-        try:
+        with patched(*patches):
             yield self
-        finally:
-            for each in patches:
-                each.stop()
 
 
 class Checkpoint:
@@ -154,7 +149,7 @@ class World:
         return Frame(tasks)
 
     def check(self) -> None:
-        """Whoever comes last finds nobody in the way, and finishes."""
+        """The last driver runs alone and finishes."""
         checkpoint = self.checkpoints[-1]
         self._drive(checkpoint)
         self._drive(checkpoint)

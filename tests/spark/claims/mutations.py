@@ -2,9 +2,10 @@
 
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+
+from tests.spark.sink.actors import patched
 
 from penstock.spark import internal_topics
 from penstock.spark.at_most_once import offset_claims as claims_module
@@ -12,14 +13,6 @@ from penstock.spark.at_most_once import task_claims
 from penstock.spark.at_most_once.offset_claims import OffsetClaims
 from penstock.spark.at_most_once.task_claims import TaskClaim
 from penstock.spark.offsets import OffsetRange
-
-
-@contextmanager
-def _patched(*patches: Any):
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
 
 
 def _late_claim() -> Any:
@@ -39,14 +32,14 @@ def _late_claim() -> Any:
             real_claim(self, self.late)
         return real_cut(self, ranges)
 
-    return _patched(
+    return patched(
         mock.patch.object(OffsetClaims, "claim", claim), mock.patch.object(OffsetClaims, "cut", cut)
     )
 
 
 def _no_cut() -> Any:
     """A batch that is planned again is given again."""
-    return _patched(
+    return patched(
         mock.patch.object(claims_module, "split_at_claims", lambda ranges, claims: (list(ranges), []))
     )
 
@@ -59,22 +52,22 @@ def _no_fence() -> Any:
         self.close()
         return real(self, tasks)
 
-    return _patched(mock.patch.object(OffsetClaims, "claim", claim))
+    return patched(mock.patch.object(OffsetClaims, "claim", claim))
 
 
 def _no_ticket() -> Any:
     """Every attempt at a task reads."""
-    return _patched(mock.patch.object(task_claims, "claim_task", return_value=True))
+    return patched(mock.patch.object(task_claims, "claim_task", return_value=True))
 
 
 def _no_count() -> Any:
     """What is cut away is not written down."""
-    return _patched(mock.patch.object(claims_module, "skipped_document", return_value={"ranges": []}))
+    return patched(mock.patch.object(claims_module, "skipped_document", return_value={"ranges": []}))
 
 
 def _no_doubt() -> Any:
     """A query without its checkpoint does not count what its last batch may have lost."""
-    return _patched(mock.patch.object(claims_module, "find_in_doubt", return_value=[]))
+    return patched(mock.patch.object(claims_module, "find_in_doubt", return_value=[]))
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {

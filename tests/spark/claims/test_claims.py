@@ -85,13 +85,19 @@ def test_batches_are_claimed_before_they_are_given(topics, driver, unique, group
     assert lost(topics, group) == 0
 
 
-def test_a_batch_that_is_planned_again_gets_nothing_and_is_counted(topics, driver, unique, group, caplog):
-    topic = topics.create(unique("t"))
-    topics.count(topic, range(5))
+def first_batch(driver, topic):
+    """Of five records: the plan, and where the batch starts and ends."""
     plan = driver(topic)
     start = plan.starting()
     end = plan.next_end(start, None, None)
     assert spans(plan, start, end) == [(0, 0, 5)]
+    return plan, start, end
+
+
+def test_a_batch_that_is_planned_again_gets_nothing_and_is_counted(topics, driver, unique, group, caplog):
+    topic = topics.create(unique("t"))
+    topics.count(topic, range(5))
+    _, start, end = first_batch(driver, topic)
     topics.count(topic, range(2))
     for _ in range(2):
         again = driver(topic)
@@ -110,7 +116,7 @@ def test_a_driver_that_dies_in_its_claim_has_claimed_nothing(topics, driver, uni
     with mock.patch.object(RawProducer, "end", side_effect=Unavailable("dead")), pytest.raises(Unavailable):
         plan.tasks(start, end)
     again = driver(topic)
-    assert again.starting().offsets == {(topic, 0): 0}, "nobody waits for what is half done"
+    assert again.starting().offsets == {(topic, 0): 0}, "a half-finished claim blocks no driver"
     assert spans(again, start, end) == [(0, 0, 5)]
     assert lost(topics, group) == 0
 
@@ -223,7 +229,7 @@ def test_a_group_with_members_is_refused(topics, driver, unique, group):
 
 
 def test_a_topic_that_asks_for_more_is_refused(topics, driver, unique, group):
-    """Also where a checkpoint says how far the query is, so that nobody asks where it begins."""
+    """Also with a checkpoint, which tells how far the query is."""
     topic = topics.create(unique("payments"), **{"penstock.delivery.contract": "at-least-once"})
     topics.count(topic, range(5))
     words = f"the stream of group {group}: topic {topic} asks for at-least-once"
@@ -239,10 +245,7 @@ def test_a_topic_that_asks_for_more_is_refused(topics, driver, unique, group):
 def test_what_is_gone_and_was_claimed_is_no_loss(topics, driver, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
-    plan = driver(topic)
-    start = plan.starting()
-    end = plan.next_end(start, None, None)
-    assert spans(plan, start, end) == [(0, 0, 5)]
+    plan, start, end = first_batch(driver, topic)
     topics.count(topic, range(5))
     later = plan.next_end(end, None, None)
     topics.trim(topic, 7)

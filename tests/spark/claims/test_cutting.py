@@ -1,4 +1,4 @@
-"""What is left of a plan when some of it was claimed before, and what may have been lost by that."""
+"""Offset ranges that were claimed before are cut from a plan, and possible losses are counted."""
 
 from uuid import UUID
 

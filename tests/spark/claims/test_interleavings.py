@@ -1,9 +1,10 @@
-"""Nothing is given twice, whoever dies and whoever comes late: seeded orders of drivers and tasks on a real broker."""
+"""At most once under seeded orders of drivers and tasks on a real broker, with deaths and late steps."""
 
 import pytest
 from tests.spark.claims.campaign import first_flaw
 from tests.spark.claims.mutations import MUTATIONS
 from tests.spark.claims.world import World
+from tests.spark.driver_campaign import check_world
 
 SEEDS = range(8)
 #: Where it takes a rare order of steps, the first seed that has it.
@@ -12,13 +13,7 @@ NOTICED_BY = {"no fence": 7}
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_twice_and_what_is_lost_is_counted(topics, seed):
-    world = World(topics, seed)
-    try:
-        world.run()
-        world.check()
-    except AssertionError as error:
-        story = "\n".join(world.stage.gates)
-        raise AssertionError(f"seed {seed}: {error}\n{story}\n{world.failures}") from error
+    check_world(World(topics, seed), seed)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

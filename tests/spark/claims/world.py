@@ -38,7 +38,7 @@ SWITCHING = (
     (internal_topics, "append_document"),
     (task_claims, "_first_claimant"),
 )
-#: Here an actor may die, and nobody else may act: they would wait for what is half done.
+#: Here an actor may die, and no other may act: they would wait for a half-finished step.
 DEADLY = ((OffsetClaims, "_write"), (RawProducer, "commit_offsets"), (RawProducer, "end"))
 
 
@@ -145,11 +145,7 @@ class World:
                 self.feed(self.chance.randint(0, 6))
                 if self.chance.random() < 0.2:
                     self.checkpoint = Checkpoint()
-                self.stage.enter(f"driver {number}", self.driver)
-                if self.chance.random() < 0.3:
-                    self.stage.enter(f"second driver {number}", self.driver)
-                for _ in range(self.chance.randint(1, 80)):
-                    self.stage.step()
+                self.stage.run_drivers(number, self.driver)
                 self._end_drivers()
             self.stage.deaths = 0
             while self.stage.step():

@@ -1,4 +1,4 @@
-"""Halving finds every record that fails alone, in few tries, and blames no other."""
+"""Bisection finds every record that fails alone, in few attempts, and no other."""
 
 import math
 

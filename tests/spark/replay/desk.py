@@ -1,4 +1,4 @@
-"""A desk from which tests run replays, and see what they told and what they left in topics."""
+"""Runs replays for tests, and reads their output and the topics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Archives replayed into topics: the records that they were, or JSON of their columns."""
+"""Archives replayed into topics, as records or as JSON of their columns."""
 
 import json
 import time

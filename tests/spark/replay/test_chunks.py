@@ -1,4 +1,4 @@
-"""Ranges cut into numbered pieces, and the pace at which they go out."""
+"""Offset ranges are cut into numbered chunks, and sent at the given rate."""
 
 from itertools import pairwise
 

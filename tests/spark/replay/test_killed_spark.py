@@ -1,4 +1,4 @@
-"""Replays whose processes die in the middle, and that are run again: each record is in the target once."""
+"""Replays that are killed and run again: each record is in the target once."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Dead letters replayed by real Spark: back where they are from, as they were, and each once."""
+"""Dead letters replayed by real Spark to their topic, unchanged, each once."""
 
 import json
 import time

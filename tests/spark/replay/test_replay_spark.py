@@ -1,4 +1,4 @@
-"""Ranges of topics replayed by real Spark, and compared record by record with what was there."""
+"""Offset ranges replayed by real Spark, compared record by record."""
 
 import pytest
 from tests.compat.message import Message

@@ -20,7 +20,7 @@ from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.pipelines.status import read_statuses, with_lag
 
 EXAMPLE = Path(__file__).with_name("example.py")
-#: Spark takes seconds to start where nobody else is at work, and longer where tests run side by side.
+#: Spark takes seconds to start on an idle machine, and longer beside other tests.
 PATIENCE_S = 800
 pytestmark = pytest.mark.timeout(1800)
 

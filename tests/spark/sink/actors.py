@@ -7,7 +7,7 @@ be never: a dead actor runs no more of its code, not even what would tidy up.
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -36,8 +36,16 @@ SWITCHING = (
     (writers, "last_decided_batch"),
     (writers, "_send"),
 )
-#: Here an actor may die, and nobody else may act: they would wait for what is half done.
+#: Here an actor may die, and no other may act: they would wait for a half-finished step.
 DEADLY = ((RawProducer, "commit_offsets"), (RawProducer, "end"))
+
+
+@contextmanager
+def patched(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in patches:
+            stack.enter_context(each)
+        yield
 
 
 class Died(BaseException):
@@ -122,13 +130,21 @@ class Stage:
         self.actors.append(Actor(self, name, act))
         return self.actors[-1]
 
+    def run_drivers(self, number: int, driver: Callable[[], Any]) -> None:
+        """One driver, sometimes with a second one, for some steps."""
+        self.enter(f"driver {number}", driver)
+        if self.chance.random() < 0.3:
+            self.enter(f"second driver {number}", driver)
+        for _ in range(self.chance.randint(1, 80)):
+            self.step()
+
     def kill(self, actor: Actor) -> None:
         actor.is_dead = True
         actor.act()
         assert actor.is_done
 
     def step(self) -> bool:
-        """False when nobody can do anything any more."""
+        """False when no actor can act."""
         ready = [actor for actor in self.actors if actor.is_ready]
         if not ready:
             return False
@@ -154,13 +170,8 @@ class Stage:
     def gated(self) -> Iterator["Stage"]:
         patches = [self._patch(*each, switches=True) for each in self.switching]
         patches += [self._patch(*each, switches=False) for each in self.deadly]
-        for each in patches:
-            each.start()
-        try:
+        with patched(*patches):
             yield self
-        finally:
-            for each in patches:
-                each.stop()
 
     def _patch(self, owner: Any, name: str, *, switches: bool) -> Any:
         real = getattr(owner, name)

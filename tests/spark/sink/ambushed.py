@@ -58,7 +58,7 @@ class Ambush:
         self.kills = options.get("ambushkills", "false") == "true"
 
     def come(self) -> None:
-        """Counts; whoever is the n-th of all processes dies."""
+        """Counts; the n-th of all processes dies."""
         with open(self.file, "ab") as counter:
             counter.write(b".")
             counter.flush()

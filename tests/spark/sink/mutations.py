@@ -1,22 +1,15 @@
 """The sink with one of its safeguards taken out: worlds with enough seeds must notice each."""
 
 from collections.abc import Callable
-from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
+
+from tests.spark.sink.actors import patched
 
 from penstock.client.wire.producer import RawProducer
 from penstock.spark.exactly_once import decisions, two_phase_commit
 from penstock.spark.exactly_once.decisions import DecisionLog, sink_transactional_id
 from penstock.spark.sink import writers
-
-
-@contextmanager
-def _patched(*patches: Any):
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
 
 
 def _no_lookup() -> Any:
@@ -26,7 +19,7 @@ def _no_lookup() -> Any:
     def take(self: DecisionLog) -> None:
         real(self)
 
-    return _patched(mock.patch.object(DecisionLog, "take", take))
+    return patched(mock.patch.object(DecisionLog, "take", take))
 
 
 def _no_fencing() -> Any:
@@ -38,22 +31,22 @@ def _no_fencing() -> Any:
         self._producer.init()
         real(self, decision)
 
-    return _patched(mock.patch.object(DecisionLog, "decide", decide))
+    return patched(mock.patch.object(DecisionLog, "decide", decide))
 
 
 def _no_sweep() -> Any:
     """Attempts that lost, and what dead drivers left behind, stay open."""
-    return _patched(mock.patch.object(two_phase_commit, "abort_undecided", return_value=None))
+    return patched(mock.patch.object(two_phase_commit, "abort_undecided", return_value=None))
 
 
 def _no_question() -> Any:
     """A late attempt does not ask whether its batch is decided."""
-    return _patched(mock.patch.object(writers, "last_decided_batch", return_value=None))
+    return patched(mock.patch.object(writers, "last_decided_batch", return_value=None))
 
 
 def _idle_ids_live() -> Any:
     """Attempts that have taken an id and written nothing yet are not stopped."""
-    return _patched(mock.patch.object(two_phase_commit, "_EMPTY", "Dead"))
+    return patched(mock.patch.object(two_phase_commit, "_EMPTY", "Dead"))
 
 
 def _early_abort() -> Any:
@@ -70,17 +63,17 @@ def _early_abort() -> Any:
 
     from tests.spark.sink import world
 
-    return _patched(mock.patch.object(world, "commit_batch", conclude))
+    return patched(mock.patch.object(world, "commit_batch", conclude))
 
 
 def _one_name() -> Any:
     """The ids of a batch are used again in the next one."""
-    return _patched(mock.patch.object(two_phase_commit, "_SLOTS", 1))
+    return patched(mock.patch.object(two_phase_commit, "_SLOTS", 1))
 
 
 def _decides_outside() -> Any:
-    """The decision is not found by the next driver: nobody is told where it is."""
-    return _patched(
+    """The next driver does not find the decision."""
+    return patched(
         mock.patch.object(RawProducer, "commit_offsets", return_value=None),
         mock.patch.object(decisions.DecisionLog, "_search", return_value=None),
     )

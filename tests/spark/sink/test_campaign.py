@@ -1,4 +1,4 @@
-"""The campaign of the sink, as short as it can be: one driver of real Spark dies, and every row is there once."""
+"""A short campaign of the sink: one driver of real Spark is killed, and each row is there once."""
 
 import pytest
 from tests.chaos.__main__ import main

@@ -1,4 +1,4 @@
-"""Step by step: what each safeguard of an exactly-once write is for. The broker is real, Spark is not needed."""
+"""Each safeguard of an exactly-once write, step by step, on a real broker without Spark."""
 
 import uuid
 from collections.abc import Iterable
@@ -299,7 +299,7 @@ def test_a_process_uses_its_ids_again_two_batches_later(query):
     taken = [names.take(query.batch(number)) for number in (0, 1, 2, 3, 3, 4)]
     assert taken[0] == taken[2] == taken[5] != taken[1] == taken[3]
     assert taken[4] not in taken[:4], "another attempt at the same batch"
-    assert names.take(query.batch(2)) not in taken, "nobody knows what is open of an older batch"
+    assert names.take(query.batch(2)) not in taken, "what is open of an older batch is unknown"
     assert all(name.startswith(attempt_id_prefix(query.batch(n % 2))) for n, name in enumerate(taken[:4]))
     assert not set(taken) & {AttemptIds().take(query.batch(number)) for number in range(4)}
 

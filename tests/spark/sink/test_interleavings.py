@@ -1,6 +1,7 @@
-"""Every row once, whoever dies and whoever comes late: seeded orders of drivers and tasks on a real broker."""
+"""Exactly once under seeded orders of drivers and tasks on a real broker, with deaths and late steps."""
 
 import pytest
+from tests.spark.driver_campaign import check_world
 from tests.spark.sink.world import World
 from tests.spark.source.topics import Topics
 
@@ -14,10 +15,4 @@ def topics(broker) -> Topics:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_row_once_and_nothing_left_open(topics, seed):
-    world = World(topics, seed)
-    try:
-        world.run()
-        world.check()
-    except AssertionError as error:
-        story = "\n".join(world.stage.gates)
-        raise AssertionError(f"seed {seed}: {error}\n{story}\n{world.failures}") from error
+    check_world(World(topics, seed), seed)

@@ -1,4 +1,4 @@
-"""What topics take: batches are cut to it, and what no batch of it can hold is told of before it is sent."""
+"""Batch sizes of the sink: batches are cut to the limits of the topic, and larger rows are refused before sending."""
 
 import os
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ def test_batches_are_cut_to_what_the_topic_takes():
     assert values_of(found) == values
     assert 2 <= len(found) <= 10
     assert max(map(len, found)) <= 1000
-    assert len(sent(Desk(), *values, afresh=True)) == 1, "nobody tells, so nothing is known"
+    assert len(sent(Desk(), *values, afresh=True)) == 1, "limits that the broker does not report are unknown"
 
 
 @pytest.mark.parametrize("setting", ["max.message.bytes", "segment.bytes"])

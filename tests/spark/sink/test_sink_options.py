@@ -22,7 +22,7 @@ def test_what_is_not_said():
     assert options.contract is Contract.AT_LEAST_ONCE
     assert (options.topic, options.codec, options.fail_on_data_loss) == (None, Codec.NONE, True)
     assert options.two_phase
-    assert not parse(streaming=False).two_phase, "nobody would end what a dead batch write leaves open"
+    assert not parse(streaming=False).two_phase, "a transaction of a dead batch write would stay open"
 
 
 def test_what_is_said():

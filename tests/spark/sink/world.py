@@ -86,7 +86,7 @@ class World:
                 attempts.append((index, actor))
         driver: Actor = self.stage.local.actor
         driver.wait_for(lambda: _is_over(attempts))
-        # Whoever is first counts; the others go on, and nobody waits for them.
+        # The first one counts; the others go on, and the driver does not wait for them.
         first: dict[int, Any] = {}
         for index, actor in self.chance.sample(attempts, len(attempts)):
             if actor.is_done and actor.result is not None and index not in first:
@@ -108,11 +108,7 @@ class World:
         """Drivers come and die, sometimes two at a time; the last one is left in peace."""
         with self.stage.gated():
             for number in range(self.chance.randint(1, 4)):
-                self.stage.enter(f"driver {number}", self.driver)
-                if self.chance.random() < 0.3:
-                    self.stage.enter(f"second driver {number}", self.driver)
-                for _ in range(self.chance.randint(1, 80)):
-                    self.stage.step()
+                self.stage.run_drivers(number, self.driver)
                 self._end_drivers()
             self.stage.deaths = 0
             for _ in range(LAST_RUNS_MAX):

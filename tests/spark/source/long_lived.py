@@ -1,4 +1,4 @@
-"""A query that lives long, on three nodes: leaders die, partitions are added, its topic is made anew, it is restarted.
+"""A long-lived query on three nodes: leaders die, partitions are added, its topic is created again, it is restarted.
 
     python -m tests.spark.source.long_lived --restarts 100 --seed 1
 

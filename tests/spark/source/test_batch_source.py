@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from tests.compat import confluent
 from tests.compat.message import CODECS, Message
 from tests.spark.source.topics import Topics, numbers
 from tests.waiting import eventually
@@ -92,13 +91,7 @@ def test_a_schema_chooses_columns_in_any_order(topics, load, unique):
 
 def test_only_what_was_committed_up_to_the_first_open_transaction(topics, load, unique):
     topic = topics.create(unique("t"))
-    producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
-    producer.init_transactions(20)
-    for number, is_kept in enumerate([True, False, True]):
-        producer.begin_transaction()
-        producer.produce(topic, value=b"%d" % number)
-        producer.flush(60)
-        (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
+    producer = topics.commit_abort_commit(topic, unique("x"))
     producer.begin_transaction()
     producer.produce(topic, value=b"3")
     producer.flush(60)

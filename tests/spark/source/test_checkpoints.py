@@ -30,7 +30,7 @@ def test_what_is_on_a_local_disk(location, default_system, answer):
 
 @pytest.fixture
 def unset(spark):
-    """As in a session of users: nobody has chosen how checkpoints are written."""
+    """As in a session of users, without a setting for checkpoints."""
     before = spark.conf.get(FILE_MANAGER_SETTING)
     spark.conf.unset(FILE_MANAGER_SETTING)
     yield

@@ -1,4 +1,4 @@
-"""One query through broker fail-over, more partitions, a topic that is made anew, restarts and the death of its driver.
+"""One query through fail-over, new partitions, a topic that is created again, restarts and the death of its driver.
 
 Longer: python -m tests.spark.source.long_lived --restarts 100
 """

@@ -1,4 +1,4 @@
-"""Filters that reach the plan: they leave out only what they filter out."""
+"""Filters that are pushed down to the plan leave out only rows that they filter out."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

@@ -1,4 +1,4 @@
-"""Limits and splits: nothing twice, nothing left out, and nobody starves."""
+"""Limits and splits of offset ranges: no gaps, no overlaps, and every partition makes progress."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,7 +3,6 @@
 from uuid import uuid4
 
 import pytest
-from tests.compat import confluent
 from tests.compat.message import Message
 
 from penstock.client.errors import Unavailable
@@ -48,13 +47,7 @@ def test_more_than_one_answer(topics, unique):
 
 def test_only_what_was_committed(topics, unique):
     topic = topics.create(unique("t"))
-    producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
-    producer.init_transactions(20)
-    for number, is_kept in enumerate([True, False, True]):
-        producer.begin_transaction()
-        producer.produce(topic, value=b"%d" % number)
-        producer.flush(60)
-        (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
+    topics.commit_abort_commit(topic, unique("x"))
     wanted = OffsetRange(topic, topic_id(topics, topic), 0, 0, 6)
     assert read(topics, wanted) == [(0, b"0"), (4, b"2")], "committed records only, unless asked otherwise"
     everything = read(topics, wanted, **{"kafka.isolation.level": "read_uncommitted"})

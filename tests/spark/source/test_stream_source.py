@@ -43,7 +43,7 @@ class Query:
             self.running.stop()
 
     def numbers(self) -> list[int]:
-        """From the files that finished batches have named: a file that nobody has named may be half written."""
+        """From the files that finished batches have named: other files may be half written."""
         names = []
         for log in (self.folder / "out" / "_spark_metadata").glob("[0-9]*"):
             names += [json.loads(line)["path"] for line in log.read_text().splitlines()[1:]]
@@ -159,16 +159,8 @@ def test_lost_offsets_stop_the_query_with_their_numbers(topics, query, unique):
 
 
 def test_only_what_was_committed(topics, query, unique):
-    from tests.compat import confluent
-
     topic = topics.create(unique("t"))
-    producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
-    producer.init_transactions(20)
-    for number, is_kept in enumerate([True, False, True]):
-        producer.begin_transaction()
-        producer.produce(topic, value=b"%d" % number)
-        producer.flush(60)
-        (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
+    producer = topics.commit_abort_commit(topic, unique("x"))
     reading = query(subscribe=topic).start()
     reading.await_numbers([0, 2])
     producer.begin_transaction()

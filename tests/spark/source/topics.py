@@ -32,6 +32,17 @@ class Topics:
         """Records whose values are numbers."""
         self.fill(topic, [Message(value=b"%d" % number, partition=partition) for number in numbers])
 
+    def commit_abort_commit(self, topic: str, transactional_id: str) -> Any:
+        """Three transactions with the values 0, 1 and 2, of which the second is aborted. Returns the producer."""
+        producer = confluent.producer(self.bootstrap, transactional_id=transactional_id)
+        producer.init_transactions(20)
+        for number, is_kept in enumerate([True, False, True]):
+            producer.begin_transaction()
+            producer.produce(topic, value=b"%d" % number)
+            producer.flush(60)
+            (producer.commit_transaction if is_kept else producer.abort_transaction)(20)
+        return producer
+
     def grow(self, topic: str, partitions: int) -> None:
         confluent.add_partitions(self.admin, topic, partitions)
 

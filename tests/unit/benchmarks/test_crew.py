@@ -1,4 +1,4 @@
-"""The processes behind the figures: counted, held back, and never lost without a word."""
+"""Load processes: counted, started together, and their failures reported."""
 
 import os
 import shutil

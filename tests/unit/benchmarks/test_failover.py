@@ -1,4 +1,4 @@
-"""Fail-over as it is measured: by acknowledgements, and never hiding a loss."""
+"""Fail-over is measured by acknowledgements, and losses are reported."""
 
 import pytest
 from benchmarks.failover import Acked, Probe, gap_between_epochs_s, longest_gap_s

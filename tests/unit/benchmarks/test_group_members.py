@@ -1,4 +1,4 @@
-"""When a rebalance counts as over: too early would flatter, and never would not end."""
+"""When a rebalance counts as finished."""
 
 from datetime import timedelta
 from types import SimpleNamespace

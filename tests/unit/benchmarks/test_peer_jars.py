@@ -1,4 +1,4 @@
-"""The jars of Apache Kafka: where they cannot be had that is said, and nothing else leaves the tests out."""
+"""The jars of Apache Kafka: tests are skipped only if they cannot be fetched, with the reason."""
 
 import os
 import subprocess

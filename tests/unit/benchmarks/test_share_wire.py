@@ -1,7 +1,6 @@
-"""What the load says of records must be what kio would have encoded, and what it reads what kio would have."""
+"""Hand-packed share requests have the bytes of kio, and responses are read as kio reads them."""
 
 from datetime import timedelta
-from io import BytesIO
 from typing import Any
 from uuid import UUID
 
@@ -24,25 +23,10 @@ from kio.schema.share_acknowledge.v1 import request as acknowledge_request
 from kio.schema.share_acknowledge.v1 import response as acknowledge
 from kio.schema.share_fetch.v1 import request as fetch_request
 from kio.schema.share_fetch.v1 import response as fetch
-from kio.serial import entity_reader, entity_writer
+from tests.unit.benchmarks.kio_frames import encode_response, parse_request
 
 TOPIC = UUID("6f1f3a52-54f5-4b0e-8f0e-0a2f6b7c8d9e")
 SAID = {0: [Outcomes(10, bytes([ACCEPT, RELEASE, REJECT]))], 3: [Outcomes(7, bytes([ACCEPT]) * 300)]}
-
-
-def request(frame: bytes, request_class: Any) -> Any:
-    _, size = entity_reader(request_class.__header_schema__)(frame[4:], 0)
-    parsed, read = entity_reader(request_class)(frame[4:], size)
-    assert size + read == len(frame) - 4 == int.from_bytes(frame[:4], "big")
-    return parsed
-
-
-def response(body: Any) -> memoryview:
-    buffer = BytesIO()
-    header = type(body).__header_schema__
-    entity_writer(header)(buffer, header(correlation_id=0))
-    entity_writer(type(body))(buffer, body)
-    return memoryview(buffer.getvalue())
 
 
 @pytest.fixture
@@ -62,22 +46,22 @@ def check_said(topics: Any) -> None:
 
 
 def test_a_fetch_carries_outcomes_and_moves_the_session_on(writer: ShareWriter) -> None:
-    opening = request(writer.fetch({0: [], 3: []}), fetch_request.ShareFetchRequest)
+    opening = parse_request(writer.fetch({0: [], 3: []}), fetch_request.ShareFetchRequest)
     assert (opening.share_session_epoch, opening.group_id, opening.member_id) == (0, "group", "member")
     assert [partition.partition_index for partition in opening.topics[0].partitions] == [0, 3]
     assert opening.max_wait == timedelta(milliseconds=250)
-    second = request(writer.fetch(SAID), fetch_request.ShareFetchRequest)
+    second = parse_request(writer.fetch(SAID), fetch_request.ShareFetchRequest)
     assert (second.share_session_epoch, second.max_records) == (1, 500)
     check_said(second.topics)
-    assert request(writer.fetch({}), fetch_request.ShareFetchRequest).topics == ()
+    assert parse_request(writer.fetch({}), fetch_request.ShareFetchRequest).topics == ()
 
 
 def test_acknowledging_apart_and_for_the_last_time(writer: ShareWriter) -> None:
     writer.fetch({})
-    apart = request(writer.acknowledge(SAID), acknowledge_request.ShareAcknowledgeRequest)
+    apart = parse_request(writer.acknowledge(SAID), acknowledge_request.ShareAcknowledgeRequest)
     assert apart.share_session_epoch == 1
     check_said(apart.topics)
-    last = request(writer.acknowledge({}, is_last=True), acknowledge_request.ShareAcknowledgeRequest)
+    last = parse_request(writer.acknowledge({}, is_last=True), acknowledge_request.ShareAcknowledgeRequest)
     assert last.share_session_epoch == -1
 
 
@@ -105,7 +89,7 @@ def fetched(error: ErrorCode = ErrorCode.none, said: int = 0) -> memoryview:
             acquired_records=(),
         ),
     )
-    return response(
+    return encode_response(
         fetch.ShareFetchResponse(
             throttle_time=timedelta(0),
             error_code=ErrorCode.none,
@@ -131,7 +115,7 @@ def test_errors_of_either_kind_are_not_passed_over() -> None:
 def test_the_answer_to_outcomes_is_checked(error: ErrorCode) -> None:
     nobody = acknowledge.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
     data = acknowledge.PartitionData(partition_index=1, error_code=error, current_leader=nobody)
-    frame = response(
+    frame = encode_response(
         acknowledge.ShareAcknowledgeResponse(
             throttle_time=timedelta(0),
             error_code=ErrorCode.none,

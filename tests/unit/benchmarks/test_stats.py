@@ -1,4 +1,4 @@
-"""The arithmetic that the published figures rest on."""
+"""The statistics of the published figures."""
 
 import pytest
 from benchmarks.stats import latency_summary, median, median_metrics, percentile, ratio

@@ -1,4 +1,4 @@
-"""A run whose contents are not what was sent must have no figures."""
+"""A run whose contents are wrong has no figures."""
 
 import pytest
 from benchmarks.payloads import fill_batch, value_pool

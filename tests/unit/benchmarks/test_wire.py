@@ -1,4 +1,4 @@
-"""Patched frames must be what kio would have encoded, or the load would measure the wrong thing."""
+"""Patched frames have the bytes of kio."""
 
 from datetime import timedelta
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""Frames written by hand, so that tests can pipeline, cut and repeat them; and a node to send them to."""
+"""A node in the process of the test, and a client that sends frames which tests can pipeline, cut and repeat."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Starting and stopping: nothing stays open after a failure, and nothing is lost by a stop."""
+"""Starting and stopping a node: a failed start leaves nothing open, and a stop loses nothing."""
 
 import asyncio
 import errno

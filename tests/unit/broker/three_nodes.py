@@ -1,4 +1,4 @@
-"""Three real nodes in one process, on loopback, each of which can be killed and started again."""
+"""Three real nodes in one process, which tests can kill and start again."""
 
 from __future__ import annotations
 

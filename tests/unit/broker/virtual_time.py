@@ -1,4 +1,4 @@
-"""Async tests whose clock jumps to the next timer: seconds of waiting take no time, and nothing depends on load."""
+"""An event loop whose clock jumps to the next timer, so that waiting takes no time and load does not matter."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""A client that speaks any version of any request, for tests that look at single answers."""
+"""A client that sends any version of any request and returns the reply."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""What status makes of a cluster: every finding has its cause, and a healthy cluster has none."""
+"""`penstock cluster status`: each problem of a cluster is found, and a healthy cluster has none."""
 
 from typing import Any
 

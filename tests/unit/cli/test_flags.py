@@ -1,4 +1,4 @@
-"""The flags of `serve`: the quick reader, what it leaves to the full one, and the settings they make."""
+"""The flags of `serve`: the fast parser, what it leaves to argparse, and the settings that result."""
 
 import os
 import subprocess

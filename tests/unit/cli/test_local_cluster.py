@@ -1,4 +1,4 @@
-"""Which node of a local cluster does what, and how it finds the others."""
+"""The plan of a local cluster: which node has which role, and how nodes find each other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_node_alone_founds_its_cluster_by_itself() -> None:
 
 
 def test_a_grown_cluster_is_never_founded_a_second_time() -> None:
-    """The first node without its disk would found another cluster if it were told of nobody."""
+    """The first node without its disk would found another cluster if it knew no other node."""
     cluster = grow_cluster(founded(1), 3, members(3))
     assert [node.founder for node in cluster.nodes] == [True, False, False]
     assert quorum_flags(cluster.nodes[0], cluster) == ["--join", "127.0.0.1:19002,127.0.0.1:19003"]

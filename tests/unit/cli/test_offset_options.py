@@ -1,4 +1,4 @@
-"""Where to start reading, as people write it."""
+"""Where to start reading: offsets and times as users type them."""
 
 from datetime import UTC, datetime
 

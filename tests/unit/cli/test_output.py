@@ -1,4 +1,4 @@
-"""What commands print: tables, facts, failures, exit codes."""
+"""What commands print: tables, facts, errors and exit codes."""
 
 import json
 import sys

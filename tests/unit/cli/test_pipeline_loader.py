@@ -1,4 +1,4 @@
-"""From words on the command line to a pipeline: files, modules, built-in ones, and sentences for all that is wrong."""
+"""Loading a pipeline from the command line: files, modules, built-in ones, and errors."""
 
 import os
 import sys

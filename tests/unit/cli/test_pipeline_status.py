@@ -1,4 +1,4 @@
-"""What a runner makes of what Spark tells: sentences out of stack traces, and the gap between two batches."""
+"""The status of a pipeline: readable errors from Spark's stack traces, and gaps between batches."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Records as lines, in and out."""
+"""Records as lines, for input and output."""
 
 import json
 

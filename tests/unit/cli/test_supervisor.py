@@ -1,4 +1,4 @@
-"""The supervisor on small programs in place of nodes: starting, dying, returning, stopping."""
+"""The supervisor of a local cluster, with small programs as nodes: start, death, restart, stop."""
 
 import asyncio
 import os
@@ -78,7 +78,7 @@ async def test_a_signal_stops_all_of_them(world: World) -> None:
 async def test_a_node_may_be_ready_before_its_pid_is_known(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a busy machine: the process has started, and whoever has started it has not got its turn since."""
+    """As on a busy machine: the process has started, and its parent has not run since."""
     real = asyncio.create_subprocess_exec
 
     async def slowly(*words: Any, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`serve --workers`: which nodes a host runs, and the flags that each of them gets."""
+"""`serve --workers`: which nodes a host runs, and the flags of each."""
 
 from collections.abc import Sequence
 from dataclasses import replace

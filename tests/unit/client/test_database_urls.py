@@ -1,4 +1,4 @@
-"""URLs of stores and ledgers: what is understood, what is refused with which words, and what is never shown."""
+"""URLs of stores and ledgers: what is accepted, which errors others get, and that passwords are never shown."""
 
 from pathlib import Path
 

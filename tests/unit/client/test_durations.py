@@ -1,4 +1,4 @@
-"""Lengths of time: what people write is understood, and a slip of the pen is told."""
+"""Durations: what users write is parsed, and mistakes are reported."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Errors travel between processes with all that they know."""
+"""Errors keep all of their fields between processes."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Hot keys by a sample: every record has its chance to be seen, and the error that is told is an honest one."""
+"""Hot keys from a sample: every record has the same chance, and the reported error bound holds."""
 
 from __future__ import annotations
 

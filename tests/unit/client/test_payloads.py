@@ -1,4 +1,4 @@
-"""Payloads: what is published comes back as it was, and what does not fit is told with the field that does not."""
+"""Payloads: they are decoded as they were published, and errors name the wrong field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one backoff: its formula, and that nobody waits past a deadline."""
+"""The backoff: its formula, and that no caller waits past its deadline."""
 
 from random import Random
 

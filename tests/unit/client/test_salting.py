@@ -1,4 +1,4 @@
-"""Salted keys: nothing is lost of the key, all buckets are used, and what belongs together stays together."""
+"""Salted keys: the key can be restored, all buckets are used, and equal keys stay together."""
 
 import random
 

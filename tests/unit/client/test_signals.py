@@ -1,4 +1,4 @@
-"""Ending by signals: a handler may interrupt the main thread anywhere, also within the event that it sets."""
+"""Stopping by signals: a handler may interrupt the main thread anywhere, also within the event that it sets."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Trace context: W3C's rules to the letter, and spans where OpenTelemetry records."""
+"""Trace context: W3C's rules, and spans if OpenTelemetry is recording."""
 
 from __future__ import annotations
 

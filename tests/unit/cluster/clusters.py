@@ -1,4 +1,4 @@
-"""Small clusters for the tests of this room."""
+"""Small clusters for tests of the controller."""
 
 from collections.abc import Sequence
 from itertools import count

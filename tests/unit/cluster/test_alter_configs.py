@@ -1,4 +1,4 @@
-"""Changing settings, one by one and all at once."""
+"""AlterConfigs and IncrementalAlterConfigs."""
 
 import pytest
 from tests.unit.cluster.clusters import cluster, create

@@ -1,4 +1,4 @@
-"""AlterPartition: what a leader may ask for, and what it is told when it may not."""
+"""AlterPartition: valid requests of a leader, and the errors for others."""
 
 from dataclasses import replace
 from uuid import UUID

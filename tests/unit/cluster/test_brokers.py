@@ -1,4 +1,4 @@
-"""Brokers come and go; leadership, producer ids and features follow."""
+"""Brokers register and leave; leaders, producer ids and features follow."""
 
 import pytest
 from tests.unit.cluster.clusters import (

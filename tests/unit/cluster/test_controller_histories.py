@@ -1,4 +1,4 @@
-"""Whatever is asked of the controller in whatever order, the image stays sound and the log tells it again."""
+"""After any sequence of requests the image is consistent, and replaying the log gives the same image."""
 
 from collections.abc import Callable
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""Elections on request, leaders that go home, lost copies, and internal topics that grow with the cluster."""
+"""ElectLeaders, preferred leaders, lost replicas, and internal topics that grow with the cluster."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""What a group may be told, and what it falls back on."""
+"""Settings of groups: valid values and defaults."""
 
 from collections.abc import Mapping
 

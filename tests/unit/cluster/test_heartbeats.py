@@ -1,4 +1,4 @@
-"""Sessions expire, heartbeats unfence, and a broker that wants to stop is let go when nobody needs it."""
+"""Broker sessions expire, heartbeats unfence, and controlled shutdown waits until no leader is left."""
 
 import pytest
 from tests.unit.cluster.clusters import CONTROLLER, applied, broker, cluster, create, fence, register

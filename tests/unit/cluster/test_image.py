@@ -1,4 +1,4 @@
-"""Replay is the only way an image changes, and it tells what changed."""
+"""Only replay changes the image, and it returns what has changed."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""A snapshot makes the same image again."""
+"""A snapshot restores the same image."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""Whatever brokers, leaders and operators do in whatever order, nobody leads who may lack what was acknowledged.
+"""After any sequence of events, no replica leads that may lack acknowledged records.
 
 Beside the image the test keeps, for each partition, who really has everything: with enough replicas in sync a
 record may be committed at any moment, and from then on only the in-sync replicas have it.

@@ -1,4 +1,4 @@
-"""Metadata records on the wire: checked against bytes worked out by hand from Kafka's published schemas."""
+"""Metadata records on the wire, compared with bytes worked out by hand from Kafka's schemas."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""One partition through fencing, returns, unclean stops and lost disks: who is in sync, who may lead, who does."""
+"""One partition through fencing, returns, unclean stops and lost disks: its in-sync set, eligible replicas, leader."""
 
 from typing import NamedTuple
 
@@ -182,7 +182,7 @@ def test_when_all_stopped_uncleanly_the_last_leader_comes_back_and_it_is_reporte
 
 
 def test_a_whole_cluster_that_lost_power_comes_back_by_itself() -> None:
-    """Nobody was fenced: the brokers die at once and register one after the other with a new controller."""
+    """Without fencing: the brokers die at once and register one after the other with a new controller."""
     image = topic(flush="never")
     for broker_id in (1, 2, 3):
         register(

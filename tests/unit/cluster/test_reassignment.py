@@ -1,4 +1,4 @@
-"""Replicas move without ever being fewer in sync than was promised."""
+"""Reassignment: the in-sync set never becomes smaller than promised."""
 
 import pytest
 from tests.unit.cluster.clusters import CONTROLLER, applied, cluster, create, fence, unfence

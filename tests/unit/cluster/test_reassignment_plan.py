@@ -1,4 +1,4 @@
-"""Plans for moving replicas: even, rack aware, no larger than needed, always the same."""
+"""Plans of reassignments: even, rack aware, minimal and deterministic."""
 
 from collections import Counter
 
@@ -126,7 +126,7 @@ def test_every_plan_is_sound(data: st.DataObject, racks: list[str]) -> None:
         assert not set(each) & remove
         assert len({rack[broker] for broker in each}) == min(factor, len(left))
     for leader, number in Counter(each[0] for each in after.values()).items():
-        # Nobody leads two more than somebody who could lead one of its partitions instead.
+        # No broker leads two more than another that could lead one of its partitions.
         for each in after.values():
             if each[0] == leader:
                 others = Counter(x[0] for x in after.values())
@@ -142,7 +142,7 @@ def test_without_racks_replicas_end_up_even(data: st.DataObject, number: int) ->
     plan = plan_reassignment(partitions, brokers(*ids))
     held = [load.replicas for load in plan.after]
     assert max(held) - min(held) <= 1
-    # No plan moves less: whoever has more than the even share gives away just that.
+    # No plan moves less: a broker with more than the even share gives away just the excess.
     share, more = divmod(2 * len(partitions), number)
     before = sorted((load.replicas for load in plan.before), reverse=True)
     surplus = sum(max(0, have - share - (rank < more)) for rank, have in enumerate(before))

@@ -1,4 +1,4 @@
-"""Who may register, and what replaces what."""
+"""Which brokers may register, and which registrations replace others."""
 
 from uuid import UUID
 

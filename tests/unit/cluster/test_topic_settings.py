@@ -1,4 +1,4 @@
-"""Topic settings: what is refused, what counts, and where it came from."""
+"""Topic settings: validation, effective values and their sources."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The bytes of `__consumer_offsets` are Kafka's: each expectation below was put together by hand."""
+"""Records of `__consumer_offsets` have Kafka's bytes, worked out by hand."""
 
 from uuid import UUID
 

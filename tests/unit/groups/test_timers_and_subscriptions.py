@@ -1,4 +1,4 @@
-"""The small parts: timers, the hash that places groups, and reading a consumer's subscription."""
+"""Timers, the hash that maps groups to partitions, and parsing of consumer subscriptions."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Whatever transactions and plain commits do to the same offsets: what counts is told by the log alone."""
+"""Transactional and plain commits to the same offsets: the log alone decides which one counts."""
 
 from __future__ import annotations
 

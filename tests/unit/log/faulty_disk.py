@@ -1,4 +1,4 @@
-"""A disk that fails at one chosen call, or at every call from there on, wherever a log writes, syncs or renames."""
+"""A disk that fails at one chosen call, or at every call from there on."""
 
 import builtins
 import errno

@@ -1,4 +1,4 @@
-"""Run in a process of its own: a limit on file sizes stands for a disk that is full."""
+"""Runs in a process of its own, where a limit on file sizes simulates a full disk."""
 
 import resource
 import sys

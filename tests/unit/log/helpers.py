@@ -1,4 +1,4 @@
-"""Logs and batches for tests: one way to make each."""
+"""Logs and batches for tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Appending: what is stored, and what is refused with which error."""
+"""Appending: what is stored, and which errors refused batches get."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What compaction keeps and drops, seen from a reader of the log."""
+"""What compaction keeps and drops, as a reader of the log sees it."""
 
 import gc
 from pathlib import Path

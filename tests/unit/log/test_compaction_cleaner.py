@@ -1,4 +1,4 @@
-"""Which log is cleaned and when, what is remembered, and what happens when it cannot be done."""
+"""The log cleaner: which log is cleaned when, its checkpoints, and failures."""
 
 import errno
 import logging

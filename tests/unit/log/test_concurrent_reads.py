@@ -1,4 +1,4 @@
-"""Threads that read while the log is appended to, rolled, compacted, retained and flushed: a second of everything."""
+"""Threads read while the log is appended to, rolled, compacted, retained and flushed."""
 
 import contextlib
 import os

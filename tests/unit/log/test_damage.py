@@ -1,4 +1,4 @@
-"""Damage and torn tails are told apart: damage below what was synced keeps every byte, and the rest is served."""
+"""Damage and torn tails: damage below the recovery point keeps every byte, and the rest of the log is served."""
 
 import logging
 import os

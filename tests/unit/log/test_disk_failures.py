@@ -1,4 +1,4 @@
-"""The disk fails at any one step, or for good from there on: what was acknowledged is there after the restart."""
+"""The disk fails at any one step, or from there on: acknowledged records are there after the restart."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""A full disk: the reserve is given up for what frees space, and everything else is refused at once."""
+"""A full disk: the reserve is used for what frees space, and all other writes are refused."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The index files: Kafka's bytes, and what makes one unbelievable."""
+"""Index files: Kafka's bytes, and how invalid ones are recognised."""
 
 import struct
 

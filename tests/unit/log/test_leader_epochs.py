@@ -1,4 +1,4 @@
-"""Leader epochs: OffsetForLeaderEpoch's answers, truncation from both ends, and checkpoint files."""
+"""Leader epochs: OffsetForLeaderEpoch, truncation from both ends, and checkpoint files."""
 
 import os
 

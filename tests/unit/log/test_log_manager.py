@@ -1,4 +1,4 @@
-"""The data folder: ownership, clean and unclean starts, partitions coming and going."""
+"""The data directory: its lock, clean and unclean starts, created and deleted partitions."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Files open for writing: as many as the pool lets there be, whatever the number of logs."""
+"""Files open for writing are limited by the pool, whatever the number of logs."""
 
 import errno
 import os

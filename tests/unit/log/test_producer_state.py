@@ -1,4 +1,4 @@
-"""Idempotence: what is accepted, what is a repeat, what is refused; and the snapshot file."""
+"""Idempotence: accepted, duplicate and refused batches, and the snapshot file."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""What a producer sends right behind a batch that was turned away is turned away too, not called out of order."""
+"""Batches behind a refused batch are refused with the same error, not as out of order."""
 
 import pytest
 from tests.unit.log.helpers import append, open_log

@@ -1,4 +1,4 @@
-"""Opening a log: after a clean end, after a crash, and after the disk has lied."""
+"""Opening a log after a clean stop, after a crash, and after lost writes."""
 
 import logging
 import os
@@ -75,7 +75,7 @@ def test_segments_after_the_damage_go_and_the_cut_is_reported(tmp_path, caplog):
     assert list(files_in(tmp_path / "t-0", ".log")) == [s.path.name for s in recovered.segments]
     kept = list(files_in(tmp_path / "t-0", "-cut"))
     assert [name[:24] for name in kept] == [s.path.name for s in log.segments[1:]], (
-        "nobody knows who saw them"
+        "readers may have seen them"
     )
     (cut,) = [record for record in caplog.records if record.message == "torn tail cut"]
     assert cut.segments_dropped == [s.path.name for s in log.segments[2:]]
@@ -142,7 +142,7 @@ def test_a_damaged_or_missing_index_is_rebuilt(tmp_path, damage):
 
 @pytest.fixture
 def ten_thousand(tmp_path):
-    """A log of so many segments, all but the last of which nobody may look at."""
+    """A log of so many segments, of which only the last may be read."""
     folder, count = tmp_path / "t-0", 10_000
     folder.mkdir()
     for offset in range(count - 1):

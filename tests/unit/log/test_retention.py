@@ -1,4 +1,4 @@
-"""Which segments retention lets go, and how they go."""
+"""Which segments retention deletes, and how."""
 
 import os
 

@@ -49,7 +49,7 @@ def test_a_descriptor_in_use_is_never_closed(tmp_path):
 
 
 def test_a_segment_that_has_left_its_log_does_not_stay_open(tmp_path):
-    """Or its space would not come back for as long as nobody needs the descriptor."""
+    """Otherwise its space would stay in use until the descriptor is evicted."""
     pool, (segment,) = FilePool(), segments(tmp_path, 1)
     pool.forget(segment)
     file = pool.pin(segment)

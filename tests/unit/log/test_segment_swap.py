@@ -173,21 +173,26 @@ def test_a_crash_at_any_step_leaves_either_the_old_or_the_new(log, tmp_path, mon
         assert not found or found[0][0].base_offset >= offset
 
 
+def failing_rename(number):
+    """`os.rename`, whose call of this number fails."""
+    real, calls = os.rename, []
+
+    def rename(source, target):
+        calls.append(source)
+        if len(calls) == number + 1 and source.exists():
+            raise OSError(5, "I/O error")
+        real(source, target)
+
+    return rename
+
+
 @pytest.mark.parametrize("failing", range(8))
 def test_a_rename_that_fails_withdraws_the_new_segments(log, monkeypatch, failing):
     """Up to the point where the swap counts; the old segments go on, and a restart agrees."""
     old = list(log.segments[:2])
     new = [rewritten(log, [segment], even) for segment in old]
-    real, calls = os.rename, []
-
-    def rename(source, target):
-        calls.append(source)
-        if len(calls) == failing + 1 and source.exists():
-            raise OSError(5, "I/O error")
-        real(source, target)
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", rename)
+        patched.setattr(os, "rename", failing_rename(failing))
         if failing in (2, 6):  # there is no transaction index to rename
             log.replace_segments(old, new)
             return
@@ -205,16 +210,8 @@ def test_a_rename_that_fails_after_that_leaves_the_new_segments_readable(log, tm
     old = list(log.segments[:2])
     expected = [base for base in range(20) if base >= old[1].next_base or base % 2 == 0]
     new = [rewritten(log, [segment], even) for segment in old]
-    real, calls = os.rename, []
-
-    def rename(source, target):
-        calls.append(source)
-        if len(calls) == failing + 1 and source.exists():
-            raise OSError(5, "I/O error")
-        real(source, target)
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "rename", rename)
+        patched.setattr(os, "rename", failing_rename(failing))
         if failing % 4 == 2:
             log.replace_segments(old, new)
         else:

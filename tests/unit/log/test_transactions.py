@@ -1,4 +1,4 @@
-"""Transactions in one log: their ends, who may begin them, and the index of those that were aborted."""
+"""Transactions in one log: markers, open transactions, and the index of aborted ones."""
 
 import gc
 import struct
@@ -253,7 +253,7 @@ def clean(log: Log, cleaner: LogCleaner, later_ms: int) -> None:
 
 
 def test_compaction_keeps_the_index_as_long_as_the_marker(tmp_path: Path) -> None:
-    """Whoever is told of an aborted transaction and never sees its marker would skip the producer's next one."""
+    """A reader that knows of an aborted transaction and never sees its marker would skip the producer's next one."""
     cleaner = LogCleaner(tmp_path, dedupe_buffer_bytes=1 << 16)
     log = open_log(tmp_path / "t-0", compacted_config())
     begin(log, 1)

@@ -1,4 +1,4 @@
-"""What a request may claim is checked against the bytes that are there, before kio reads it."""
+"""Sizes and counts in a request are checked against its length before kio parses it."""
 
 import io
 import struct

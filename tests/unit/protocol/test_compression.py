@@ -1,4 +1,4 @@
-"""Each codec reads what real clients send, writes what they can read, and stays within its bound."""
+"""Each codec reads what clients send, writes what they can read, and respects its bound."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""The hand-packed Produce and Fetch must say, byte for byte, what kio's schemas say."""
+"""The hand-packed Produce and Fetch have exactly the bytes of kio's schemas."""
 
 import datetime
 import io

@@ -1,4 +1,4 @@
-"""The record batch: what is written, and that hostile batches are refused before they cost anything."""
+"""Record batches: encoding, and hostile batches that are refused before they cost anything."""
 
 import struct
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every message is written to the bytes that kio would write it to."""
+"""Every message is encoded to the bytes that kio writes."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""The hand-packed share requests and answers against kio's own, in every version."""
+"""The hand-packed share requests and responses, compared with kio's in every version."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What a worker says of its failures, on the wire: all of it arrives, and what is no such request is refused."""
+"""ShareFailures on the wire: reports arrive complete, and malformed requests are refused."""
 
 import contextlib
 from uuid import UUID

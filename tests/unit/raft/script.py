@@ -249,7 +249,7 @@ class Script(World):
         text = _message_text(message)
         if isinstance(message, FetchReply) and message.error is ErrorCode.not_leader_or_follower:
             node = self.members[target].node
-            # Whoever looks for a leader asks everyone; only a leader's own denial is worth a line.
+            # A node without a leader asks all others; only a leader's own refusal is worth a line.
             text = text if node and node.leader_id == sender else None
         if text:
             self._say(f"{sender} -> {target}: {text}")

@@ -1,4 +1,4 @@
-"""Rules of the quorum that a script would not show well: one node, one question, one answer."""
+"""Rules of the quorum for single requests, which a script would not show well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elections where everything takes longer than the timeouts allow: they end, and what they elect stays."""
+"""Elections on a network slower than the timeouts: they end, and the leader stays."""
 
 import pytest
 from tests.unit.raft.world import Member, RandomWorld, voter

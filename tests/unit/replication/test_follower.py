@@ -1,4 +1,4 @@
-"""What a follower does with each answer of its leader."""
+"""What a follower does with each response of its leader."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a leader may call committed, and whom it takes into the in-sync set."""
+"""The leader's rules: the high watermark and the in-sync set."""
 
 from typing import Any
 

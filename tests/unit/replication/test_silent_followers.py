@@ -1,4 +1,4 @@
-"""A follower that fell silent is not taken back into the in-sync set on what it said before."""
+"""A follower that was silent rejoins the in-sync set only with a new fetch."""
 
 from penstock.replication.leader import LeaderRules
 
@@ -26,7 +26,7 @@ def test_one_that_left_because_it_fell_silent_must_be_heard_again_to_come_back()
     assert shrink.members == {1}
     leader.proposed_isr(shrink)
     leader.isr_committed((1,), 1)
-    # Nothing was committed meanwhile, so it lacks nothing; but nobody knows whether it lives.
+    # Nothing was committed meanwhile, so it lacks nothing; but it may be dead.
     assert leader.wanted_isr(LAG_MS + 2, lambda broker, epoch: True) is None
     assert not leader.can_join(2)
     leader.fetched(2, offset=0, log_end=10, broker_epoch=7, now_ms=LAG_MS + 3)

@@ -1,4 +1,4 @@
-"""When a record wants to be delivered, as producers write it."""
+"""Headers for the delivery time of a record."""
 
 import pytest
 

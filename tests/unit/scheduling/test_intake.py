@@ -1,4 +1,4 @@
-"""A batch is parted into what is delivered at once and what is held."""
+"""A batch is split into records that are delivered at once and records that are held."""
 
 import pytest
 

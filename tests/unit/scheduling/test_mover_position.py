@@ -1,4 +1,4 @@
-"""Where a mover goes on: what was taken in part is not taken again, and nothing else is passed over."""
+"""Where a mover continues after a part of a batch."""
 
 from penstock.protocol.compression import Codec
 from penstock.scheduling.intake import HeldBatch

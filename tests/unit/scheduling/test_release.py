@@ -1,4 +1,4 @@
-"""What is gathered for a release: the first that fit, whatever the order in which their groups are read."""
+"""Which records are released together: the first ones that fit, in any reading order."""
 
 from hypothesis import given
 from hypothesis import strategies as st

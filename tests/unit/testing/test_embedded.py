@@ -1,4 +1,4 @@
-"""An embedded broker as a user's test sees it: starts, keeps its data, dies and comes back, and tells what is wrong."""
+"""The embedded broker: start, data, kill, restart and errors."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""An error answer can be made for every request that the broker serves, in every version."""
+"""An error response exists for every request in every version."""
 
 import io
 from collections.abc import Iterator

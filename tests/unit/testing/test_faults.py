@@ -1,4 +1,4 @@
-"""Each kind of fault as real clients see it, and that what is not chosen is left alone."""
+"""Each kind of fault as real clients see it; other requests are not affected."""
 
 import asyncio
 import socket

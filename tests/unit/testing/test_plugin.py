@@ -1,4 +1,4 @@
-"""The plugin as users have it: there once the package is installed, cheap until it is used, and documented truly."""
+"""The pytest plugin: installed with the package, cheap until used, and documented correctly."""
 
 import doctest
 import subprocess

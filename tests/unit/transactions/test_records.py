@@ -1,4 +1,4 @@
-"""The bytes of `__transaction_state` are Kafka's: the expectations below were written by its own classes (4.3.1)."""
+"""Records of `__transaction_state` have the bytes that Kafka's own classes (4.3.1) write."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What scripts cannot say about a shard: large numbers, foreign records, and questions that cross."""
+"""The transaction shard with large numbers, unknown records and concurrent requests."""
 
 import pytest
 

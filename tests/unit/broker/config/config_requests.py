@@ -1,4 +1,4 @@
-"""Settings changed and shown over the wire, as `kafka-configs` does it."""
+"""Requests that change and describe settings, as `kafka-configs` sends them."""
 
 from typing import Any
 

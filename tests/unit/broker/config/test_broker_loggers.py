@@ -1,4 +1,4 @@
-"""Levels of a node's loggers, shown and set while it runs, in Apache Kafka's words."""
+"""Levels of a node's loggers, described and changed while the node runs, as in Apache Kafka."""
 
 import logging
 from collections.abc import Iterator

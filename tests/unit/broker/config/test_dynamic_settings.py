@@ -1,4 +1,4 @@
-"""Broker settings changed while the node runs: what they do at once, how they are shown, and what is refused."""
+"""Broker settings that change while the node runs: their effect, how they are described, and what is refused."""
 
 import asyncio
 import threading
@@ -113,7 +113,7 @@ async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> N
     ],
 )
 async def test_nobody_can_be_locked_out_by_a_setting(tmp_path: Path, changes: dict[str, str | None]) -> None:
-    """Or lose all records at once. Nobody could connect to undo it, not even after a restart."""
+    """Or lose all records at once. No client could connect to undo it, not even after a restart."""
     async with running(tmp_path) as node:
         client = await WireClient.connect(node)
         for resource in (HERE, EVERYWHERE):
@@ -427,7 +427,7 @@ async def test_stored_settings_of_another_version_count_for_nothing(
 
 
 async def test_limits_of_connections_are_for_clients_not_for_nodes(tmp_path: Path) -> None:
-    """Nodes that cannot reach each other have no controller, so that nobody could undo the limit."""
+    """Nodes that cannot reach each other have no controller, so that the limit could not be undone."""
     listeners = "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"
     limits: dict[str, str | None] = {
         "max.connections": "1",

@@ -1,4 +1,4 @@
-"""What a topic's settings mean to its log."""
+"""The settings of a topic's log: which source wins for each of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an operator reads in the node's log, and that a hostile client can neither forge nor flood it."""
+"""The node's log: what operators read in it. A hostile client can neither forge lines nor flood it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Long values and long messages: bounded, and never more than the version of a reply can carry."""
+"""Long setting values and error messages: bounded, and never longer than the version of a reply allows."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Settings of a node: precedence, provenance, listeners, and what is refused with which words."""
+"""Settings of a node: precedence, sources, listeners, and the errors for invalid values."""
 
 import re
 import subprocess

@@ -53,7 +53,7 @@ class Cluster:
         return self.nodes[self.leader_id]
 
     def elect(self, node_id: int) -> None:
-        """-1: nobody leads."""
+        """-1: no leader."""
         before, self.leader_id = self.leader_id, node_id
         if before > 0:
             self.nodes[before].metadata.is_active = False
@@ -148,7 +148,7 @@ class SmallNode:
         return done
 
     async def stop(self) -> None:
-        """As a kill would: nobody is told."""
+        """Like a kill: without a controlled shutdown."""
         self.controller.became_inactive()
         for task in list(self._tasks):
             task.cancel()

@@ -1,4 +1,4 @@
-"""A broker is let in once, unfenced when it is ready, heard of while it lives, and leaves in good order."""
+"""The life cycle of a broker: registration, unfencing, heartbeats and controlled shutdown."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A node finds the active controller wherever it is, and does not give up while it has time."""
+"""The channel to the active controller finds it on any node and retries until the timeout."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The active controller fences who is silent, gives leadership back, and reports what it may have cost."""
+"""The active controller fences silent brokers, moves leaders to preferred replicas, reports unclean elections."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A process that goes on after another was let in under its id would acknowledge what nobody will ever find."""
+"""A node stops when another process registers with the same node id."""
 
 from pathlib import Path
 from uuid import UUID

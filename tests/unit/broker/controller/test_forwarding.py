@@ -1,4 +1,4 @@
-"""Any node answers for the active controller, and one that is starting talks to other nodes only."""
+"""Any node forwards requests for the active controller; a node that is starting serves only other nodes."""
 
 import asyncio
 import io

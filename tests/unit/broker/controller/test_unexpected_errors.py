@@ -1,4 +1,4 @@
-"""What watches over a cluster goes on after a failure that nobody has foreseen, and reports it."""
+"""Heartbeats and fencing continue after an unexpected error, which is logged."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What clients get from a running node when they look at topics, settings and producers, and change them."""
+"""Admin requests on a running node: topics, settings, producers, described and changed."""
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable

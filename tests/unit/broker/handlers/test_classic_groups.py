@@ -1,4 +1,4 @@
-"""What clients of every age get from a running node when they form groups and commit offsets."""
+"""Classic groups and offset commits on a running node, in all versions of the requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer protocol on the wire: what each version is answered, and what other APIs say of such groups."""
+"""Consumer groups (KIP-848) on the wire: replies of each version, and what other APIs report about such groups."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from penstock.protocol.errors import ErrorCode
 
 CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE, OFFSET_FETCH = 68, 69, 9
 DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS, OFFSET_DELETE = 15, 16, 42, 47
+#: Of a member that joins the group g and subscribes to t.
+JOINING_HEARTBEAT: dict[str, Any] = {
+    "group_id": "g",
+    "member_id": "m",
+    "member_epoch": 0,
+    "instance_id": None,
+    "rack_id": None,
+    "rebalance_timeout": timedelta(seconds=30),
+    "subscribed_topic_names": ("t",),
+    "subscribed_topic_regex": None,
+    "server_assignor": None,
+    "topic_partitions": (),
+}
 
 
 class Consumers(Running):
     async def beat(self, version: int = 1, **fields: Any) -> Any:
-        defaults: dict[str, Any] = {
-            "group_id": "g",
-            "member_id": "m",
-            "member_epoch": 0,
-            "instance_id": None,
-            "rack_id": None,
-            "rebalance_timeout": timedelta(seconds=30),
-            "subscribed_topic_names": ("t",),
-            "subscribed_topic_regex": None,
-            "server_assignor": None,
-            "topic_partitions": (),
-        }
-        return await self.ask(CONSUMER_HEARTBEAT, version, **defaults | fields)
+        return await self.ask(CONSUMER_HEARTBEAT, version, **{**JOINING_HEARTBEAT, **fields})
 
     async def describe(self, version: int = 1, group: str = "g") -> Any:
         reply = await self.ask(

@@ -1,4 +1,4 @@
-"""Fetch over the wire: long polls, sessions, bounds, and what readers are told when something goes wrong."""
+"""Fetch on the wire: long polls, sessions, bounds and errors."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fetch in its newer versions: topics by id, leader epochs, histories that part, sessions that change their kind."""
+"""Fetch v12 and later: topic ids, leader epochs, diverging epochs, and sessions that change to topic ids."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The latest offset is that at the time of the request: a consumer that starts there misses nothing published after."""
+"""ListOffsets: the latest offset is that of the time of the request, so a consumer misses nothing published later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Produce over the wire: what is acknowledged, in which order, and what a client is told when it is not."""
+"""Produce on the wire: what is acknowledged, in which order, and which errors clients get."""
 
 import asyncio
 import threading

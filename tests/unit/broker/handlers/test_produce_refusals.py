@@ -1,4 +1,4 @@
-"""A producer with several batches under way does not lose its place when the first of them is turned away."""
+"""A producer with several batches in flight keeps its sequence when the first of them is refused."""
 
 from datetime import timedelta
 from pathlib import Path

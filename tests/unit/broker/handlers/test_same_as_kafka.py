@@ -1,4 +1,4 @@
-"""Answers that once differed from Apache Kafka's to the same request."""
+"""Replies that once differed from those of Apache Kafka to the same request."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,12 +1,12 @@
-"""StreamsGroupHeartbeat by the wire: topologies that are refused, and internal topics that cannot be created."""
+"""StreamsGroupHeartbeat on the wire: refused topologies, and internal topics that cannot be created."""
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kio.schema.streams_group_heartbeat.v0 import request as schema
+from tests.streams_heartbeat import joining_heartbeat
 from tests.unit.broker.raw_client import create_topic, running
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
@@ -38,36 +38,7 @@ def changelog(name: str, replication_factor: int = 1, **configs: str) -> Any:
 
 
 async def joined(client: WireClient, **fields: Any) -> Any:
-    given = {
-        "source_topics": ("words",),
-        "source_topic_regex": (),
-        "state_changelog_topics": (),
-        "repartition_sink_topics": (),
-        "repartition_source_topics": (),
-        "copartition_groups": (),
-    }
-    topology = schema.Topology(
-        epoch=0, subtopologies=(schema.Subtopology(subtopology_id="0", **{**given, **fields}),)
-    )
-    return await client.ask(
-        schema.StreamsGroupHeartbeatRequest(
-            group_id="counting",
-            member_id="one",
-            member_epoch=0,
-            endpoint_information_epoch=0,
-            rebalance_timeout=timedelta(minutes=5),
-            topology=topology,
-            active_tasks=(),
-            standby_tasks=(),
-            warmup_tasks=(),
-            process_id="one",
-            user_endpoint=None,
-            client_tags=(),
-            task_offsets=None,
-            task_end_offsets=None,
-            shutdown_application=False,
-        )
-    )
+    return await client.ask(joining_heartbeat(schema, "counting", **fields))
 
 
 @pytest.mark.parametrize(

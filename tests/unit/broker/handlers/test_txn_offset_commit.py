@@ -1,4 +1,4 @@
-"""Offsets in transactions on a running node, request by request, in all versions of both protocols."""
+"""TxnOffsetCommit on a running node, in all versions of both transaction protocols."""
 
 from __future__ import annotations
 

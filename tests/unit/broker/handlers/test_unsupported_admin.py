@@ -1,4 +1,4 @@
-"""Requests about what a node does not have, access rules and several data folders, answered as Apache Kafka does."""
+"""Requests for features that a node lacks (ACLs, several log directories) get the replies of Apache Kafka."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What markers do to readers: WriteTxnMarkers, the last stable offset, and the aborted transactions of a fetch."""
+"""WriteTxnMarkers, the last stable offset, and the aborted transactions of a fetch."""
 
 import asyncio
 import time

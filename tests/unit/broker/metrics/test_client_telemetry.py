@@ -1,4 +1,4 @@
-"""Client metrics (KIP-714): subscriptions, who is asked for what, and which pushes are taken."""
+"""Client metrics (KIP-714): subscriptions, which client is asked for which metrics, and which pushes are accepted."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

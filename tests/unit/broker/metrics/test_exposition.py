@@ -1,4 +1,4 @@
-"""What a scrape shows for numbers that are known, and that scraping is safe while the node is busy."""
+"""The metrics page: known counts are shown, and scraping is safe while the node is busy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What a client may rely on at the level of frames, against a real node on a real socket."""
+"""Connections at the level of frames, on a real node and a real socket."""
 
 import asyncio
 import struct

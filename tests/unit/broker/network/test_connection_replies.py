@@ -1,4 +1,4 @@
-"""Replies in order and memory in bounds, whatever a client pipelines, leaves unread or breaks off."""
+"""Replies stay in order and memory stays bounded, whatever a client pipelines, leaves unread or breaks off."""
 
 import asyncio
 from pathlib import Path

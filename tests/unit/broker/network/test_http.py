@@ -1,4 +1,4 @@
-"""What a scraper, a load balancer and a careless client get from a node's HTTP port."""
+"""The HTTP port: scrapers, load balancers and malformed requests."""
 
 import asyncio
 import contextlib

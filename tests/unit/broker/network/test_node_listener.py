@@ -1,4 +1,4 @@
-"""Requests between nodes are served on the listener for nodes and nowhere else."""
+"""Requests between nodes are served only on the listener for nodes."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Talking to other nodes: answers by whoever they belong to, and every way not to get one."""
+"""Requests to other nodes: each reply goes to its request, and every failure is reported."""
 
 from __future__ import annotations
 

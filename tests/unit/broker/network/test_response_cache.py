@@ -1,4 +1,4 @@
-"""Answers about all topics: the same bytes as ever, described once, and never in one go."""
+"""Metadata of all topics: the same bytes as without the cache, encoded once, and in small steps."""
 
 import asyncio
 import struct

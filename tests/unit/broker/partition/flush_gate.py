@@ -1,4 +1,4 @@
-"""A disk that takes its time: syncs wait until a test lets them through."""
+"""A slow disk: syncs wait until a test lets them through."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""A node that follows, with real logs in a real store, and leaders in memory that answer its fetches."""
+"""A node that follows, with real logs, and leaders in memory that answer its fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One broker of a cluster of three, without a network: the test is the controller and the other brokers."""
+"""One broker of three, without a network: the test plays the controller and the other brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers that read from a follower in their rack (KIP-392): who sends them there, and what they get."""
+"""Consumers that read from a follower in their rack (KIP-392): how they are redirected, and what they read."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

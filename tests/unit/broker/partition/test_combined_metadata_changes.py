@@ -1,4 +1,4 @@
-"""Several changes of the metadata may reach a leader as one: it must not act on half of them."""
+"""A leader applies several metadata changes that arrive together as one change."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

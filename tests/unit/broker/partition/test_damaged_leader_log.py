@@ -1,4 +1,4 @@
-"""Damage in a leader's files, which only its followers notice: they refuse it, ask again, and the leader looks."""
+"""Damage in a leader's log that only followers notice: they fetch again, and the leader checks its log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Batches that must be unfolded: how much of that is under way at once, and whose turn it is."""
+"""Batches that must be decompressed: how many bytes at once, and in which order."""
 
 import asyncio
 import struct

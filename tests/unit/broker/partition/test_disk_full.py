@@ -161,7 +161,7 @@ async def test_topics_are_made_and_deleted_again_once_there_is_room(tmp_path: Pa
         disk.fill()
         assert await _creation_error(node, "new") is ErrorCode.kafka_storage_error
         disk.free()
-        # Where nothing could be written down the topic can be made anew; otherwise it only lacks its folders.
+        # If the metadata was not written, the topic can be created again; otherwise it only lacks its directories.
         assert await _creation_error(node, "new") in (ErrorCode.none, ErrorCode.topic_already_exists)
         await node.housekeeping._try_refused()
         client = await Client.connect(node)

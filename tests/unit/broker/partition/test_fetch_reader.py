@@ -1,4 +1,4 @@
-"""Fetches of followers: what they are given, what counts, when they wake; and what a poll of many partitions costs."""
+"""Fetches of followers: what they get, what counts as progress, when they wake, and what many partitions cost."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

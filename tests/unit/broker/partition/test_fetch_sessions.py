@@ -1,4 +1,4 @@
-"""Who may have fetch sessions, and which of them speak for a follower."""
+"""Which clients may have fetch sessions, and which sessions belong to a follower."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def fresh() -> FetchSessions:
 
 
 def test_a_follower_that_lost_its_connection_is_heard_through_its_new_session_only() -> None:
-    """Else what it said before, on a connection that nobody closed, would undo what it says now."""
+    """Otherwise an older request, on a connection that is still open, would undo the newer one."""
     sessions, partition = fresh(), Partition()
     old = opened(sessions, asked(2, offset=5))
     old.wanted[b"t", 0].attach(partition)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where nobody waits for a sync, the disk is asked to begin early, so that it never makes the loop wait."""
+"""Without syncs on append, the node starts writing pages early, so that a later sync does not block the loop."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""One follower of one partition: what a leader's answer does to a real log."""
+"""One follower replica: what each reply of the leader does to its log."""
 
 import asyncio
 import threading

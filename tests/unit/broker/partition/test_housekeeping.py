@@ -1,4 +1,4 @@
-"""What a node forgets in its own time, and what it must not forget when somebody sets its clock."""
+"""Expiration of sessions and state on a node, also when the clock is set."""
 
 from pathlib import Path
 from typing import Any

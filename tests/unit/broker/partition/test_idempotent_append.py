@@ -1,4 +1,4 @@
-"""A plan that is repeated, by whomever and however often, is in its partition once."""
+"""A planned append that is repeated, by any node and any number of times, is in the partition once."""
 
 import asyncio
 from pathlib import Path
@@ -116,7 +116,7 @@ async def test_from_any_node_through_a_change_of_leaders(tmp_path: Path) -> None
     assert await append(others[0], 0) == 0
     assert await append(leader, 0) == 0
     await trio.kill(leader.node_id)
-    # Both repeat the next plan while nobody, or a dead one, leads.
+    # Both repeat the next plan while there is no leader, or a dead one.
     assert await asyncio.gather(*(append(node, 2) for node in others)) == [2, 2]
     await until(lambda: trio.leader("t"))
     found = trio.leader("t")

@@ -1,4 +1,4 @@
-"""Changes of in-sync sets: asked for once, in one request for many partitions, and whatever is answered is safe."""
+"""Changes of the in-sync set: one request for many partitions, sent once, and safe for every reply."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Copies that are gone or damaged: told to the controller, fetched anew where others have them, kept where not."""
+"""Replicas that are lost or damaged: reported to the controller, fetched again if others have them, else kept."""
 
 import shutil
 from pathlib import Path
@@ -199,7 +199,7 @@ async def test_damage_that_a_reader_meets_in_the_only_copy_is_surveyed(tmp_path:
     broker = await _restarted(tmp_path)
     await broker.create(replicas=(ME,))
     path = _segments(tmp_path)[0]
-    with path.open("r+b") as file:  # the length of the third batch, while nobody looks
+    with path.open("r+b") as file:  # the length of the third batch
         file.seek(path.stat().st_size // 6 * 2 + 8)
         file.write(b"\xff")
     await broker.fetch({0: 4}).done()

@@ -1,4 +1,4 @@
-"""What topics that look inside do to a produced batch before it is appended."""
+"""Checks and changes of a produced batch before the append, for topics whose records are decoded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fetching from leaders: sessions, rounds, rests, newcomers, and the bound on what is moved here."""
+"""The replica fetcher: sessions, backoff, new partitions, and the replication quota."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -188,19 +188,25 @@ async def test_a_leader_that_is_not_there_is_tried_again(
     await has(partition, leader)
 
 
+async def only_second_is_fetched(
+    fetchers: ReplicaFetcherManager, leader: Leader, first: Any, second: Any
+) -> None:
+    leader.write(b"a", index=0)
+    leader.write(b"a", index=1)
+    fetchers.follow(first)
+    fetchers.follow(second)
+    await has(second, leader)
+    leader.write(b"b", index=1)
+    await has(second, leader)
+    assert first.log.end_offset == 0
+
+
 async def test_a_partition_that_fails_rests_alone(
     fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     bad, good = follower.partition(0), follower.partition(1)
     leader.errors[TOPIC_ID.bytes, 0] = ErrorCode.kafka_storage_error
-    leader.write(b"a", index=0)
-    leader.write(b"a", index=1)
-    fetchers.follow(bad)
-    fetchers.follow(good)
-    await has(good, leader)
-    leader.write(b"b", index=1)
-    await has(good, leader)
-    assert bad.log.end_offset == 0
+    await only_second_is_fetched(fetchers, leader, bad, good)
     assert any(request.forgotten == [(TOPIC_ID.bytes, [0])] for request in leader.requests)
     leader.errors.clear()
     await has(bad, leader)
@@ -332,14 +338,7 @@ async def test_only_what_is_being_moved_here_is_held_back(
     fetchers.bandwidth = ReplicationQuota(lambda: 0, asyncio.get_running_loop().time)
     moving, steady = follower.partition(0), follower.partition(1)
     moving.is_being_moved_here = True
-    leader.write(b"a", index=0)
-    leader.write(b"a", index=1)
-    fetchers.follow(moving)
-    fetchers.follow(steady)
-    await has(steady, leader)
-    leader.write(b"b", index=1)
-    await has(steady, leader)
-    assert moving.log.end_offset == 0
+    await only_second_is_fetched(fetchers, leader, moving, steady)
     fetchers.bandwidth = ReplicationQuota(lambda: 1 << 20, asyncio.get_running_loop().time)
     fetchers.brokers_changed([1])
     leader.write(b"c", index=1)

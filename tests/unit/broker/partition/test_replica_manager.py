@@ -1,4 +1,4 @@
-"""The metadata log decides and the node follows: what happens when it cannot, or was interrupted."""
+"""The replica manager follows the metadata log, also after a full disk or a crash."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Three brokers with their real logs, leaders and fetchers, without sockets: nothing acknowledged is ever lost."""
+"""Three brokers with real logs, leaders and fetchers, without sockets: no acknowledged record is lost."""
 
 from __future__ import annotations
 

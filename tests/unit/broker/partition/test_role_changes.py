@@ -1,4 +1,4 @@
-"""What a broker does as leader, as follower, and when that changes: no acknowledged record depends on one replica."""
+"""Leader, follower and the change between them: no acknowledged record depends on a single replica."""
 
 import inspect
 import shutil
@@ -149,7 +149,7 @@ async def test_a_new_leader_tells_no_latest_offset_before_it_knows_what_was_comm
     latest = await _latest(broker)
     assert (latest.error_code, latest.offset) == (ErrorCode.none, 5)
     broker.produce(acks=1)
-    assert (await _latest(broker)).offset == 5, "it waits for nobody"
+    assert (await _latest(broker)).offset == 5, "it does not wait for replicas"
 
 
 async def test_leading_begins_when_a_truncation_under_way_has_ended(broker: Broker) -> None:

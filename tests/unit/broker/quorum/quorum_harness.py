@@ -1,4 +1,4 @@
-"""Nodes that are nothing but members of a quorum: real files, real sockets, one event loop."""
+"""Nodes that are only members of a quorum: real files, real sockets, one event loop."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class Cluster:
         return member
 
     async def set(self, name: str, value: str) -> None:
-        """Through whoever is active, as a client that tries again would."""
+        """Through the active controller, with retries as a client has them."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:

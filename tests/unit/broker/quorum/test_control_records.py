@@ -1,4 +1,4 @@
-"""Control records are the bytes that Kafka writes and reads, as kio's schemas have them."""
+"""Control records have the bytes that Kafka writes and reads, checked with kio's schemas."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a member of the quorum begins with: it never votes with less than it once had."""
+"""A member of the quorum that has lost votes or records refuses to start."""
 
 import shutil
 from pathlib import Path

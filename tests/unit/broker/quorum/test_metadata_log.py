@@ -1,4 +1,4 @@
-"""The metadata log of one node: decisions committed together, replayed after a restart, kept in snapshots."""
+"""The metadata log of one node: decisions are committed together, replayed after a restart, and kept in snapshots."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ async def test_snapshots_hold_everything_and_let_the_log_go(tmp_path: Path) -> N
     await member.kill()
     path = snapshots.path_of(folder, previous)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(snapshots.DamagedSnapshot):  # and without it nobody can say
+    with pytest.raises(snapshots.DamagedSnapshot):  # and without it that is unknown
         await within(one(tmp_path).start())
 
 

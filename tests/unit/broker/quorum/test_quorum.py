@@ -1,4 +1,4 @@
-"""Quorums of real members on loopback: formed, led, killed, restarted, grown, and caught up by snapshots."""
+"""Quorums of real members on loopback: founding, elections, kills, restarts, new voters, snapshots."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ async def test_a_leader_that_stops_hands_over_at_once(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, controller_quorum_fetch_timeout_ms="60000") as cluster:
         await cluster.start()
         leader = await cluster.active()
-        await within(
-            leader.quorum.stop()
-        )  # its sockets stay open: nobody is refused, and nobody would miss it
+        await within(leader.quorum.stop())  # its sockets stay open, so that connections are not refused
         assert leader.controller.events[-1] == "inactive"
         assert await cluster.active() is not leader
 
@@ -168,7 +166,7 @@ async def test_a_member_with_a_lost_disk_joins_as_a_new_voter(tmp_path: Path) ->
     async with cluster_of(tmp_path) as cluster:
         await cluster.start()
         await cluster.set("a", "1")
-        lost = cluster.members[1]  # the lowest id, which founds where there is nobody
+        lost = cluster.members[1]  # the lowest id, which founds the cluster if there is none
         before, cluster_id = lost.quorum.local, lost.cluster_id
         await lost.kill()
         shutil.rmtree(lost.folder)

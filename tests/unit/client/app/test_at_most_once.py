@@ -1,37 +1,22 @@
-"""At most once: what was taken and is somebody else's before it is committed is not handled here."""
+"""At most once: a message whose partition is lost before the commit is not handled."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import Place, RawMessage
 
 from penstock.client.app.contracts import AtMostOnce, ContractSession
 from penstock.client.app.figures import Figures
 from penstock.client.app.membership import CommitLost, CommitRefused
-
-Place = tuple[str, int]
-
-
-class Raw:
-    def __init__(self, partition: int, offset: int) -> None:
-        self.at = partition, offset
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return self.at[0]
-
-    def offset(self) -> int:
-        return self.at[1]
 
 
 class Membership:
     """`reached` is where the library stands: behind everything that was taken."""
 
     def __init__(
-        self, reached: dict[int, int], error: Exception | None = None, taken: Sequence[Raw] = ()
+        self, reached: dict[int, int], error: Exception | None = None, taken: Sequence[RawMessage] = ()
     ) -> None:
         self.taken = list(taken)
         self._reached = {("orders", partition): at for partition, at in reached.items()}
@@ -44,7 +29,7 @@ class Membership:
     def held(self) -> Iterator[None]:
         yield
 
-    def positions(self, pending: Sequence[Raw] = ()) -> dict[Place, int]:
+    def positions(self, pending: Sequence[RawMessage] = ()) -> dict[Place, int]:
         found = dict(self._reached)
         for raw in pending:
             place = "orders", raw.partition()
@@ -72,10 +57,10 @@ class Runner:
     def check(self) -> None:
         pass
 
-    def pending(self) -> list[Raw]:
+    def pending(self) -> list[RawMessage]:
         return []
 
-    def run(self, batch: Sequence[Raw]) -> None:
+    def run(self, batch: Sequence[RawMessage]) -> None:
         self._events.append([raw.at for raw in batch])
 
 
@@ -84,7 +69,7 @@ class Letters:
         pass
 
 
-def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], Figures]:
+def processed(batch: Sequence[RawMessage], membership: Membership) -> tuple[list[Any], Figures]:
     runner, letters, figures = Runner(membership.events), Letters(), Figures()
     session = ContractSession(runner, letters, figures)  # type: ignore[arg-type]
     session.membership = membership  # type: ignore[assignment]
@@ -93,7 +78,7 @@ def processed(batch: Sequence[Raw], membership: Membership) -> tuple[list[Any], 
     return membership.events, figures
 
 
-BATCH = [Raw(0, 5), Raw(1, 8), Raw(0, 6)]
+BATCH = [RawMessage(5), RawMessage(8, partition=1), RawMessage(6)]
 
 
 def test_it_is_committed_first() -> None:
@@ -148,7 +133,7 @@ def test_how_far_it_is_handled_is_noted_on_the_way() -> None:
     noted: list[Any] = []
 
     class Watching(Runner):
-        def run(self, batch: Sequence[Raw]) -> None:
+        def run(self, batch: Sequence[RawMessage]) -> None:
             noted.append(membership.done)
             super().run(batch)
 

@@ -1,4 +1,4 @@
-"""The backoff an application declares: the one formula, its bound, and what cannot be declared."""
+"""The backoff that an application declares: its formula, its bound, and invalid values."""
 
 from datetime import timedelta
 from random import Random

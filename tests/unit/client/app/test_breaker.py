@@ -1,4 +1,4 @@
-"""The circuit breaker: its table, its promises under any sequence of calls, and what cannot be declared."""
+"""The circuit breaker: its transition table, its promises for any sequence of calls, and invalid values."""
 
 from dataclasses import dataclass, field
 

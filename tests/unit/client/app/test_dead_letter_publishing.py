@@ -1,4 +1,4 @@
-"""Letters that were not published are not forgotten by asking for them once."""
+"""Dead letters that could not be published are reported until they are settled."""
 
 import threading
 from concurrent.futures import Future
@@ -28,7 +28,7 @@ def box(*outcomes: Exception | None, gives_up: bool = False) -> FailurePublisher
 
 
 def test_nothing_is_settled_while_a_letter_is_not_there() -> None:
-    """Whoever leaves the group commits on the way out, unless it is told again."""
+    """A member that leaves the group commits, unless the error is reported again."""
     letters = box(None, NotPublished("no"), None)
     for _ in range(2):
         with pytest.raises(NotPublished):

@@ -1,4 +1,4 @@
-"""The parameters of an application: written out, the same as what is checked, and all of them in the documentation."""
+"""The parameters of an application: explicit, checked, and all of them documented."""
 
 import inspect
 import re

@@ -1,10 +1,11 @@
-"""Which of the messages that come are known by their ids, while others are still in hand."""
+"""Effectively once: which messages are known by their ids while others are in progress."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.contracts import ContractSession, EffectivelyOnce, HandledIds
 from penstock.client.app.figures import Figures
@@ -12,24 +13,13 @@ from penstock.client.deadletters.headers import MESSAGE_ID
 from penstock.protocol.dead_letter_headers import DELIVERY_COUNT_HEADER
 
 
-class Raw:
+class Raw(RawMessage):
     def __init__(self, message_id: str, attempts: int = 0, offset: int = 0) -> None:
         self.name = message_id, attempts
-        self._offset = offset
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._offset
-
-    def headers(self) -> list[tuple[str, bytes]]:
-        message_id, attempts = self.name
-        told = [(MESSAGE_ID, message_id.encode())]
-        return [*told, (DELIVERY_COUNT_HEADER, b"%d" % attempts)] if attempts else told
+        headers = [(MESSAGE_ID, message_id.encode())]
+        if attempts:
+            headers.append((DELIVERY_COUNT_HEADER, b"%d" % attempts))
+        super().__init__(offset, headers=headers)
 
 
 class Runner:

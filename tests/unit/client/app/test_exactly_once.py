@@ -1,9 +1,11 @@
-"""Exactly once: what is committed with a batch is what was handled of it, whoever takes some of it back meanwhile."""
+"""Exactly once: a transaction commits the offsets of what was handled, also when partitions are revoked meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from tests.unit.client.app.raw_message import Place, RawMessage
 
 from penstock.client.app.contracts import ContractSession
 from penstock.client.app.exactly_once import ExactlyOnce
@@ -11,27 +13,11 @@ from penstock.client.app.figures import Figures
 from penstock.client.app.handler import loop_over_call
 from penstock.client.app.runners import MessageRunner
 
-Place = tuple[str, int]
-
-
-class Raw:
-    def __init__(self, partition: int, offset: int) -> None:
-        self.at = partition, offset
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return self.at[0]
-
-    def offset(self) -> int:
-        return self.at[1]
-
 
 class Membership:
     """As far as the contract needs it: everything of a batch was taken, and may be put back."""
 
-    def __init__(self, batch: Sequence[Raw]) -> None:
+    def __init__(self, batch: Sequence[RawMessage]) -> None:
         self._lock = threading.RLock()
         self.reached = {("orders", raw.at[0]): raw.at[1] + 1 for raw in batch}
         self.rewound: list[dict[Place, int]] = []
@@ -39,12 +25,12 @@ class Membership:
     def held(self) -> Any:
         return self._lock
 
-    def put_back(self, raws: Sequence[Raw]) -> None:
+    def put_back(self, raws: Sequence[RawMessage]) -> None:
         for raw in raws:
             place = "orders", raw.at[0]
             self.reached[place] = min(self.reached[place], raw.at[1])
 
-    def positions(self, pending: Sequence[Raw] = ()) -> dict[Place, int]:
+    def positions(self, pending: Sequence[RawMessage] = ()) -> dict[Place, int]:
         with self._lock:
             self.put_back(pending)
             return dict(self.reached)
@@ -77,7 +63,9 @@ class Letters:
 
 
 @contextmanager
-def at_work(call: Callable[[Raw], Any], batch: Sequence[Raw]) -> Iterator[tuple[Any, Membership, Publisher]]:
+def at_work(
+    call: Callable[[RawMessage], Any], batch: Sequence[RawMessage]
+) -> Iterator[tuple[Any, Membership, Publisher]]:
     membership, publisher, letters = Membership(batch), Publisher(), Letters()
     runner = MessageRunner(loop_over_call(call), lambda raw, error: None, Figures())
     session = ContractSession(runner, letters, Figures())  # type: ignore[arg-type]
@@ -87,11 +75,16 @@ def at_work(call: Callable[[Raw], Any], batch: Sequence[Raw]) -> Iterator[tuple[
 
 def stopped_in_the_middle() -> tuple[list[tuple[int, int]], list[dict[Place, int]]]:
     """What was handled, and what was committed."""
-    batch = [Raw(0, 5), Raw(0, 6), Raw(1, 3), Raw(0, 7)]
+    batch = [
+        RawMessage(5),
+        RawMessage(6),
+        RawMessage(3, partition=1),
+        RawMessage(7),
+    ]
     handled: list[tuple[int, int]] = []
     stopping: list[threading.Thread] = []
 
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         handled.append(raw.at)
         if raw.at == (0, 6):
             stopping.append(threading.Thread(target=contract.stop))
@@ -112,10 +105,10 @@ def test_a_stop_in_the_middle_commits_what_was_handled() -> None:
 
 
 def test_a_partition_that_went_away_meanwhile_leaves_nothing() -> None:
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         membership.reached.pop(("orders", 1), None)
 
-    batch = [Raw(0, 5), Raw(1, 3)]
+    batch = [RawMessage(5), RawMessage(3, partition=1)]
     with at_work(call, batch) as (contract, membership, publisher):
         contract.process(batch)
     assert (publisher.committed, publisher.aborted) == ([], 1)
@@ -123,10 +116,10 @@ def test_a_partition_that_went_away_meanwhile_leaves_nothing() -> None:
 
 
 def test_a_partition_that_went_and_came_back_leaves_nothing() -> None:
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         membership.reached["orders", 0] = 5
 
-    batch = [Raw(0, 5), Raw(0, 6)]
+    batch = [RawMessage(5), RawMessage(6)]
     with at_work(call, batch) as (contract, membership, publisher):
         contract.process(batch)
     assert (publisher.committed, publisher.aborted) == ([], 1)
@@ -135,11 +128,11 @@ def test_a_partition_that_went_and_came_back_leaves_nothing() -> None:
 def test_a_batch_that_failed_does_not_spoil_the_next() -> None:
     fails = [True]
 
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         if fails.pop() if fails else False:
             membership.reached.pop(("orders", 0))
 
-    batch = [Raw(0, 5)]
+    batch = [RawMessage(5)]
     with at_work(call, batch) as (contract, membership, publisher):
         contract.process(batch)
         membership.reached["orders", 0] = 6

@@ -1,4 +1,4 @@
-"""Letters of a member that got no further: of a message that is there twice, one result is kept."""
+"""Exactly once with a ledger: of a message that exists twice, one result is kept."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.contracts import HandledIds
 from penstock.client.app.exactly_once import LedgerPositions, handle_in_ledger
@@ -16,25 +17,16 @@ from penstock.client.ledgers import open_ledger
 GROUP, ORDERS, RETRIES = "billing", "orders", "orders.retry.1"
 
 
-class Raw:
+class Raw(RawMessage):
+    """`first` is the offset of the message in the topic that it was first in."""
+
     def __init__(self, topic: str, offset: int, first: int | None = None) -> None:
-        self._topic, self._offset, self._first = topic, offset, first
-
-    def topic(self) -> str:
-        return self._topic
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._offset
-
-    def headers(self) -> list[Any]:
-        if self._first is None:
-            return []
-        origin = Origin(topic=ORDERS, partition=0, offset=self._first, timestamp_ms=0)
-        failure = Failure(error_class="", message="")
-        return failure_headers([], origin, failure, group=GROUP, attempts=1)
+        headers: list[Any] = []
+        if first is not None:
+            origin = Origin(topic=ORDERS, partition=0, offset=first, timestamp_ms=0)
+            failure = Failure(error_class="", message="")
+            headers = failure_headers([], origin, failure, group=GROUP, attempts=1)
+        super().__init__(offset, topic=topic, headers=headers)
 
 
 class Member:

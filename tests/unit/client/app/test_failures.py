@@ -1,38 +1,14 @@
-"""Letters: what they tell of the message that they are about."""
+"""Dead letters and retries: what they say about their message."""
 
 from random import Random
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.failures import Backoff, FailurePolicy
 from penstock.client.app.message import message_id_of
 from penstock.client.deadletters.headers import MESSAGE_ID
-
-
-class Raw:
-    def __init__(self, topic: str, offset: int, headers: list[Any]) -> None:
-        self._told = topic, offset, headers
-
-    def topic(self) -> str:
-        return self._told[0]
-
-    def partition(self) -> int:
-        return 1
-
-    def offset(self) -> int:
-        return self._told[1]
-
-    def headers(self) -> list[Any]:
-        return self._told[2]
-
-    def key(self) -> bytes | None:
-        return None
-
-    value = key
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 1000
 
 
 @pytest.mark.parametrize("headers", [[], [(MESSAGE_ID, b"m-1")], [(MESSAGE_ID, b"")]])
@@ -46,8 +22,12 @@ def test_a_message_has_the_same_id_in_all_its_letters(headers: list[Any]) -> Non
         now_ms=lambda: 0,
         chance=Random(1),
     )
-    raw = Raw("orders", 7, headers)
+    raw = RawMessage(7, partition=1, headers=headers)
     letters = [failing.letter(raw, ValueError("no")), failing.follower(raw, 1)]
-    again = failing.letter(Raw("orders.retry.1", 0, letters[0].headers), ValueError("no"))
+    again = failing.letter(
+        RawMessage(topic="orders.retry.1", partition=1, headers=letters[0].headers), ValueError("no")
+    )
     for letter in (*letters, again):
-        assert message_id_of(Raw(letter.topic, 99, letter.headers)) == message_id_of(raw)
+        assert message_id_of(
+            RawMessage(99, topic=letter.topic, partition=1, headers=letter.headers)
+        ) == message_id_of(raw)

@@ -1,10 +1,11 @@
-"""What handlers of single messages are given, and what is known of the message that they are at."""
+"""What handlers of single messages get, and the trace context of the current message."""
 
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import UnreadableMessage, make_loop
@@ -14,28 +15,12 @@ from penstock.client.payloads import inspect_handler
 from penstock.client.tracing import TraceContext, current_trace, trace_headers
 
 
-class Raw:
+class Raw(RawMessage):
+    """With a trace context of its own."""
+
     def __init__(self, number: int, value: bytes | None = b"{}") -> None:
-        self._number = number
-        self._value = value
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._number
-
-    def key(self) -> bytes | None:
-        return None
-
-    def value(self) -> bytes | None:
-        return self._value
-
-    def headers(self) -> Any:
-        return trace_headers(TraceContext(f"{self._number + 1:032x}", f"{self._number + 1:016x}", 1, ""))
+        trace = TraceContext(f"{number + 1:032x}", f"{number + 1:016x}", 1, "")
+        super().__init__(number, value=value, headers=trace_headers(trace))
 
 
 def run(handler: Callable[..., Any], *raws: Raw) -> tuple[Figures, list[tuple[Raw, Exception]]]:

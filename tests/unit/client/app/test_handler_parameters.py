@@ -1,4 +1,4 @@
-"""Which parameters a handler takes: every shape that is promised, and a sentence for every other."""
+"""Which parameters a handler may have: every documented signature, and an error for every other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client library logs: a broker that is down is one line now and then, not twenty in a second."""
+"""The log of librdkafka: a broker that is down is logged once in a while, not twenty times a second."""
 
 import logging
 

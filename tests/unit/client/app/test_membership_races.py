@@ -1,4 +1,4 @@
-"""Rebalances in the middle of taking messages, where no real group can be brought at will: the library is a script."""
+"""Rebalances during a poll, at moments that no real group can be brought to: the library is scripted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,29 +1,12 @@
-"""What a loop of one's own was handed: positions wait for it until there is an answer."""
+"""Plain calls: offsets are committed only up to the first message without an acknowledgement."""
 
-from dataclasses import dataclass
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.plain_consumer import UnansweredMessages
 
 
-@dataclass(eq=False)
-class Raw:
-    """As the client library's, which knows its place."""
-
-    at: int
-    of: str = "orders"
-
-    def topic(self) -> str:
-        return self.of
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self.at
-
-
 def test_what_is_read_again_is_another_message() -> None:
-    hand, old, new = UnansweredMessages(), Raw(1), Raw(1)
+    hand, old, new = UnansweredMessages(), RawMessage(1), RawMessage(1)
     hand.add([old])
     hand.forget([("orders", 0)])
     hand.add([new])
@@ -31,7 +14,7 @@ def test_what_is_read_again_is_another_message() -> None:
 
 
 def test_what_rests_is_not_done_by_a_commit_and_comes_in_the_order_of_its_time() -> None:
-    hand, raws = UnansweredMessages(), [Raw(offset) for offset in range(4)]
+    hand, raws = UnansweredMessages(), [RawMessage(offset) for offset in range(4)]
     hand.add(raws)
     hand.rest(raws[2], 20.0)
     hand.rest(raws[1], 10.0)
@@ -46,7 +29,7 @@ def test_what_rests_is_not_done_by_a_commit_and_comes_in_the_order_of_its_time()
 
 
 def test_giving_back_untried_does_not_count() -> None:
-    hand, raw = UnansweredMessages(), Raw(0)
+    hand, raw = UnansweredMessages(), RawMessage(0)
     hand.add([raw])
     hand.rest(raw, 0.0, counts=False)
     assert hand.rested(0.0, 1) == [raw]
@@ -54,8 +37,8 @@ def test_giving_back_untried_does_not_count() -> None:
 
 
 def test_what_went_to_another_member_is_told_once() -> None:
-    hand, others = UnansweredMessages(), Raw(9, "payments")
-    hand.add([Raw(0), Raw(1), others])
+    hand, others = UnansweredMessages(), RawMessage(9, topic="payments")
+    hand.add([RawMessage(0), RawMessage(1), others])
     hand.rest(others, 5.0)
     assert hand.lose([("orders", 0)]) == 2
     assert hand.unanswered() == [others]

@@ -1,4 +1,4 @@
-"""Futures of what is published: as those of the standard library, but that nobody can call a message back."""
+"""Futures of published messages: as in the standard library, but they cannot be cancelled."""
 
 import asyncio
 import threading

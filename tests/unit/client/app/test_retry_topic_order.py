@@ -1,10 +1,11 @@
-"""The order of keys through failures: played through with retry topics that are lists, whatever fails and crashes."""
+"""The order of keys is kept through retries, failures and crashes, in a model with lists as retry topics."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.failures import FailureRecord
 from penstock.client.app.retry_topics import KeyOrder, in_key_order
@@ -20,31 +21,15 @@ from penstock.client.deadletters.headers import (
 TOPIC, ATTEMPTS = "orders", 4
 
 
-@dataclass(frozen=True)
-class Raw:
-    name: str
-    at: int
-    number: int
-    told: list[Any] = field(default_factory=list)
-
-    def topic(self) -> str:
-        return self.name
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self.at
-
-    def key(self) -> bytes:
-        return b"k"
-
-    def headers(self) -> list[Any]:
-        return self.told
+class Raw(RawMessage):
+    def __init__(self, topic: str, offset: int, number: int, headers: Sequence[Any] = ()) -> None:
+        super().__init__(offset, topic=topic, key=b"k", headers=headers)
+        self.number = number
+        self.told = self.headers()
 
     @property
     def origin(self) -> Origin:
-        return read_origin(self.told, topic=self.name, partition=0, offset=self.at, timestamp_ms=0)
+        return read_origin(self.told, topic=self.topic(), partition=0, offset=self.offset(), timestamp_ms=0)
 
 
 class World:

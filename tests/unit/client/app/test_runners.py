@@ -1,9 +1,10 @@
-"""What runners of all kinds do with messages that cannot be handled."""
+"""All kinds of runners with messages that cannot be handled."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.client.app.raw_message import RawMessage
 
 from penstock.client.app.breaker import ApplicationStopping
 from penstock.client.app.figures import Figures
@@ -18,24 +19,7 @@ from penstock.client.app.runners import (
 )
 
 
-class Raw:
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def topic(self) -> str:
-        return "orders"
-
-    def partition(self) -> int:
-        return 0
-
-    def offset(self) -> int:
-        return self._number
-
-    def key(self) -> bytes:
-        return b"k"
-
-
-def passed_over(raw: Raw, error: Exception) -> None:
+def passed_over(raw: RawMessage, error: Exception) -> None:
     pass
 
 
@@ -64,12 +48,12 @@ def tasks(call: Callable[[Any], Any], failed: FailureCallback = passed_over) -> 
 
 @pytest.mark.parametrize("make", [inline, batches, threads, tasks])
 def test_what_was_left_is_forgotten_when_it_is_read_again(make: Callable[..., Runner]) -> None:
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         if raw.offset() == 3:
             raise ApplicationStopping
 
     runner = make(call)
-    runner.run([Raw(number) for number in range(4)])
+    runner.run([RawMessage(number, key=b"k") for number in range(4)])
     runner.drain()
     assert [raw.offset() for raw in runner.pending()][-1] == 3
     runner.forget()
@@ -79,18 +63,18 @@ def test_what_was_left_is_forgotten_when_it_is_read_again(make: Callable[..., Ru
 
 @pytest.mark.parametrize("make", [inline, batches, threads, tasks])
 def test_what_hinders_is_raised_until_it_is_forgotten(make: Callable[..., Runner]) -> None:
-    def failed(raw: Raw, error: Exception) -> None:
+    def failed(raw: RawMessage, error: Exception) -> None:
         raise error
 
-    def call(raw: Raw) -> None:
+    def call(raw: RawMessage) -> None:
         if raw.offset() == 1:
             raise LookupError("no such table")
 
     runner = make(call, failed)
     with pytest.raises(LookupError):
-        _run(runner, [Raw(0), Raw(1)])
+        _run(runner, [RawMessage(0, key=b"k"), RawMessage(1, key=b"k")])
     runner.forget()
-    _run(runner, [Raw(2)])
+    _run(runner, [RawMessage(2, key=b"k")])
     assert runner.pending() == []
     runner.close()
 
@@ -104,6 +88,6 @@ def test_there_may_be_nothing_to_do(make: Callable[..., Runner]) -> None:
     runner.close()
 
 
-def _run(runner: Runner, batch: list[Raw]) -> None:
+def _run(runner: Runner, batch: list[RawMessage]) -> None:
     runner.run(batch)
     runner.drain()

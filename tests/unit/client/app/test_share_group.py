@@ -1,4 +1,4 @@
-"""What a subscription in a share group asks of the group."""
+"""The settings of the group that a share subscription asks for."""
 
 from typing import Any
 

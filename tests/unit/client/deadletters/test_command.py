@@ -1,4 +1,4 @@
-"""What people write and see of `penstock dlq`, without a broker."""
+"""Arguments and output of `penstock dlq`, without a broker."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Retries and dead letters name their topics and say where they are from, whatever their headers hold."""
+"""Names of retry and dead letter topics, and the headers that tell the origin of a message."""
 
 import pytest
 from hypothesis import given

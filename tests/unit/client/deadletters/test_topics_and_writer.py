@@ -1,4 +1,4 @@
-"""Which letters are meant, where they go and what they are there: rules without a broker."""
+"""Which dead letters are selected, where they are replayed to, and with which headers, without a broker."""
 
 import json
 from uuid import UUID

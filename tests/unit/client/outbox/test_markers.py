@@ -1,4 +1,4 @@
-"""Markers of the outbox: what they name, and what is none."""
+"""Markers of the outbox: their encoding, and errors for invalid ones."""
 
 import json
 

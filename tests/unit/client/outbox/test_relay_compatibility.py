@@ -1,4 +1,4 @@
-"""Which relays may be at work together, without a database."""
+"""Which relays may run at the same time, without a database."""
 
 import threading
 from typing import Any

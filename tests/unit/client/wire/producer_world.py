@@ -1,7 +1,7 @@
-"""A cluster in memory that goes wrong in every way that a producer can meet, in an order that a seed decides.
+"""A cluster in memory with every failure that a producer can meet, in an order that a seed decides.
 
 One partition per lane; a leader that changes and forgets what was not acknowledged; connections that break before or
-after a request is served; requests that arrive when nobody waits for them any more; refusals that pass.
+after a request is served; requests that arrive after their timeout; errors that go away.
 """
 
 from collections import defaultdict, deque

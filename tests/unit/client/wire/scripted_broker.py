@@ -1,4 +1,4 @@
-"""A broker that does what a script says, on a real socket: for answers that no proper broker would give."""
+"""A broker on a real socket that follows a script, for replies that no real broker would send."""
 
 import io
 import socket

@@ -1,4 +1,4 @@
-"""Finding who is in charge: from any address that answers, again when that changes, never longer than agreed."""
+"""Finding leaders and coordinators: from any address, again after a change, and within the timeout."""
 
 import re
 import time

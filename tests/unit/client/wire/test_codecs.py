@@ -1,4 +1,4 @@
-"""The client's half of Fetch and Produce says, byte for byte, what kio's schemas say; damage is refused."""
+"""The client's Fetch and Produce have the bytes of kio's schemas; damaged responses are refused."""
 
 import datetime
 import io

@@ -1,4 +1,4 @@
-"""A connection takes no answer for another's, waits for nothing for ever, and trusts nobody without proof."""
+"""A connection matches replies to requests, respects timeouts, and verifies the broker."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 APIS = {METADATA: (0, 1)}
-#: Metadata v1 of a cluster of nobody: no brokers, controller -1, no topics.
+#: Metadata v1 of an empty cluster: no brokers, controller -1, no topics.
 NOBODY = struct.pack(">iii", 0, -1, 0)
 
 

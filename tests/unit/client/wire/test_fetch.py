@@ -1,4 +1,4 @@
-"""What a reader gets to see of what a broker sent."""
+"""What a reader sees of the batches that a broker sends."""
 
 import pytest
 

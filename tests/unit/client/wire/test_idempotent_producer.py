@@ -1,4 +1,4 @@
-"""An idempotent producer against everything that can go wrong: each batch once, in order, whatever happens."""
+"""An idempotent producer with every kind of failure: each batch once and in order."""
 
 from typing import Any, cast
 

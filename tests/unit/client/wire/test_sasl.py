@@ -1,4 +1,4 @@
-"""SASL by the vectors of its RFCs, and against servers that lie."""
+"""SASL: the test vectors of the RFCs, and servers that cheat."""
 
 import base64
 import hashlib

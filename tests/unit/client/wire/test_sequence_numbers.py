@@ -1,4 +1,4 @@
-"""Sequence numbers: one for each record, round after 2^31, and none for what no broker takes."""
+"""Sequence numbers: one for each record, wrapping after 2^31, none for refused batches."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Settings by the names that Java clients and librdkafka use, and what is said of wrong ones."""
+"""Settings with the names of Java clients and librdkafka, and the errors for invalid ones."""
 
 import pickle
 

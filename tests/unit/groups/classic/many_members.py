@@ -1,4 +1,4 @@
-"""A hundred well-behaved consumers in virtual time, with a network between them and the shard."""
+"""A hundred consumers in virtual time, with a network between them and the shard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SESSION_MS = 10_000
 
 
 class Consumer:
-    """Does what client libraries do. `stop` is a crash: whatever is still under way reaches nobody."""
+    """Does what client libraries do. `stop` is a crash: replies in flight are dropped."""
 
     def __init__(self, herd: Herd, name: str, instance_id: str | None) -> None:
         self.herd = herd

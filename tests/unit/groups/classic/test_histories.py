@@ -1,4 +1,4 @@
-"""Whatever members do, in whatever order, with crashes in between: what must hold of every group."""
+"""Invariants of classic groups under any sequence of requests, with crashes in between."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class World:
             check_consistent(group)
             tokens |= tokens_in(group)
             assert group.generation >= self.generations.get(group.group_id, 0), "generations never go back"
-        assert tokens == self.waiting, "everyone who waits is known, and nobody else"
+        assert tokens == self.waiting, "exactly the waiting requests are known"
         self.generations = {name: group.generation for name, group in self.shard.groups.items()}
         self._check_reload()
 

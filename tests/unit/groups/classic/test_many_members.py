@@ -1,4 +1,4 @@
-"""A whole group that starts or restarts at once costs a few rebalances, not one for each member."""
+"""A whole group that starts or restarts at once causes a few rebalances, not one for each member."""
 
 import pytest
 from tests.unit.groups.classic.many_members import Herd

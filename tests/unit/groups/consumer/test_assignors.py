@@ -1,4 +1,4 @@
-"""What assignors promise: all is assigned, evenly, with few moves, near the replicas, the same for the same input."""
+"""Assignors: every partition is assigned, evenly, with few moves, near its replicas, and deterministically."""
 
 from __future__ import annotations
 

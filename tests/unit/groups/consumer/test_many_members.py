@@ -1,4 +1,4 @@
-"""A whole consumer group that starts or restarts at once costs a few targets, not one for each member."""
+"""A whole consumer group that starts or restarts at once causes a few assignments, not one for each member."""
 
 from __future__ import annotations
 

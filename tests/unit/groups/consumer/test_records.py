@@ -1,4 +1,4 @@
-"""Records of consumer groups are Kafka's, byte for byte; what is read back is what was written."""
+"""Records of consumer groups have Kafka's bytes, and are read back as written."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""Who takes over a group waits for silent members as long as the group's own settings say."""
+"""A coordinator that loads a group uses the session timeout of the group's own settings."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who may commit in a transaction for a group of the server-side protocol (KIP-447 with KIP-848)."""
+"""Which members of a consumer group may commit offsets in a transaction (KIP-447 with KIP-848)."""
 
 import pytest
 from tests.unit.groups.consumer.world import GROUP, FakeTopics

@@ -163,7 +163,7 @@ class World:
     def check(self) -> None:
         owners: dict[Place, Client] = {}
         for client in self.members():
-            # What is left of a topic that is gone, nobody can use.
+            # Partitions of a deleted topic do not count.
             for place in client.holds() & self.topics.places(self.topics.names()):
                 other = owners.setdefault(place, client)
                 assert other is client, f"{place} is held by {other} and by {client}"
@@ -179,7 +179,7 @@ class World:
                 )
 
     def _owned_since(self) -> dict[Place, tuple[str, int]]:
-        """Whoever was away begins anew when it comes back."""
+        """A member that was away rejoins when it comes back."""
         found = {}
         for member in self.group.members.values() if isinstance(self.group, ConsumerGroup) else ():
             epoch = member.current.epoch
@@ -242,11 +242,11 @@ class Client:
         return self.owned
 
     def crash(self) -> None:
-        """What it held, nobody holds; the coordinator does not know."""
+        """Its partitions have no owner; the coordinator does not know."""
         self.is_alive, self.owned = False, set()
 
     def cut_off(self, tokens: set[object]) -> None:
-        """Whoever waited for the coordinator waits no more."""
+        """Requests that waited for the coordinator get no reply."""
 
     def commit(self) -> ErrorCode:
         places = tuple(OffsetToCommit(topic="t", partition=0, offset=1) for _ in range(1))
@@ -515,7 +515,7 @@ class OldClient(Client):
             if (topic := topics.get(name)) is not None
             for number in numbers
         }
-        # Whoever had to give something up joins again at once, so that others can have it.
+        # A member that had to give up partitions rejoins at once, so that others can have them.
         self.step = "join" if self.owned - told else "beat"
         self.owned = told
 
@@ -567,7 +567,7 @@ def is_settled(world: World) -> bool:
 
 
 def settle(world: World, rounds: int = 60) -> None:
-    """Left alone: everyone does what they are asked to, and nobody new comes."""
+    """Without disturbance: all clients do as they are told, and none joins."""
     for _ in range(rounds):
         if is_settled(world):
             return

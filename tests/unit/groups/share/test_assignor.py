@@ -1,4 +1,4 @@
-"""The simple assignor: whoever comes and goes, all is read, by as many as can be, and little moves."""
+"""The simple assignor: all partitions are assigned, to as many members as possible, with few moves."""
 
 from collections import Counter
 from uuid import UUID

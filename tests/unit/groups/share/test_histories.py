@@ -1,4 +1,4 @@
-"""Share groups under any history: members come, go, crash and miss replies, topics change, coordinators are loaded."""
+"""Invariants of share groups: members join, leave, crash and miss replies, topics change, coordinators reload."""
 
 from typing import Any
 from uuid import UUID
@@ -114,7 +114,7 @@ class Histories(RuleBasedStateMachine):
         assert (reply.error is ErrorCode.non_empty_group) == is_used
         for topic_id, indexes in reply.partitions.items():
             assert indexes == {index}
-            # Whoever has the old state is fenced.
+            # The holder of the old state is fenced.
             assert reply.epoch > self.states.get((topic_id, index), 0)
             self.states[topic_id, index] = reply.epoch
             self.world.initialized({topic_id: indexes})

@@ -1,4 +1,4 @@
-"""Records of share groups: the bytes that Apache Kafka 4.3's own tools read, and back."""
+"""Records of share groups have the bytes that the tools of Apache Kafka 4.3 read, and are read back as written."""
 
 from uuid import UUID
 

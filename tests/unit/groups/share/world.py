@@ -1,4 +1,4 @@
-"""A shard with share groups, its log, topics that change, and members that may miss what they are told."""
+"""A shard with share groups, its log, topics that change, and members that may miss replies."""
 
 from __future__ import annotations
 

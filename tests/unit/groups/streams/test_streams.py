@@ -1,4 +1,4 @@
-"""Streams groups (KIP-1071): tasks, topologies, epochs, and what a lost reply or a failover may not do."""
+"""Streams groups (KIP-1071): tasks, topologies and epochs, also with lost replies and failovers."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_the_first_assignment_waits_for_more_members() -> None:
     world.beat(a)
     world.beat(b)
     assert codes(a) == codes(b) == []
-    assert active(world) == sorted(EVERY_TASK), "nobody had to revoke anything"
+    assert active(world) == sorted(EVERY_TASK), "no member had to revoke a task"
 
 
 def test_a_member_that_falls_silent_loses_its_tasks_to_the_others() -> None:

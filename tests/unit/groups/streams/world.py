@@ -1,4 +1,4 @@
-"""A streams group with clients that behave as Kafka Streams does, whose requests and replies may be lost."""
+"""A streams group with clients that behave as Kafka Streams does; requests and replies may be lost."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What clients name and coordinators keep is bounded, and one that goes beyond is told so."""
+"""Names, members and metadata that coordinators keep for clients are bounded; larger ones are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.broker.handlers.test_classic_groups import JOIN_GROUP, SETTINGS, Running
+from tests.unit.broker.handlers.test_consumer_groups import JOINING_HEARTBEAT
 from tests.unit.broker.raw_client import API_VERSIONS, Client, running
 from tests.unit.broker.wire_client import WireClient
 
@@ -39,19 +40,8 @@ def _at(topic: str) -> Any:
 
 
 async def _heartbeat(started: Running, group: str, **fields: Any) -> Any:
-    defaults: dict[str, Any] = {
-        "group_id": group,
-        "member_id": "m",
-        "member_epoch": 0,
-        "instance_id": None,
-        "rack_id": None,
-        "rebalance_timeout": timedelta(seconds=30),
-        "subscribed_topic_names": ("t",),
-        "subscribed_topic_regex": None,
-        "server_assignor": None,
-        "topic_partitions": (),
-    }
-    return await started.ask(_CONSUMER_GROUP_HEARTBEAT, 1, **defaults | fields)
+    given = {**JOINING_HEARTBEAT, "group_id": group, **fields}
+    return await started.ask(_CONSUMER_GROUP_HEARTBEAT, 1, **given)
 
 
 async def _share_heartbeat(started: Running, group: str, **fields: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What clients get when they look at the settings of groups and change them, and what the node then goes by."""
+"""Settings of groups: how clients describe and change them, and that the node applies them."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Topics as groups see them: a new version when partitions or racks change, none when only leaders do."""
+"""Topics as groups see them: a new version when partitions or racks change, not when only leaders change."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The coordinator runtime: nothing is said before it is safe, and whatever breaks starts again from the log."""
+"""The coordinator runtime: replies wait for the commit, and a shard that fails is loaded again from its log."""
 
 from __future__ import annotations
 
@@ -451,7 +451,7 @@ async def test_closing_answers_everyone(bench: Bench) -> None:
 
 
 async def test_who_comes_after_the_end_of_a_life_is_sent_away_at_once(bench: Bench) -> None:
-    """Whoever keeps a shard may hear of its end only with the next request."""
+    """The holder of a shard may learn of its end only with the next request."""
     active = await bench.runtime.active(0)
     bench.runtime.unload(0)
     with pytest.raises(ApiError) as written:

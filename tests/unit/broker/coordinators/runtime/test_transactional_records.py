@@ -1,4 +1,4 @@
-"""Transactions on the coordinator runtime: what is pending, what ends it, and the same again from the log."""
+"""Transactional records on the coordinator runtime: pending records, markers, and the same state after a reload."""
 
 from __future__ import annotations
 

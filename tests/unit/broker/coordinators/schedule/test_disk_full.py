@@ -1,4 +1,4 @@
-"""A disk that is full between the two writes of a batch with held records: nothing is held twice, nobody hangs."""
+"""A disk that is full between the two writes of a batch with held records: none is held twice, no request hangs."""
 
 import asyncio
 from pathlib import Path

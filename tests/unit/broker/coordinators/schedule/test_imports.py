@@ -1,4 +1,4 @@
-"""A node on which nothing is scheduled pays nothing for the schedule."""
+"""A node without scheduled records does not import the modules of the schedule."""
 
 import subprocess
 import sys

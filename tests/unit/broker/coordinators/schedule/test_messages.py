@@ -1,4 +1,4 @@
-"""What a shard is asked by other nodes: what would make it unreadable for every leader to come gets no further."""
+"""Requests between nodes to a schedule shard: malformed ones are refused before they reach the log."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Held records on their way to the shard that keeps them: what was taken is not handed over again."""
+"""The mover hands held records to their schedule shard, each of them once."""
 
 import threading
 from functools import partial

@@ -1,4 +1,4 @@
-"""A mover finds what is held in a log: with the batch it belongs to, committed, and through compaction."""
+"""The mover finds held records in a log: with their batch, committed only, and after compaction."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Releases by plan when the partition that they go to makes trouble: once each, and nobody waits for the others."""
+"""Releases when the target partition fails: each record is released once, and other partitions do not wait."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator

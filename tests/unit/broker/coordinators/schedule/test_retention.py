@@ -1,4 +1,4 @@
-"""What retention asks the schedule: a part of it that does not answer does not hold up everything else."""
+"""Retention asks the schedule how far it has read; a shard that does not answer does not block the others."""
 
 from pathlib import Path
 from types import SimpleNamespace

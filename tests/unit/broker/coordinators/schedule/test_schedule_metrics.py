@@ -1,4 +1,4 @@
-"""The schedule's numbers: what waits for its time, what is overdue, and what went out."""
+"""Metrics of the schedule: held, overdue and released records."""
 
 import urllib.request
 

@@ -1,4 +1,4 @@
-"""A node with a source topic and dead letters, and a way to stop it at any step of burying them."""
+"""A node with a source topic and dead letters, which a test can stop at any step of writing them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.broker.raw_client import create_topic, new_node, until
+from tests.waiting import eventually_async
 
 from penstock.broker.coordinators.share import dead_letter_writer as burial_module
 from penstock.broker.coordinators.share import dead_letters as dead_letters_module
@@ -93,11 +94,11 @@ async def pending(node: Node) -> int:
 
 
 async def until_pending(node: Node, count: int) -> None:
-    for _ in range(10_000):
-        if await pending(node) == count:
-            return
-        await asyncio.sleep(0.003)
-    raise AssertionError(f"{await pending(node)} are pending, not {count}")
+    async def is_reached() -> bool:
+        assert await pending(node) == count
+        return True
+
+    await eventually_async(is_reached, what=f"{count} pending dead letters")
 
 
 async def all_buried(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""A member of a share group as far as leaders know one: frames by kio's schemas, and a topic to read."""
+"""A raw member of a share group for tests of leaders: requests from kio's schemas, and a topic to read."""
 
 import asyncio
 import itertools
@@ -25,6 +25,12 @@ from penstock.cluster.image import ConfigResource, ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
+SETTINGS = {
+    "share_coordinator_state_topic_num_partitions": "2",
+    "group_share_min_record_lock_duration_ms": "50",
+    "group_share_record_lock_duration_ms": "30000",
+    "penstock_flush": "never",
+}
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 GROUP = "workers"
 Batch = tuple[int, int, Sequence[int]]

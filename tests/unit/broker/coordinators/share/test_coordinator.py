@@ -1,4 +1,4 @@
-"""Share state through its handlers, from other nodes, across restarts, deletions and pruning."""
+"""Share state through its handlers: requests from other nodes, restarts, deletions and pruning."""
 
 import asyncio
 from pathlib import Path

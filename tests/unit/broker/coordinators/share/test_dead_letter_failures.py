@@ -1,4 +1,4 @@
-"""Dead letters that something is the matter with: they hold up nobody, come once, and are bounded as the group says."""
+"""Dead letters with problems (unreadable records, deleted topics, limits) block no others and are written once."""
 
 import asyncio
 from pathlib import Path
@@ -22,6 +22,7 @@ from tests.unit.broker.coordinators.share.dead_letter_harness import (
 )
 from tests.unit.broker.coordinators.share.share_client import set_group
 from tests.unit.broker.raw_client import create_topic, delete_topic, set_config, until
+from tests.waiting import eventually_async
 
 from penstock.broker.coordinators.share import dead_letter_writer as burial_module
 from penstock.broker.coordinators.share import dead_letters as dead_letters_module
@@ -46,11 +47,11 @@ async def keys_of(node: Node) -> list[SharePartitionKey]:
 
 
 async def until_keys(node: Node, *keys: SharePartitionKey) -> None:
-    for _ in range(1_000):
-        if await keys_of(node) == list(keys):
-            return
-        await asyncio.sleep(0.003)
-    assert await keys_of(node) == list(keys)
+    async def are_left() -> bool:
+        assert await keys_of(node) == list(keys)
+        return True
+
+    await eventually_async(are_left, what=f"{len(keys)} share partitions with state")
 
 
 async def test_a_record_that_nobody_can_read_does_not_hold_up_the_others(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters: all of them, once, with all that is known of them, whatever dies on the way."""
+"""Dead letters: all of them, once, with complete headers, whatever fails meanwhile."""
 
 import asyncio
 from pathlib import Path
@@ -20,32 +20,16 @@ from tests.unit.broker.coordinators.share.dead_letter_harness import (
     until_pending,
     write,
 )
+from tests.unit.broker.coordinators.share.share_client import set_group
 from tests.unit.broker.raw_client import create_topic, delete_topic, until
 
 from penstock.broker.coordinators.share import dead_letter_writer as burial_module
-from penstock.broker.handlers.alter_configs import alter_cluster_configs
 from penstock.broker.metrics.exposition import Exposition
 from penstock.broker.node import Node
-from penstock.cluster.controller.alter_configs import (
-    AlterConfigsResource,
-    ConfigChange,
-    ConfigOp,
-    incremental_alter_configs,
-)
-from penstock.cluster.image import ConfigResource, ResourceType
+from penstock.cluster.image import ResourceType
 from penstock.groups.share.state.share_state import ARCHIVED
-from penstock.protocol.errors import ErrorCode
 
 LIMIT, REJECTED, LOCK_EXPIRED = 32, 33, 34
-
-
-async def set_group(node: Node, **values: str) -> None:
-    changes = tuple(
-        ConfigChange(name.replace("_", "."), ConfigOp.SET, value) for name, value in values.items()
-    )
-    change = AlterConfigsResource(resource=ConfigResource(ResourceType.GROUP, GROUP), changes=changes)
-    (result,) = await alter_cluster_configs(node, incremental_alter_configs, [change], False)
-    assert result.error is ErrorCode.none, result
 
 
 async def test_letters_are_kept_for_longer_than_their_source(tmp_path: Path) -> None:
@@ -221,12 +205,12 @@ async def test_a_deleted_dead_letter_topic_is_made_again_for_what_comes(tmp_path
 async def test_no_topic_means_no_dead_letters(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 8)
-    await set_group(node, errors_deadletterqueue_topic_name="")
+    await set_group(node, GROUP, errors_deadletterqueue_topic_name="")
     await write(node, key, (0, 1, REJECTED, 1))
     await all_buried(node)
     assert DEAD not in node.image.topics
-    await set_group(node, errors_deadletterqueue_topic_name="graves")
-    await set_group(node, errors_deadletterqueue_copy_record_enable="false")
+    await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
+    await set_group(node, GROUP, errors_deadletterqueue_copy_record_enable="false")
     await write(node, key, (2, 2, REJECTED, 1))
     await all_buried(node)
     (record,) = buried(node, "graves")
@@ -238,7 +222,7 @@ async def test_no_topic_means_no_dead_letters(tmp_path: Path) -> None:
 async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 60)
-    await set_group(node, penstock_share_dlq_rate_max="0")
+    await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     await write(node, key, (0, 49, REJECTED, 1))
     letters = node.share_state.dead_letters
     await until(lambda: letters.open_breakers().get(GROUP) and buried_offsets(node))
@@ -254,7 +238,7 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
         assert line in text
     state = await node.share_state.persister.read(*key, 0)
     assert [batch[:3] for batch in state.batches] == [(0, 49, ARCHIVED)]
-    await set_group(node, penstock_share_dlq_rate_max="-1")
+    await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
     await all_buried(node)
     assert buried_offsets(node) == dict.fromkeys(range(50), 1)
     assert not letters.open_breakers().get(GROUP)
@@ -264,14 +248,14 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
 async def test_a_flood_waits_for_the_traffic_that_it_is_a_part_of(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 300)
-    await set_group(node, penstock_share_dlq_share_max="0.1")
+    await set_group(node, GROUP, penstock_share_dlq_share_max="0.1")
     await write(node, key, (0, 49, REJECTED, 1), start_offset=50)
     letters = node.share_state.dead_letters
     await until(lambda: letters.open_breakers().get(GROUP))
     await until_pending(node, 40)  # ten are free, of fifty that are finished five would be
     await write(node, key, (50, 249, 2, 1), start_offset=250)
     await until_pending(node, 25)  # a tenth of 250
-    await set_group(node, penstock_share_dlq_share_max="1")
+    await set_group(node, GROUP, penstock_share_dlq_share_max="1")
     await all_buried(node)
     assert buried_offsets(node) == dict.fromkeys(range(50), 1)
     await node.stop()

@@ -1,4 +1,4 @@
-"""ShareFetch and ShareAcknowledge over the wire, against a real node: sessions, long polls, locks and limits."""
+"""ShareFetch and ShareAcknowledge on a real node: sessions, long polls, locks and limits."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What a group may have lost is known to the record, whatever was killed, and by any node that leads afterwards."""
+"""The loss counters of an at-most-once group are exact after any kill and on any later leader."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,7 +1,6 @@
-"""What members see, and what they never see, when writes fail, leaders are fenced and answers are lost."""
+"""Share partitions when writes fail, leaders are fenced and replies are lost: what members get."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tests.unit.broker.coordinators.share.share_client import (
     GROUP,
     REJECT,
     RELEASE,
+    SETTINGS,
     Member,
     publish,
     set_group,
@@ -25,19 +25,7 @@ from penstock.groups.share.state.share_state import DeliveryTotals
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _LONG_MS = 20_000
-_SETTINGS = {
-    "share_coordinator_state_topic_num_partitions": "2",
-    "group_share_min_record_lock_duration_ms": "50",
-    "group_share_record_lock_duration_ms": "30000",
-    "penstock_flush": "never",
-}
 _AT_MOST_ONCE = {"penstock_share_delivery": "at-most-once"}
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, **_SETTINGS) as node:
-        yield node
 
 
 class Gate:
@@ -188,7 +176,7 @@ async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None
 
 
 async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: Gate) -> None:
-    """Whoever asked has gone before the write had arrived: nothing has left this node."""
+    """The client has gone before the write was done: nothing has left this node."""
     one, two = await _with_records(node, 2, **_AT_MOST_ONCE)
     gate.open.clear()
     waiting = asyncio.create_task(one.fetch(wait_ms=_LONG_MS))
@@ -216,7 +204,7 @@ async def test_at_most_once_a_write_that_fails_is_never_handed_out_twice(
 async def test_at_most_once_across_a_restart(tmp_path: Path) -> None:
     seen: list[int] = []
     for _ in range(3):
-        async with running(tmp_path, **_SETTINGS) as node:
+        async with running(tmp_path, **SETTINGS) as node:
             if "t" not in node.image.topics:
                 await share_topic(node, **_AT_MOST_ONCE)
             await publish(node, 2)
@@ -272,7 +260,7 @@ async def test_whoever_waits_is_sent_to_the_new_leader(node: Node) -> None:
 
 
 async def test_a_stopped_node_has_no_timers_left(tmp_path: Path) -> None:
-    async with running(tmp_path, **_SETTINGS) as node:
+    async with running(tmp_path, **SETTINGS) as node:
         one, _ = await _with_records(node, 2)
         await one.fetch(wait_ms=_LONG_MS)
         (led_here,) = node.share

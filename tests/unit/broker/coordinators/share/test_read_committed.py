@@ -1,4 +1,4 @@
-"""Share groups that read committed records only, and what the log has between records."""
+"""Share groups with read_committed: open and aborted transactions, control batches and gaps."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

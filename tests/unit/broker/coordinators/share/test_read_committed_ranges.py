@@ -1,4 +1,4 @@
-"""Wherever a read begins and ends: what is committed is found, and nothing else."""
+"""Reads of any range return all committed records and no others."""
 
 import random
 from typing import NamedTuple

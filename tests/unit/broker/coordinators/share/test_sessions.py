@@ -1,8 +1,6 @@
-"""Sessions that end while something waits, logs that lose their oldest records, and coordinators that are not there."""
+"""Share sessions that end during a long poll, logs that lose their oldest records, and unavailable coordinators."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,25 +13,14 @@ from tests.unit.broker.coordinators.share.share_client import (
     share_topic,
     stored,
 )
-from tests.unit.broker.raw_client import create_topic, running, until
+from tests.unit.broker.raw_client import create_topic, until
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _LONG_MS = 20_000
 _FOR_EVER_MS = 3_600_000
-_SETTINGS = {
-    "share_coordinator_state_topic_num_partitions": "2",
-    "group_share_record_lock_duration_ms": "30000",
-    "penstock_flush": "never",
-}
 _AT_MOST_ONCE = {"penstock_share_delivery": "at-most-once"}
-
-
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, **_SETTINGS) as node:
-        yield node
 
 
 async def _with_new_connection(node: Node, member: Member) -> Member:
@@ -177,7 +164,7 @@ async def test_at_most_once_no_more_is_made_final_than_was_asked_for(node: Node)
 
 
 async def test_at_most_once_what_is_given_back_makes_room(node: Node) -> None:
-    """Nothing is written for it, and whoever waits for room hears of it all the same."""
+    """Nothing is written for it, and a fetch that waits for room is still answered."""
     await share_topic(node, share_partition_max_record_locks="100", **_AT_MOST_ONCE)
     await publish(node, 100)
     await publish(node, 5)

@@ -1,4 +1,4 @@
-"""Share groups on real nodes: states that cannot be made at once, coordinators that die, and groups that stay put."""
+"""Share groups on real nodes: state that cannot be created at once, dead coordinators, deletions."""
 
 from pathlib import Path
 from typing import Any

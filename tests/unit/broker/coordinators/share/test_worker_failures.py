@@ -1,4 +1,4 @@
-"""ShareFailures: brokers believe a worker what it says of records that it has, and nobody else anything."""
+"""ShareFailures: a broker accepts failure reports only from the member that holds the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of the older protocol that come late, by a connection that their producer has given up."""
+"""Late requests of the older transaction protocol on a connection that the producer has given up."""
 
 import asyncio
 from pathlib import Path

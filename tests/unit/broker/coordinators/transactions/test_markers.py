@@ -1,18 +1,18 @@
-"""How transactions come to their end: markers, restarts, mistakes, and what operators see of it."""
+"""How transactions end: markers, restarts, errors, and what operators see."""
 
 from __future__ import annotations
 
 import asyncio
 import pkgutil
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.coordinators.transactions.transaction_stage import SETTINGS, Stage, restart, staged
+from tests.unit.broker.coordinators.transactions.transaction_stage import SETTINGS, Stage, restart
 from tests.unit.broker.coordinators.transactions.transactional_client import (
+    BOTH,
     DESCRIBE_PRODUCERS,
     NEW,
     OLD,
@@ -32,13 +32,6 @@ from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import TopicPartition, TransactionMarkers
 
 NONE = ErrorCode.none
-BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
 
 
 async def test_a_deleted_topic_does_not_hold_up_the_end(stage: Stage) -> None:
@@ -83,7 +76,7 @@ async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_dele
             assert await producer.end(commit=True) is NONE
         image = stage.node.image
         patch.setattr(Node, "image", property(lambda _: Older(image)))
-        stage.node.transactions._runtime.unload(index)  # the next life hands out anew
+        stage.node.transactions._runtime.unload(index)  # the next load sends the markers again
         await until(lambda: looked.count("__transaction_state") > 3)
         assert "t" not in looked
     assert await stage.settled(producer) == "CompleteCommit"
@@ -207,7 +200,7 @@ async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Pat
 async def test_a_mistake_in_one_answer_holds_up_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    """Whoever asked would wait for ever, and with a batch all that its producer sends after it."""
+    """Otherwise the request would wait forever, and with it all later batches of the producer."""
     producer = await stage.producer(NEW)
     mistakes = ["a mistake"]
     answer = pkgutil.resolve_name(failing)

@@ -1,19 +1,18 @@
-"""Transactions on a running node, request by request, in the older protocol and in the newer one (KIP-890)."""
+"""Transactions on a running node, request by request, in the older protocol and the newer one (KIP-890)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.coordinators.transactions.transaction_stage import Stage, staged
+from tests.unit.broker.coordinators.transactions.transaction_stage import Stage
 from tests.unit.broker.coordinators.transactions.transactional_client import (
     ADD_OFFSETS,
     ADD_PARTITIONS,
+    BOTH,
     LIST_TRANSACTIONS,
     NEW,
     NOW_MS,
@@ -34,13 +33,6 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import Record, encode_batch
 
 NONE = ErrorCode.none
-BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
-
-
-@pytest.fixture
-async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
-    async with staged(tmp_path) as stage:
-        yield stage
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""A node on which transactions are played through, and what is needed around it."""
+"""A node with a topic for tests of transactions, and clients for it."""
 
 from __future__ import annotations
 

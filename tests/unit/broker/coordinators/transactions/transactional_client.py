@@ -1,10 +1,11 @@
-"""A transactional producer made of single requests, of the older protocol or the newer one, and a reader beside it."""
+"""A transactional producer made of single requests, in the older or the newer protocol, and a reader."""
 
 import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import pytest
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.protocol.errors import ErrorCode
@@ -27,6 +28,7 @@ class Versions(NamedTuple):
 
 OLD = Versions(produce=11, end=4)
 NEW = Versions(produce=12, end=5)
+BOTH = pytest.mark.parametrize("versions", [OLD, NEW], ids=["old", "new"])
 
 
 class TransactionalClient:

@@ -1,4 +1,4 @@
-"""A share partition as one would write it without caring for speed: an object for each record, a loop for each rule."""
+"""A share partition written without regard to speed, as a model: an object for each record, a loop for each rule."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Commands for golden scripts of share partitions: one partition, a log made of batches, a clock that is told."""
+"""Commands for golden scripts of share partitions: one partition, a log of batches, and a clock."""
 
 import shlex
 from collections.abc import Callable, Iterator

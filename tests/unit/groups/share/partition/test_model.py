@@ -1,4 +1,4 @@
-"""The window of bytes does what an object for each record would do, whatever happens, and keeps the promises."""
+"""A share partition behaves as the naive model does, under any sequence of events."""
 
 import random
 from collections.abc import Callable
@@ -119,7 +119,7 @@ class World:
         self.locks, self.not_before, self.write = {}, {}, None
         self.tell_log_start()
         if self.policy.backoff is not None:
-            # A delay that was stored begins anew; one that was not stored never began.
+            # A stored delay starts again; one that was not stored never started.
             for offset, (state, count) in self.store.records.items():
                 if state == in_flight_records.AVAILABLE and count:
                     self.not_before[offset] = self.now_ms + self.policy.backoff.delay_ms(count, 0)
@@ -341,7 +341,7 @@ class World:
         if self.write is not None and self.rng.random() < 0.5:
             self.arrive()
         self.deaths += 1
-        # What was said and is not stored is forgotten, as whoever said it has no answer either.
+        # Acknowledgements that are not stored are forgotten; their sender has no reply either.
         self.cause = {offset for offset in self.cause if self.store.is_final(offset)}
         # As in Apache Kafka, a delivery is known when it is answered, unless it was final before it left.
         known = {offset: count for offset, (_, count) in self.store.records.items()}
@@ -354,7 +354,7 @@ class World:
     # -- what must be true ---------------------------------------------------------------------------
 
     def check_stored(self) -> None:
-        """What can be seen is stored: a reload would show the same of every record that nobody holds."""
+        """Visible state is stored: a reload would show the same for every record that is not acquired."""
         for offset, record in self.naive.records.items():
             if record.target is not None:
                 continue
@@ -412,7 +412,7 @@ class World:
             return
         never_delivered = there - {offset for offset, count in self.deliveries.items() if count}
         assert len(never_delivered) <= totals.unconfirmed, "lost and not counted"
-        assert self.deaths or not never_delivered, "lost although nobody died"
+        assert self.deaths or not never_delivered, "lost without a crash"
         if self.is_at_most_once_from_the_start:
             assert totals.handed_out == len(there)
 

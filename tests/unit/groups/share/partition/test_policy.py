@@ -1,4 +1,4 @@
-"""How long a record rests that was released: `min(cap, base * 2^attempt) + random(0, jitter)`."""
+"""The delay of a released record: `min(cap, base * 2^attempt) + random(0, jitter)`."""
 
 import pytest
 

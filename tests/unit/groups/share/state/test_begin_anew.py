@@ -1,4 +1,4 @@
-"""Initialising what is there already: who only wants it to be there leaves it, who moves it needs a later epoch."""
+"""InitializeShareGroupState for state that exists: unchanged without a start offset, else only with a later epoch."""
 
 from collections.abc import Sequence
 from uuid import UUID

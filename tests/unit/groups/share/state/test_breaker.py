@@ -1,4 +1,4 @@
-"""The breaker bounds a flood by rate and by share of the traffic, and lets everything through in the end."""
+"""The breaker limits dead letters by rate and by share of the traffic, and lets all of them through in the end."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What one share partition's dead letters add up to."""
+"""Ranges of dead letters of one share partition."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""Dead letters are made of the bytes of their records: decoded, they say the same as the records did."""
+"""Dead letters are built from the bytes of their records, and decode to the same contents."""
 
 import struct
 from uuid import UUID

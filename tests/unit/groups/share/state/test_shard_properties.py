@@ -1,4 +1,4 @@
-"""Share state against a model that knows every offset by itself, under any writes, reloads and repeats."""
+"""Share state compared with a model that stores every offset, under any writes, reloads and repeats."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -200,7 +200,7 @@ def test_older_leaders_and_other_states_are_fenced(
         assert answer.error is ErrorCode.fenced_state_epoch
     else:
         assert answer.error is ErrorCode.none
-    # Whoever is fenced changes nothing, and a shard that is loaded fences the same.
+    # A fenced writer changes nothing, and a loaded shard fences the same writers.
     if answer.error is not ErrorCode.none:
         assert log.shard.stored() == before
         loaded = log.loaded(len(log.batches))
