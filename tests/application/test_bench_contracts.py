@@ -66,7 +66,7 @@ def test_results_are_drawn_and_written(tmp_path: Path) -> None:
     assert document["contests"][0]["ratio"]["penstock"]["messages_per_s"]["median"] == 1
 
 
-def test_everybody_stands_beside_somebody_of_the_same_contest() -> None:
+def test_each_contender_is_compared_with_one_of_the_same_contest() -> None:
     for contest in CONTESTS:
         names = [who.name for who in contest.contenders]
         assert len(set(names)) == len(names)

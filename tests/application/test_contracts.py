@@ -578,7 +578,7 @@ def test_what_no_broker_takes_is_a_failure_of_the_handler(
     assert header(letter, dead_letter_headers.ERROR_CLASS_HEADER) == f"penstock.client.{kind}"
 
 
-def test_a_message_too_large_for_its_retries_is_a_dead_letter_and_stops_nobody(
+def test_a_message_too_large_for_its_retry_topic_is_dead_lettered(
     app: Penstock, group: str, bootstrap: str, unique: Callable[[str], str]
 ) -> None:
     topic = unique("orders")

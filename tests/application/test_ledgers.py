@@ -150,7 +150,7 @@ def test_a_zombie_is_fenced_in_the_middle_of_its_transaction(postgres_url: str) 
         assert ledger.positions(GROUP, [PLACE]) == {PLACE: 8}
 
 
-def test_whoever_takes_over_gets_the_position_of_a_transaction_that_was_about_to_end(ledger: Ledger) -> None:
+def test_the_next_owner_gets_the_offset_of_a_transaction_that_was_ending(ledger: Ledger) -> None:
     older = ledger.take(GROUP, [PLACE], "one")[PLACE]
     with ThreadPoolExecutor() as threads:
         with ledger.transaction() as transaction:
@@ -170,7 +170,7 @@ def test_a_position_that_is_another_than_thought_is_not_moved(
     assert (ledger.positions(GROUP, [PLACE]), results(ledger)) == ({PLACE: 8}, [0])
 
 
-def test_a_place_that_nobody_took_is_not_moved(ledger: Ledger) -> None:
+def test_a_position_without_an_owner_is_not_moved(ledger: Ledger) -> None:
     with pytest.raises(LedgerFenced, match="nobody has taken it"):
         handle(ledger, PLACE, Position(None, 1), 8)
     assert results(ledger) == []

@@ -79,7 +79,7 @@ def test_a_poll_returns_as_soon_as_there_is_something(app: Penstock, topic: str,
     assert numbers(found) == [0]
 
 
-def test_messages_are_bytes_until_somebody_wants_more(app: Penstock, topic: str, group: str) -> None:
+def test_messages_are_bytes_until_they_are_decoded(app: Penstock, topic: str, group: str) -> None:
     fill(app, topic, 1)
     app.publish(topic, b"\xff")
     with app.consumer(topic, group=group) as consumer:
@@ -373,7 +373,7 @@ def test_seek_goes_to_a_moment(app: Penstock, topic: str, group: str) -> None:
         assert numbers(take(consumer, 1)) == [5]
 
 
-def test_places_that_nobody_can_go_to_are_refused(app: Penstock, topic: str, group: str) -> None:
+def test_impossible_seeks_are_refused(app: Penstock, topic: str, group: str) -> None:
     fill(app, topic, 3)
     with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
         take(consumer, 3)

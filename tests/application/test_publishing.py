@@ -17,7 +17,7 @@ from penstock.testing import EmbeddedBroker
 MANY = 5_000
 
 
-def test_whoever_is_called_back_may_want_what_the_sender_holds(app: Penstock, topic: str) -> None:
+def test_a_callback_may_take_the_lock_of_the_sender(app: Penstock, topic: str) -> None:
     lock, told, sent = threading.Lock(), [], 0
     others: deque[Future[Published]] = deque()
 

@@ -386,7 +386,7 @@ def test_plain_calls_say_what_a_share_group_cannot_do(app: Penstock, topic: str,
         assert consumer.figures.late == 1
 
 
-def test_plain_at_most_once_nobody_else_gets_what_was_handed_out(
+def test_plain_at_most_once_no_other_member_gets_delivered_records(
     app: Penstock, topic: str, group: str
 ) -> None:
     fill(app, topic, 10)

@@ -179,7 +179,7 @@ def test_a_process_is_known_without_an_address_of_its_own(
         assert is_silent(ours)
 
 
-def test_nobody_gets_through_while_either_way_is_cut(
+def test_no_connection_succeeds_while_either_direction_is_cut(
     proxy: ProxyProcess, door: tuple[str, int], echo: Echo
 ) -> None:
     proxy.cut(out_of(2, [1]))

@@ -191,7 +191,7 @@ def test_what_cannot_be_described_is_refused_in_the_same_words(pair: Pair, kind:
     )
 
 
-def test_a_subscription_that_nobody_made_has_the_same_defaults(pair: Pair) -> None:
+def test_an_unknown_subscription_has_the_same_defaults(pair: Pair) -> None:
     pair.ask(
         describe(CLIENT_METRICS, "none"),
         lambda a: sorted((c.name, c.value, c.config_source, c.config_type) for c in a.results[0].configs),

@@ -141,7 +141,7 @@ def test_positions_are_committed_and_a_member_that_left_starts_there(
     assert not set(again.read) & set(member.read)
 
 
-def test_a_static_member_returns_to_its_partitions_and_nobody_else_notices(
+def test_a_static_member_returns_to_its_partitions_without_a_rebalance(
     join: Callable[..., Member], topic: str
 ) -> None:
     stays, goes = join(topic, group_instance_id="a"), join(topic, group_instance_id="b")

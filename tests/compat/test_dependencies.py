@@ -184,7 +184,7 @@ def test_a_disk_that_fails_to_sync_ends_the_node_and_another_leads(
 
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
-def test_a_clock_that_jumps_expires_nobody_and_loses_nothing(
+def test_a_clock_that_jumps_expires_no_member_and_loses_nothing(
     cluster: ClusterProcesses, admin: AdminClient, jump_s: int
 ) -> None:
     create(admin, "orders", [1, 2, 3])

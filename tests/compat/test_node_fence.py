@@ -342,7 +342,7 @@ def cluster(cluster_with: Callable[..., ClusterProcesses]) -> ClusterProcesses:
     return cluster_with()
 
 
-def test_the_listener_for_nodes_believes_nobody_who_is_no_voter(cluster: ClusterProcesses) -> None:
+def test_the_listener_for_nodes_refuses_requests_of_others_than_voters(cluster: ClusterProcesses) -> None:
     """Without authentication any client that reaches it may pose as a node; one request must not end the cluster."""
     first = next(iter(cluster.nodes.values()))
     peer, client = parse_address(first.peer_address), first.direct_address

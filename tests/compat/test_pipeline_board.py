@@ -157,7 +157,7 @@ def batch_of(count: int) -> bytes:
     return encode_batch([Record(number, now_ms, None, b"x") for number in range(count)])
 
 
-def test_a_board_that_was_deleted_begins_anew(fresh_broker: BrokerProcess) -> None:
+def test_a_deleted_status_topic_is_created_again(fresh_broker: BrokerProcess) -> None:
     settings = {
         "bootstrap.servers": fresh_broker.bootstrap_servers,
         "topic.metadata.propagation.max.ms": "300",

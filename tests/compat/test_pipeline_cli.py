@@ -126,7 +126,7 @@ def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: Pi
         ), verb
 
 
-def test_stop_reaches_whoever_runs_it_and_waits(
+def test_stop_reaches_the_running_process_and_waits(
     penstock: Any, cluster: Cluster, connect: Callable[[], Cluster], told: PipelineStatus
 ) -> None:
     wished = threading.Event()

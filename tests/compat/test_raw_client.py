@@ -156,7 +156,7 @@ def test_what_was_deleted_and_what_is_not_there_yet(cluster: Cluster, admin: Adm
     assert earliest.offset == 2
 
 
-def test_a_topic_that_is_made_anew_is_another(modern: Cluster, topic: str) -> None:
+def test_a_recreated_topic_is_another_topic(modern: Cluster, topic: str) -> None:
     produce(modern, topic, b"old")
     old_id = modern.topic(topic).id
     delete_topics(modern, [topic])
@@ -212,7 +212,9 @@ def strict(tmp_path: Path) -> Iterator[Cluster]:
     process.stop()
 
 
-def test_a_topic_to_write_to_that_nobody_makes(strict: Cluster, unique: Callable[[str], str]) -> None:
+def test_writing_to_an_unknown_topic_without_auto_creation(
+    strict: Cluster, unique: Callable[[str], str]
+) -> None:
     """It is refused after the time in which brokers hear of a topic, not after that in which they come back."""
     name = unique("unmade")
     assert strict.settings.unknown_topic_ms_max <= 5_000 < strict.settings.retry_deadline_ms

@@ -142,7 +142,7 @@ def test_internal_topics_are_not_written_by_clients(new_topic: Callable[..., str
     assert refused.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
 
 
-def test_a_topic_made_anew_does_not_get_what_was_held_for_the_old_one(
+def test_a_recreated_topic_does_not_get_records_held_for_the_old_one(
     unique: Callable[[str], str], admin: AdminClient, bootstrap: str
 ) -> None:
     topic = confluent.create_topic(admin, unique("topic"), settings=SCHEDULED)

@@ -188,7 +188,7 @@ def test_deleted_records_stay_deleted_through_a_power_loss(
     consumer.close()
 
 
-def test_a_topic_made_anew_keeps_its_own_records_through_a_power_loss(
+def test_a_recreated_topic_keeps_its_own_records_through_a_power_loss(
     mortal_broker: BrokerProcess, journal: Path
 ) -> None:
     """What was written down of the old one, its start offset above all, is not the new one's."""

@@ -44,14 +44,14 @@ def test_what_was_synced_stays_and_the_rest_is_torn(recorded: Path) -> None:
     assert (recorded / "a").read_bytes().startswith(b"kept")
 
 
-def test_what_was_cut_off_and_written_anew_is_not_synced(recorded: Path) -> None:
+def test_bytes_truncated_and_written_again_are_not_synced(recorded: Path) -> None:
     write(recorded / "a", b"x" * 100)
     os.truncate(recorded / "a", 40)
     write(recorded / "a", b"y" * 50, sync=False)
     assert lengths(recorded) == {"a": 40}
 
 
-def test_a_file_made_anew_is_not_synced(recorded: Path) -> None:
+def test_a_file_that_is_created_again_is_not_synced(recorded: Path) -> None:
     write(recorded / "a", b"x" * 100)
     (recorded / "a").unlink()
     write(recorded / "a", b"y" * 50, sync=False)

@@ -108,7 +108,7 @@ def test_a_meter_tells_the_rate_of_the_last_seconds_only() -> None:
     assert meter.history[-1] == 0
 
 
-def test_a_meter_begins_anew_with_a_count_that_does() -> None:
+def test_a_meter_restarts_with_its_counter() -> None:
     meter = RateMeter()
     meter.feed(1_000, 0)
     meter.feed(0, 1)

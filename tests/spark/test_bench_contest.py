@@ -46,7 +46,7 @@ def test_ratios_are_those_of_neighbours() -> None:
     assert [each.is_reached for each in verdicts([result])] == [True]
 
 
-def test_whoever_has_other_rows_spoils_the_contest() -> None:
+def test_different_rows_fail_the_contest() -> None:
     with pytest.raises(WrongRows, match="connector has 8 where penstock has 7"):
         held(contest(connector=8))
 

@@ -255,7 +255,7 @@ def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
     assert answer(*asked)["replayed"] == 0
 
 
-def test_letters_of_a_topic_that_was_made_anew_are_others(answer, office, orders, dead):
+def test_dead_letters_of_a_recreated_topic_are_different(answer, office, orders, dead):
     answer("dlq", "replay", dead)
     office.admin.delete_topics([dead])[dead].result(60)
     office.create(dead, 2)
@@ -480,7 +480,7 @@ def test_all_of_it(penstock, answer, office, orders, dead):
 
 
 @pytest.mark.usefixtures("tuned_broker")
-def test_what_a_share_group_gave_up_goes_back_to_everybody(penstock, answer, office, unique):
+def test_dead_letters_of_a_share_group_are_replayed_to_all_groups(penstock, answer, office, unique):
     """The broker writes these letters, and there is no topic of retries: only the original topic is a way back."""
     topic, group = office.create(unique("jobs")), unique("workers")
     share.configure(office.admin, group, share_auto_offset_reset="earliest")

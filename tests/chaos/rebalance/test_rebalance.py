@@ -119,7 +119,7 @@ def test_a_position_that_is_not_respected_is_noticed() -> None:
     assert among_members(told(*before, entry(6.0, "b", "read", [[0, 8]]))) == {judge.READ_AGAIN: 1}
 
 
-def test_what_nobody_read_is_noticed() -> None:
+def test_unread_records_are_noticed() -> None:
     findings = Findings()
     said = told(GIVEN_TO_A, entry(2.0, "a", "read", [[0, 0], [0, 2]]))
     judge.judge_completeness(said, {0: 3}, findings)

@@ -121,7 +121,7 @@ def test_a_filter_on_the_day_reads_the_files_of_that_day_only(archive, spark):
     assert values(rows.where("day = '2024-10-05'")) == [b"2"]
 
 
-def test_a_query_that_begins_anew_archives_nothing_twice(archive):
+def test_a_query_without_its_checkpoint_archives_nothing_twice(archive):
     archive.topics.count(archive.topic, range(20))
     archive.run(maxOffsetsPerTrigger="15")
     shutil.rmtree(archive.checkpoint)
@@ -183,7 +183,7 @@ def test_records_that_are_archived_and_not_in_the_topic_any_more_are_told(archiv
         archive.read()
 
 
-def test_a_topic_that_was_made_anew_is_not_the_one_in_the_table(archive):
+def test_a_recreated_topic_is_not_the_one_in_the_table(archive):
     archive.topics.count(archive.topic, range(5))
     archive.has(range(5))
     archive.topics.delete(archive.topic)

@@ -147,7 +147,7 @@ def test_a_table_of_another_topic_is_refused(lake):
         archive(sink_of(lake, topic="payments"), 0, record_batch(0, range(5)))
 
 
-def test_a_topic_that_was_made_anew_is_refused(lake):
+def test_a_recreated_topic_is_refused(lake):
     first, second = sink_of(lake), sink_of(lake)
     first._topic_id, second._topic_id = "one", "two"
     archive(first, 0, record_batch(0, range(5)))
@@ -282,7 +282,7 @@ def test_spark_is_told_of_files_in_its_own_way(uri, of_spark):
     assert TableLocation.of(uri).for_spark("day=2024-10-04/x.parquet") == of_spark
 
 
-def test_how_values_are_parsed_is_told_by_the_table_and_told_anew_when_it_changes(lake):
+def test_the_table_records_how_values_are_parsed_and_every_change_of_it(lake):
     old, new = (value_format(f"id STRING, {name} DOUBLE", "json").to_json() for name in ("total", "amount"))
     archive(sink_of(lake, reading=old), 0, record_batch(0, range(2)))
     archive(sink_of(lake, reading=new), 1, record_batch(0, range(2, 4)))

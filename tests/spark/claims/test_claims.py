@@ -135,7 +135,7 @@ def test_without_its_checkpoint_a_query_goes_on_behind_its_claims(topics, driver
     assert lost(topics, group) == 2, "the first batch was over when the second was claimed"
 
 
-def test_a_topic_that_was_created_anew_is_read_from_its_beginning(topics, driver, unique, group):
+def test_a_recreated_topic_is_read_from_its_beginning(topics, driver, unique, group):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     plan = driver(topic)
@@ -308,7 +308,7 @@ def test_an_attempt_that_does_not_know_whether_it_was_heard_keeps_others_from_re
     assert not claim_task(cluster, task_claim, TaskAttempt(7, 2, 1))
 
 
-def test_a_claim_that_somebody_deleted_is_an_error(cluster, task_claim):
+def test_a_deleted_claim_is_an_error(cluster, task_claim):
     with pytest.raises(ClaimError, match="somebody has deleted from that topic"):
         claim_task(cluster, task_claim._replace(base=task_claim.base + 1000), TaskAttempt(7, 2, 0))
 

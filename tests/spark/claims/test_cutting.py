@@ -36,7 +36,7 @@ def test_what_lies_below_the_claim_is_cut_away():
     )
 
 
-def test_a_topic_that_was_created_anew_begins_anew():
+def test_a_recreated_topic_starts_at_its_beginning():
     assert split_at_claims([span(0, 10, topic_id=NEW)], claimed(7)) == ([span(0, 10, topic_id=NEW)], [])
     assert split_at_claims([span(0, 10, topic_id=None)], claimed(7))[0] == [span(7, 10, topic_id=None)]
     assert split_at_claims([span(0, 10)], claimed(7, None))[0] == [span(7, 10)]

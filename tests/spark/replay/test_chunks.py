@@ -39,7 +39,7 @@ def test_each_offset_once_and_in_order(sizes, offsets_max):
 
 
 @given(sizes=SIZES, offsets_max=st.integers(1, 300))
-def test_a_piece_is_the_same_whoever_asks_for_it_and_when(sizes, offsets_max):
+def test_a_chunk_is_the_same_for_every_caller(sizes, offsets_max):
     ranges = ranges_of(sizes)
     pieces = list(cut_pieces(ranges, offsets_max))
     assert len(pieces) == count_pieces(ranges, offsets_max)

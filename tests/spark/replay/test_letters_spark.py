@@ -79,7 +79,7 @@ def test_back_as_they_were_and_once_under_whatever_id(desk, topics, orders, dead
     assert desk.numbers(orders) == [*range(10, 20), 77]
 
 
-def test_back_to_the_group_that_gave_them_up_and_nobody_else(desk, topics, orders, dead):
+def test_replay_to_the_group_that_failed_reaches_no_other_group(desk, topics, orders, dead):
     with pytest.raises(ReplayError, match=r"\.retry\.1 does not exist"):
         desk.run(letters=dead, to="group")
     retries = topics.create(retry_topic(orders, 1), 2)
@@ -130,7 +130,7 @@ def test_what_is_no_letter_is_left_out_and_told(desk, topics, orders, dead):
     assert len(desk.rows(orders)) == 1
 
 
-def test_letters_of_a_topic_that_was_made_anew_are_others(desk, topics, orders, dead):
+def test_dead_letters_of_a_recreated_topic_are_different(desk, topics, orders, dead):
     desk.run(letters=dead)
     topics.delete(dead)
     topics.create(dead, 2)

@@ -104,7 +104,7 @@ def test_what_cannot_be_done_is_told(desk, source, target, unique):
     assert desk.rows(target) == []
 
 
-def test_a_topic_that_was_made_anew_is_another(desk, topics, source, target):
+def test_a_recreated_topic_is_another_topic(desk, topics, source, target):
     desk.stops_at = 10
     settings = {"topic": source, "to": target, "rate": "5"}
     desk.run(**settings)

@@ -276,7 +276,7 @@ def test_a_query_that_will_not_run_again_is_settled(query):
     assert query.numbers() == [1, 2]
 
 
-def test_a_query_whose_checkpoint_was_deleted_holds_nobody_back(query, unique):
+def test_a_query_whose_checkpoint_was_deleted_blocks_no_reader(query, unique):
     """It died with transactions prepared; another query begins with the same checkpoint."""
     checkpoint = unique("checkpoint")
     take_over_checkpoint(query.cluster, checkpoint, query.id)

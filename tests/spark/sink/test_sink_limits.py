@@ -116,7 +116,7 @@ def test_a_compacted_topic_needs_keys():
         sent(desk, b"v", columns=without)
 
 
-def test_topics_that_nobody_can_write_to():
+def test_topics_that_cannot_be_written_to():
     with pytest.raises(WrongRow, match="there can be no topic 'a b'"):
         sent(Desk(), b"v", columns=SinkColumns(positions={"value": 1}, topic="a b"))
     desk = Desk()

@@ -82,7 +82,7 @@ def test_a_group_that_is_away_is_left_alone_for_a_while(group, clock, caplog):
     assert "group g does not show how far the query has come: nobody is there" in caplog.text
 
 
-def test_a_query_without_a_group_tells_nobody(group, clock):
+def test_a_query_without_a_group_commits_nothing(group, clock):
     made(clock, None).tell(at(3))
     made(clock).tell(Position({}))
     assert group.told == []

@@ -133,7 +133,7 @@ def test_its_group_has_no_lag_when_it_is_idle_and_the_checkpoint_wins_over_the_g
     assert lag(topics, group, topic) == 0, "the last batch of a bounded run is told of too"
 
 
-def test_a_topic_that_was_made_anew_stops_the_query_with_its_name(topics, query, unique):
+def test_a_recreated_topic_stops_the_query_with_its_name(topics, query, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     reading = query(subscribe=topic).run()

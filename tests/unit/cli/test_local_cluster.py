@@ -83,7 +83,7 @@ def test_a_cluster_of_an_earlier_release_goes_on_sharing_its_listeners() -> None
     assert all(node.peer_address for node in grow_cluster(alone, 3, members(3)).nodes)
 
 
-def test_a_cluster_that_was_never_founded_is_planned_anew() -> None:
+def test_a_cluster_that_was_never_founded_is_planned_again() -> None:
     never = replace(founded(1), cluster_id=None)
     assert [node.founder for node in grow_cluster(never, 3, members(3)).nodes] == [True, True, True]
 

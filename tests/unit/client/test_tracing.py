@@ -93,7 +93,7 @@ def test_headers_without_a_parent() -> None:
 
 
 @given(st.binary(max_size=80), st.binary(max_size=600))
-def test_nobody_can_make_it_fail(parent: bytes, state: bytes) -> None:
+def test_no_header_makes_it_fail(parent: bytes, state: bytes) -> None:
     assert extract_trace([("traceparent", parent)]) is None
     found = extract_trace([("traceparent", PARENT.encode()), ("tracestate", state)])
     assert found is not None

@@ -40,7 +40,7 @@ def test_a_broker_is_fenced_until_it_is_ready() -> None:
     assert image.brokers[1].is_active
 
 
-def test_a_stale_epoch_unfences_nobody() -> None:
+def test_a_stale_epoch_unfences_no_broker() -> None:
     image = cluster()
     with pytest.raises(ApiError) as refused:
         unfence_broker(image, 1, broker_epoch=0, rules=CONTROLLER)

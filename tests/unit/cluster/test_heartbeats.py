@@ -132,7 +132,7 @@ def test_a_broker_that_was_never_heard_gets_its_time() -> None:
     assert sessions.expired(image, 1500) == [1]
 
 
-def test_a_registered_anew_broker_starts_a_session() -> None:
+def test_a_broker_that_registers_again_starts_a_session() -> None:
     image, sessions = cluster(1), BrokerSessions(session_timeout_ms=1000)
     sessions.contacted(1, 1, 0, metadata_offset=80)
     register(image, broker(1, incarnation=1), epoch=9, silent_ms=None)

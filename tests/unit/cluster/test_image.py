@@ -196,7 +196,7 @@ def test_a_topic_that_came_and_went_is_in_no_delta() -> None:
     assert not delta
 
 
-def test_a_topic_made_anew_under_its_name_is_deleted_and_created() -> None:
+def test_a_topic_recreated_under_its_name_is_deleted_and_created() -> None:
     image = with_topic()
     again = UUID(int=78)
     delta = image.apply(

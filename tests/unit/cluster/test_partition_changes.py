@@ -63,7 +63,7 @@ def seen(image: ClusterImage) -> Seen:
 # --- eligible leader replicas ---
 
 
-def test_enough_in_sync_leaves_nobody_eligible_beside() -> None:
+def test_with_enough_in_sync_replicas_no_other_is_eligible() -> None:
     image = topic()
     fence(image, 1)
     assert seen(image) == Seen(2, (2, 3))

@@ -301,14 +301,14 @@ def test_a_truncated_log_is_dirty_from_there_on(log: Log, cleaner: LogCleaner) -
     assert cleaner.first_dirty_offset(PARTITION) == 2
 
 
-def test_a_topic_made_anew_inherits_nothing(log: Log, cleaner: LogCleaner) -> None:
+def test_a_recreated_topic_inherits_nothing(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
     clean(log, cleaner)
     cleaner.clean_filthiest_log({}, now_ms=NOW_MS)
     assert cleaner.first_dirty_offset(PARTITION) is None
 
 
-def test_a_topic_made_anew_between_two_passes_inherits_nothing(
+def test_a_topic_recreated_between_two_passes_inherits_nothing(
     log: Log, cleaner: LogCleaner, tmp_path: Path
 ) -> None:
     dirty(log)

@@ -211,7 +211,7 @@ def test_a_folder_that_has_lost_its_topic_id_keeps_its_data(tmp_path):
     assert store.topic_id("orders", 0) == TOPIC_ID
 
 
-def test_a_topic_made_anew_is_not_opened_by_what_was_known_of_the_old_one(tmp_path):
+def test_a_recreated_topic_is_not_opened_with_checkpoints_of_the_old_one(tmp_path):
     """Neither its start offset, which would drop all that is below, nor its recovery point, which vouches for bytes."""
     store = opened(tmp_path)
     log = create(store)

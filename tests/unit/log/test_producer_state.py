@@ -108,7 +108,7 @@ def test_where_a_producer_may_have_been_forgotten_any_sequence_is_welcome(log, f
     assert not append(log, b"x", producer=(1, 5, 12), epoch=1).duplicate
 
 
-def test_a_log_that_begins_again_at_its_start_knows_everybody(log):
+def test_a_log_that_restarts_at_zero_checks_sequences_of_all_producers(log):
     _restart_further_on(log)
     log.truncate_fully_and_start_at(0, NOW_MS)
     refused(log, ErrorCode.out_of_order_sequence_number, b"x", producer=(1, 5, 12), epoch=1)
@@ -118,7 +118,7 @@ def test_a_log_that_begins_again_at_its_start_knows_everybody(log):
     ("age_ms", "policy", "is_refused"),
     [(1000, False, True), (86_400_000, False, False), (1000, True, False)],
 )
-def test_a_replica_that_was_restarted_knows_everybody_while_it_is_young(tmp_path, age_ms, policy, is_refused):
+def test_a_restarted_young_replica_checks_sequences_of_all_producers(tmp_path, age_ms, policy, is_refused):
     log = open_log(tmp_path / "t-0")
     append(log, b"y", producer=(2, 0, 0), epoch=1)
     log.close()
@@ -315,7 +315,7 @@ def test_a_damaged_snapshot_is_made_up_for_by_an_older_one(tmp_path):
     assert not append(log, bytes(150), producer=(5, 0, 6)).duplicate
 
 
-def test_a_clock_that_goes_back_forgets_nobody(log):
+def test_a_clock_that_goes_back_expires_no_producer(log):
     append(log, b"x", producer=(5, 0, 0))
     assert log.producers.expire(NOW_MS - 10 * 86_400_000) == 0
     append(log, b"x", producer=(5, 0, 1), now_ms=NOW_MS - 10)

@@ -186,7 +186,7 @@ def test_damage_between_an_index_entry_and_the_offset_is_not_passed_over(log, tm
 
 
 @pytest.mark.parametrize("shift", [7, 0])
-def test_an_index_that_lies_is_made_anew(log, tmp_path, shift):
+def test_a_wrong_index_is_rebuilt(log, tmp_path, shift):
     """It ascends and stays within the log, but the batch that ends at offset 2 is not there."""
     log.close()
     log.segments[0].index_files[0].write_bytes(struct.pack(">ii", 2, log.position_of(6).position + shift))

@@ -100,7 +100,7 @@ def test_an_open_transaction_of_another_epoch_does_not_vouch(log: Log) -> None:
     assert refused.value.code is ErrorCode.invalid_producer_epoch
 
 
-def test_guards_that_nobody_holds_are_forgotten(log: Log) -> None:
+def test_unused_guards_are_forgotten(log: Log) -> None:
     guard = log.producers.begin_verification(1, 0)
     number = id(guard)
     assert id(log.producers.begin_verification(1, 0)) == number
@@ -179,7 +179,7 @@ def test_nothing_is_loaded_by_who_may_not_wait(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_snapshots", [True, False])
 @pytest.mark.parametrize("damage", ["cut", "emptied of sense", "gone"])
-def test_a_damaged_index_is_made_anew(tmp_path: Path, damage: str, has_snapshots: bool) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: str, has_snapshots: bool) -> None:
     log = open_log(tmp_path / "t-0")
     begin(log, 7)
     log.roll(NOW_MS)

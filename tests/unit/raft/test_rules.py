@@ -127,7 +127,7 @@ def test_a_vote_stands_through_a_restart() -> None:
     assert granted(node, vote(epoch=4, of=3))
 
 
-def test_pre_votes_bind_nobody() -> None:
+def test_pre_votes_do_not_bind() -> None:
     node = node_with()
     assert granted(node, vote(epoch=2, of=2, pre_vote=True))
     assert granted(node, vote(epoch=2, of=3, pre_vote=True))
@@ -383,7 +383,7 @@ def test_a_node_that_was_away_learns_the_epoch_from_those_that_it_asks() -> None
     assert (node.epoch, node.leader_id) == (5000, 3)
 
 
-def test_nobody_is_believed_to_be_at_the_end_of_all_epochs() -> None:
+def test_the_last_possible_epoch_is_not_believed() -> None:
     node = node_with()
     asked, _ = [action for action in node.tick(100) if isinstance(action, act.SendRequest)]
     assert not saved(node.answered(asked, VoteReply(epoch=2**31 - 1, leader_id=3), 200))
@@ -402,7 +402,7 @@ def test_a_sole_voter_leads_on_in_the_last_epoch_and_one_of_several_stands_no_mo
 
 
 @pytest.mark.parametrize("epoch", [2**31, 2**31 - 1, 2**31 - 2, 2**30 + 1])
-def test_an_epoch_on_disk_that_cannot_be_gives_way_to_one_that_nobody_has_voted_in(epoch: int) -> None:
+def test_an_impossible_epoch_on_disk_is_replaced_by_one_without_votes(epoch: int) -> None:
     found = plausible_election(ElectionState(epoch, 2, key(2)), last_epoch=7)
     assert found == ElectionState(1_000_007)
     assert plausible_election(ElectionState(epoch), last_epoch=epoch - 1) == ElectionState(epoch)

@@ -228,7 +228,7 @@ def test_who_always_reaches_the_end_as_it_was_a_fetch_ago_stays() -> None:
         assert leader.wanted_isr(now_ms, anyone) is None
 
 
-def test_nobody_leaves_an_idle_partition() -> None:
+def test_no_replica_leaves_the_in_sync_set_of_an_idle_partition() -> None:
     leader = rules()
     fetch(leader, 2, 100)
     fetch(leader, 3, 100)

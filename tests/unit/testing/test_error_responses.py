@@ -133,7 +133,7 @@ def test_a_fetch_in_a_session_names_nothing_and_ends_the_session() -> None:
     assert error_response(FETCH, 11, request, ERROR).error_code == ERROR
 
 
-def test_an_element_that_nobody_can_ask_for_carries_the_error() -> None:
+def test_an_element_without_a_counterpart_in_the_request_carries_the_error() -> None:
     request = upgrader(_Nothing, load_request_schema(DESCRIBE_LOG_DIRS, 1))(_Nothing())
     (result,) = error_response(DESCRIBE_LOG_DIRS, 1, request, ERROR).results
     assert result.error_code == ERROR

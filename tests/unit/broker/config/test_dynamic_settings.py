@@ -112,7 +112,7 @@ async def test_limits_of_connections_count_for_the_next_one(tmp_path: Path) -> N
         {"group.consumer.assignment.interval.ms": "99999999"},
     ],
 )
-async def test_nobody_can_be_locked_out_by_a_setting(tmp_path: Path, changes: dict[str, str | None]) -> None:
+async def test_no_setting_can_lock_out_all_clients(tmp_path: Path, changes: dict[str, str | None]) -> None:
     """Or lose all records at once. No client could connect to undo it, not even after a restart."""
     async with running(tmp_path) as node:
         client = await WireClient.connect(node)
@@ -163,7 +163,7 @@ async def test_an_address_may_have_a_limit_of_its_own(tmp_path: Path, host: str)
 
 
 @pytest.mark.parametrize("name", ["a" * 70, "no\0name", "\udc80x", "."])
-async def test_a_host_name_that_no_resolver_takes_hurts_nobody(
+async def test_an_unresolvable_host_name_has_no_other_effect(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It ended the process, on every node, and again at every start."""
@@ -353,7 +353,7 @@ async def test_with_eligible_leader_replicas_one_minimum_counts_for_all_brokers(
     assert "settings of this node that the cluster overrules" in caplog.messages
 
 
-async def test_a_minimum_that_nobody_chose_is_not_written_down(tmp_path: Path) -> None:
+async def test_a_default_minimum_is_not_stored(tmp_path: Path) -> None:
     """So that it can still be chosen in the files of the nodes when one node grows into three."""
     async with running(tmp_path) as node:
         assert node.image.config(ResourceType.BROKER, "") == {}

@@ -85,7 +85,7 @@ async def test_the_first_broker_brings_the_feature_levels(tmp_path: Path) -> Non
 
 
 @in_virtual_time
-async def test_a_lone_node_leads_at_once_and_asks_nobody(tmp_path: Path) -> None:
+async def test_a_single_node_leads_at_once_without_requests(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, size=1)
     cluster.elect(1)
     await cluster[1].lifecycle.register()

@@ -101,7 +101,7 @@ async def test_a_controller_that_was_replaced_and_lives_is_not_fenced(tmp_path: 
 
 
 @in_virtual_time
-async def test_a_controller_that_stood_still_blames_nobody(tmp_path: Path) -> None:
+async def test_a_controller_that_was_paused_fences_no_broker(tmp_path: Path) -> None:
     cluster = await three(tmp_path)
     loop = cast(VirtualLoop, asyncio.get_running_loop())
     for _ in range(5):
@@ -113,7 +113,7 @@ async def test_a_controller_that_stood_still_blames_nobody(tmp_path: Path) -> No
 
 
 @in_virtual_time
-async def test_a_controller_that_lost_office_fences_nobody(tmp_path: Path) -> None:
+async def test_an_inactive_controller_fences_no_broker(tmp_path: Path) -> None:
     cluster = await three(tmp_path)
     await cluster[3].stop()
     cluster.elect(-1)

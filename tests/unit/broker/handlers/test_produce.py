@@ -153,7 +153,7 @@ async def test_a_request_that_times_out_is_answered_once_and_may_have_happened(
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1])
-async def test_without_a_timeout_nobody_waits_without_end(
+async def test_without_a_timeout_requests_still_end(
     node: Node, gate: FlushGate, monkeypatch: pytest.MonkeyPatch, timeout_ms: int
 ) -> None:
     monkeypatch.setattr("penstock.broker.handlers.produce._TIMEOUT_MS_DEFAULT", 1)

@@ -51,7 +51,7 @@ async def joined(client: WireClient, **fields: Any) -> Any:
         ({"state_changelog_topics": (changelog("__transaction_state"),)}, "Use of Kafka internal topics"),
     ],
 )
-async def test_a_topology_of_topics_that_nobody_could_have_is_refused(
+async def test_a_topology_with_impossible_topics_is_refused(
     node: Node, client: WireClient, topics: dict[str, Any], message: str
 ) -> None:
     reply = await joined(client, **topics)

@@ -163,7 +163,7 @@ async def test_replies_held_back_behind_a_long_poll_count_against_the_bound(tmp_
         assert node.server.held_bytes == 0
 
 
-async def test_a_reader_that_goes_away_leaves_nobody_waiting(tmp_path: Path) -> None:
+async def test_a_reader_that_disconnects_blocks_no_other(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
         await create_topic(node, "t")
         client = await Client.connect(node)

@@ -126,7 +126,7 @@ async def test_an_address_in_use_is_named(server: HttpServer) -> None:
         await HttpServer.start(("127.0.0.1", server.port), {})
 
 
-async def test_closing_cuts_off_whoever_is_left(server: HttpServer) -> None:
+async def test_closing_disconnects_remaining_clients(server: HttpServer) -> None:
     port = server.port
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(b"GET /hel")

@@ -143,7 +143,7 @@ async def test_a_peer_that_is_not_there_has_refused() -> None:
     assert error.value.refused
 
 
-async def test_a_peer_that_closes_the_connection_has_refused_and_is_asked_anew() -> None:
+async def test_a_peer_that_closes_the_connection_has_refused_and_is_asked_again() -> None:
     answers = iter([hang_up, echo])
 
     async def answer(frame: bytes) -> bytes:
@@ -202,6 +202,6 @@ async def test_a_damaged_answer_is_no_answer() -> None:
         await peers.close()
 
 
-async def test_a_node_nobody_knows_is_unreachable() -> None:
+async def test_an_unknown_node_is_unreachable() -> None:
     with pytest.raises(PeerUnreachable, match="node 5 is nowhere"):
         await peers_of().raw(5, request(b""), timeout_s=60)

@@ -51,7 +51,7 @@ async def _fetch(broker: Broker, offset: int, *, times: int = 1, replica: int = 
 @pytest.mark.parametrize(
     "place", [BATCH_HEADER_BYTES + 50, CRC_AT, ATTRIBUTES_OFFSET], ids=["value", "checksum", "attributes"]
 )
-async def test_a_leader_whose_copy_is_damaged_hands_over_and_fetches_it_anew(
+async def test_a_leader_with_a_damaged_log_resigns_and_fetches_it_again(
     broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int
 ) -> None:
     await _written(broker)

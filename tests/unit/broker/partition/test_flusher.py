@@ -45,7 +45,7 @@ async def test_the_disk_is_asked_each_time_it_has_fallen_behind(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("settings", [{"penstock_flush": "ack"}, {"penstock_write_behind_bytes": "0"}])
-async def test_it_is_left_alone_where_appends_are_synced_or_nobody_wants_it(
+async def test_no_early_writes_if_appends_are_synced_or_it_is_disabled(
     tmp_path: Path, asked: list[str], settings: dict[str, str]
 ) -> None:
     given = {"penstock_write_behind_bytes": "1", "penstock_flush": "never", **settings}

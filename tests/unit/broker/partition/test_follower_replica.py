@@ -144,7 +144,7 @@ async def test_what_is_given_up_below_the_high_watermark_is_counted(
     assert "log truncated below its high watermark" in caplog.text
 
 
-async def test_a_follower_left_behind_begins_anew_at_the_leaders_start(
+async def test_a_follower_that_is_too_far_behind_restarts_at_the_leaders_log_start(
     follower: Follower, leader: Leader
 ) -> None:
     for value in (b"a", b"b", b"c"):

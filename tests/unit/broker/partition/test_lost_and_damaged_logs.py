@@ -47,7 +47,7 @@ def _damage(tmp_path: Path) -> None:
     (tmp_path / "data" / ".kafka_cleanshutdown").unlink()
 
 
-async def test_a_copy_that_is_gone_is_reported_and_begun_anew_only_then(tmp_path: Path) -> None:
+async def test_a_lost_replica_is_reported_before_it_is_created_again(tmp_path: Path) -> None:
     await _write_some(tmp_path)
     (tmp_path / "data" / "t-0").rename(tmp_path / "elsewhere")
     broker = await _restarted(tmp_path)
@@ -168,7 +168,7 @@ async def test_a_damaged_log_is_set_aside_once_others_lead(tmp_path: Path) -> No
     await broker.close()
 
 
-async def test_a_damaged_log_that_nobody_counts_on_is_replaced_at_once(tmp_path: Path) -> None:
+async def test_a_damaged_log_outside_the_in_sync_set_is_replaced_at_once(tmp_path: Path) -> None:
     await _write_some(tmp_path)
     _damage(tmp_path)
     broker = await _restarted(tmp_path)
@@ -272,7 +272,7 @@ async def test_who_may_lack_its_end_says_so_where_the_controller_does_not_expect
         await broker.close()
 
 
-async def test_a_log_whose_beginning_has_gone_is_fetched_anew(tmp_path: Path) -> None:
+async def test_a_log_that_lost_its_beginning_is_fetched_again(tmp_path: Path) -> None:
     async with broker_of_three(tmp_path) as broker:
         await broker.create(configs={"segment.bytes": "200"})
         for _ in range(6):

@@ -163,7 +163,7 @@ async def test_a_leader_of_nothing_is_fetched_from_no_more(
     await until(lambda: not follower.tasks)
 
 
-async def test_a_lost_session_begins_anew(
+async def test_a_lost_fetch_session_is_created_again(
     fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
     partition = follower.partition()

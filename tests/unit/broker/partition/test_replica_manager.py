@@ -172,7 +172,9 @@ async def test_a_name_taken_again_starts_empty_whatever_its_past_left(
         assert (fetched.one().error_code, fetched.one().high_watermark) == (ErrorCode.none, 0)
 
 
-async def test_erasing_a_large_topic_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deleting_a_large_topic_does_not_block_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     may_erase = threading.Event()
     real = LogManager.purge
 

@@ -214,7 +214,7 @@ async def _delete_before(broker: Broker, offset: int, timeout_s: float = 60) -> 
     return (await delete_records.handle(ctx, request)).topics[0].partitions[0]
 
 
-async def test_deleted_records_stay_deleted_whoever_leads(trio: Trio) -> None:
+async def test_deleted_records_stay_deleted_on_every_leader(trio: Trio) -> None:
     for _ in range(3):
         await trio.brokers[ME].produce().done()
     deleted = await _delete_before(trio.brokers[ME], 2)

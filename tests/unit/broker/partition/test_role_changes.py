@@ -60,7 +60,7 @@ async def test_acks_all_waits_for_every_replica_in_sync(broker: Broker) -> None:
     assert (write.produced.error_code, write.produced.base_offset) == (ErrorCode.none, 0)
 
 
-async def test_acks_one_waits_for_nobody_and_readers_see_only_what_is_committed(broker: Broker) -> None:
+async def test_acks_one_waits_for_no_replica_and_readers_see_only_committed_records(broker: Broker) -> None:
     await broker.create()
     assert broker.produce(acks=1).produced.error_code is ErrorCode.none
     unseen = broker.fetch({0: 0}).fetched[0]
@@ -243,7 +243,7 @@ async def test_who_missed_that_another_led_promises_nothing_from_before(broker: 
     assert write.produced.error_code is ErrorCode.not_leader_or_follower
 
 
-async def test_without_a_leader_nobody_is_followed(broker: Broker) -> None:
+async def test_without_a_leader_nothing_is_fetched(broker: Broker) -> None:
     await broker.create(leader=PEER)
     await broker.change(leader=-1)
     assert (broker.partition().role, broker.fetchers.following) == (ReplicaRole.OFFLINE, {})

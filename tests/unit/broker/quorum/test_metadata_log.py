@@ -127,7 +127,7 @@ async def test_a_decision_without_records_writes_nothing(tmp_path: Path) -> None
     await member.kill()
 
 
-async def test_nobody_sees_a_decision_before_it_is_followed(tmp_path: Path) -> None:
+async def test_a_decision_is_visible_only_after_it_is_applied(tmp_path: Path) -> None:
     member = await within(one(tmp_path).start())
     gate, followed = asyncio.Event(), asyncio.Event()
 

@@ -43,7 +43,7 @@ async def test_founders_form_one_cluster_and_all_vote(tmp_path: Path) -> None:
         assert {voter.key.id for voter in view.voters} == {1, 2, 3}
 
 
-async def test_nobody_founds_before_all_founders_have_been_heard(
+async def test_no_cluster_is_founded_before_all_founders_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster_of(tmp_path) as cluster:

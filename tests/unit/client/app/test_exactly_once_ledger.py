@@ -79,7 +79,7 @@ def test_of_two_letters_one_counts(tmp_path: Path) -> None:
         assert one.bills() == ["orders.retry.10", "orders.retry.11"]
 
 
-def test_a_letter_whose_handler_fails_is_claimed_by_nobody(tmp_path: Path) -> None:
+def test_a_dead_letter_whose_handler_fails_is_not_claimed(tmp_path: Path) -> None:
     with member(tmp_path) as one:
         one.fails = True
         with pytest.raises(ValueError, match="not yet"):

@@ -44,7 +44,7 @@ def test_every_message_is_an_object_of_its_own() -> None:
     assert figures.handled == 3
 
 
-def test_bytes_come_as_they_are_and_tombstones_only_to_whoever_takes_them() -> None:
+def test_bytes_are_unchanged_and_tombstones_need_a_handler_that_accepts_none() -> None:
     got = []
 
     def strict(payload: bytes) -> None:

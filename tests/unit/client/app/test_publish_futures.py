@@ -21,7 +21,7 @@ def test_a_result_is_there_for_those_who_come_late_and_those_who_wait() -> None:
         assert promise.done()
 
 
-def test_an_error_is_raised_to_everybody() -> None:
+def test_an_error_is_raised_for_every_call() -> None:
     promise: LazyFuture[int] = LazyFuture()
     promise.set_exception(KeyError("gone"))
     with pytest.raises(KeyError):
@@ -29,7 +29,7 @@ def test_an_error_is_raised_to_everybody() -> None:
     assert isinstance(promise.exception(), KeyError)
 
 
-def test_whoever_does_not_wait_long_enough_hears_so() -> None:
+def test_a_result_that_is_not_there_in_time_raises() -> None:
     promise: LazyFuture[int] = LazyFuture()
     with pytest.raises(TimedOut):
         promise.result(0.001)

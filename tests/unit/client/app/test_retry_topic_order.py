@@ -118,7 +118,7 @@ def test_a_follower_that_fails_is_not_overtaken_by_those_behind_it() -> None:
     assert world.done == [0, 1, 2]
 
 
-def test_nobody_goes_round_in_circles_behind_a_message_that_waits() -> None:
+def test_messages_behind_a_waiting_one_do_not_circulate() -> None:
     """Each failure of the first sends those behind it on once."""
     world = World([3, 1, 1, 0])
     steps = 0

@@ -78,7 +78,7 @@ def test_relays_of_another_kind_are_refused_while_one_is_at_work(name: str, shar
     assert table.agreement == RelayAgreement("identity", "shop", 4)
 
 
-def test_what_the_others_have_left_is_settled_before_rows_are_divided_anew() -> None:
+def test_pending_rows_of_other_relays_are_settled_before_rows_are_divided_again() -> None:
     table, settled = Table(), []
     start(table, 4)
     table.together.clear()
@@ -86,7 +86,7 @@ def test_what_the_others_have_left_is_settled_before_rows_are_divided_anew() -> 
     assert settled == [RelayAgreement("identity", "shop", 4)]
 
 
-def test_rows_are_not_divided_anew_unless_it_is_settled() -> None:
+def test_rows_are_not_divided_again_before_pending_rows_are_settled() -> None:
     table = Table()
     start(table, 4)
     table.together.clear()

@@ -172,7 +172,7 @@ def test_nothing_is_tried_for_longer_than_agreed(nodes: Nodes, code: ErrorCode) 
     assert time.monotonic() - begun < 10
 
 
-def test_a_topic_that_nobody_knows(nodes: Nodes) -> None:
+def test_an_unknown_topic(nodes: Nodes) -> None:
     nodes.topic_error = ErrorCode.unknown_topic_or_partition
     with cluster(nodes.servers[1].address) as made:
         with pytest.raises(Refused, match="topic orders: unknown topic or partition"):
@@ -217,7 +217,7 @@ def test_everyone_has_moved(nodes: Nodes) -> None:
         assert made.nodes() == known
 
 
-def test_nobody_answers() -> None:
+def test_no_broker_answers() -> None:
     other = ("127.0.0.1", 2)
     with (
         cluster(NOBODY, other, retry_deadline_ms=50) as made,

@@ -143,7 +143,7 @@ def test_who_listens_and_says_nothing_is_left_soon() -> None:
         assert time.monotonic() - begun < 10
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused() -> None:
     with ScriptedServer(lambda *_: None, APIS) as server:
         address = server.address
     with pytest.raises(Unavailable, match=f"{address[1]}: Connection refused"):
@@ -324,7 +324,7 @@ def with_client(certificates: Path, **more: Any) -> TlsSettings:
     )
 
 
-def test_a_broker_that_nobody_vouches_for(tls_server: ScriptedServer, certificates: Path) -> None:
+def test_a_broker_with_an_untrusted_certificate(tls_server: ScriptedServer, certificates: Path) -> None:
     with pytest.raises(AuthenticationFailed, match="not trusted: self-signed"):
         over_tls(tls_server, with_client(certificates))
     with over_tls(tls_server, with_client(certificates, verifies=False)) as connection:

@@ -95,7 +95,7 @@ def test_a_length_that_cannot_be() -> None:
         whole_batches(memoryview(broken))
 
 
-def test_damage_is_found_unless_nobody_looks() -> None:
+def test_damage_is_found_if_checksums_are_checked() -> None:
     damaged = batch(7)
     damaged[-1] ^= 1
     with pytest.raises(CorruptRecords, match="offset 7"):

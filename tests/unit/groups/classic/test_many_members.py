@@ -42,7 +42,7 @@ def test_a_group_that_crashes_and_restarts(seed: int, delay_ms: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("delay_ms", [0, 3_000])
-def test_a_group_that_is_deployed_anew(seed: int, delay_ms: int) -> None:
+def test_a_group_that_is_redeployed(seed: int, delay_ms: int) -> None:
     """Old members leave while new ones join: each round takes in all who came during the one before."""
     herd = running_herd(seed, delay_ms)
     herd.generations.clear()

@@ -311,7 +311,7 @@ async def test_an_operation_that_breaks_does_not_leave_half_a_change_behind(benc
     assert await bench.entries() == {}
 
 
-async def test_who_gave_up_waiting_disturbs_nobody(bench: Bench) -> None:
+async def test_a_cancelled_request_does_not_affect_others(bench: Bench) -> None:
     gone, other = bench.begin(bench.park()), bench.begin(bench.park())
     await settle()
     gone.cancel()
@@ -481,7 +481,7 @@ async def _loaded(log: Log) -> Bench:
 
 
 @in_virtual_time
-async def test_where_nothing_is_committed_nobody_waits_for_ever(log: Log) -> None:
+async def test_without_commits_requests_time_out(log: Log) -> None:
     bench = await _loaded(log)
     parked, write, read = (
         bench.begin(bench.park()),
@@ -511,7 +511,7 @@ async def test_what_was_decided_before_a_stall_is_there_after_it(log: Log) -> No
 
 
 @in_virtual_time
-async def test_nobody_runs_out_of_time_while_nobody_can_be_heard(log: Log) -> None:
+async def test_sessions_do_not_expire_while_no_heartbeat_can_be_handled(log: Log) -> None:
     bench = await _loaded(log)
     parked = bench.begin(bench.park(deadline_ms=bench.now_ms + 20_000))
     write = bench.begin(bench.put(a="1"))

@@ -59,7 +59,7 @@ def test_what_is_packed_is_read() -> None:
         asked(pack_block([HeldRecord(-1, b"\x01\x01", 0, b"")]), records=1),
     ],
 )
-def test_blocks_that_nobody_could_read_are_refused(ask: ScheduleRequest) -> None:
+def test_unreadable_blocks_are_refused(ask: ScheduleRequest) -> None:
     with pytest.raises(MalformedFrame):
         read(encode_request(ask))
 
@@ -78,7 +78,7 @@ def test_counts_beyond_the_frame_are_refused() -> None:
         read(bytes(packed))
 
 
-async def test_the_schedule_is_for_nodes_and_outlives_what_nobody_can_read(tmp_path: Path) -> None:
+async def test_schedule_requests_are_for_nodes_and_unreadable_ones_do_no_harm(tmp_path: Path) -> None:
     listeners = "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"
     async with running(tmp_path, listeners=listeners, inter_broker_listener_name="NODES") as node:
         await create_topic(node, "t", penstock_schedule_enable="true")

@@ -233,7 +233,7 @@ async def _write(node: Node, keys: list[SharePartitionKey], offset: int) -> None
 
 
 @pytest.mark.parametrize("there", [False, True])
-async def test_who_waits_is_answered_after_a_failure_that_nobody_has_foreseen(
+async def test_waiting_requests_are_answered_after_an_unexpected_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     node = await started(tmp_path)

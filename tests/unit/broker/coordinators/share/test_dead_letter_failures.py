@@ -54,7 +54,7 @@ async def until_keys(node: Node, *keys: SharePartitionKey) -> None:
     await eventually_async(are_left, what=f"{len(keys)} share partitions with state")
 
 
-async def test_a_record_that_nobody_can_read_does_not_hold_up_the_others(tmp_path: Path) -> None:
+async def test_an_unreadable_record_does_not_block_the_others(tmp_path: Path) -> None:
     """A broker takes batches without a look inside, and consumers reject what they cannot read."""
     node = await started(tmp_path)
     key = await prepare(node, 2)
@@ -264,7 +264,7 @@ async def test_nothing_remains_of_what_is_deleted(tmp_path: Path) -> None:
     await node.stop()
 
 
-async def test_state_of_a_topic_that_is_deleted_while_nobody_serves_it_goes_too(
+async def test_share_state_of_a_topic_deleted_without_a_coordinator_is_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await started(tmp_path)

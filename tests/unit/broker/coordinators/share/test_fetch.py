@@ -163,7 +163,7 @@ async def test_where_a_new_group_begins_is_settled_at_once(node: Node, reset: st
     assert (await stored(node)).start_offset == first
 
 
-async def test_state_that_nobody_made_is_not_made_up(node: Node) -> None:
+async def test_uninitialized_share_state_is_an_error(node: Node) -> None:
     await create_topic(node, "t")
     await share_topic(node, topic="other")
     member = await Member.join(node)
@@ -338,7 +338,7 @@ async def test_min_bytes_are_not_waited_for_by_who_cannot_have_more(node: Node) 
     assert len((await asyncio.wait_for(fetch, timeout=_LONG_MS / 1000)).acquired) == 10
 
 
-async def test_whoever_waits_is_told_that_the_topic_is_gone(node: Node) -> None:
+async def test_waiting_requests_are_told_that_the_topic_is_gone(node: Node) -> None:
     await share_topic(node)
     waiting = await _waiting(node, await Member.join(node))
     await delete_topic(node, "t")
@@ -432,7 +432,7 @@ async def test_deliveries_are_counted_across_a_restart(tmp_path: Path) -> None:
         assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(0, 2), (2, 2)]
 
 
-async def test_a_group_whose_state_was_made_anew_begins_anew(node: Node) -> None:
+async def test_a_group_with_new_state_starts_again(node: Node) -> None:
     await share_topic(node)
     await publish(node, 4)
     member = await Member.join(node)

@@ -175,7 +175,7 @@ async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None
     assert (await stored(node)).totals == DeliveryTotals(handed_out=2)
 
 
-async def test_at_most_once_what_nobody_got_goes_to_the_next(node: Node, gate: Gate) -> None:
+async def test_at_most_once_undelivered_records_go_to_the_next_member(node: Node, gate: Gate) -> None:
     """The client has gone before the write was done: nothing has left this node."""
     one, two = await _with_records(node, 2, **_AT_MOST_ONCE)
     gate.open.clear()
@@ -246,7 +246,7 @@ async def test_another_leader_epoch_begins_with_what_is_stored(node: Node) -> No
     assert fenced.value.code is ErrorCode.fenced_leader_epoch
 
 
-async def test_whoever_waits_is_sent_to_the_new_leader(node: Node) -> None:
+async def test_waiting_fetches_are_sent_to_the_new_leader(node: Node) -> None:
     await share_topic(node)
     member = await Member.join(node)
     waiting = asyncio.create_task(member.ask(wait_ms=_LONG_MS))

@@ -93,7 +93,7 @@ async def test_who_reads_uncommitted_records_gets_all_of_them_but_no_markers(nod
     assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1), (3, 1)]
 
 
-async def test_a_marker_at_the_end_keeps_nobody_waiting(node: Node) -> None:
+async def test_a_marker_at_the_end_delays_no_reader(node: Node) -> None:
     await _write(node, 7, 1)
     await _end(node, 7, commit=True)
     member = await Member.join(node)

@@ -66,7 +66,9 @@ async def test_a_long_poll_takes_nothing_after_the_goodbye(node: Node) -> None:
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1), (2, 1)]
 
 
-async def test_what_is_loaded_for_nobody_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_share_partitions_without_sessions_are_unloaded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who comes later begins with what is stored then: an administrator may have moved it."""
     await share_topic(node)
     await publish(node, 3)

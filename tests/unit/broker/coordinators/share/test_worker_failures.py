@@ -97,7 +97,7 @@ async def test_no_delay_keeps_a_record_from_being_acknowledged(node: Node) -> No
     assert (await member.fetch(wait_ms=20_000)).acquired == [(1, 2)]
 
 
-async def test_a_partition_that_nobody_shares_or_that_is_not_there_is_refused(node: Node) -> None:
+async def test_an_unknown_or_unshared_partition_is_refused(node: Node) -> None:
     await share_topic(node)
     failure = WorkerFailure(0, 1, error=ERROR)
     unknown = await tell(node, UUID(int=5), failure)

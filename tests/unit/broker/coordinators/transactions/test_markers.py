@@ -197,7 +197,7 @@ async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Pat
         "penstock.broker.coordinators.transactions.markers.append_markers",
     ],
 )
-async def test_a_mistake_in_one_answer_holds_up_nobody(
+async def test_an_error_in_one_response_delays_no_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     """Otherwise the request would wait forever, and with it all later batches of the producer."""

@@ -134,9 +134,7 @@ async def test_a_batch_of_no_transaction_is_refused(stage: Stage) -> None:
 
 
 @BOTH
-async def test_a_delayed_batch_begins_no_transaction_that_nobody_ends(
-    stage: Stage, versions: Versions
-) -> None:
+async def test_a_delayed_batch_begins_no_hanging_transaction(stage: Stage, versions: Versions) -> None:
     producer = await stage.producer(versions)
     await stage.begin(producer, 0)
     assert await producer.send("a") is NONE
@@ -239,7 +237,7 @@ async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_writ
     assert await stage.committed() == ["first", "second"]
 
 
-async def test_a_producers_batches_stay_in_order_and_nobody_else_waits(
+async def test_batches_of_a_producer_stay_in_order_and_others_do_not_wait(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first question to the coordinator takes longer than those behind it."""
@@ -510,7 +508,7 @@ async def test_transactions_are_listed_by_state_producer_age_and_name(stage: Sta
     assert await listed(duration_filter=3_600_000) == ([("two", "Empty")], ())
 
 
-async def test_an_id_that_nobody_has_used_is_not_described(stage: Stage) -> None:
+async def test_an_unused_transactional_id_is_not_described(stage: Stage) -> None:
     producer = TransactionalClient(await stage.client(), "nobody", NEW)
     assert (await producer.state()).error_code is ErrorCode.not_coordinator
     assert await producer.find() is NONE

@@ -45,7 +45,7 @@ def test_without_a_start_what_is_there_stays() -> None:
     assert ask(shard, ReadState(KEY, UNSET)) == before
 
 
-def test_with_a_start_it_begins_anew_at_a_later_epoch_only() -> None:
+def test_a_start_offset_resets_state_only_with_a_later_epoch() -> None:
     shard = begun()
     assert ask(shard, InitializeState(KEY, 1, 5)).error is ErrorCode.none  # the same once more
     assert ask(shard, InitializeState(KEY, 1, 2)).error is ErrorCode.fenced_state_epoch

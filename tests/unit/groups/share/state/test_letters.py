@@ -140,7 +140,7 @@ def broken(records: int, body: bytes) -> bytearray:
 
 
 @given(_batches, st.integers(1, 9), st.binary(max_size=60), _batches)
-def test_what_nobody_can_read_is_told_of_and_passed_over(
+def test_unreadable_records_are_reported_and_skipped(
     before: list,  # type: ignore[type-arg]
     records: int,
     body: bytes,
