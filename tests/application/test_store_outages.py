@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.application.storing import HOUR_S, handle
+from tests.application.store_helpers import HOUR_S, handle
 from tests.servers import PostgresServer, RedisServer
 
 from penstock.client.stores import StoreError, StoreUnavailable, open_store, schema

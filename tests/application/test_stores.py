@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.application.storing import BLINK_S, HOUR_S, handle, put, results
+from tests.application.store_helpers import BLINK_S, HOUR_S, handle, put, results
 from tests.waiting import eventually
 
 from penstock.client.stores import (

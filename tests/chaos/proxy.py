@@ -12,8 +12,8 @@ import json
 import sys
 from typing import Any, NamedTuple
 
-from tests.chaos.ambush import Ambush, Road
 from tests.chaos.callers import caller
+from tests.chaos.held_requests import Ambush, Road
 
 OUTSIDE = "clients"  # all that are not known nodes
 HIGH_WATER_BYTES = 1 << 20

@@ -200,3 +200,23 @@ class Last(Reader):
             self._read(consumer)
             assert time.monotonic() < deadline, f"{self.name} has not come to the end of all partitions"
         consumer.close()
+
+
+def read_whole(servers: str, topic: str, isolation: str) -> list[Message]:
+    """All records of all partitions, each partition in its order."""
+    settings = {"enable.partition.eof": True, "group.id": "newcomer", "isolation.level": isolation}
+    consumer = Consumer({**CONSUMER, **settings, "bootstrap.servers": servers})
+    wanted = set(consumer.list_topics(topic, timeout=20).topics[topic].partitions)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in wanted])
+    read: list[Message] = []
+    deadline = time.monotonic() + FINAL_READING_S
+    while wanted:
+        assert time.monotonic() < deadline, f"{topic} has not come to the end of partitions {wanted}"
+        for message in consumer.consume(BATCH, WAIT_S):
+            error = message.error()
+            if error is None:
+                read.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                wanted.discard(message.partition())
+    consumer.close()
+    return read

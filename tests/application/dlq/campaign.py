@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.application.dlq.dead_letters import Office, letter
 from tests.application.dlq.killed import AT_WORK, BEFORE_WORK, LETTERS_IN_ONE, MUTATIONS, Executioner, Run
-from tests.application.dlq.letters import Office, letter
 from tests.brokers import BrokerProcess
 
 from penstock.client.deadletters.writer import replay_query_name

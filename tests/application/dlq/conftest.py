@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.application.dlq.letters import Office, letter
+from tests.application.dlq.dead_letters import Office, letter
 from tests.compat.conftest import answer, penstock
 
 __all__ = ["answer", "penstock"]

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from tests.application.dlq.letters import MOMENT_MS, OWN, letter
+from tests.application.dlq.dead_letters import MOMENT_MS, OWN, letter
 from tests.brokers import executable
 from tests.compat import share
 from tests.compat.message import Message

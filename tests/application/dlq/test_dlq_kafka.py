@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.application.dlq.campaign import Campaign
+from tests.application.dlq.dead_letters import Office, letter
 from tests.application.dlq.killed import Executioner
-from tests.application.dlq.letters import Office, letter
 from tests.compat import apache_kafka
 from tests.compat.apache_kafka import ApacheKafka
 

@@ -9,7 +9,7 @@ from tests.chaos.contracts.judge import Case
 from tests.chaos.contracts.lanes import Lane
 from tests.chaos.contracts.nursery import Life
 from tests.chaos.contracts.results import numbers_in, rows_in
-from tests.chaos.newcomers import read_whole
+from tests.chaos.readers import read_whole
 
 from penstock.client.deadletters.headers import dead_letter_topic
 

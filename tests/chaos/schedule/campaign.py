@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
-from tests.chaos import sharing
+from tests.chaos import share_consumers
 from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.history import History
@@ -40,7 +40,7 @@ KILL = "kill"
 SHARDS = 3
 SCHEDULE = "__penstock_schedule"
 NODE_SETTINGS = {
-    **sharing.NODE_SETTINGS,
+    **share_consumers.NODE_SETTINGS,
     "group.consumer.heartbeat.interval.ms": "500",
     "group.consumer.min.heartbeat.interval.ms": "200",
     "penstock.schedule.topic.num.partitions": str(SHARDS),
@@ -73,7 +73,7 @@ class Campaign(ClusterCampaign[Plan]):
         servers = self.cluster.direct_servers
         create_topics(servers, self.plan.nodes, {TOPIC: PARTITIONS}, penstock_schedule_enable="true")
         admin = AdminClient({**CLIENT, "bootstrap.servers": servers})
-        own = {"share_auto_offset_reset": "earliest", "share_session_timeout_ms": sharing.SESSION_MS}
+        own = {"share_auto_offset_reset": "earliest", "share_session_timeout_ms": share_consumers.SESSION_MS}
         configure(admin, SHARE, **own)
 
     @property

@@ -7,10 +7,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from tests.chaos.history import UNKNOWN, History
-from tests.chaos.newcomers import read_whole
-from tests.chaos.readers import BATCH, CONSUMER, WAIT_S
+from tests.chaos.readers import BATCH, CONSUMER, WAIT_S, read_whole
 from tests.chaos.schedule.judge import Got, Ledger, Sent
-from tests.chaos.sharing import share_consumer, stored_partitions
+from tests.chaos.share_consumers import share_consumer, stored_partitions
 from tests.chaos.workload import PRODUCER, Client, Progress
 from tests.compat.share import ACCEPT
 

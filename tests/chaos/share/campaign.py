@@ -13,11 +13,11 @@ from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
 from tests.chaos.children import ChildProcess
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.metrics import total
-from tests.chaos.newcomers import read_whole
+from tests.chaos.readers import read_whole
 from tests.chaos.share.journals import Journals, Place
 from tests.chaos.share.judge import ANOMALIES, Letter, Source, judge
 from tests.chaos.share.worker import GROUP, LIMIT, LOCK_S, PARTITIONS, TOPIC, Job
-from tests.chaos.sharing import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags
+from tests.chaos.share_consumers import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags
 from tests.chaos.view import OF_GROUP
 from tests.chaos.workload import CLIENT, create_topics
 from tests.compat.share import configure

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException
-from tests.chaos.sharing import share_consumer, stored_partitions
+from tests.chaos.share_consumers import share_consumer, stored_partitions
 from tests.chaos.workload import CLIENT
 from tests.compat.share import ACCEPT, REJECT, RELEASE
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.application.dlq.campaign import Broken, Campaign
+from tests.application.dlq.dead_letters import Office
 from tests.application.dlq.killed import MUTATIONS, Executioner
-from tests.application.dlq.letters import Office
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.application.apps import QUICK
-from tests.application.dlq.letters import Office
+from tests.application.dlq.dead_letters import Office
 from tests.waiting import eventually
 
 from penstock.client import Backoff, Message, Penstock, Reject
