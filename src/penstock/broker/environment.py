@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from penstock.cluster.image import ClusterImage
     from penstock.log.flush import FlushJob
     from penstock.log.log import Log
 
@@ -33,6 +34,14 @@ def end_process(error: Exception, what: str = "fsync failed") -> None:
     logger.critical(f"{what}; ending the process so that nothing unsafe is acknowledged", exc_info=error)
     logging.shutdown()
     os._exit(1)
+
+
+class StartFailed(Exception):
+    """The node cannot start; the message says why, and the hint says what the user can do."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Clock(Protocol):
@@ -55,6 +64,35 @@ class Threads(Protocol):
 class Syncs(Protocol):
     async def sync(self, log: Log) -> None:
         """Make everything appended to the log so far durable. A failure ends the process."""
+
+
+class ImageView(Protocol):
+    @property
+    def image(self) -> ClusterImage:
+        """The metadata image that is published now; it never changes, a new one replaces it."""
+
+
+class PeerCalls(Protocol):
+    """Requests to other nodes; `network.peers.Peers` documents them."""
+
+    async def call(
+        self,
+        where: int | tuple[str, int],
+        api_key: int,
+        request: Any,
+        *,
+        version: int | None = None,
+        timeout_s: float,
+        purpose: str = ...,
+    ) -> Any: ...
+
+    async def fetch(
+        self, where: int | tuple[str, int], body: Any, *, version: int, timeout_s: float, purpose: str = ...
+    ) -> memoryview: ...
+
+    async def raw(
+        self, where: int | tuple[str, int], frame: Any, *, timeout_s: float, purpose: str = ...
+    ) -> memoryview: ...
 
 
 class Environment(Clock, Tasks, Threads, Syncs, Protocol):

@@ -21,11 +21,14 @@ from penstock.broker.config.listeners import Listener
 from penstock.broker.config.node_settings import NodeSettings
 from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.controller.channel import ControllerChannel
-from penstock.broker.controller.controller import Controller
+from penstock.broker.controller.controller import Controller, LastController
+from penstock.broker.controller.features import SupportedFeature, feature_levels
 from penstock.broker.controller.producer_id_manager import ProducerIdManager
+from penstock.broker.controller.topic_creation import AutoTopicCreationManager, TopicCreator
 from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
-from penstock.broker.environment import ProcessEnvironment, end_process
+from penstock.broker.environment import Lazy, ProcessEnvironment, StartFailed, end_process
 from penstock.broker.metrics.counters import Metrics
+from penstock.broker.network.requests import call_local_broker
 from penstock.broker.network.server import Server
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.housekeeping import Housekeeping
@@ -36,7 +39,6 @@ from penstock.broker.quorum.driver import QuorumFailed
 from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.quorum.storage import DamagedElection
-from penstock.cluster.controller.brokers import ELIGIBLE_LEADER_REPLICAS
 from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
 from penstock.cluster.metadata_records import UnreadableRecord
 from penstock.cluster.topic_names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
@@ -50,7 +52,6 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.state import CommittedRecordsLost
 
 if TYPE_CHECKING:
-    from penstock.broker.controller.topic_creation import AutoTopicCreationManager
     from penstock.broker.coordinators.groups.group_config import GroupConfigManager
     from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
     from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
@@ -106,14 +107,6 @@ _LAZY_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": S
 _PEER_APIS: Final = (56, 52, 53, 54, 58, 59, 62, 63)
 
 
-class StartFailed(Exception):
-    """The node cannot start; the message says why, and the hint says what the user can do."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 class DescriptorBudget(NamedTuple):
     """How many segment files may be open for reading, and how many logs for writing. The rest is for connections."""
 
@@ -133,28 +126,6 @@ def descriptor_budget(readers_max: int) -> DescriptorBudget:
     return DescriptorBudget(min(readers_max, quarter), quarter)
 
 
-class SupportedFeature(NamedTuple):
-    """`level` is the level of the cluster now. A supported level is added only once it is implemented."""
-
-    name: str
-    level_min: int
-    level_max: int
-    level: int = 0
-
-
-#: The controller writes the record formats of metadata.version 23 (Kafka 4.0-IV1). The other features are transactions
-#: that bump epochs, the server-side consumer protocol, share groups and streams groups. Eligible leader replicas
-#: (KIP-966) are always maintained and cannot be switched off.
-SUPPORTED_FEATURES: Final = (
-    SupportedFeature("metadata.version", 23, 23),
-    SupportedFeature(ELIGIBLE_LEADER_REPLICAS, 1, 1),
-    SupportedFeature("transaction.version", 0, 2),
-    SupportedFeature("group.version", 0, 1),
-    SupportedFeature("share.version", 0, 1),
-    SupportedFeature("streams.version", 0, 1),
-)
-
-
 class Node:
     def __init__(self, settings: NodeSettings) -> None:
         self.settings = settings
@@ -172,12 +143,6 @@ class Node:
         )
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
-        self.producer_ids = ProducerIdManager(self)
-        self.quorum = Quorum(self)
-        self.metadata = MetadataLog(self, self._follow, self.partitions.remove_leftovers)
-        self.channel = ControllerChannel(self)
-        self.controller = Controller(self)
-        self.lifecycle = BrokerLifecycleManager(self)
         self.housekeeping = Housekeeping(self)
         self.faults: FaultInjector | None = None
         self.decompression = DecompressionBudget(
@@ -186,7 +151,15 @@ class Node:
         )
         #: Held by a request that goes through all groups, so that such requests run one after the other.
         self.group_scan_lock = asyncio.Lock()
+        self.peers = Lazy(self._new_peers)
         self.store: LogManager
+        self.quorum: Quorum
+        self.metadata: MetadataLog
+        self.channel: ControllerChannel
+        self.controller: Controller
+        self.lifecycle: BrokerLifecycleManager
+        self.producer_ids: ProducerIdManager
+        self.topic_creator: TopicCreator
         self.server: Server
         self.groups: GroupCoordinator
         self.http: HttpServer | None = None
@@ -235,7 +208,7 @@ class Node:
             self.store = LogManager.open(
                 Path(self.settings.data_dir),
                 node_id=self.node_id,
-                founding=self.quorum.is_standalone,
+                founding=self.settings.is_standalone,
                 threads=self.settings.integer(_RECOVERY_THREADS),
                 descriptors_max=budget.readers,
                 tails_max=budget.writers,
@@ -245,6 +218,7 @@ class Node:
         except (DataDirectoryLocked, InconsistentMetaProperties) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
         self.store.files.tails.written_by_this_thread()
+        self._build_quorum()
         try:
             self.quorum.open()
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
@@ -254,8 +228,86 @@ class Node:
             )
             raise StartFailed(f"the metadata log is damaged: {error}", hint) from None
         self.metadata.open()
+        self._build_controller()
         self.dynamic.watch((_PRODUCER_EXPIRY, _RECOVERY_THREADS), self._configure_store)
         self.groups = GroupCoordinator(self)
+
+    def _build_quorum(self) -> None:
+        self.quorum = Quorum(
+            self.environment,
+            self.settings,
+            self.store,
+            peers=self.peers,
+            listeners=lambda: self.listeners,
+            is_starting=lambda: self.state == "starting",
+        )
+        self.metadata = MetadataLog(
+            self.environment,
+            self.settings,
+            self.quorum,
+            follow=self._follow,
+            begin=self.partitions.remove_leftovers,
+            image_changed=self.image_changed,
+            active_changed=self._active_changed,
+        )
+
+    def _build_controller(self) -> None:
+        self.channel = ControllerChannel(
+            self.node_id,
+            self.quorum,
+            self.metadata,
+            peers=self.peers,
+            call_local=partial(call_local_broker, self),
+        )
+        self.controller = Controller(
+            self.environment,
+            self.settings,
+            self.metadata,
+            self.metrics,
+            own_directory_id=self.store.directory_id,
+            last_controller=lambda: LastController(
+                self.channel.last_controller_id, self.lifecycle.silent_ms()
+            ),
+        )
+        self.lifecycle = BrokerLifecycleManager(
+            self.environment,
+            self.settings,
+            self.store,
+            quorum=self.quorum,
+            metadata=self.metadata,
+            channel=self.channel,
+            controller=self.controller,
+            listeners=lambda: self.listeners,
+        )
+        self.producer_ids = ProducerIdManager(
+            self.node_id, self.metadata, self.channel, lambda: self.lifecycle.broker_epoch
+        )
+        self.topic_creator = TopicCreator(
+            self.settings, self.metadata, self.channel, refused_by_disk=lambda: self.partitions.refused
+        )
+
+    def _new_peers(self) -> Peers:
+        from penstock.broker.network.peers import Peers
+
+        bind_host = self.settings.string("penstock.peer.bind.host")
+        return Peers(self.node_id, address_of=self._peer_address, bind_host=bind_host)
+
+    def _peer_address(self, node_id: int) -> tuple[str, int] | None:
+        """Return where a node listens for other nodes: as it registered, or else as the quorum knows it.
+
+        For the quorum's leader, the address that the quorum knows takes precedence.
+        """
+        broker, listener = self.image.brokers.get(node_id), self.settings.inter_broker_listener
+        endpoint = None if broker is None or listener is None else broker.endpoints.get(listener)
+        if endpoint is not None and node_id != self.quorum.leader_id:
+            return endpoint.host, endpoint.port
+        return self.quorum.address_of(node_id) or (endpoint and (endpoint.host, endpoint.port))
+
+    def _active_changed(self, is_active: bool) -> None:
+        if is_active:
+            self.controller.became_active()
+        else:
+            self.controller.became_inactive()
 
     def _configure_store(self) -> None:
         self.store.configure(
@@ -286,7 +338,7 @@ class Node:
 
     @property
     def _has_peers(self) -> bool:
-        return not self.quorum.is_standalone or len(self.quorum.state.voters.latest) > 1
+        return not self.settings.is_standalone or len(self.quorum.state.voters.latest) > 1
 
     async def _join_quorum(self) -> None:
         is_new = not self.quorum.has_cluster
@@ -370,9 +422,10 @@ class Node:
             self.share.close()
         if "schedule" in self.__dict__:
             self.schedule.close()
-        await self.lifecycle.close()
-        if clean:
-            await self.quorum.stop()
+        if hasattr(self, "lifecycle"):
+            await self.lifecycle.close()
+            if clean:
+                await self.quorum.stop()
         await self._end_tasks()
         for partition in self.partitions:
             await partition.close()
@@ -393,8 +446,8 @@ class Node:
         if "fetchers" in self.__dict__:
             await self.fetchers.close()
         await self.environment.cancel_tasks()
-        if "peers" in self.__dict__:
-            await self.peers.close()
+        if self.peers.existing is not None:
+            await self.peers.existing.close()
 
     async def _close_store(self, clean: bool) -> None:
         try:
@@ -409,13 +462,6 @@ class Node:
     @property
     def image(self) -> ClusterImage:
         return self.metadata.image
-
-    @cached_property
-    def peers(self) -> Peers:
-        """Created when it is first needed; a standalone node never needs it."""
-        from penstock.broker.network.peers import Peers
-
-        return Peers(self)
 
     @cached_property
     def fetchers(self) -> ReplicaFetcherManager:
@@ -446,9 +492,8 @@ class Node:
 
     @cached_property
     def auto_creation(self) -> AutoTopicCreationManager:
-        from penstock.broker.controller.topic_creation import AutoTopicCreationManager
 
-        return AutoTopicCreationManager(self)
+        return AutoTopicCreationManager(self.environment, self.topic_creator)
 
     @cached_property
     def isr(self) -> AlterPartitionManager:
@@ -505,11 +550,7 @@ class Node:
         return self.environment.now_ms()
 
     def features(self) -> list[SupportedFeature]:
-        levels = self.image.features
-        return [
-            feature._replace(level=max(feature.level_min, levels.get(feature.name, 0)))
-            for feature in SUPPORTED_FEATURES
-        ]
+        return feature_levels(self.image)
 
     async def prepare_batch_in_thread(
         self,

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 from penstock.broker.config.listeners import format_address
 from penstock.broker.config.node_settings import NodeSettings, load_settings
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node, new_event_loop
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -168,7 +167,7 @@ class EmbeddedBroker:
             configs=tuple((key.replace("_", "."), _setting_text(value)) for key, value in settings.items()),
         )
         node = self._node()
-        (result,) = self._call(create_topics_in_cluster(node, [topic]))
+        (result,) = self._call(node.topic_creator.create([topic]))
         if result.error is not ErrorCode.none:
             raise ValueError(f"topic {name!r} was not created: {result.message or result.error.name}")
         return name

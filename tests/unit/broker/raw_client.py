@@ -12,7 +12,6 @@ from kio.index import load_response_schema
 from kio.serial import entity_reader
 
 from penstock.broker.config.node_settings import load_settings
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.handlers.alter_configs import alter_cluster_configs
 from penstock.broker.node import Node
 from penstock.cluster.controller.alter_configs import (
@@ -52,7 +51,7 @@ async def create_topic(node: Node, name: str, partitions: int = 1, **configs: st
         partitions=partitions,
         configs=tuple((key.replace("_", "."), value) for key, value in configs.items()),
     )
-    (result,) = await create_topics_in_cluster(node, [topic])
+    (result,) = await node.topic_creator.create([topic])
     assert result.error is ErrorCode.none, result
 
 

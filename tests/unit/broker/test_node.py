@@ -16,7 +16,7 @@ from tests.unit.broker.raw_client import Client, create_topic, fetch, new_node, 
 
 from penstock.broker import node as node_module
 from penstock.broker.config.node_settings import load_settings
-from penstock.broker.node import StartFailed
+from penstock.broker.environment import StartFailed
 from penstock.log.log_manager import LogManager
 from penstock.log.segment_files import Tail
 from penstock.protocol.errors import ApiError, ErrorCode

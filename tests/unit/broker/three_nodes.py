@@ -10,7 +10,6 @@ from tests.ports import free_port
 from tests.unit.broker.raw_client import until
 
 from penstock.broker.config.node_settings import load_settings
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ErrorCode
@@ -88,7 +87,7 @@ class Trio:
 
     async def create_topic(self, name: str, partitions: int = 1) -> None:
         topic = NewTopic(name, partitions, 3, configs=(("min.insync.replicas", "2"),))
-        (result,) = await create_topics_in_cluster(self.any, [topic])
+        (result,) = await self.any.topic_creator.create([topic])
         assert result.error is ErrorCode.none, result
         await until(lambda: all(name in node.image.topics for node in self.nodes.values()))
         await until(lambda: all(self.leader(name, index) for index in range(partitions)))

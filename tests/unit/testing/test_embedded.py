@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.compat import aio, confluent
 from tests.compat.message import Message
 
-from penstock.broker.node import StartFailed
+from penstock.broker.environment import StartFailed
 from penstock.log.data_directory import LOG_SUFFIX, offset_file_name
 from penstock.log.log_manager import CLEAN_SHUTDOWN_FILE
 from penstock.protocol.config_def import InvalidSetting

@@ -117,6 +117,19 @@ class NodeSettings:
         return self.integer("node.id")
 
     @property
+    def is_standalone(self) -> bool:
+        """Whether the settings name no other node."""
+        return not self.initial_voters.keys() - {self.node_id} and not self.bootstrap_servers
+
+    @property
+    def cluster_addresses(self) -> list[tuple[str, int]]:
+        """The addresses of other nodes that may belong to this node's cluster."""
+        return [
+            *self.bootstrap_servers,
+            *(at for id, at in self.initial_voters.items() if id != self.node_id),
+        ]
+
+    @property
     def data_dir(self) -> str:
         return os.path.abspath(os.path.expanduser(self.string("log.dirs")))
 

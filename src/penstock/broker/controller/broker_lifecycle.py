@@ -10,126 +10,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 from penstock.broker.controller.channel import HEARTBEATS
-from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker, set_feature_levels
+from penstock.broker.controller.features import SUPPORTED_FEATURES, with_feature_levels
+from penstock.broker.environment import StartFailed
+from penstock.cluster.controller.brokers import BrokerRegistration, restart_sole_broker
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.metadata_records import BrokerEndpoint, BrokerFeature
-from penstock.cluster.topic_settings import MIN_ISR
 from penstock.log.data_directory import BrokerRun, current_boot_id, note_run, previous_broker_epoch
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.listeners import Listener
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.controller.channel import ControllerChannel
+    from penstock.broker.controller.controller import Controller
+    from penstock.broker.environment import Environment
+    from penstock.broker.quorum.metadata_log import MetadataLog
+    from penstock.broker.quorum.quorum import Quorum
     from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
     from penstock.log.checkpoints import TopicPartition
-
-
-def is_sole_broker(node: Node) -> bool:
-    """Whether this node is the only voter, the active controller and the only broker that is alive.
-
-    No other node can then reject its registration, lead a partition or hold an in-sync replica.
-    """
-    return (
-        node.metadata.is_active
-        and node.quorum.is_only_voter
-        and not any(broker.id != node.node_id and not broker.fenced for broker in node.image.brokers.values())
-    )
-
-
-def own_registration(node: Node, incarnation: UUID, last_epoch: int) -> BrokerRegistration:
-    from penstock.broker.node import SUPPORTED_FEATURES
-
-    ports = {listener.name: listener.port for listener in node.listeners}
-    return BrokerRegistration(
-        broker_id=node.node_id,
-        incarnation=incarnation,
-        endpoints=tuple(
-            BrokerEndpoint(
-                name=advertised.name,
-                host=advertised.host,
-                port=advertised.port or ports[advertised.name],
-                security_protocol=0,
-            )
-            for advertised in node.settings.advertised
-        ),
-        features=tuple(
-            BrokerFeature(name=f.name, min_supported_version=f.level_min, max_supported_version=f.level_max)
-            for f in SUPPORTED_FEATURES
-        ),
-        rack=node.settings.rack,
-        log_dirs=(node.store.directory_id,),
-        was_clean=last_epoch >= 0,
-    )
-
-
-async def register_sole_broker(node: Node, registration: BrokerRegistration) -> int:
-    """Registers and unfences the broker and elects it leader in one write, as a start waits. Raises StartFailed."""
-    from penstock.broker.node import StartFailed
-
-    def decide(image: ClusterImage) -> Decision[int]:
-        joined = restart_sole_broker(
-            image, registration, broker_epoch=node.metadata.next_offset, rules=node.controller.rules()
-        )
-        return with_feature_levels(node, image, joined, raise_them=True)
-
-    try:
-        return await node.controller.propose(decide)
-    except ApiError as error:
-        raise StartFailed(f"{node.settings.data_dir}: {error.message or error.code.name}") from None
-
-
-def with_feature_levels(
-    node: Node, image: ClusterImage, joined: Decision[int], *, raise_them: bool
-) -> Decision[int]:
-    """The first broker sets the cluster's feature levels; later only `raise_them` or UpdateFeatures changes them."""
-    from penstock.broker.node import SUPPORTED_FEATURES
-
-    if image.features and not raise_them:
-        return joined
-    after = image.fork()
-    after.apply(joined.records)
-    wanted = {f.name: f.level_max for f in SUPPORTED_FEATURES}
-    levels = set_feature_levels(after, wanted, isr_min=configured_isr_min(node))
-    return Decision((*joined.records, *levels.records), joined.reply, joined.unclean)
-
-
-def configured_isr_min(node: Node) -> str | None:
-    """Returns the min.insync.replicas that this node was started with; None if it was not set."""
-    if MIN_ISR not in node.settings.origins:
-        return None
-    return str(node.settings.integer(MIN_ISR))
-
-
-def registration_request(node: Node, incarnation: UUID, last_epoch: int) -> Any:
-    from kio.schema.broker_registration.v4 import request as schema
-
-    own = own_registration(node, incarnation, last_epoch)
-    return schema.BrokerRegistrationRequest(
-        broker_id=own.broker_id,
-        cluster_id=node.cluster_id,
-        incarnation_id=own.incarnation,
-        listeners=tuple(
-            schema.Listener(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
-            for e in own.endpoints
-        ),
-        features=tuple(
-            schema.Feature(
-                name=f.name,
-                min_supported_version=f.min_supported_version,
-                max_supported_version=f.max_supported_version,
-            )
-            for f in own.features
-        ),
-        rack=own.rack,
-        log_dirs=own.log_dirs,
-        previous_broker_epoch=last_epoch,
-    )
+    from penstock.log.log_manager import LogManager
 
 
 def lost_replicas_request(broker_id: int, broker_epoch: int, replicas: Iterable[tuple[UUID, int]]) -> Any:
@@ -169,9 +75,28 @@ _NOT_REGISTERED: Final = frozenset({ErrorCode.stale_broker_epoch, ErrorCode.brok
 
 
 class BrokerLifecycleManager:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        settings = node.settings
+    def __init__(
+        self,
+        environment: Environment,
+        settings: NodeSettings,
+        store: LogManager,
+        *,
+        quorum: Quorum,
+        metadata: MetadataLog,
+        channel: ControllerChannel,
+        controller: Controller,
+        listeners: Callable[[], tuple[Listener, ...]],
+    ) -> None:
+        """`listeners` returns them as bound."""
+        self._environment = environment
+        self._settings = settings
+        self._store = store
+        self._quorum = quorum
+        self._metadata = metadata
+        self._channel = channel
+        self._controller = controller
+        self._listeners = listeners
+        self._node_id = settings.node_id
         self.incarnation = uuid4()
         self.broker_epoch = _NO_EPOCH
         self.is_fenced = True
@@ -197,22 +122,20 @@ class BrokerLifecycleManager:
 
         A sole broker is registered, unfenced and leader at once. Raises StartFailed.
         """
-        node = self._node
         boot_id = current_boot_id()
         last_epoch = previous_broker_epoch(
-            node.store.directory, stopped_cleanly=node.store.clean, boot_id=boot_id
+            self._store.directory, stopped_cleanly=self._store.clean, boot_id=boot_id
         )
         self.was_clean = last_epoch >= 0
-        if is_sole_broker(node):
-            self.broker_epoch = await register_sole_broker(
-                node, own_registration(node, self.incarnation, last_epoch)
-            )
+        if self._is_sole_broker():
+            self.broker_epoch = await self._register_sole_broker(last_epoch)
             self._is_ready, self.is_fenced = True, False
         else:
             self.broker_epoch = await self._register_until_accepted(last_epoch)
-        self._noting = node.in_thread(note_run, node.store.directory, BrokerRun(boot_id, self.broker_epoch))
+        run = BrokerRun(boot_id, self.broker_epoch)
+        self._noting = self._environment.in_thread(note_run, self._store.directory, run)
         self._last_reply_at = self._now()
-        self._heartbeat_task = node.spawn(self._beat())
+        self._heartbeat_task = self._environment.spawn(self._beat())
 
     async def noted(self) -> None:
         """Returns when this run is recorded on disk.
@@ -238,7 +161,7 @@ class BrokerLifecycleManager:
 
     def is_replaced_in(self, image: ClusterImage) -> bool:
         """Whether another process was registered under this id, so that its partitions are not this process's."""
-        known = image.brokers.get(self._node.node_id)
+        known = image.brokers.get(self._node_id)
         if known is None or self.broker_epoch == _NO_EPOCH:
             return False
         return known.epoch > self.broker_epoch and known.incarnation != self.incarnation
@@ -251,18 +174,18 @@ class BrokerLifecycleManager:
 
     async def controlled_shutdown(self) -> None:
         """Returns when other brokers lead all partitions that they can lead, or after a timeout."""
-        if self._heartbeat_task is None or self.is_fenced or is_sole_broker(self._node):
+        if self._heartbeat_task is None or self.is_fenced or self._is_sole_broker():
             return
         self._wants_shutdown = True
         self._heartbeat_now.set()
-        seconds = self._node.settings.integer("penstock.controlled.shutdown.timeout.ms") / 1000
+        seconds = self._settings.integer("penstock.controlled.shutdown.timeout.ms") / 1000
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._may_shut_down and not self._is_given_up():
                     await self._change()
         if not self._may_shut_down:
             logger.warning(
-                "leaving without having handed over leadership", extra={"node": self._node.node_id}
+                "stopping before other brokers took over leadership", extra={"node": self._node_id}
             )
 
     def _is_given_up(self) -> bool:
@@ -282,14 +205,14 @@ class BrokerLifecycleManager:
 
         Raises ApiError if no controller replies in time.
         """
-        image = self._node.image
+        image = self._metadata.image
         known = {
             (image.topics[name].id, index): (name, index) for name, index in keys if name in image.topics
         }
         if not known:
             return set()
-        request = lost_replicas_request(self._node.node_id, self.broker_epoch, known)
-        response = await self._node.channel.call(ASSIGN_REPLICAS_TO_DIRS, request)
+        request = lost_replicas_request(self._node_id, self.broker_epoch, known)
+        response = await self._channel.call(ASSIGN_REPLICAS_TO_DIRS, request)
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code, "the controller did not take note of lost replicas")
         return {
@@ -302,10 +225,87 @@ class BrokerLifecycleManager:
 
     # -- registration --------------------------------------------------------------------------------
 
-    async def _register_until_accepted(self, last_epoch: int) -> int:
-        from penstock.broker.node import StartFailed
+    def _is_sole_broker(self) -> bool:
+        """Whether this node is the only voter, the active controller and the only broker that is alive.
 
-        seconds = self._node.settings.integer("initial.broker.registration.timeout.ms") / 1000
+        No other node can then reject its registration, lead a partition or hold an in-sync replica.
+        """
+        return (
+            self._metadata.is_active
+            and self._quorum.is_only_voter
+            and not any(
+                broker.id != self._node_id and not broker.fenced
+                for broker in self._metadata.image.brokers.values()
+            )
+        )
+
+    async def _register_sole_broker(self, last_epoch: int) -> int:
+        """Register and unfence the broker and elect it leader in one write. Raises StartFailed."""
+        registration = self._own_registration(last_epoch)
+
+        def decide(image: ClusterImage) -> Decision[int]:
+            joined = restart_sole_broker(
+                image, registration, broker_epoch=self._metadata.next_offset, rules=self._controller.rules()
+            )
+            return with_feature_levels(self._settings, image, joined, raise_them=True)
+
+        try:
+            return await self._controller.propose(decide)
+        except ApiError as error:
+            raise StartFailed(f"{self._settings.data_dir}: {error.message or error.code.name}") from None
+
+    def _own_registration(self, last_epoch: int) -> BrokerRegistration:
+        ports = {listener.name: listener.port for listener in self._listeners()}
+        return BrokerRegistration(
+            broker_id=self._node_id,
+            incarnation=self.incarnation,
+            endpoints=tuple(
+                BrokerEndpoint(
+                    name=advertised.name,
+                    host=advertised.host,
+                    port=advertised.port or ports[advertised.name],
+                    security_protocol=0,
+                )
+                for advertised in self._settings.advertised
+            ),
+            features=tuple(
+                BrokerFeature(
+                    name=f.name, min_supported_version=f.level_min, max_supported_version=f.level_max
+                )
+                for f in SUPPORTED_FEATURES
+            ),
+            rack=self._settings.rack,
+            log_dirs=(self._store.directory_id,),
+            was_clean=last_epoch >= 0,
+        )
+
+    def _registration_request(self, last_epoch: int) -> Any:
+        from kio.schema.broker_registration.v4 import request as schema
+
+        own = self._own_registration(last_epoch)
+        return schema.BrokerRegistrationRequest(
+            broker_id=own.broker_id,
+            cluster_id=self._store.cluster_id,
+            incarnation_id=own.incarnation,
+            listeners=tuple(
+                schema.Listener(name=e.name, host=e.host, port=e.port, security_protocol=e.security_protocol)
+                for e in own.endpoints
+            ),
+            features=tuple(
+                schema.Feature(
+                    name=f.name,
+                    min_supported_version=f.min_supported_version,
+                    max_supported_version=f.max_supported_version,
+                )
+                for f in own.features
+            ),
+            rack=own.rack,
+            log_dirs=own.log_dirs,
+            previous_broker_epoch=last_epoch,
+        )
+
+    async def _register_until_accepted(self, last_epoch: int) -> int:
+        seconds = self._settings.integer("initial.broker.registration.timeout.ms") / 1000
         deadline = self._now() + seconds
         while True:
             left_s = deadline - self._now()
@@ -314,7 +314,7 @@ class BrokerLifecycleManager:
             except ApiError as error:
                 if not _is_retriable(error) or left_s <= 0:
                     raise StartFailed(
-                        f"the cluster does not let node {self._node.node_id} in: "
+                        f"the cluster does not let node {self._node_id} in: "
                         f"{error.message or error.code.name}",
                         hint=_hint(error),
                     ) from None
@@ -323,20 +323,19 @@ class BrokerLifecycleManager:
 
     async def _registered(self, last_epoch: int, timeout_s: float) -> int:
         """Registers once and returns the broker epoch. Raises ApiError."""
-        node = self._node
-        request = registration_request(node, self.incarnation, last_epoch)
-        response = await node.channel.call(REGISTRATION, request, min(timeout_s, _REGISTER_TIMEOUT_S))
+        request = self._registration_request(last_epoch)
+        response = await self._channel.call(REGISTRATION, request, min(timeout_s, _REGISTER_TIMEOUT_S))
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code, _REGISTRATION_ERRORS.get(response.error_code))
         return int(response.broker_epoch)
 
     async def _register_again(self) -> None:
         """Registers the same process with the same data as clean: nothing that it wrote can be lost."""
-        logger.warning("registering again", extra={"node": self._node.node_id, "epoch": self.broker_epoch})
+        logger.warning("registering again", extra={"node": self._node_id, "epoch": self.broker_epoch})
         self.is_fenced = True
         self.broker_epoch = await self._registered(max(self.broker_epoch, 0), _REGISTER_TIMEOUT_S)
         run = BrokerRun(current_boot_id(), self.broker_epoch)
-        self._noting = self._node.in_thread(note_run, self._node.store.directory, run)
+        self._noting = self._environment.in_thread(note_run, self._store.directory, run)
         await self.noted()
 
     # -- heartbeats ----------------------------------------------------------------------------------
@@ -363,17 +362,16 @@ class BrokerLifecycleManager:
     async def _heartbeat(self) -> BrokerHeartbeatReply:
         from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
 
-        node = self._node
         beat = BrokerHeartbeat(
-            broker_id=node.node_id,
+            broker_id=self._node_id,
             broker_epoch=self.broker_epoch,
-            metadata_offset=node.metadata.applied_offset,
+            metadata_offset=self._metadata.applied_offset,
             want_fence=not self._is_ready,
             want_shutdown=self._wants_shutdown,
         )
-        if node.metadata.is_active:
-            return await node.controller.heartbeat(beat)
-        response = await node.channel.call(
+        if self._metadata.is_active:
+            return await self._controller.heartbeat(beat)
+        response = await self._channel.call(
             HEARTBEAT,
             _heartbeat_request(beat),
             max(self._session_s / 2, self._interval_s),
@@ -386,11 +384,11 @@ class BrokerLifecycleManager:
     def _heard(self, reply: BrokerHeartbeatReply) -> None:
         self._last_reply_at = self._now()
         if reply.is_fenced != self.is_fenced:
-            logger.info("fenced" if reply.is_fenced else "unfenced", extra={"node": self._node.node_id})
+            logger.info("fenced" if reply.is_fenced else "unfenced", extra={"node": self._node_id})
         self.is_fenced, self._may_shut_down = reply.is_fenced, reply.should_shut_down
         if self._controller_unreachable:
             self._controller_unreachable = False
-            logger.info("the controller answers again", extra={"node": self._node.node_id})
+            logger.info("the controller answers again", extra={"node": self._node_id})
 
     async def _refused(self, error: ApiError) -> None:
         if error.code in _NOT_REGISTERED:

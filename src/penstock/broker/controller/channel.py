@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.network.apis import APIS
-from penstock.broker.network.requests import call_local_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import PeerCalls
+    from penstock.broker.quorum.metadata_log import MetadataLog
+    from penstock.broker.quorum.quorum import Quorum
 
 Answer = TypeVar("Answer")
 #: Sends the request to the node with this id; the second argument is the timeout in seconds.
@@ -27,6 +30,10 @@ CALL_TIMEOUT_S: Final = 15.0
 #: Heartbeats have their own connection, so that they never wait behind decisions: a server replies in order.
 HEARTBEATS: Final = "heartbeats"
 _DECISIONS: Final = "control"
+_FORWARDED: Final = "relay"
+ENVELOPE: Final = 58
+#: The reply in an envelope starts with the metadata offset that the controller had applied.
+ENVELOPE_OFFSET: Final = struct.Struct(">q")
 _BACKOFF_S: Final = 0.02
 _BACKOFF_MAX_S: Final = 0.25
 #: How soon a caller that waits for a reply notices that another controller has been elected.
@@ -34,8 +41,21 @@ _LEADER_CHECK_INTERVAL_S: Final = 0.1
 
 
 class ControllerChannel:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        node_id: int,
+        quorum: Quorum,
+        metadata: MetadataLog,
+        *,
+        peers: Callable[[], PeerCalls],
+        call_local: Callable[[int, Any], Awaitable[Any]],
+    ) -> None:
+        """`call_local` calls this node's own handler: it gets the API key and the request."""
+        self._node_id = node_id
+        self._quorum = quorum
+        self._metadata = metadata
+        self._peers = peers
+        self._call_local = call_local
         #: The last other node that was known to be the active controller.
         self.last_controller_id: int | None = None
 
@@ -55,7 +75,7 @@ class ControllerChannel:
         if APIS[api_key].relay:
             from penstock.broker.controller.forwarding import forwarded_call
 
-            there = forwarded_call(self._node, api_key, request)
+            there = forwarded_call(self, self._node_id, api_key, request)
         else:
             there = self._call_there(api_key, request, purpose)
         return await self.ask(lambda: self._call_here(api_key, request), there, timeout_s)
@@ -91,12 +111,11 @@ class ControllerChannel:
     async def _ask_once(
         self, here: Callable[[], Awaitable[Answer]], there: RemoteCall[Answer], left_s: float
     ) -> Answer:
-        node = self._node
-        if node.metadata.is_active:
+        if self._metadata.is_active:
             async with asyncio.timeout(left_s):
                 return await here()
-        leader_id = node.quorum.leader_id
-        if leader_id < 0 or leader_id == node.node_id:
+        leader_id = self._quorum.leader_id
+        if leader_id < 0 or leader_id == self._node_id:
             raise ApiError(ErrorCode.not_controller, "no controller is known")
         self.last_controller_id = leader_id
         return await self._while_leader(leader_id, there(leader_id, left_s))
@@ -106,23 +125,45 @@ class ControllerChannel:
         task = asyncio.get_running_loop().create_task(asking)
         try:
             while not (await asyncio.wait((task,), timeout=_LEADER_CHECK_INTERVAL_S))[0]:
-                if self._node.quorum.leader_id != leader_id:
+                if self._quorum.leader_id != leader_id:
                     raise ApiError(ErrorCode.not_controller, f"node {leader_id} no longer leads")
             return task.result()
         finally:
             task.cancel()
 
     async def _call_here(self, api_key: int, request: Any) -> Any:
-        return _raise_if_not_controller(await call_local_broker(self._node, api_key, request))
+        return _raise_if_not_controller(await self._call_local(api_key, request))
 
     def _call_there(self, api_key: int, request: Any, purpose: str) -> RemoteCall[Any]:
         async def there(leader_id: int, timeout_s: float) -> Any:
-            peers = self._node.peers
             return _raise_if_not_controller(
-                await peers.call(leader_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
+                await self._peers().call(leader_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
             )
 
         return there
+
+    async def send_envelope(
+        self, leader_id: int, frame: bytes, client_host: bytes, timeout_s: float
+    ) -> bytes:
+        """Send a client's frame to the controller; return the frame of the reply once this node has applied its effect.
+
+        Raises ApiError, PeerUnreachable, TimeoutError.
+        """
+        from kio.schema.envelope.v0.request import EnvelopeRequest
+
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        request = EnvelopeRequest(request_data=frame, request_principal=None, client_host_address=client_host)
+        response = await self._peers().call(
+            leader_id, ENVELOPE, request, timeout_s=timeout_s, purpose=_FORWARDED
+        )
+        if response.error_code is not ErrorCode.none:
+            raise ApiError(response.error_code, f"node {leader_id} answered {response.error_code.name}")
+        data: bytes = response.response_data
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._metadata.reached(ENVELOPE_OFFSET.unpack_from(data)[0])
+        return data[ENVELOPE_OFFSET.size :]
 
 
 def _raise_if_not_controller(response: Any) -> Any:

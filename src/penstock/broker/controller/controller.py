@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from uuid import UUID
 
 from penstock.broker.config.effective_settings import node_layers
 from penstock.cluster.controller.brokers import BrokerSessions
@@ -20,9 +21,12 @@ from penstock.cluster.topic_settings import ConfigLayer
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.controller.leader_balancer import LeaderBalancer
+    from penstock.broker.environment import Tasks
+    from penstock.broker.metrics.counters import Metrics
     from penstock.broker.network.connection import Connection
-    from penstock.broker.node import Node
+    from penstock.broker.quorum.metadata_log import MetadataLog
     from penstock.cluster.controller.brokers import BrokerRegistration
     from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply
 
@@ -35,12 +39,31 @@ _CHECK_INTERVAL_S: Final = 0.5
 _CHECK_INTERVAL_S_MIN: Final = 0.02
 
 
+class LastController(NamedTuple):
+    node_id: int | None
+    silent_ms: int
+
+
 class Controller:
     """Exists on every node, but works only between `became_active` and `became_inactive`."""
 
-    def __init__(self, node: Node) -> None:
-        settings = node.settings
-        self._node = node
+    def __init__(
+        self,
+        tasks: Tasks,
+        settings: NodeSettings,
+        metadata: MetadataLog,
+        metrics: Metrics,
+        *,
+        own_directory_id: UUID,
+        last_controller: Callable[[], LastController],
+    ) -> None:
+        """`last_controller` returns the controller that this node has used before, and how long that is silent."""
+        self._tasks = tasks
+        self._settings = settings
+        self._metadata = metadata
+        self._metrics = metrics
+        self._own_directory_id = own_directory_id
+        self._last_controller = last_controller
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
         self._session_ms = settings.integer("broker.session.timeout.ms")
         self.sessions = BrokerSessions(session_timeout_ms=self._session_ms)
@@ -57,13 +80,12 @@ class Controller:
     # -- life cycle ----------------------------------------------------------------------------------
 
     def became_active(self) -> None:
-        """Start work: this node is the active controller from now on. `node.metadata` calls this on the event loop."""
-        node = self._node
+        """Start work: this node is the active controller from now on. The metadata log calls this."""
         self.became_inactive()
-        node.metrics.controller_elections += 1
+        self._metrics.controller_elections += 1
         self._begin_sessions()
         self._balancer = None
-        self._watching = node.spawn(self._watch())
+        self._watching = self._tasks.spawn(self._watch())
 
     def _begin_sessions(self) -> None:
         """Start a new session for every broker, except that the session of the previous controller has partly elapsed.
@@ -71,15 +93,15 @@ class Controller:
         The previous controller has been silent since its last reply to this node. It still gets the time of two
         heartbeats, in case it is alive and only now finds the new controller.
         """
-        node = self._node
         spent_ms = max(self._session_ms - 2 * self._heartbeat_ms, 0)
-        silent_ms = min(node.lifecycle.silent_ms(), spent_ms)
+        last = self._last_controller()
+        silent_ms = min(last.silent_ms, spent_ms)
         self.sessions = BrokerSessions(
             session_timeout_ms=self._session_ms,
             fetch_timeout_ms=silent_ms,
             heartbeat_interval_ms=self._heartbeat_ms,
         )
-        self.sessions.elected(node.image, self._now_ms(), node.channel.last_controller_id)
+        self.sessions.elected(self._metadata.image, self._now_ms(), last.node_id)
 
     def became_inactive(self) -> None:
         """Stop work: another node is the active controller, or there is none. Also called when the node stops."""
@@ -92,14 +114,14 @@ class Controller:
 
     def rules(self) -> ControllerConfig:
         """Return the current settings of the cluster."""
-        layers = node_layers(self._node.settings, self._node.image)
+        layers = node_layers(self._settings, self._metadata.image)
         if layers != self._layers:
             self._layers = layers
             self._rules = ControllerConfig(node=layers, heartbeat_interval_ms=self._heartbeat_ms)
         return self._rules
 
     async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
-        """Do as `node.metadata.propose`, and report unclean elections once they are committed."""
+        """Commit a decision as `MetadataLog.propose` does, and report unclean elections once they are committed."""
         unclean: tuple[UncleanElection, ...] = ()
 
         def noting(image: ClusterImage) -> Decision[Reply]:
@@ -108,20 +130,20 @@ class Controller:
             unclean = decision.unclean
             return decision
 
-        reply = await self._node.metadata.propose(noting)
+        reply = await self._metadata.propose(noting)
         for election in unclean:
             self._report(election)
         return reply
 
     async def propose_if_needed(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
         """Propose a decision only if it changes something now; otherwise return its reply at once."""
-        decision = decide(self._node.image)
+        decision = decide(self._metadata.image)
         return await self.propose(decide) if decision.records else decision.reply
 
     def _report(self, election: UncleanElection) -> None:
-        self._node.metrics.unclean_elections += 1
+        self._metrics.unclean_elections += 1
         logger.warning(
-            "unclean election: what only others had is lost",
+            "unclean election: records that only other replicas had are lost",
             extra={
                 "topic": election.topic,
                 "partition": election.partition,
@@ -138,10 +160,9 @@ class Controller:
 
         Its last run counts as clean only if it was the incarnation that the cluster knows.
         """
-        from penstock.broker.controller.broker_lifecycle import with_feature_levels
+        from penstock.broker.controller.features import with_feature_levels
         from penstock.cluster.controller.brokers import register_broker
 
-        node = self._node
         broker_id = registration.broker_id
 
         def decide(image: ClusterImage) -> Decision[int]:
@@ -150,11 +171,11 @@ class Controller:
             joined = register_broker(
                 image,
                 registration._replace(was_clean=was_clean),
-                broker_epoch=node.metadata.next_offset,
+                broker_epoch=self._metadata.next_offset,
                 silent_ms=self._silent_ms(registration),
                 rules=self.rules(),
             )
-            return with_feature_levels(node, image, joined, raise_them=False)
+            return with_feature_levels(self._settings, image, joined, raise_them=False)
 
         epoch = await self.propose(decide)
         self.sessions.contacted(broker_id, epoch, self._now_ms())
@@ -167,13 +188,16 @@ class Controller:
         """Raises NOT_CONTROLLER, STALE_BROKER_EPOCH."""
         from penstock.cluster.controller.heartbeats import heartbeat
 
-        node = self._node
-        if not node.metadata.is_active:
+        if not self._metadata.is_active:
             raise ApiError(ErrorCode.not_controller)
 
         def decide(image: ClusterImage) -> Decision[BrokerHeartbeatReply]:
             return heartbeat(
-                image, self.sessions, beat, committed_offset=node.metadata.applied_offset, rules=self.rules()
+                image,
+                self.sessions,
+                beat,
+                committed_offset=self._metadata.applied_offset,
+                rules=self.rules(),
             )
 
         self._contacted(beat, connection)
@@ -182,7 +206,7 @@ class Controller:
     def _contacted(self, beat: BrokerHeartbeat, connection: Connection | None) -> None:
         """Renew the broker's session when its heartbeat arrives, however long decisions take."""
         broker, epoch = beat.broker_id, beat.broker_epoch
-        known = self._node.image.brokers.get(broker)
+        known = self._metadata.image.brokers.get(broker)
         if known is None or known.epoch != epoch:
             return
         self.sessions.contacted(broker, epoch, self._now_ms(), metadata_offset=beat.metadata_offset)
@@ -201,9 +225,8 @@ class Controller:
 
         None: it is known to have ended, because this process holds the lock of its data directory.
         """
-        node = self._node
-        own_folder = registration.log_dirs == (node.store.directory_id,)
-        if registration.broker_id == node.node_id and own_folder:
+        has_own_directory = registration.log_dirs == (self._own_directory_id,)
+        if registration.broker_id == self._settings.node_id and has_own_directory:
             return None
         return self.sessions.silent_ms(registration.broker_id, self._now_ms()) or 0
 
@@ -223,14 +246,14 @@ class Controller:
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
             except Exception:
                 # No other node makes these checks while this one is active, so a failure must not end them.
-                logger.exception("cannot look after brokers and leaders")
+                logger.exception("the check of brokers and leaders failed")
 
     def _leaders(self) -> LeaderBalancer:
         """Return the balancer, created once per term: a new controller does not know which brokers have just joined."""
         if self._balancer is None:
             from penstock.broker.controller.leader_balancer import LeaderBalancer
 
-            self._balancer = LeaderBalancer(self._node, self)
+            self._balancer = LeaderBalancer(self._settings, self._metadata, self)
         return self._balancer
 
     def _pause_s(self) -> float:
@@ -242,8 +265,8 @@ class Controller:
     def _extend_sessions_after_pause(self, late_ms: float) -> None:
         """Start new sessions if this process was suspended: it received no heartbeats, even from live brokers."""
         if late_ms > self._heartbeat_ms:
-            logger.warning("this node stood still", extra={"ms": round(late_ms)})
-            self.sessions.elected(self._node.image, self._now_ms())
+            logger.warning("this node was suspended", extra={"ms": round(late_ms)})
+            self.sessions.elected(self._metadata.image, self._now_ms())
 
     async def _fence_silent(self) -> None:
         from penstock.cluster.controller.heartbeats import fence_brokers
@@ -252,11 +275,11 @@ class Controller:
             silent = self.sessions.expired(image, self._now_ms())
             return fence_brokers(image, silent, rules=self.rules()) if silent else Decision((), None)
 
-        silent = self.sessions.expired(self._node.image, self._now_ms())
+        silent = self.sessions.expired(self._metadata.image, self._now_ms())
         if silent:
             logger.warning("fencing brokers that are silent", extra={"brokers": silent})
             await self.propose(decide)
-            self._node.metrics.brokers_fenced += len(silent)
+            self._metrics.brokers_fenced += len(silent)
 
     def _now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)

@@ -6,15 +6,13 @@ and the frame of the reply. The client gets the reply once the node that it is c
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.controller.channel import CALL_TIMEOUT_S, RemoteCall
+from penstock.broker.controller.channel import CALL_TIMEOUT_S, ENVELOPE_OFFSET, RemoteCall
 from penstock.broker.network.apis import (
     APIS,
     RequestHeader,
@@ -28,12 +26,9 @@ from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.controller.channel import ControllerChannel
 
-ENVELOPE: Final = 58
-_PURPOSE: Final = "relay"
 _SIZE_BYTES: Final = 4
-_OFFSET = struct.Struct(">q")
 _INT32 = struct.Struct(">i")
 #: Bounds of a client's timeout: a decision takes a moment, and no request may wait forever.
 _TIMEOUT_S_MIN: Final = 1.0
@@ -44,7 +39,6 @@ async def forward_to_controller(
     context: RequestContext, request: Any, frame: bytes, correlation_id: int
 ) -> bytes | bytearray:
     """Return the reply to a client, including its size field."""
-    node = context.node
 
     async def here() -> bytes | bytearray:
         return encode_response(
@@ -52,13 +46,14 @@ async def forward_to_controller(
         )
 
     async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
-        reply = await _send_envelope(node, leader_id, frame, context.client_host, timeout_s)
+        client_host = _packed_host(context.client_host)
+        reply = await context.node.channel.send_envelope(leader_id, frame, client_host, timeout_s)
         return _INT32.pack(len(reply)) + reply if reply else CLOSE_CONNECTION
 
     try:
-        reply = await _handle_if_active(node, here)
+        reply = await _handle_if_active(context, here)
         if reply is None:
-            reply = await node.channel.ask(here, there, _request_timeout_s(request))
+            reply = await context.node.channel.ask(here, there, _request_timeout_s(request))
         return reply
     except ApiError as error:
         return _error_reply(context, request, correlation_id, error)
@@ -85,19 +80,19 @@ async def handle_envelope(context: RequestContext, frame: bytes, client_host: st
         if error.code is ErrorCode.not_controller:
             raise
         reply = bytes(_error_reply(inner, request, header.correlation_id, error))
-    return _OFFSET.pack(context.node.metadata.applied_offset) + reply[_SIZE_BYTES:]
+    return ENVELOPE_OFFSET.pack(context.node.metadata.applied_offset) + reply[_SIZE_BYTES:]
 
 
-def forwarded_call(node: Node, api_key: int, request: Any) -> RemoteCall[Any]:
+def forwarded_call(channel: ControllerChannel, node_id: int, api_key: int, request: Any) -> RemoteCall[Any]:
     """Return a call that sends a request of the node itself in an envelope, without a client."""
     from penstock.protocol.schemas import request_encoder, response_reader
 
     version = APIS[api_key].max_version
-    frame = _encode_request(node, api_key, version, request, request_encoder(api_key, version))
+    frame = _encode_request(node_id, api_key, version, request, request_encoder(api_key, version))
     is_flexible = route(api_key, version).is_flexible
 
     async def there(leader_id: int, timeout_s: float) -> Any:
-        reply = await _send_envelope(node, leader_id, frame, "", timeout_s)
+        reply = await channel.send_envelope(leader_id, frame, b"", timeout_s)
         position = _INT32.size + is_flexible
         return response_reader(api_key, version)(memoryview(reply), position)
 
@@ -105,10 +100,10 @@ def forwarded_call(node: Node, api_key: int, request: Any) -> RemoteCall[Any]:
 
 
 async def _handle_if_active(
-    node: Node, here: Callable[[], Awaitable[bytes | bytearray]]
+    context: RequestContext, here: Callable[[], Awaitable[bytes | bytearray]]
 ) -> bytes | bytearray | None:
     # A node that has not joined a cluster has no controller to forward to, and some requests are about just that.
-    if not node.metadata.is_active and node.quorum.has_cluster:
+    if not context.node.metadata.is_active and context.node.quorum.has_cluster:
         return None
     try:
         return await here()
@@ -124,37 +119,17 @@ async def _handle(context: RequestContext, request: Any) -> Any:
     return await response if inspect.isawaitable(response) else response
 
 
-async def _send_envelope(
-    node: Node, leader_id: int, frame: bytes, client_host: str, timeout_s: float
-) -> bytes:
-    from kio.schema.envelope.v0.request import EnvelopeRequest
-
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_s
-    request = EnvelopeRequest(
-        request_data=frame, request_principal=None, client_host_address=_packed_host(client_host)
-    )
-    response = await node.peers.call(leader_id, ENVELOPE, request, timeout_s=timeout_s, purpose=_PURPOSE)
-    if response.error_code is not ErrorCode.none:
-        raise ApiError(response.error_code, f"node {leader_id} answered {response.error_code.name}")
-    data: bytes = response.response_data
-    with suppress(TimeoutError):
-        async with asyncio.timeout_at(deadline):
-            await node.metadata.reached(_OFFSET.unpack_from(data)[0])
-    return data[_OFFSET.size :]
-
-
 def _decode_forwarded(header: RequestHeader, frame: bytes) -> Any:
     api = APIS.get(header.api_key)
     if api is None or not api.relay or not api.min_version <= header.version <= api.max_version:
-        raise MalformedFrame(f"API {header.api_key} v{header.version} is not relayed")
+        raise MalformedFrame(f"API {header.api_key} v{header.version} is not forwarded to controllers")
     return decode_request(header, memoryview(frame))
 
 
-def _encode_request(node: Node, api_key: int, version: int, request: Any, write: Any) -> bytes:
+def _encode_request(node_id: int, api_key: int, version: int, request: Any, write: Any) -> bytes:
     import io
 
-    client_id = f"penstock-{node.node_id}".encode()
+    client_id = f"penstock-{node_id}".encode()
     out = io.BytesIO()
     out.write(struct.pack(">hhih", api_key, version, 0, len(client_id)) + client_id)
     if route(api_key, version).is_flexible:

@@ -20,8 +20,9 @@ from penstock.cluster.controller.partition_change import all_partitions
 from penstock.cluster.image import ClusterImage
 
 if TYPE_CHECKING:
+    from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.controller.controller import Controller
-    from penstock.broker.node import Node
+    from penstock.broker.environment import ImageView
 
 logger = logging.getLogger("penstock.controller")
 
@@ -37,9 +38,8 @@ class _Incarnation(NamedTuple):
 
 
 class LeaderBalancer:
-    def __init__(self, node: Node, controller: Controller) -> None:
-        settings = node.settings
-        self._node = node
+    def __init__(self, settings: NodeSettings, metadata: ImageView, controller: Controller) -> None:
+        self._metadata = metadata
         self._controller = controller
         self._balances = settings.boolean("auto.leader.rebalance.enable")
         self._interval_ms = settings.integer("leader.imbalance.check.interval.seconds") * 1000
@@ -55,7 +55,7 @@ class LeaderBalancer:
         self._seen: ClusterImage | None = None
 
     async def look(self, now_ms: int) -> None:
-        image = self._node.image
+        image = self._metadata.image
         if image is not self._seen:
             await self._elect_where_allowed()
             self._seen = image

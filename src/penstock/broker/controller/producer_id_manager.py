@@ -9,7 +9,10 @@ from penstock.cluster.controller.brokers import ProducerIdBlock, allocate_produc
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from collections.abc import Callable
+
+    from penstock.broker.controller.channel import ControllerChannel
+    from penstock.broker.quorum.metadata_log import MetadataLog
 
 _ALLOCATE_PRODUCER_IDS: Final = 67
 #: Shorter than the request timeout of a client.
@@ -22,8 +25,17 @@ _RETRIABLE: Final = frozenset(
 class ProducerIdManager:
     """Hands out each id only once; the unused rest of a block is lost when the process ends."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        node_id: int,
+        metadata: MetadataLog,
+        channel: ControllerChannel,
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._node_id = node_id
+        self._metadata = metadata
+        self._channel = channel
+        self._broker_epoch = broker_epoch
         self._next = self._end = 0
         self._refill = asyncio.Lock()
 
@@ -38,10 +50,9 @@ class ProducerIdManager:
         return producer_id
 
     async def _block(self) -> ProducerIdBlock:
-        node = self._node
         try:
-            if node.metadata.is_active:
-                return await self._allocate(node.image.brokers[node.node_id].epoch)
+            if self._metadata.is_active:
+                return await self._allocate(self._metadata.image.brokers[self._node_id].epoch)
             return await self._ask_for_block()
         except ApiError as error:
             if error.code in _RETRIABLE:
@@ -50,17 +61,15 @@ class ProducerIdManager:
             raise
 
     async def _allocate(self, epoch: int) -> ProducerIdBlock:
-        broker_id = self._node.node_id
-        return await self._node.metadata.propose(
-            lambda image: allocate_producer_ids(image, broker_id=broker_id, broker_epoch=epoch)
+        return await self._metadata.propose(
+            lambda image: allocate_producer_ids(image, broker_id=self._node_id, broker_epoch=epoch)
         )
 
     async def _ask_for_block(self) -> ProducerIdBlock:
         from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest
 
-        node = self._node
-        request = AllocateProducerIdsRequest(broker_id=node.node_id, broker_epoch=node.lifecycle.broker_epoch)
-        response = await node.channel.call(_ALLOCATE_PRODUCER_IDS, request, _TIMEOUT_S)
+        request = AllocateProducerIdsRequest(broker_id=self._node_id, broker_epoch=self._broker_epoch())
+        response = await self._channel.call(_ALLOCATE_PRODUCER_IDS, request, _TIMEOUT_S)
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code)
         return ProducerIdBlock(response.producer_id_start, response.producer_id_len)

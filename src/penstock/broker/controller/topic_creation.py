@@ -22,7 +22,13 @@ from penstock.log.segment_files import open_files_limit
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from collections.abc import Callable, Collection
+
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.controller.channel import ControllerChannel
+    from penstock.broker.environment import Tasks
+    from penstock.broker.quorum.metadata_log import MetadataLog
+    from penstock.log.checkpoints import TopicPartition
 
 logger = logging.getLogger("penstock.topics")
 
@@ -38,8 +44,9 @@ _RANDOMNESS = Randomness(draw=random.randrange, fresh_id=uuid4)
 class AutoTopicCreationManager:
     """Creates missing topics that clients request, in the background; at most one attempt per topic at a time."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, tasks: Tasks, creator: TopicCreator) -> None:
+        self._tasks = tasks
+        self._creator = creator
         self._in_flight: set[str] = set()
         #: Why the last attempt to create a topic failed, by its name.
         self._failures: OrderedDict[str, str] = OrderedDict()
@@ -62,12 +69,12 @@ class AutoTopicCreationManager:
         ][:room]
         if wanted:
             self._in_flight.update(topic.name for topic in wanted)
-            self._node.spawn(self._create(wanted))
+            self._tasks.spawn(self._create(wanted))
 
     async def _create(self, topics: list[NewTopic]) -> None:
         names = [topic.name for topic in topics]
         try:
-            results = await create_topics_in_cluster(self._node, topics)
+            results = await self._creator.create(topics)
         except ApiError as error:
             logger.info("topics not created", extra={"topics": names, "reason": str(error)})
         else:
@@ -86,37 +93,73 @@ class AutoTopicCreationManager:
                 self._failures.popitem(last=False)
 
 
-async def create_topics_in_cluster(
-    node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
-) -> tuple[CreateTopicResult, ...]:
-    """Create topics from any node; return once this node's image has them. Raises ApiError if nothing was decided."""
-    if node.metadata.is_active:
-        try:
-            return await create_topics_on_controller(node, topics, validate_only=validate_only)
-        except ApiError as error:
-            if error.code is not ErrorCode.not_controller:
-                raise
-    response = await node.channel.call(CREATE_TOPICS, _create_topics_request(topics, validate_only))
-    return tuple(_topic_result(topic) for topic in response.topics)
+class TopicCreator:
+    """Creates topics from any node, and knows the bounds of what a broker may hold."""
 
+    def __init__(
+        self,
+        settings: NodeSettings,
+        metadata: MetadataLog,
+        channel: ControllerChannel,
+        *,
+        refused_by_disk: Callable[[], Collection[TopicPartition]],
+    ) -> None:
+        """`refused_by_disk` returns this node's partitions that the disk has refused to create."""
+        self._settings = settings
+        self._metadata = metadata
+        self._channel = channel
+        self._refused_by_disk = refused_by_disk
 
-async def create_topics_on_controller(
-    node: Node, topics: Sequence[NewTopic], *, validate_only: bool = False
-) -> tuple[CreateTopicResult, ...]:
-    """Create topics on the active controller. Raises ApiError: NOT_CONTROLLER if this node is not active."""
-    results = await node.metadata.propose(
-        lambda image: create_topics(
-            image, topics, rules=_topic_rules(node), chance=_RANDOMNESS, validate_only=validate_only
+    async def create(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> tuple[CreateTopicResult, ...]:
+        """Return once this node's image has the topics. Raises ApiError if nothing was decided."""
+        if self._metadata.is_active:
+            try:
+                return await self.create_on_controller(topics, validate_only=validate_only)
+            except ApiError as error:
+                if error.code is not ErrorCode.not_controller:
+                    raise
+        response = await self._channel.call(CREATE_TOPICS, _create_topics_request(topics, validate_only))
+        return tuple(_topic_result(topic) for topic in response.topics)
+
+    async def create_on_controller(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False
+    ) -> tuple[CreateTopicResult, ...]:
+        """Create topics on the active controller. Raises ApiError: NOT_CONTROLLER if this node is not active."""
+        results = await self._metadata.propose(
+            lambda image: create_topics(
+                image, topics, rules=self._rules(), chance=_RANDOMNESS, validate_only=validate_only
+            )
         )
-    )
-    without_room = topics_refused_by_disk(node)
-    return tuple(_with_disk_error(result) if result.name in without_room else result for result in results)
+        without_room = self.topics_refused_by_disk()
+        return tuple(
+            _with_disk_error(result) if result.name in without_room else result for result in results
+        )
 
+    def topics_refused_by_disk(self) -> set[str]:
+        """Return the topics with a partition whose only replica is on this node, and which the disk refused."""
+        image, node_id = self._metadata.image, self._settings.node_id
+        refused = ((topic, image.partition(topic, index)) for topic, index in self._refused_by_disk())
+        return {topic for topic, state in refused if state is not None and state.replicas == (node_id,)}
 
-def topics_refused_by_disk(node: Node) -> set[str]:
-    """Return the topics with a partition whose only replica is on this node, and which the disk refused."""
-    refused = ((topic, node.image.partition(topic, index)) for topic, index in node.partitions.refused)
-    return {topic for topic, state in refused if state is not None and state.replicas == (node.node_id,)}
+    def broker_replicas_max(self) -> int:
+        """Return how many partitions a broker may have.
+
+        Many share a descriptor, because an idle partition keeps no file open, and one in use keeps one or two.
+        """
+        configured = self._settings.integer("penstock.broker.partitions.max")
+        return configured or _PARTITIONS_PER_OPEN_FILE * open_files_limit()
+
+    def _rules(self) -> TopicDefaults:
+        layers = node_layers(self._settings, self._metadata.image)
+        return TopicDefaults(
+            partitions=effective_node_integer(layers, "num.partitions"),
+            replication_factor=effective_node_integer(layers, "default.replication.factor"),
+            partitions_max=effective_node_integer(layers, "penstock.create.topics.partitions.max"),
+            node=layers,
+            broker_replicas_max=self.broker_replicas_max(),
+        )
 
 
 def _with_disk_error(result: CreateTopicResult) -> CreateTopicResult:
@@ -158,24 +201,4 @@ def _topic_result(topic: Any) -> CreateTopicResult:
         topic_id=topic.topic_id,
         partitions=topic.num_partitions,
         replication_factor=topic.replication_factor,
-    )
-
-
-def broker_replicas_max(node: Node) -> int:
-    """Return how many partitions a broker may have.
-
-    Many share a descriptor, because an idle partition keeps no file open, and one in use keeps one or two.
-    """
-    given = node.settings.integer("penstock.broker.partitions.max")
-    return given or _PARTITIONS_PER_OPEN_FILE * open_files_limit()
-
-
-def _topic_rules(node: Node) -> TopicDefaults:
-    layers = node_layers(node.settings, node.image)
-    return TopicDefaults(
-        partitions=effective_node_integer(layers, "num.partitions"),
-        replication_factor=effective_node_integer(layers, "default.replication.factor"),
-        partitions_max=effective_node_integer(layers, "penstock.create.topics.partitions.max"),
-        node=layers,
-        broker_replicas_max=broker_replicas_max(node),
     )

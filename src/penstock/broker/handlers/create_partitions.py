@@ -9,7 +9,6 @@ from typing import Any
 
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 
-from penstock.broker.controller.topic_creation import broker_replicas_max, topics_refused_by_disk
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_topics import CreatePartitionsResult, NewPartitions, create_partitions
 from penstock.protocol.errors import ErrorCode
@@ -25,10 +24,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             partitions_max=partitions_max,
             draw=random.randrange,
             validate_only=request.validate_only,
-            broker_replicas_max=broker_replicas_max(ctx.node),
+            broker_replicas_max=ctx.node.topic_creator.broker_replicas_max(),
         )
     )
-    without_room = topics_refused_by_disk(ctx.node)
+    without_room = ctx.node.topic_creator.topics_refused_by_disk()
     results = tuple(
         _with_storage_error(result) if result.name in without_room else result for result in results
     )

@@ -15,14 +15,13 @@ from kio.schema.create_topics.v7.response import (
     CreateTopicsResponse,
 )
 
-from penstock.broker.controller.topic_creation import create_topics_on_controller
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_new_topic(topic) for topic in request.topics]
-    results = await create_topics_on_controller(ctx.node, topics, validate_only=request.validate_only)
+    results = await ctx.node.topic_creator.create_on_controller(topics, validate_only=request.validate_only)
     return CreateTopicsResponse(
         throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from penstock.broker.controller.broker_lifecycle import configured_isr_min
+from penstock.broker.controller.features import configured_isr_min
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.brokers import set_feature_levels
 from penstock.cluster.controller.decision import Decision
@@ -24,7 +24,7 @@ _ONE_RESULT_FROM: Final = 2
 async def handle(ctx: RequestContext, request: Any) -> Any:
     def decide(image: ClusterImage) -> Decision[None]:
         wanted = _requested_levels(ctx, image, request)
-        decision = set_feature_levels(image, wanted, isr_min=configured_isr_min(ctx.node))
+        decision = set_feature_levels(image, wanted, isr_min=configured_isr_min(ctx.node.settings))
         return Decision((), None) if request.validate_only else decision
 
     await ctx.node.metadata.propose(decide)

@@ -20,8 +20,6 @@ from penstock.protocol.produce import skip_tags
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from penstock.broker.node import Node
-
 #: Host and port.
 Address = tuple[str, int]
 #: The id of a node, or the address that it listens on.
@@ -57,14 +55,18 @@ class Peers:
     Raises PeerUnreachable, or TimeoutError if a peer takes too long; its connection is then closed.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._client_id = f"penstock-{node.node_id}".encode()
+    def __init__(
+        self, node_id: int, *, address_of: Callable[[int], Address | None], bind_host: str = ""
+    ) -> None:
+        """`address_of` returns where a node listens for other nodes, or None if that is unknown."""
+        self._client_id = f"penstock-{node_id}".encode()
+        self._address_of = address_of
+        self._bind_host = bind_host
         self._connections: dict[tuple[Address, str], asyncio.Task[_PeerConnection]] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Peers of {self._node.node_id}: {sorted(self._connections)}>"
+        return f"<Peers of {self._client_id.decode()}: {sorted(self._connections)}>"
 
     async def call(
         self,
@@ -117,18 +119,6 @@ class Peers:
         except TimeoutError:
             raise TimeoutError(f"no answer from {address[0]}:{address[1]} in {timeout_s:.3g} s") from None
 
-    def address_of(self, node_id: int) -> Address | None:
-        """Return where a node listens for other nodes: as it registered, or else as the quorum knows it.
-
-        For the quorum's leader, the address that the quorum knows takes precedence.
-        """
-        node = self._node
-        broker, listener = node.image.brokers.get(node_id), node.settings.inter_broker_listener
-        endpoint = None if broker is None or listener is None else broker.endpoints.get(listener)
-        if endpoint is not None and node_id != node.quorum.leader_id:
-            return endpoint.host, endpoint.port
-        return node.quorum.address_of(node_id) or (endpoint and (endpoint.host, endpoint.port))
-
     async def close(self) -> None:
         self._is_closed = True
         connecting, self._connections = self._connections, {}
@@ -144,9 +134,9 @@ class Peers:
     def _address(self, where: Destination) -> Address:
         if not isinstance(where, int):
             return where
-        found = self.address_of(where)
+        found = self._address_of(where)
         if found is None:
-            raise PeerUnreachable(f"node {where} is nowhere to be found", refused=False)
+            raise PeerUnreachable(f"the address of node {where} is unknown", refused=False)
         return found
 
     async def _connection(self, address: Address, purpose: str) -> _PeerConnection:
@@ -155,7 +145,7 @@ class Peers:
         key = (address, purpose)
         task = self._connections.get(key)
         if task is None or (task.done() and not _is_usable(task)):
-            connecting = _connect(address, self._node.settings.string("penstock.peer.bind.host"))
+            connecting = _connect(address, self._bind_host)
             task = self._connections[key] = asyncio.get_running_loop().create_task(connecting)
             task.add_done_callback(_mark_retrieved)
         # Callers share the task: if one is cancelled, the others must still get their connection.

@@ -40,12 +40,18 @@ from penstock.raft.types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Environment, PeerCalls
     from penstock.broker.quorum.snapshots import Snapshot
+    from penstock.log.log_manager import LogManager
 
 
 class DuplicateNodeIdCheck:
-    """A leader that lost its disk and came back is told of itself too, until the others have elected another."""
+    """Detects another process with this node's id that leads the quorum.
+
+    A leader that has lost its disk and starts again also learns from its peers that it leads, until they elect another
+    leader. So the check reports a duplicate only after a timeout.
+    """
 
     def __init__(self, own_id: int, *, timeout_ms: int) -> None:
         self._own_id = own_id
@@ -53,7 +59,7 @@ class DuplicateNodeIdCheck:
         self._since_ms: int | None = None
 
     def is_alive(self, leader_id: int, now_ms: int) -> bool:
-        """`leader_id` is who leads by a peer's word, told to a node that does not lead."""
+        """Whether a duplicate leads. A peer has named `leader_id` as leader to this node, which does not lead."""
         if leader_id >= 0 and leader_id != self._own_id:
             self._since_ms = None
         elif leader_id == self._own_id and self._since_ms is None:
@@ -63,27 +69,27 @@ class DuplicateNodeIdCheck:
 
 logger = logging.getLogger("penstock.quorum")
 
-#: One event: told the time, it returns what is to be done.
+#: One event: called with the time, it returns the actions to carry out.
 Event = Callable[[int], list[Action]]
 
-#: Bytes of the log in one answer; a larger batch is sent whole.
+#: Bytes of the log in one reply; a larger batch is sent whole.
 SERVED_BYTES_MAX: Final = 4 << 20
 SNAPSHOT_PIECE_BYTES_MAX: Final = 1 << 20
-#: Rest after a disk has refused what a leader sent.
+#: Pause after the disk has refused records of the leader.
 _REFUSED_BACKOFF_S: Final = 0.2
-#: How long a leader that stops waits to be heard saying so.
+#: How long a leader that stops waits until other voters have received its EndQuorumEpoch.
 _RESIGN_WAIT_S: Final = 0.5
-#: How long a leader keeps a fetch that it has nothing to say to.
+#: How long a leader holds a fetch that it has no records for.
 _FETCH_WAIT_MS_MAX: Final = 500
-#: A timer that is called this much too late: the process stood still, or gets too little of the processor.
+#: A timer that fires this much too late: the process was suspended, or gets too little CPU time.
 _LATE_S: Final = 0.1
-#: How often the time for an answer is doubled. A late answer is lost with its connection, so where each one takes
-#: longer than a request may, none would ever count.
+#: How often the request timeout is doubled. A late reply is lost with its connection, so if every reply took longer
+#: than the timeout, none would ever arrive.
 _TIMEOUT_DOUBLINGS_MAX: Final = 2
 
 
 class RaftListener(Protocol):
-    """Whom the loop tells what has come of it, in the order in which it did."""
+    """Receives the driver's events, in order."""
 
     def leader_changed(self, leader_id: int, epoch: int) -> None: ...
 
@@ -97,47 +103,58 @@ class RaftListener(Protocol):
 
 
 class QuorumDriver:
-    """`post` events; they are worked off by one task, and each is done before the next begins."""
+    """One task handles the events that `post` receives, one after the other."""
 
     def __init__(
         self,
-        node: Node,
+        environment: Environment,
+        settings: NodeSettings,
+        store: LogManager,
         state: QuorumStorage,
         *,
+        peers: Callable[[], PeerCalls],
         voters: VoterHistory,
         addresses: tuple[Address, ...],
         listener: RaftListener,
+        is_starting: Callable[[], bool],
     ) -> None:
-        self._node = node
+        self._environment = environment
+        self._store = store
+        self._peers = peers
         self._listener = listener
+        self._is_starting = is_starting
+        self._cluster_addresses = settings.cluster_addresses
+        self._request_timeout_s = settings.integer("controller.quorum.request.timeout.ms") / 1000
         self._loop = asyncio.get_running_loop()
         self.log = state.log
         self.view = MetadataLogView(state.log, state.snapshot_id)
         self.core = RaftNode(
-            local=ReplicaKey(node.node_id, node.store.voter_id),
-            is_controller=node.settings.is_controller,
+            local=ReplicaKey(settings.node_id, store.voter_id),
+            is_controller=settings.is_controller,
             addresses=addresses,
             log=self.view,
             election=state.election or ElectionState(),
             voters=voters,
-            timings=_timings(node),
+            timings=_timings(settings),
             draw=random.randrange,
         )
-        #: The newest high watermark that a leader has told, which may be ahead of this log.
+        #: The newest high watermark that a leader has sent, which may be ahead of this log.
         self.leader_high_watermark = -1
         self._inbox: deque[Event] = deque()
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._armed_ms: int | None = None
         self._has_waited = False
-        self._missed: dict[object, int] = {}  # requests in a row without an answer in time, by who was asked
-        self._after: deque[Event] = deque()  # what an action owes the core once all of its call are done
+        self._missed: dict[object, int] = {}  # by peer: requests in a row that timed out
+        self._after: deque[Event] = (
+            deque()
+        )  # events that actions cause, handled once all actions are carried out
         self._grace_s = self.core.timings.fetch_timeout_ms / 1000
         self._is_syncing = self._wants_sync = False
         self._bootstrap = 0
         self._refusal: ErrorCode | None = None
         self._duplicate_node_id = DuplicateNodeIdCheck(
-            node.node_id, timeout_ms=node.settings.integer("initial.broker.registration.timeout.ms")
+            settings.node_id, timeout_ms=settings.integer("initial.broker.registration.timeout.ms")
         )
         self.is_stopped = False
         self._task: asyncio.Task[None] | None = None
@@ -150,14 +167,14 @@ class QuorumDriver:
 
     def start(self) -> None:
         self.post(self.core.start)
-        self._task = self._node.spawn(self._run())
+        self._task = self._environment.spawn(self._run())
 
     def post(self, event: Event) -> None:
         self._inbox.append(event)
         self._wake.set()
 
     async def finish(self) -> None:
-        """Hand over if leading, and do nothing more."""
+        """Resign if leading, and stop."""
         if self._task is None or self._task.done():
             return
         done: asyncio.Future[None] = self._loop.create_future()
@@ -171,11 +188,11 @@ class QuorumDriver:
         await asyncio.wait((done, self._task), return_when=asyncio.FIRST_COMPLETED)
         self.is_stopped = True
         self._disarm()
-        farewells = {
+        resignations = {
             task for task, send in self._sending.items() if isinstance(send.request, EndEpochRequest)
         }
-        if farewells:
-            await asyncio.wait(farewells, timeout=_RESIGN_WAIT_S)
+        if resignations:
+            await asyncio.wait(resignations, timeout=_RESIGN_WAIT_S)
 
     async def _run(self) -> None:
         try:
@@ -189,8 +206,8 @@ class QuorumDriver:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            unforeseen = None if isinstance(error, QuorumFailed) else error
-            logger.critical("the quorum loop has failed", exc_info=unforeseen, extra={"reason": str(error)})
+            unexpected = None if isinstance(error, QuorumFailed) else error
+            logger.critical("the quorum driver has failed", exc_info=unexpected, extra={"reason": str(error)})
             self._listener.failed(error)
 
     async def _work(self, event: Event) -> None:
@@ -206,7 +223,7 @@ class QuorumDriver:
         self._disarm()
         if deadline_ms is not None and not self.is_stopped:
             self._armed_ms, self._has_waited = deadline_ms, False
-            # A millisecond late, so that the deadline has passed by the core's whole numbers.
+            # One millisecond late, because the core counts whole milliseconds and must see the deadline as passed.
             self._timer = self._loop.call_at((deadline_ms + 1) / 1000, self._tick, (deadline_ms + 1) / 1000)
 
     def _disarm(self) -> None:
@@ -215,7 +232,7 @@ class QuorumDriver:
         self._timer = self._armed_ms = None
 
     def _tick(self, due: float) -> None:
-        """A node that stood still has heard nobody meanwhile: what has arrived is read before anyone is missed."""
+        """Post a tick. If the process was suspended, handle the received requests first: peers are not silent then."""
         late_s = self._loop.time() - due
         if late_s > _LATE_S and not self._has_waited:
             self._has_waited = True
@@ -253,34 +270,36 @@ class QuorumDriver:
         folder = self.log.directory
         match action:
             case work.SendSnapshot():
-                self._node.spawn(self._serve_snapshot(action))
+                self._environment.spawn(self._serve_snapshot(action))
             case work.WriteSnapshot(id, position, data):
-                await self._node.in_thread(snapshots.receive, folder, id, position, data)
+                await self._environment.in_thread(snapshots.receive, folder, id, position, data)
             case work.InstallSnapshot(id):
                 await self._install(id)
             case _:
-                raise AssertionError(f"no such work: {action}")
+                raise AssertionError(f"unknown action: {action}")
 
     async def _save(self, election: ElectionState) -> None:
         try:
             save = partial(storage.save_election, self.log.directory, election)
-            await self._node.in_thread(self._node.store.space.with_reserve, save)
+            await self._environment.in_thread(self._store.space.with_reserve, save)
         except OSError as error:
-            # A vote that may or may not be on disk must not be given, nor given again.
+            # The vote may or may not be on disk: this node can neither grant it nor vote for another candidate.
             raise QuorumFailed(f"the vote cannot be saved: {error}") from error
 
     async def _truncate(self, offset: int) -> None:
-        logger.info("metadata log cut", extra={"from_offset": self.log.end_offset, "to_offset": offset})
-        now_ms = self._node.now_ms()
+        logger.info("metadata log truncated", extra={"from_offset": self.log.end_offset, "to_offset": offset})
+        now_ms = self._environment.now_ms()
         try:
-            await self._node.in_thread(self._node.store.truncate, CLUSTER_METADATA, 0, offset, now_ms=now_ms)
+            await self._environment.in_thread(
+                self._store.truncate, CLUSTER_METADATA, 0, offset, now_ms=now_ms
+            )
         except OSError as error:
-            raise QuorumFailed(f"the metadata log cannot be cut: {error}") from error
+            raise QuorumFailed(f"the metadata log cannot be truncated: {error}") from error
         self._after.append(self.core.appended)
 
     async def _append_records(self, records: bytes) -> None:
-        """As the leader stamped them. What does not continue the log, or is damaged, is fetched again."""
-        now_ms = self._node.now_ms()
+        """Append records of the leader as they are. Damaged records, or records with a gap, are fetched again."""
+        now_ms = self._environment.now_ms()
         try:
             for _, batch in iter_batches(records):
                 self.log.append_replicated(batch, now_ms=now_ms)
@@ -298,7 +317,7 @@ class QuorumDriver:
 
     def _append_control(self, action: work.AppendControlRecords) -> None:
         assert self.log.end_offset == action.offset, (self.log.end_offset, action.offset)
-        now_ms = self._node.now_ms()
+        now_ms = self._environment.now_ms()
         batch = encode_control_batch(action.records, epoch=self.core.epoch, now_ms=now_ms)
         try:
             self.append(batch)
@@ -306,9 +325,9 @@ class QuorumDriver:
             raise QuorumFailed(f"the metadata log cannot be written: {error}") from error
 
     def append(self, batch: bytearray) -> int:
-        """Within an event of the leader. Returns the last offset. Raises ApiError."""
+        """Append a batch, within an event of the leader; return its last offset. Raises ApiError."""
         appended = self.log.append(
-            memoryview(batch), leader_epoch=self.core.epoch, now_ms=self._node.now_ms(), internal=True
+            memoryview(batch), leader_epoch=self.core.epoch, now_ms=self._environment.now_ms(), internal=True
         )
         self._after.append(self.core.appended)
         self.want_sync()
@@ -320,14 +339,14 @@ class QuorumDriver:
         self._wants_sync = True
         if not self._is_syncing:
             self._is_syncing = True
-            self._node.spawn(self._sync())
+            self._environment.spawn(self._sync())
 
     async def _sync(self) -> None:
-        """One at a time: what is appended meanwhile shares the next."""
+        """Sync the log, one sync at a time; everything appended meanwhile shares the next one."""
         try:
             while self._wants_sync:
                 self._wants_sync = False
-                await self._node.sync(self.log)
+                await self._environment.sync(self.log)
                 self.post(self.core.synced)
         finally:
             self._is_syncing = False
@@ -335,13 +354,13 @@ class QuorumDriver:
     # -- peers -----------------------------------------------------------------------------------------
 
     def _begin_sending(self, send: SendRequest) -> None:
-        task = self._node.spawn(self._send(send))
+        task = self._environment.spawn(self._send(send))
         self._sending[task] = send
         task.add_done_callback(self._sending.pop)
 
     async def _send(self, send: SendRequest) -> None:
         reply, refused = await self._ask(send)
-        if reply is not None and self._node.state == "starting":
+        if reply is not None and self._is_starting():
             self.post(partial(self._check_duplicate_node_id, reply.leader_id))
         self.post(lambda now_ms: self.core.answered(send, reply, now_ms, refused=refused))
         if isinstance(reply, FetchReply) and reply.error is ErrorCode.none:
@@ -362,7 +381,7 @@ class QuorumDriver:
         return []
 
     async def _ask(self, send: SendRequest) -> tuple[PeerReply | None, bool]:
-        """The reply; or None, and whether the peer's host refused the connection."""
+        """Return the reply; or None, and whether the peer's host refused the connection."""
         from penstock.broker.network.peers import PeerUnreachable
         from penstock.broker.quorum.outbound_requests import send_request
 
@@ -372,7 +391,11 @@ class QuorumDriver:
         missed = self._missed.pop(where, 0)
         try:
             reply = await send_request(
-                self._node, where, send.request, timeout_factor=1 << min(missed, _TIMEOUT_DOUBLINGS_MAX)
+                self._peers(),
+                where,
+                send.request,
+                cluster_id=self._store.cluster_id or None,
+                timeout_s=self._request_timeout_s * (1 << min(missed, _TIMEOUT_DOUBLINGS_MAX)),
             )
         except PeerUnreachable as error:
             return None, error.refused
@@ -383,22 +406,22 @@ class QuorumDriver:
             self._report_refusal(where, error)
             return None, False
         except Exception:
-            # The core waits for every answer, so one that cannot be understood counts as none.
-            logger.exception("a quorum answer cannot be understood", extra={"by": str(where)})
+            # The core waits for every reply, so a malformed one counts as no reply.
+            logger.exception("malformed quorum reply", extra={"by": str(where)})
             return None, False
         self._refusal = None
         return reply, False
 
     def _report_refusal(self, where: object, error: ApiError) -> None:
-        """Once, not with every attempt."""
+        """Log a refusal once, not with every attempt."""
         if self._refusal is not error.code:
             self._refusal = error.code
-            # A peer that still looks for its cluster is nothing to worry about.
+            # A peer that is still joining its cluster is no reason for a warning.
             level = logging.INFO if error.code is ErrorCode.unknown_topic_or_partition else logging.WARNING
             logger.log(level, "quorum request refused", extra={"by": str(where), "reason": error.code.name})
 
     def _next_bootstrap_server(self) -> tuple[str, int] | None:
-        servers = bootstrap_servers(self._node)
+        servers = self._cluster_addresses
         self._bootstrap += 1
         return servers[self._bootstrap % len(servers)] if servers else None
 
@@ -415,7 +438,7 @@ class QuorumDriver:
             try:
                 piece = log.read(offset, SERVED_BYTES_MAX, log.end, nowait=True)
             except BlockingIOError:
-                piece = await self._node.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
+                piece = await self._environment.in_thread(log.read, offset, SERVED_BYTES_MAX, log.end)
         except ApiError as error:
             logger.error("metadata cannot be read", extra={"offset": offset, "reason": str(error)})
             return reply._replace(error=error.code)
@@ -424,7 +447,7 @@ class QuorumDriver:
     async def _serve_snapshot(self, action: work.SendSnapshot) -> None:
         id, position = action.request.id, action.request.position
         try:
-            size, data = await self._node.in_thread(
+            size, data = await self._environment.in_thread(
                 snapshots.read_piece, self.log.directory, id, position, SNAPSHOT_PIECE_BYTES_MAX
             )
             reply = action.reply._replace(size=size, position=position, data=data)
@@ -433,29 +456,27 @@ class QuorumDriver:
         _complete(action.token, reply)
 
     async def _install(self, id: OffsetAndEpoch) -> None:
-        node = self._node
-        snapshot = await node.in_thread(snapshots.finish_receiving, self.log.directory, id)
+        environment = self._environment
+        snapshot = await environment.in_thread(snapshots.finish_receiving, self.log.directory, id)
         try:
-            await node.in_thread(
-                node.store.truncate_fully_and_start_at, CLUSTER_METADATA, 0, id.offset, now_ms=node.now_ms()
+            await environment.in_thread(
+                self._store.truncate_fully_and_start_at,
+                CLUSTER_METADATA,
+                0,
+                id.offset,
+                now_ms=environment.now_ms(),
             )
         except OSError as error:
-            raise QuorumFailed(f"the metadata log cannot take up a snapshot: {error}") from error
+            raise QuorumFailed(f"the metadata log cannot be replaced with a snapshot: {error}") from error
         self.view.snapshot = id
         self._after.append(partial(self._voters_appended, id.offset - 1, snapshot.voters))
         self._after.append(self.core.snapshot_installed)
         self._listener.installed(snapshot, id)
-        self.want_sync()  # the log begins beyond what was synced of it
+        self.want_sync()  # the log now starts beyond its synced offset
 
 
 class QuorumFailed(Exception):
-    """This node cannot take part any more: what it would say might not be true after a crash."""
-
-
-def bootstrap_servers(node: Node) -> list[tuple[str, int]]:
-    """Where a cluster may be found, without this node itself."""
-    initial_voters = [at for id, at in node.settings.initial_voters.items() if id != node.node_id]
-    return [*node.settings.bootstrap_servers, *initial_voters]
+    """This node cannot take part in the quorum any more, because its votes and appends may not survive a crash."""
 
 
 def _complete(token: object, reply: object) -> None:
@@ -464,13 +485,12 @@ def _complete(token: object, reply: object) -> None:
         token.set_result(reply)
 
 
-def _timings(node: Node) -> Timings:
-    settings = node.settings
+def _timings(settings: NodeSettings) -> Timings:
     fetch_timeout_ms = settings.integer("controller.quorum.fetch.timeout.ms")
     return Timings(
         election_timeout_ms=settings.integer("controller.quorum.election.timeout.ms"),
         fetch_timeout_ms=fetch_timeout_ms,
-        # Or a quiet leader would seem to be dead.
+        # Shorter than the fetch timeout, or an idle leader would seem to be dead.
         fetch_wait_ms=min(_FETCH_WAIT_MS_MAX, fetch_timeout_ms // 3),
         backoff_max_ms=settings.integer("controller.quorum.election.backoff.max.ms"),
     )

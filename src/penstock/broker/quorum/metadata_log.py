@@ -24,7 +24,9 @@ from penstock.protocol.record_batch import Record, encode_batch, iter_batches
 from penstock.raft.types import OffsetAndEpoch
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Environment
+    from penstock.broker.quorum.quorum import Quorum
 
 logger = logging.getLogger("penstock.metadata")
 
@@ -60,8 +62,22 @@ class _OwnBatch(NamedTuple):
 class MetadataLog:
     """Call `open` after the quorum's log is open, and `caught_up` once the quorum runs."""
 
-    def __init__(self, node: Node, follow: OnImage, begin: BeforeFirstImage | None = None) -> None:
-        """`begin` runs in a thread before this node applies its first image; it gets the topics deleted before that."""
+    def __init__(
+        self,
+        environment: Environment,
+        settings: NodeSettings,
+        quorum: Quorum,
+        *,
+        follow: OnImage,
+        begin: BeforeFirstImage | None = None,
+        image_changed: Callable[[ImageDelta], None],
+        active_changed: Callable[[bool], None],
+    ) -> None:
+        """`follow` applies a new image to this node before the image is published, `image_changed` runs after that.
+
+        `begin` runs in a thread before the first image is applied; it gets the topics deleted before that.
+        `active_changed` learns when this node becomes the active controller, and when it no longer is.
+        """
         self.image = ClusterImage()
         #: The last offset whose record is in the published image.
         self.applied_offset = -1
@@ -69,9 +85,14 @@ class MetadataLog:
         self.is_active = False
         #: Lock for changing the image and for applying it to this node.
         self.turn = asyncio.Lock()
-        self._node = node
+        self._environment = environment
+        self._node_id = settings.node_id
+        self._quorum = quorum
+        quorum.observe(self)
         self._follow = follow
         self._begin = begin
+        self._image_changed = image_changed
+        self._active_changed = active_changed
         self._deleted: set[UUID] = set()  # during the start, before images are applied
         self._committed_offset = 0  # everything below is committed
         self._epoch = -1  # of this node as leader, -1 otherwise
@@ -87,7 +108,7 @@ class MetadataLog:
         self._in_flight: asyncio.Future[None] | None = None
         self._is_applying = self._is_proposing = self._is_taking_snapshot = False
         self._unsaved_bytes = self._last_timestamp_ms = 0
-        self._snapshot_every_bytes = node.settings.integer("metadata.log.max.record.bytes.between.snapshots")
+        self._snapshot_every_bytes = settings.integer("metadata.log.max.record.bytes.between.snapshots")
 
     def __repr__(self) -> str:
         return (
@@ -102,13 +123,13 @@ class MetadataLog:
     @property
     def next_offset(self) -> int:
         """Within a decision: the offset that its first record gets."""
-        return self._node.quorum.state.log.end_offset if self._next_offset is None else self._next_offset
+        return self._quorum.state.log.end_offset if self._next_offset is None else self._next_offset
 
     # -- lifecycle -------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Begin from the newest snapshot, if there is one."""
-        state = self._node.quorum.state
+        state = self._quorum.state
         if state.snapshot is not None and state.snapshot_id is not None:
             self.image = state.snapshot.image
             self.applied_offset = state.snapshot_id.offset - 1
@@ -151,7 +172,7 @@ class MetadataLog:
         self._wake()
 
     def leader_changed(self, leader_id: int, epoch: int) -> None:
-        is_leader = leader_id == self._node.node_id
+        is_leader = leader_id == self._node_id
         if self._epoch >= 0 and not (is_leader and epoch == self._epoch):
             self._lose_leadership()
         if is_leader:
@@ -184,24 +205,24 @@ class MetadataLog:
         if self.is_active:
             self.is_active = False
             logger.info("no longer the active controller")
-            self._node.controller.became_inactive()
+            self._active_changed(False)
 
     def _become_active_if_due(self) -> None:
         """Become active once the image has everything that was committed before, because decisions are based on it."""
         if self._epoch < 0 or self.is_active or not self._has_caught_up:
             return
-        quorum = self._node.quorum
+        quorum = self._quorum
         if quorum.is_leader and self.applied_offset >= quorum.driver.core.epoch_start_offset:
             self.is_active = True
             logger.info("active controller", extra={"epoch": self._epoch})
-            self._node.controller.became_active()
+            self._active_changed(True)
 
     # -- replaying -------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         if not self._is_applying:
             self._is_applying = True
-            self._node.spawn(self._apply())
+            self._environment.spawn(self._apply())
 
     async def _apply(self) -> None:
         try:
@@ -213,7 +234,7 @@ class MetadataLog:
         except Exception as error:
             # Without the record, or with half of it, the image would be wrong.
             logger.critical("metadata cannot be replayed", exc_info=error)
-            self._node.quorum.failed(error)
+            self._quorum.failed(error)
         finally:
             self._is_applying = False
         self._become_active_if_due()
@@ -251,7 +272,7 @@ class MetadataLog:
                 logger.exception("metadata not followed", extra={"offset": offset})
         self.image, self.applied_offset = image, offset
         if delta and self._is_following:
-            self._node.image_changed(delta)
+            self._image_changed(delta)
         self._become_active_if_due()
         self._answer_waiting()
         self._consider_snapshot()
@@ -263,8 +284,7 @@ class MetadataLog:
     def _is_caught_up_due(self) -> bool:
         if self._has_caught_up or self._caught_up is None or self._caught_up.done():
             return False
-        told = self._node.quorum.leader_high_watermark
-        return 0 <= told <= self.applied_offset + 1
+        return 0 <= self._quorum.leader_high_watermark <= self.applied_offset + 1
 
     def _now_caught_up(self) -> None:
         self._has_caught_up = True
@@ -276,7 +296,7 @@ class MetadataLog:
         """Apply the first image as a single change, without the intermediate states of the replay."""
         assert not self._is_following
         if self._begin is not None:
-            await self._node.in_thread(self._begin, self.image, self._deleted)
+            await self._environment.in_thread(self._begin, self.image, self._deleted)
         self._is_following = True
         everything = diff_images(ClusterImage(), self.image)
         await self._publish(self.image, everything, self.applied_offset)
@@ -289,8 +309,8 @@ class MetadataLog:
             self._own = None
             self._note(own.size_bytes, own.timestamp_ms)
             return list(own.records), offset + len(own.records) - 1
-        log = self._node.quorum.state.log
-        piece = await self._node.in_thread(log.read, offset, _READ_BYTES, log.end)
+        log = self._quorum.state.log
+        piece = await self._environment.in_thread(log.read, offset, _READ_BYTES, log.end)
         records: list[MetadataRecord] = []
         last_offset = self.applied_offset
         for header, batch in iter_batches(piece.data):
@@ -316,7 +336,7 @@ class MetadataLog:
         self._queue.append(_Proposal(decide, answer))
         if not self._is_proposing:
             self._is_proposing = True
-            self._node.spawn(self._commit_queued())
+            self._environment.spawn(self._commit_queued())
         return await answer
 
     async def _commit_queued(self) -> None:
@@ -332,7 +352,7 @@ class MetadataLog:
         outcomes: list[_ProposalResult] = []
         epoch = self._epoch
         try:
-            last_offset = await self._node.quorum.append(lambda: self._decide(group, epoch, outcomes))
+            last_offset = await self._quorum.append(lambda: self._decide(group, epoch, outcomes))
             if last_offset is not None:
                 await self._committed_and_published(last_offset, epoch)
         except Exception as error:
@@ -356,7 +376,7 @@ class MetadataLog:
         if not self.is_active or self._epoch != epoch:
             raise _not_controller()
         image, records = self.image.fork(), list[MetadataRecord]()
-        base_offset = self._node.quorum.state.log.end_offset
+        base_offset = self._quorum.state.log.end_offset
         try:
             for proposal in group:
                 self._next_offset = base_offset + len(records)
@@ -380,7 +400,7 @@ class MetadataLog:
             self._next_offset = None
         if not records:
             return None
-        now_ms = self._node.now_ms()
+        now_ms = self._environment.now_ms()
         values = encode_records(records)
         batch = encode_batch([Record(place, now_ms, None, value) for place, value in enumerate(values)])
         self._own = _OwnBatch(base_offset, tuple(records), len(batch), now_ms)
@@ -406,14 +426,12 @@ class MetadataLog:
         if self._unsaved_bytes < self._snapshot_every_bytes or self._is_taking_snapshot:
             return
         self._unsaved_bytes, self._is_taking_snapshot = 0, True
-        self._node.spawn(self._take_snapshot(self.image, self.applied_offset))
+        self._environment.spawn(self._take_snapshot(self.image, self.applied_offset))
 
     async def _take_snapshot(self, image: ClusterImage, offset: int) -> None:
         """Write a snapshot in a thread, which is safe because a published image never changes."""
-        from penstock.broker.quorum.snapshots import take_snapshot
-
         try:
-            await take_snapshot(self._node, image, offset, last_timestamp_ms=self._last_timestamp_ms)
+            await self._quorum.take_snapshot(image, offset, last_timestamp_ms=self._last_timestamp_ms)
         except OSError as error:
             logger.error("no metadata snapshot", extra={"offset": offset, "reason": str(error)})
         finally:

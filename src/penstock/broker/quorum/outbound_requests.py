@@ -34,22 +34,20 @@ from penstock.raft.types import (
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import PeerCalls
 
 FETCH_BYTES_MAX: Final = 8 << 20
 _VOTE, _BEGIN, _END, _FETCH, _FETCH_SNAPSHOT = 52, 53, 54, 1, 59
 
 
 async def send_request(
-    node: Node, where: Destination, request: Request, *, timeout_factor: int = 1
+    peers: PeerCalls, where: Destination, request: Request, *, cluster_id: str | None, timeout_s: float
 ) -> PeerReply:
-    """Send a request with `timeout_factor` times the usual timeout, and return the reply.
+    """Send a request and return the reply.
 
     Raises PeerUnreachable, TimeoutError, and ApiError when the request is refused as a whole.
     """
-    cluster_id = node.cluster_id or None
-    timeout_s = timeout_factor * node.settings.integer("controller.quorum.request.timeout.ms") / 1000
-    call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
+    call = partial(peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
     match request:
         case VoteRequest():
             return _vote_reply(await call(_VOTE, _vote(request, cluster_id)))
@@ -59,10 +57,10 @@ async def send_request(
             return EndEpochReply(**_leader_fields(await call(_END, _end(request, cluster_id))))
         case FetchRequest():
             timeout_s += request.max_wait_ms / 1000
-            call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
+            call = partial(peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
             return _fetch_reply(await call(_FETCH, _fetch(request, cluster_id)))
         case FetchSnapshotRequest():
-            call = partial(node.peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
+            call = partial(peers.call, where, timeout_s=timeout_s, purpose=QUORUM_FETCH)
             return _snapshot_reply(await call(_FETCH_SNAPSHOT, _fetch_snapshot(request, cluster_id)))
     assert_never(request)
 

@@ -1,17 +1,15 @@
 """Metadata snapshots: `<end offset>-<epoch>.checkpoint` files in Kafka's format.
 
-A new snapshot allows the log before the previous one to be deleted. The functions that take a folder block;
-`take_snapshot` runs them in threads.
+A new snapshot allows the log before the previous one to be deleted. All functions block.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.broker.quorum.control_records import (
     CONTROL_BYTES_MAX,
@@ -28,10 +26,6 @@ from penstock.cluster.metadata_records import MetadataRecord, decode_record, enc
 from penstock.log.checkpoints import sync_directory
 from penstock.protocol.record_batch import Record, checksum, decode_records, encode_batch, iter_batches
 from penstock.raft.types import KRaftVersion, OffsetAndEpoch, Voters, VoterSet
-
-if TYPE_CHECKING:
-    from penstock.broker.node import Node
-
 
 _SUFFIX: Final = ".checkpoint"
 _PART: Final = ".part"
@@ -184,50 +178,3 @@ def metadata_records(batch: memoryview) -> list[MetadataRecord]:
 def _part(folder: Path, id: OffsetAndEpoch) -> Path:
     path = path_of(folder, id)
     return path.with_name(path.name + _PART)
-
-
-logger = logging.getLogger("penstock.quorum")
-
-
-async def take_snapshot(node: Node, image: ClusterImage, offset: int, *, last_timestamp_ms: int) -> None:
-    """Write a snapshot of everything up to and including `offset`. Raises OSError."""
-    driver = node.quorum.driver
-    log, previous = driver.log, driver.view.snapshot
-    id = OffsetAndEpoch(offset + 1, log.epochs.epoch_at(offset))
-    if previous is not None and previous >= id:
-        return
-    await node.in_thread(
-        write,
-        log.directory,
-        id,
-        image,
-        driver.core.voters.as_of(id.offset),
-        last_timestamp_ms=last_timestamp_ms,
-        now_ms=node.now_ms(),
-    )
-    logger.info("metadata snapshot taken", extra={"offset": id.offset, "epoch": id.epoch})
-    node.quorum.snapshot_taken(id)
-    if previous is not None:
-        await _delete_before(node, previous)
-
-
-async def _delete_before(node: Node, kept: OffsetAndEpoch) -> None:
-    """Delete what is older than the previous snapshot.
-
-    That snapshot and the log since then stay, so that a replica slightly behind need not fetch a whole snapshot.
-    """
-    log = node.quorum.driver.log
-    if kept.offset > log.end_offset:
-        return  # another snapshot was installed meanwhile
-    log.delete_records_before(kept.offset)
-    expired = await node.in_thread(log.expired_segments, node.now_ms(), kept.offset)
-    files = log.remove_segments(expired, node.now_ms(), end_offset=log.end_offset) if expired else []
-    await node.in_thread(_delete_files, node, log.directory, kept, files)
-
-
-def _delete_files(node: Node, folder: Path, kept: OffsetAndEpoch, files: list[Path]) -> None:
-    """Delete old snapshots and segment files, after the new log start is durable."""
-    node.store.checkpoint()
-    remove(folder, (id for id in stored(folder) if id < kept))
-    for path in files:
-        path.unlink(missing_ok=True)

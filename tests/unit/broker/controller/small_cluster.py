@@ -7,6 +7,7 @@ requests between them travel as real bytes; who leads, who is cut off and who is
 import asyncio
 import io
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,14 @@ from kio.serial import entity_reader, entity_writer
 from penstock.broker.config.node_settings import load_settings
 from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.controller.channel import ControllerChannel
-from penstock.broker.controller.controller import Controller
+from penstock.broker.controller.controller import Controller, LastController
+from penstock.broker.controller.features import SUPPORTED_FEATURES
 from penstock.broker.controller.producer_id_manager import ProducerIdManager
+from penstock.broker.controller.topic_creation import TopicCreator
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.apis import APIS, route
 from penstock.broker.network.peers import PeerUnreachable
-from penstock.broker.network.requests import RequestContext
-from penstock.broker.node import SUPPORTED_FEATURES
+from penstock.broker.network.requests import RequestContext, call_local_broker
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -104,7 +106,11 @@ class SmallNode:
         self.listeners = self.settings.listeners
         directory_id = uuid4()
         self.store = SimpleNamespace(
-            directory=directory, directory_id=directory_id, voter_id=directory_id, clean=False
+            directory=directory,
+            directory_id=directory_id,
+            voter_id=directory_id,
+            clean=False,
+            cluster_id=CLUSTER_ID,
         )
         self.metrics = Metrics()
         self.faults = None
@@ -114,13 +120,48 @@ class SmallNode:
         self.metadata = SmallMetadata(self)
         self.quorum = SmallQuorum(self)
         self.peers = SmallPeers(self)
-        self.producer_ids = ProducerIdManager(self)  # type: ignore[arg-type]
         self.new_process()
 
     def new_process(self) -> None:
-        self.channel = ControllerChannel(self)  # type: ignore[arg-type]
-        self.controller = Controller(self)  # type: ignore[arg-type]
-        self.lifecycle = BrokerLifecycleManager(self)  # type: ignore[arg-type]
+        self.channel = ControllerChannel(
+            self.node_id,
+            self.quorum,  # type: ignore[arg-type]
+            self.metadata,  # type: ignore[arg-type]
+            peers=lambda: self.peers,  # type: ignore[arg-type,return-value]
+            call_local=partial(call_local_broker, self),  # type: ignore[arg-type]
+        )
+        self.controller = Controller(
+            self,
+            self.settings,
+            self.metadata,  # type: ignore[arg-type]
+            self.metrics,
+            own_directory_id=self.store.directory_id,
+            last_controller=lambda: LastController(
+                self.channel.last_controller_id, self.lifecycle.silent_ms()
+            ),
+        )
+        self.lifecycle = BrokerLifecycleManager(
+            self,  # type: ignore[arg-type]
+            self.settings,
+            self.store,  # type: ignore[arg-type]
+            quorum=self.quorum,  # type: ignore[arg-type]
+            metadata=self.metadata,  # type: ignore[arg-type]
+            channel=self.channel,
+            controller=self.controller,
+            listeners=lambda: self.listeners,
+        )
+        self.producer_ids = ProducerIdManager(
+            self.node_id,
+            self.metadata,  # type: ignore[arg-type]
+            self.channel,
+            lambda: self.lifecycle.broker_epoch,
+        )
+        self.topic_creator = TopicCreator(
+            self.settings,
+            self.metadata,  # type: ignore[arg-type]
+            self.channel,
+            refused_by_disk=lambda: self.partitions.refused,
+        )
 
     @property
     def is_leader(self) -> bool:
@@ -156,9 +197,9 @@ class SmallNode:
 
     async def kill_and_replace(self, *, keep_folder: bool = True) -> None:
         await self.stop()
-        self.new_process()
         if not keep_folder:
             self.store.directory_id = uuid4()
+        self.new_process()
 
 
 class SmallMetadata:

@@ -9,8 +9,7 @@ import pytest
 from tests.unit.broker.controller.small_cluster import Cluster, SmallNode
 from tests.unit.broker.virtual_time import in_virtual_time
 
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
-from penstock.broker.node import StartFailed
+from penstock.broker.environment import StartFailed
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.log.data_directory import BrokerRun, note_run, previous_broker_epoch
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -30,7 +29,7 @@ async def create(node: SmallNode, name: str, partitions: int = 1, replicas: int 
     topic = NewTopic(
         name=name, partitions=partitions, replication_factor=replicas, configs=tuple(configs.items())
     )
-    (result,) = await create_topics_in_cluster(node, [topic])  # type: ignore[arg-type]
+    (result,) = await node.topic_creator.create([topic])  # type: ignore[arg-type]
     assert result.error is ErrorCode.none, result
 
 

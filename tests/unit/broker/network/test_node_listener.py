@@ -21,8 +21,9 @@ from tests.unit.broker.three_nodes import Trio
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.config.node_settings import load_settings
+from penstock.broker.environment import StartFailed
 from penstock.broker.network.apis import APIS, FETCH
-from penstock.broker.node import Node, StartFailed
+from penstock.broker.node import Node
 from penstock.broker.quorum.storage import METADATA_TOPIC_ID
 from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ErrorCode

@@ -31,7 +31,6 @@ from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -173,7 +172,7 @@ async def test_topics_are_made_and_deleted_again_once_there_is_room(tmp_path: Pa
 
 async def _creation_error(node: Node, name: str) -> ErrorCode:
     try:
-        (result,) = await create_topics_in_cluster(node, [NewTopic(name=name)])
+        (result,) = await node.topic_creator.create([NewTopic(name=name)])
     except ApiError as error:
         return error.code
     return result.error

@@ -12,7 +12,6 @@ from kio.schema.create_partitions.v3.request import CreatePartitionsRequest, Cre
 from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new_node, running, until
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.node import Node
 from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
 from penstock.log import data_directory
@@ -46,7 +45,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 
 async def _create(node: Node, name: str, partitions: int = 1) -> CreateTopicResult:
-    (result,) = await create_topics_in_cluster(node, [NewTopic(name=name, partitions=partitions)])
+    (result,) = await node.topic_creator.create([NewTopic(name=name, partitions=partitions)])
     return result
 
 

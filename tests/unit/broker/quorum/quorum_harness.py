@@ -48,11 +48,8 @@ class RecordingController:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def became_active(self) -> None:
-        self.events.append("active")
-
-    def became_inactive(self) -> None:
-        self.events.append("inactive")
+    def active_changed(self, is_active: bool) -> None:
+        self.events.append("active" if is_active else "inactive")
 
 
 class Member:
@@ -77,11 +74,11 @@ class Member:
         self.controller = RecordingController()
         self.followed: list[ImageDelta] = []
         self.syncs = 0
-        self.quorum = Quorum(self)  # type: ignore[arg-type]
-        self.peers = Peers(self)  # type: ignore[arg-type]
-        self.metadata = MetadataLog(self, self._follow)  # type: ignore[arg-type]
+        self.peers = Peers(node_id, address_of=lambda id: self.quorum.address_of(id))
         self.executor = ThreadPoolExecutor(2)
         self.store: LogManager
+        self.quorum: Quorum
+        self.metadata: MetadataLog
         self._server: asyncio.Server
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -96,7 +93,23 @@ class Member:
 
     async def open(self) -> None:
         """Data opened and listening, as a node does before it looks for its place."""
-        self.store = LogManager.open(self.folder, node_id=self.node_id, founding=self.quorum.is_standalone)
+        self.store = LogManager.open(self.folder, node_id=self.node_id, founding=self.settings.is_standalone)
+        self.quorum = Quorum(
+            self,
+            self.settings,
+            self.store,
+            peers=lambda: self.peers,
+            listeners=lambda: self.listeners,
+            is_starting=lambda: self.state == "starting",
+        )
+        self.metadata = MetadataLog(
+            self,
+            self.settings,
+            self.quorum,
+            follow=self._follow,
+            image_changed=lambda delta: None,
+            active_changed=self.controller.active_changed,
+        )
         self.quorum.open()
         self.metadata.open()
         host, port = self.settings.listeners[0].host, self.settings.listeners[0].port
@@ -157,9 +170,6 @@ class Member:
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def image_changed(self, delta: ImageDelta) -> None:
-        pass
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         self.followed.append(delta)

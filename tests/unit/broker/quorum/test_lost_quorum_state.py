@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from tests.unit.broker.raw_client import create_topic, new_node, running
 
-from penstock.broker.node import StartFailed
+from penstock.broker.environment import StartFailed
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.log_manager import LogManager

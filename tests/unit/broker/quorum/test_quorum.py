@@ -185,7 +185,7 @@ async def test_a_second_process_with_the_id_of_a_living_voter_gets_no_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silences: list[int | None] = []
-    silent_ms = membership._silent_ms
+    silent_ms = membership.QuorumMembership._silent_ms
 
     async def noted(*asked: Any) -> int | None:
         silences.append(await silent_ms(*asked))
@@ -194,7 +194,7 @@ async def test_a_second_process_with_the_id_of_a_living_voter_gets_no_vote(
     async def shortened(seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.1))
 
-    monkeypatch.setattr(membership, "_silent_ms", noted)
+    monkeypatch.setattr(membership.QuorumMembership, "_silent_ms", noted)
     # A fetch timeout that no slow machine exceeds; the second process still need not wait that long.
     monkeypatch.setattr(
         membership,

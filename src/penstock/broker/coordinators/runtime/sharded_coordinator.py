@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.coordinators.requests import exceeds_utf8_bytes
 from penstock.broker.coordinators.runtime.runtime import (
     ActiveShard,
@@ -106,7 +105,7 @@ class ShardedTopic:
 
     async def _create_topic(self) -> None:
         try:
-            (result,) = await create_topics_in_cluster(self._node, [self._new_topic()])
+            (result,) = await self._node.topic_creator.create([self._new_topic()])
         finally:
             self._creating = None
         if result.error not in _TOPIC_EXISTS_CODES:

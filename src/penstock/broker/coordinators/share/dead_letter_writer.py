@@ -17,7 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.config.effective_settings import node_layers
-from penstock.broker.controller.topic_creation import create_topics_in_cluster
 from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.partition.idempotent_append import append_batch_once, planned_producer_id
 from penstock.cluster.controller.create_topics import NewTopic
@@ -71,7 +70,7 @@ async def ensure_dead_letter_topic(node: Node, name: str, source: TopicState) ->
         # The group would receive its own dead letters, and reject them again, endlessly.
         raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is where they are from")
     if name not in node.image.topics:
-        (result,) = await create_topics_in_cluster(node, [_new_dead_letter_topic(node, name, source)])
+        (result,) = await node.topic_creator.create([_new_dead_letter_topic(node, name, source)])
         if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
             raise ApiError(result.error, result.message)
     found = node.image.topics.get(name)
@@ -201,7 +200,7 @@ async def _read_remote(
         topics=[(topic.id.bytes, [asked])],
     )
     try:
-        answer = await node.peers.fetch(
+        answer = await node.peers().fetch(
             state.leader,
             body,
             version=REPLICA_FETCH_VERSION,
