@@ -151,7 +151,7 @@ class Node:
         )
         #: Held by a request that goes through all groups, so that such requests run one after the other.
         self.group_scan_lock = asyncio.Lock()
-        self.peers = Lazy(self._new_peers)
+        self._peers = Lazy(self._new_peers)
         self.store: LogManager
         self.quorum: Quorum
         self.metadata: MetadataLog
@@ -237,7 +237,7 @@ class Node:
             self.environment,
             self.settings,
             self.store,
-            peers=self.peers,
+            peers=self._peers,
             listeners=lambda: self.listeners,
             is_starting=lambda: self.state == "starting",
         )
@@ -256,7 +256,7 @@ class Node:
             self.node_id,
             self.quorum,
             self.metadata,
-            peers=self.peers,
+            peers=self._peers,
             call_local=partial(call_local_broker, self),
         )
         self.controller = Controller(
@@ -446,8 +446,8 @@ class Node:
         if "fetchers" in self.__dict__:
             await self.fetchers.close()
         await self.environment.cancel_tasks()
-        if self.peers.existing is not None:
-            await self.peers.existing.close()
+        if self._peers.existing is not None:
+            await self._peers.existing.close()
 
     async def _close_store(self, clean: bool) -> None:
         try:
@@ -462,6 +462,11 @@ class Node:
     @property
     def image(self) -> ClusterImage:
         return self.metadata.image
+
+    @property
+    def peers(self) -> Peers:
+        """Built when it is first needed; a standalone node never needs it."""
+        return self._peers()
 
     @cached_property
     def fetchers(self) -> ReplicaFetcherManager:

@@ -26,11 +26,11 @@ class Group:
         self.told: list[int] = []
         self.is_away = False
 
-    def commit(self, cluster, group, offsets, *, metadata) -> None:
+    def commit(self, cluster, group, committed, *, metadata) -> None:
         assert metadata == offsets.GROUP_METADATA
         if self.is_away:
             raise Unavailable("nobody is there")
-        self.told += offsets.values()
+        self.told += committed.values()
 
 
 @pytest.fixture

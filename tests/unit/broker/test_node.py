@@ -159,7 +159,7 @@ def recover():
     threading.Event().wait(60)
 
 async def commit(self, records):
-    await self._node.in_thread(recover)
+    await self._environment.in_thread(recover)
 
 MetadataLog._commit = commit
 settings = load_settings({"listeners": "127.0.0.1:0", "log.dirs": sys.argv[1]}, {})

@@ -59,6 +59,6 @@ async def call_broker(
     from penstock.broker.network.peers import PeerUnreachable
 
     try:
-        return await node.peers().call(broker_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
+        return await node.peers.call(broker_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
     except (PeerUnreachable, TimeoutError) as error:
         raise ApiError(ErrorCode.network_exception, str(error)) from None

@@ -151,7 +151,7 @@ async def _append_there(
 
     request = _produce_request(topic_id, index, batch)
     try:
-        response = await node.peers().call(
+        response = await node.peers.call(
             leader_id,
             PRODUCE,
             request,

@@ -339,7 +339,7 @@ class ReplicaFetcher:
             forgotten=request.forgotten,
         )
         poll = self._poll = self._loop.create_task(
-            node.peers().fetch(
+            node.peers.fetch(
                 self.leader_id, body, version=REPLICA_FETCH_VERSION, timeout_s=self._timeout_seconds
             )
         )

@@ -148,7 +148,7 @@ async def test_a_start_without_a_controller_fails_in_the_end_and_says_why(tmp_pa
 async def test_a_folder_of_another_cluster_is_not_let_in(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.elect(1)
-    cluster[2].cluster_id = "another"
+    cluster[2].store.cluster_id = "another"
     with pytest.raises(StartFailed, match="another cluster"):
         await cluster[2].lifecycle.register()
     await cluster.stop()

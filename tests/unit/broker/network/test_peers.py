@@ -6,8 +6,6 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from kio.schema.api_versions.v0.request import ApiVersionsRequest
@@ -17,7 +15,6 @@ from tests.unit.broker.quorum.quorum_harness import within
 
 from penstock.broker.network.apis import encode_response
 from penstock.broker.network.peers import Address, Peers, PeerUnreachable
-from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 
 API_VERSIONS = 18
@@ -25,15 +22,9 @@ Answer = Callable[[bytes], Awaitable[bytes]]
 
 
 def peers_of(**addresses: Address) -> Peers:
-    """Node 7 knows where others are from its quorum."""
+    """The connections of node 7."""
     known = {int(name.removeprefix("n")): at for name, at in addresses.items()}
-    node: Any = SimpleNamespace(
-        node_id=7,
-        image=ClusterImage(),
-        quorum=SimpleNamespace(leader_id=-1, address_of=known.get),
-        settings=SimpleNamespace(inter_broker_listener="PLAINTEXT", string=lambda name: ""),
-    )
-    return Peers(node)
+    return Peers(7, address_of=known.get)
 
 
 @asynccontextmanager
@@ -203,5 +194,5 @@ async def test_a_damaged_answer_is_no_answer() -> None:
 
 
 async def test_an_unknown_node_is_unreachable() -> None:
-    with pytest.raises(PeerUnreachable, match="node 5 is nowhere"):
+    with pytest.raises(PeerUnreachable, match="the address of node 5 is unknown"):
         await peers_of().raw(5, request(b""), timeout_s=60)

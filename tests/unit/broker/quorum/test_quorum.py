@@ -245,8 +245,9 @@ async def test_a_node_of_another_cluster_is_not_heard(tmp_path: Path) -> None:
         last=OffsetAndEpoch(1000, 99),
         pre_vote=False,
     )
+    address = ("127.0.0.1", first.listeners[0].port)
     with pytest.raises(ApiError) as refused:
-        await within(send_request(second, ("127.0.0.1", first.listeners[0].port), request))
+        await within(send_request(second.peers, address, request, cluster_id=second.cluster_id, timeout_s=60))
     assert refused.value.code is ErrorCode.inconsistent_cluster_id
     assert (first.quorum.epoch, first.metadata.is_active) == (1, True)
     await first.kill()
@@ -380,12 +381,12 @@ async def test_a_member_that_stood_still_reads_what_has_arrived_before_it_misses
 async def test_who_does_not_answer_in_time_gets_more_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patiences: list[int] = []
+    patiences: list[float] = []
 
-    async def slow(node: Any, where: Any, request: Any, *, timeout_factor: int) -> Any:
+    async def slow(peers: Any, where: Any, request: Any, *, cluster_id: str, timeout_s: float) -> Any:
         if where != _ELSEWHERE:
-            return await send_request(node, where, request, timeout_factor=timeout_factor)
-        patiences.append(timeout_factor)
+            return await send_request(peers, where, request, cluster_id=cluster_id, timeout_s=timeout_s)
+        patiences.append(timeout_s)
         if len(patiences) < 5:
             raise TimeoutError
         return None
@@ -396,4 +397,4 @@ async def test_who_does_not_answer_in_time_gets_more_of_it(
         driver = (await cluster.active()).quorum.driver
         for _ in range(6):
             await driver._ask(SendRequest(_ELSEWHERE, EndEpochRequest(epoch=1, leader_id=1, successors=())))
-    assert patiences == [1, 2, 4, 4, 4, 1]
+    assert [seconds / patiences[0] for seconds in patiences] == [1, 2, 4, 4, 4, 1]

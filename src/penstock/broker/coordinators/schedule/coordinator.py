@@ -268,7 +268,7 @@ class ScheduleCoordinator(ShardedTopic):
 
         frame = _HEADER.pack(API_KEY, 0, 0, _NO_CLIENT_ID) + encode_request(ask)
         try:
-            reply = await self.node.peers().raw(
+            reply = await self.node.peers.raw(
                 leader_id,
                 frame,
                 timeout_s=self._commit_s + _RESPONSE_MARGIN_S,

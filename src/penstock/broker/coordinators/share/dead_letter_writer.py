@@ -200,7 +200,7 @@ async def _read_remote(
         topics=[(topic.id.bytes, [asked])],
     )
     try:
-        answer = await node.peers().fetch(
+        answer = await node.peers.fetch(
             state.leader,
             body,
             version=REPLICA_FETCH_VERSION,

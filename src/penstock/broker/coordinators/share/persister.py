@@ -225,7 +225,7 @@ class Persister:
             ]
         form = STATE_APIS[type(questions[0])]
         try:
-            response = await self._node.peers().call(
+            response = await self._node.peers.call(
                 leader,
                 form.api_key,
                 encode_request(form, questions),
@@ -245,9 +245,7 @@ class Persister:
         said = ShareFailures(*question.key, question.failures, for_coordinator=True)
         frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(said)
         try:
-            reply = await self._node.peers().raw(
-                leader, frame, timeout_s=self._answer_s, purpose="share-state"
-            )
+            reply = await self._node.peers.raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
             return ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
         except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
             return ShareStateReply(ErrorCode.network_exception, str(error))
