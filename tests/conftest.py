@@ -1,5 +1,6 @@
 """Fixtures for all tests: brokers, clusters, and unique names."""
 
+import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,16 @@ raise_open_file_limit()
 WITH_SESSION = re.compile(
     r"tests/spark/\w+/(\w+_spark|test_(batches|batch_source|checkpoints|runner|schemas|secure|stream_source))\.py::"
 )
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_penstock_is_restored() -> Iterator[None]:
+    """Tests that call `serve` in this process configure its logger, and later tests would see other levels."""
+    logger = logging.getLogger("penstock")
+    level, propagate, handlers = logger.level, logger.propagate, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.propagate, logger.handlers = propagate, handlers
 
 
 @pytest.hookimpl(optionalhook=True)
