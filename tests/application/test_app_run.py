@@ -96,7 +96,11 @@ def test_it_ends_with_what_starts_it_again(
     """A terminal that is closed takes the process that watches files, and must not leave the application behind."""
     write("bills.py", "bill")
     app.publish(topic, 1)
-    program = start("bills:app", "--reload")
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes inherit that it is ignored
+    try:
+        program = start("bills:app", "--reload")
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
     program.await_line("bill has 1")
     program.end(number)
     assert not program.is_printing, "the application still has its output open"
