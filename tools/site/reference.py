@@ -168,9 +168,11 @@ def _walk(words: str, command: Any) -> Iterator[tuple[str, Any]]:
     if words != "penstock":
         yield words, command
     if hasattr(command, "commands"):
-        for name in command.list_commands(None):
-            if not command.commands[name].hidden:
-                yield from _walk(f"{words} {name}", command.commands[name])
+        context = command.context_class(command, info_name=words)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            if not child.hidden:
+                yield from _walk(f"{words} {name}", child)
 
 
 def _command_section(words: str, command: Any) -> Iterator[str]:

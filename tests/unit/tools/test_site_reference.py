@@ -82,11 +82,9 @@ def test_every_command_is_on_the_page() -> None:
     headings = re.findall(r"^##+ penstock (.+)$", reference.commands_page(), re.MULTILINE)
     assert {words.split()[0] for words in headings} == set(VERBS)
     sources = "".join(path.read_text() for path in (SOURCES / "cli").rglob("*.py"))
-    declared = len(re.findall(r"\.command\(", sources)) - len(
-        re.findall(r"\.command\(.*hidden=True", sources)
-    )
+    declared = re.findall(r"app\.command\((?!.*hidden=True)", sources)
     groups = {words.rsplit(" ", 1)[0] for words in headings if " " in words}
-    assert len(set(headings) - groups) == declared > 30
+    assert len([words for words in headings if " " in words and words not in groups]) == len(declared) > 30
 
 
 def test_options_of_a_command_are_on_the_page() -> None:
