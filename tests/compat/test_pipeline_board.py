@@ -19,7 +19,7 @@ from penstock.client.wire.topics import delete_topics
 from penstock.protocol.dead_letter_headers import GROUP_HEADER
 from penstock.protocol.record_batch import Record, encode_batch
 from penstock.spark.exactly_once.decisions import MicroBatch
-from penstock.spark.internal_topics import STORE_TOPIC, DocumentStore
+from penstock.spark.internal_topics import PIPELINES_TOPIC, DocumentStore
 from penstock.spark.pipelines.status import (
     STATUS_AGE_MS_MAX,
     ErrorInfo,
@@ -102,9 +102,9 @@ def test_a_wish_is_seen_once_by_its_id(cluster: Cluster, name: str) -> None:
 
 
 def test_who_is_silent_is_lost_unless_it_is_over() -> None:
-    assert TELLING.seen(1_000 + STATUS_AGE_MS_MAX) is PipelineState.RUNNING
-    assert TELLING.seen(1_001 + STATUS_AGE_MS_MAX) is PipelineState.LOST
-    assert replace(TELLING, state=PipelineState.STOPPED).seen(1 << 60) is PipelineState.STOPPED
+    assert TELLING.current_state(1_000 + STATUS_AGE_MS_MAX) is PipelineState.RUNNING
+    assert TELLING.current_state(1_001 + STATUS_AGE_MS_MAX) is PipelineState.LOST
+    assert replace(TELLING, state=PipelineState.STOPPED).current_state(1 << 60) is PipelineState.STOPPED
 
 
 def test_what_a_newer_version_tells_does_not_disturb(cluster: Cluster, name: str) -> None:
@@ -167,7 +167,7 @@ def test_a_deleted_status_topic_is_created_again(fresh_broker: BrokerProcess) ->
         assert read_statuses(store) == {}
         write_status(store, replace(TELLING, name="first"))
         assert list(read_statuses(store)) == ["first"]
-        delete_topics(cluster, [STORE_TOPIC])
+        delete_topics(cluster, [PIPELINES_TOPIC])
         assert read_statuses(store) == {}
         write_status(DocumentStore(cluster), replace(TELLING, name="second"))
         assert list(read_statuses(store)) == ["second"]

@@ -26,7 +26,7 @@ from penstock.spark.exactly_once.decisions import MicroBatch
 from penstock.spark.exactly_once.two_phase_commit import attempt_id_prefix
 from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.offsets import GROUP_METADATA
-from penstock.spark.pipelines.batch import sink_query_names
+from penstock.spark.pipelines.open_transactions import sink_queries
 from penstock.spark.pipelines.runner import LaunchSettings, Runner
 from penstock.spark.pipelines.status import (
     ErrorInfo,
@@ -165,7 +165,7 @@ def test_a_second_runner_is_refused_while_the_first_is_heard_of(
     elsewhere = replace(told, host="elsewhere", pid=7)
     assert refuse_second_runner(store, told, now_ms=now_ms()) is None
     write_status(store, elsewhere)
-    with pytest.raises(RunningAlready, match=r"runs already on elsewhere \(process 7\)"):
+    with pytest.raises(RunningAlready, match=r"is already running on elsewhere \(process 7\)"):
         refuse_second_runner(store, told, now_ms=now_ms())
     assert refuse_second_runner(store, told, now_ms=now_ms() + 60_000) == elsewhere
     write_status(store, replace(elsewhere, state=PipelineState.FAILED))
@@ -242,8 +242,9 @@ def test_reset_ends_what_the_old_generation_has_left_open(
     assert told.group is not None
     query = unique("query")
     commit_offsets(cluster, told.group, {(topic, 0): 0}, metadata=GROUP_METADATA)
-    write_status(DocumentStore(cluster), replace(told, state=PipelineState.FAILED, queries=(query,)))
-    left = sorted(attempt_id_prefix(MicroBatch(name, 0)) + "attempt" for name in sink_query_names(query))
+    failed = replace(told, state=PipelineState.FAILED, queries=(query,))
+    write_status(DocumentStore(cluster), failed)
+    left = sorted(attempt_id_prefix(MicroBatch(name, 0)) + "attempt" for name in sink_queries(failed))
     for name in left:
         with RawProducer(cluster, transactional_id=name) as producer:
             producer.init()
@@ -341,7 +342,7 @@ def test_a_restart_ends_what_the_run_before_has_left_open(
         made = Runner(Nothing(), launch, listener=lambda _: None, note=notes.append, spark=object())
         assert made.run().state is PipelineState.FINISHED
     assert seen == [{}]
-    assert notes == ["ended 1 open transactions of the run before"]
+    assert notes == ["ended 1 open transactions of the previous run"]
 
 
 def test_a_pipeline_that_waits_for_the_transaction_of_another_says_so(

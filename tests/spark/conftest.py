@@ -1,4 +1,4 @@
-"""Tests of the Spark side run where the `spark` extra is installed, with one Spark session for all of them."""
+"""Tests of the Spark integration need the `spark` extra. They share one Spark session."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +14,7 @@ from penstock.spark.session import FILE_MANAGER_SETTING, FILE_MANAGER_WITHOUT_PR
 MISSING = [name for name in ("numba", "pyarrow", "pyspark") if find_spec(name) is None]
 collect_ignore_glob = ["*"] if MISSING else []
 
-#: Nothing here is large enough to be worth more, and every task costs a worker.
+#: The data in tests is small, and every task needs a worker.
 SPARK_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
@@ -22,7 +22,7 @@ SPARK_SETTINGS = {
     #: All checkpoints of tests are on the local disk.
     FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
 }
-#: The limit is there to end a test that hangs. Spark on a busy machine is slow: that is no failure.
+#: The limit ends a test that hangs. It is long because Spark is slow on a busy machine.
 HANG_S = 900
 
 
@@ -45,10 +45,10 @@ def quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SharedSession:
-    """The session that tests share: it takes seconds to start.
+    """The session that tests share, because it takes seconds to start.
 
-    A test that is cut off by its time limit inside py4j leaves an unread reply on the connection, so every later call
-    would get the reply of the one before. Such a test takes the session along, and the next test starts a new one.
+    A test that times out inside py4j leaves an unread reply on the connection, so every later call would get the reply
+    of the one before. Such a test closes the session, and the next test starts a new one.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class SharedSession:
         return self._session
 
     def discard(self) -> None:
-        """Without a word to the JVM, which may never answer."""
+        """Drop the session without a call to the JVM, which may never answer."""
         from pyspark import SparkContext
 
         from penstock.spark.session import forget_dead_jvm
@@ -87,7 +87,7 @@ _SHARED = SharedSession()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Before the test's fixtures are torn down, so that these do not wait for a session that hangs."""
+    """Run before the test's fixtures are torn down, so that these do not wait for a session that hangs."""
     report = yield
     if (
         call.excinfo is not None

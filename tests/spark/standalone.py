@@ -1,7 +1,7 @@
-"""Spark in processes of its own, from the pip package: a small cluster, and a server for Spark Connect.
+"""Spark in its own processes, from the pip package: a small cluster, and a Spark Connect server.
 
-The cluster has a master and two workers that look like two machines: Spark starts a twin of a slow task only on another
-machine than the task's own.
+The cluster has a master and two workers that look like two machines, because Spark starts a speculative attempt only on
+another machine.
 """
 
 import os
@@ -40,13 +40,13 @@ class Standalone:
 
     @property
     def settings(self) -> dict[str, str]:
-        """For drivers, who find the cluster on loopback and start small executors there."""
+        """Settings for drivers, which find the cluster on loopback and start small executors."""
         return {
             "spark.driver.bindAddress": MASTER_HOST,
             "spark.driver.host": MASTER_HOST,
             "spark.executor.memory": "512m",
             "spark.python.daemon.module": "penstock.spark.daemon",
-            "spark.sql.shuffle.partitions": "4",  # each has a task, and state of its own, in every batch
+            "spark.sql.shuffle.partitions": "4",  # each one is a task with its own state in every batch
             FILE_MANAGER_SETTING: FILE_MANAGER_WITHOUT_PROCESSES,
             **{f"spark.executorEnv.{name}": value for name, value in code_path().items()},
         }
@@ -81,7 +81,7 @@ class Standalone:
 
 
 class ConnectServer:
-    """One process that runs what is asked for over `sc://`: driver and tasks in one."""
+    """A Spark Connect server (`sc://`): driver and tasks in one process."""
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "connect.log"
@@ -128,7 +128,7 @@ class ConnectServer:
 def launch(
     command: list[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A command of Spark's, which runs the same Java and the same Python as sessions of ours do."""
+    """Run a command of Spark with the same Java and Python as our sessions."""
     program = Path(pyspark.__file__).parent / "bin" / command[0]
     given = {
         **os.environ,
@@ -152,5 +152,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def code_path() -> dict[str, str]:
-    """Where our code is, for processes that others start, if it is not installed."""
+    """Return the import path for other processes, in case our code is not installed."""
     return {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}

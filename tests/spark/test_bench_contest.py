@@ -1,4 +1,4 @@
-"""What the Spark benchmarks make of rounds: nothing where rows differ, ratios round by round else."""
+"""How the Spark benchmarks evaluate rounds: no result if rows differ, and ratios round by round."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def contest(name: str = "read-100B-none", **hashes: int) -> Contest:
 
 
 def turn(who: str, checksum: int) -> Turn:
-    rates = iter([1.0, *RATES[who]])  # the first is that of the warm-up
+    rates = iter([1.0, *RATES[who]])  # the first round is the warm-up
     return Turn(who, lambda: Round({"rows_per_s": next(rates)}, checksum))
 
 
@@ -39,14 +39,14 @@ def held(contest: Contest) -> Result:
     return result
 
 
-def test_ratios_are_those_of_neighbours() -> None:
+def test_ratios_are_computed_within_a_round() -> None:
     result = held(contest())
     assert result.spread(OURS, "rows_per_s") == (400, 300, 800)
     assert result.ratio(CONNECTOR, "rows_per_s", OURS) == (4, 3, 4)
     assert [each.is_reached for each in verdicts([result])] == [True]
 
 
-def test_different_rows_fail_the_contest() -> None:
+def test_different_rows_invalidate_the_result() -> None:
     with pytest.raises(WrongRows, match="connector has 8 where penstock has 7"):
         held(contest(connector=8))
 
@@ -66,7 +66,7 @@ def test_results_are_drawn_and_written(tmp_path: Path) -> None:
     assert document["contests"][0]["ratio"][CONNECTOR]["rows_per_s"]["median"] == 4
 
 
-def test_no_two_values_are_alike() -> None:
+def test_all_values_differ() -> None:
     values = [value for chunk in chunks(70_000, 100) for value in chunk.column("value").to_pylist()]
     assert len(set(values)) == 70_000
     assert {len(value) for value in values} == {100}

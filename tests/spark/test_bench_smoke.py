@@ -1,4 +1,4 @@
-"""The Spark benchmarks run, and all contenders read and write the same rows."""
+"""The Spark benchmarks run, and all participants read and write the same rows."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def has_connector() -> bool:
 
 
 @pytest.mark.slow
-def test_a_smoke_run_has_figures_of_all_contenders(tmp_path: Path, has_connector: bool) -> None:
+def test_a_smoke_run_has_figures_of_all_participants(tmp_path: Path, has_connector: bool) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, "-m", "benchmarks.spark", "--smoke", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The examples on Spark, run as a newcomer would run them."""
+"""The Spark examples run as a newcomer would run them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ORDER = {"id": "1", "customer": "ada", "quantity": 2, "price": 1.5}
 
 
 def run(*command: str) -> str:
-    """In the project folder; whatever goes wrong is shown."""
+    """Run in the project folder, and show the output of a failure."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -40,9 +40,9 @@ def test_a_pipeline(fresh_broker: BrokerProcess, tmp_path: Path) -> None:
     run(*executable(), "pipeline", "run", "examples/orders_pipeline.py", *options)
     (clean,) = read(bootstrap, "orders.clean", 1)
     assert (clean.key(), json.loads(clean.value())) == (b"ada", {"id": "1", "customer": "ada", "total": 3.0})
-    (letter,) = read(bootstrap, "orders.dlq", 1)
-    assert letter.value() == b"no order"
-    assert dict(letter.headers())["__dlq.errors.topic"] == b"orders"
+    (dead_letter,) = read(bootstrap, "orders.dlq", 1)
+    assert dead_letter.value() == b"no order"
+    assert dict(dead_letter.headers())["__dlq.errors.topic"] == b"orders"
 
 
 def publish(bootstrap: str, orders: list[str]) -> None:
@@ -53,7 +53,7 @@ def publish(bootstrap: str, orders: list[str]) -> None:
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[Any]:
-    """As many as are expected, and one more should there be one."""
+    """Return the expected number of messages, and one more if there is one."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     found = consumer.consume(count, timeout=30)

@@ -1,4 +1,4 @@
-"""A test that hangs in Spark takes its session along, and no other test: an inner run of pytest shows it."""
+"""A test that hangs in Spark closes only its own session, as an inner run of pytest shows."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ def test_has_a_session_of_its_own(spark):
 """
 
 
-def test_a_timed_out_test_leaves_the_next_one_a_new_session(tmp_path):
+def test_the_test_after_a_timed_out_test_gets_a_new_session(tmp_path):
     (tmp_path / "test_inner.py").write_text(INNER)
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--rootdir", str(tmp_path), "-c", os.devnull]
     command += ["-p", "tests.spark.conftest", "-p", "no:cacheprovider", str(tmp_path / "test_inner.py")]

@@ -55,6 +55,7 @@ def register(spark: Any) -> None:
 
     Also makes this the active session of the current thread, because Spark looks up sources in the active session.
     """
+    # Importing this package imports neither pyspark nor the data source: the command line and `Pipeline` need neither.
     from penstock.spark.datasource import PenstockDataSource
 
     _use_this_interpreter(spark)
@@ -67,15 +68,11 @@ def _use_this_interpreter(spark: Any) -> None:
 
     Needed if the session was created before this package was imported.
     """
-    context = None if _is_connected(spark) else spark.sparkContext
+    # A Spark Connect session has no context here: its workers run on the server.
+    context = None if ".connect." in type(spark).__module__ else spark.sparkContext
     if (
         context is not None
         and context.pythonExec == _SPARK_DEFAULT_PYTHON
         and context.master.startswith("local")
     ):
         context.pythonExec = os.environ["PYSPARK_PYTHON"]
-
-
-def _is_connected(spark: Any) -> bool:
-    """Return whether this is a Spark Connect session, whose workers run on the server."""
-    return ".connect." in type(spark).__module__

@@ -17,6 +17,7 @@ _TASK_WORKER: Final = "pyspark.worker"
 
 
 def main() -> None:
+    # Imports are late so that a daemon of planning workers does not load the kernels.
     if sys.argv[1:2] == [_TASK_WORKER]:
         # A worker that needs the kernels will report the error itself.
         with contextlib.suppress(Exception):

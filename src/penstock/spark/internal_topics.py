@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
-from uuid import UUID
 
 from penstock.client.errors import ClientError, OutOfRange, Refused, TopicChanged
 from penstock.client.wire.cluster import Cluster
@@ -54,11 +53,17 @@ def ensure_internal_topic(cluster: Cluster, topic: NewTopic) -> None:
 # Writing
 
 
-def encode_document(content: dict[str, Any], *, key: str) -> bytearray:
-    """Encode one JSON document as a record batch."""
-    value = json.dumps(content, separators=(",", ":")).encode()
+def encode_record(key: str, value: bytes | None) -> bytearray:
+    """Encode a batch with one record. Without a value it is a tombstone."""
     record = Record(0, int(time.time() * 1000), key=key.encode(), value=value)
     return encode_batch([record], codec=Codec.GZIP)
+
+
+def encode_document(content: dict[str, Any] | None, *, key: str) -> bytearray:
+    """Encode a batch with one JSON document, or a tombstone."""
+    return encode_record(
+        key, None if content is None else json.dumps(content, separators=(",", ":")).encode()
+    )
 
 
 def append_document(cluster: Cluster, topic: str, content: dict[str, Any], *, key: str) -> None:
@@ -87,7 +92,7 @@ def _list_offset(cluster: Cluster, topic: str, edge: int) -> int:
 
 def batches_at(cluster: Cluster, topic: str, offset: int) -> Iterator[BatchView]:
     """Yield the batches of one fetch, starting with the batch that contains the offset. Raises OutOfRange."""
-    found = PartitionReader(cluster, *_reader_arguments(topic)).fetch(offset, wait_ms=_WAIT_MS)
+    found = PartitionReader(cluster, topic, None, 0).fetch(offset, wait_ms=_WAIT_MS)
     yield from checked_batches(found.data)
 
 
@@ -96,17 +101,13 @@ def read_batches(cluster: Cluster, topic: str, start: int) -> Iterator[BatchView
 
     Raises OutOfRange, Unavailable, Refused.
     """
-    reader, position = PartitionReader(cluster, *_reader_arguments(topic)), start
+    reader, position = PartitionReader(cluster, topic, None, 0), start
     while True:
         found = reader.fetch(position, wait_ms=0)
         yield from checked_batches(found.data)
         if found.next_offset == position and position >= found.high_watermark:
             return
         position = found.next_offset
-
-
-def _reader_arguments(topic: str) -> tuple[str, None, int]:
-    return topic, None, only_partition(topic)[1]
 
 
 def decode_view(view: BatchView) -> Sequence[Record]:
@@ -122,16 +123,17 @@ def read_documents(cluster: Cluster, topic: str, start: int, *, key: str) -> Ite
                 yield json.loads(record.value)
 
 
-STORE_TOPIC: Final = "penstock-pipelines"
-_STORE_PARTITION: Final[TopicPartition] = (STORE_TOPIC, 0)
 #: A new reader reads the topic from its beginning, so small segments and early compaction keep it short.
-_STORE_SETTINGS: Final = {
-    "cleanup.policy": "compact",
-    "min.cleanable.dirty.ratio": "0.1",
-    "segment.bytes": str(1 << 20),
-    "segment.ms": str(3_600_000),
-}
-_STORE_RECORD_BYTES_MAX: Final = 16 << 20
+_STORE_TOPIC: Final = NewTopic(
+    name=PIPELINES_TOPIC,
+    partitions=1,
+    settings={
+        "cleanup.policy": "compact",
+        "min.cleanable.dirty.ratio": "0.1",
+        "segment.bytes": str(1 << 20),
+        "segment.ms": str(3_600_000),
+    },
+)
 
 Document = dict[str, Any]
 
@@ -147,13 +149,13 @@ class DocumentStore:
         self._producer: RawProducer | None = None
 
     def __repr__(self) -> str:
-        return f"<Board with {len(self._documents)} documents up to offset {self._position}>"
+        return f"<DocumentStore with {len(self._documents)} documents up to offset {self._position}>"
 
     def read(self) -> Mapping[str, Document]:
         """Return all current documents, or none if the topic does not exist yet. Raises Unavailable, Refused."""
         for _ in range(2):
             try:
-                self._read_on()
+                self._read_new()
                 break
             except (OutOfRange, TopicChanged):
                 # The topic was recreated, or records at our position were deleted: read it from the beginning.
@@ -162,11 +164,9 @@ class DocumentStore:
 
     def write(self, key: str, document: Document | None) -> None:
         """Write a document under a key; None deletes it. Raises Unavailable, Refused."""
-        value = None if document is None else json.dumps(document, separators=(",", ":")).encode()
-        record = Record(0, int(time.time() * 1000), key=key.encode(), value=value)
         try:
             producer = self._ready_producer()
-            producer.send(*_STORE_PARTITION, encode_batch([record]))
+            producer.send(*only_partition(PIPELINES_TOPIC), encode_document(document, key=key))
             producer.flush()
         except ClientError:
             self.close()
@@ -180,51 +180,42 @@ class DocumentStore:
 
     def _ready_producer(self) -> RawProducer:
         if self._producer is None:
-            ensure_topic(self.cluster, NewTopic(name=STORE_TOPIC, partitions=1, settings=_STORE_SETTINGS))
+            ensure_internal_topic(self.cluster, _STORE_TOPIC)
             made = RawProducer(self.cluster)
             made.init()
             self._producer = made
         return self._producer
 
-    def _read_on(self) -> None:
-        reader = self._reader or self._begin()
+    def _read_new(self) -> None:
+        reader = self._reader or self._open_reader()
         while reader is not None:
             found = reader.fetch(self._position, wait_ms=0)
             for view in visible_batches(checked_batches(found.data), found.aborted):
-                for record in decode_records(view.data, _STORE_RECORD_BYTES_MAX):
-                    self._learn(record)
+                for record in decode_view(view):
+                    self._apply(record)
             if found.next_offset == self._position:
                 return
             self._position = found.next_offset
 
-    def _begin(self) -> PartitionReader | None:
-        topic = self.cluster.topics([STORE_TOPIC]).get(STORE_TOPIC)
+    def _open_reader(self) -> PartitionReader | None:
+        topic = self.cluster.topics([PIPELINES_TOPIC]).get(PIPELINES_TOPIC)
         if topic is None:
             return None
-        start = list_offsets(self.cluster, {_STORE_PARTITION: EARLIEST})[_STORE_PARTITION]
-        self._position = start.offset if start is not None else 0
-        self._reader = _store_reader(self.cluster, topic.id)
+        self._position = beginning_offset(self.cluster, PIPELINES_TOPIC)
+        self._reader = PartitionReader(
+            self.cluster, PIPELINES_TOPIC, topic.id, 0, isolation=IsolationLevel.READ_COMMITTED
+        )
         return self._reader
 
-    def _learn(self, record: Record) -> None:
+    def _apply(self, record: Record) -> None:
         if record.key is None:
             return
         key = bytes(record.key).decode(errors="replace")
-        document = _parse_document(record.value)
-        if document is None:
-            self._documents.pop(key, None)
-        else:
+        try:
+            document = json.loads(record.value) if record.value is not None else None
+        except ValueError:
+            document = None  # another program has written this record
+        if isinstance(document, dict):
             self._documents[key] = document
-
-
-def _store_reader(cluster: Cluster, topic_id: UUID | None) -> PartitionReader:
-    return PartitionReader(cluster, STORE_TOPIC, topic_id, 0, isolation=IsolationLevel.READ_COMMITTED)
-
-
-def _parse_document(value: bytes | None) -> Document | None:
-    """Parse a document. Returns None for a tombstone, and for a value that another program must have written."""
-    try:
-        found = json.loads(value) if value is not None else None
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+        else:
+            self._documents.pop(key, None)

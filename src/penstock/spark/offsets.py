@@ -11,7 +11,7 @@ checkpoint; the group is for monitoring. So a failed commit is logged and never 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -48,13 +48,25 @@ class OffsetRange(NamedTuple):
     end: int
 
     @property
-    def place(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         return self.topic, self.partition
 
     @property
     def size(self) -> int:
         """The number of offsets. Because of compaction and transaction markers there may be fewer records."""
         return max(self.end - self.start, 0)
+
+
+def ranges_to_json(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
+    return [
+        [each.topic, str(each.topic_id) if each.topic_id else None, each.partition, each.start, each.end]
+        for each in ranges
+    ]
+
+
+def ranges_from_json(content: Iterable[Sequence[Any]]) -> Iterator[OffsetRange]:
+    for topic, topic_id, partition, start, end in content:
+        yield OffsetRange(topic, UUID(topic_id) if topic_id else None, partition, start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,52 +115,48 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as JSON with sorted topics and partitions, so that equal positions have equal text."""
-        told: dict[str, Any] = {"version": POSITION_VERSION, "topics": _topics_to_json(self.topics)}
-        return told if self.since is None else told | {"since": _topics_to_json(self.since)}
+        content: dict[str, Any] = {"version": POSITION_VERSION, "topics": _topics_to_json(self.topics)}
+        return content if self.since is None else content | {"since": _topics_to_json(self.since)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Position:
+    def from_json(cls, content: Mapping[str, Any]) -> Position:
         """Parse a position. Also accepts those of Spark's Kafka connector, so that a query can use its checkpoints."""
         try:
-            return cls._from_ours(told) if "topics" in told else cls._from_connector(told)
+            if "topics" not in content:
+                return cls(
+                    {name: TopicPosition(None, _offsets_from_json(each)) for name, each in content.items()}
+                )
+            if content["version"] != POSITION_VERSION:
+                raise ValueError(content["version"])
+            since = _topics_from_json(content["since"]) if "since" in content else None
+            return cls(_topics_from_json(content["topics"]), since)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ClientError(
-                f"the checkpoint holds a position that this version cannot read: {told}"
+                f"the checkpoint contains a position that this version cannot read: {content}"
             ) from None
-
-    @classmethod
-    def _from_ours(cls, told: Mapping[str, Any]) -> Position:
-        if told["version"] != POSITION_VERSION:
-            raise ValueError(told["version"])
-        return cls(
-            _topics_from_json(told["topics"]), _topics_from_json(told["since"]) if "since" in told else None
-        )
-
-    @classmethod
-    def _from_connector(cls, told: Mapping[str, Any]) -> Position:
-        return cls({name: TopicPosition(None, _offsets_from_json(parts)) for name, parts in told.items()})
 
 
 def _topics_to_json(topics: Mapping[str, TopicPosition]) -> dict[str, Any]:
-    return {name: _topic_to_json(topic) for name, topic in sorted(topics.items())}
+    found: dict[str, Any] = {}
+    for name, topic in sorted(topics.items()):
+        offsets = {str(partition): topic.offsets[partition] for partition in sorted(topic.offsets)}
+        found[name] = (
+            {"id": str(topic.id), "offsets": offsets} if topic.id is not None else {"offsets": offsets}
+        )
+    return found
 
 
-def _topics_from_json(told: Mapping[str, Any]) -> dict[str, TopicPosition]:
+def _topics_from_json(content: Mapping[str, Any]) -> dict[str, TopicPosition]:
     return {
         name: TopicPosition(
             UUID(topic["id"]) if "id" in topic else None, _offsets_from_json(topic["offsets"])
         )
-        for name, topic in told.items()
+        for name, topic in content.items()
     }
 
 
-def _topic_to_json(topic: TopicPosition) -> dict[str, Any]:
-    offsets = {str(partition): topic.offsets[partition] for partition in sorted(topic.offsets)}
-    return {"id": str(topic.id), "offsets": offsets} if topic.id is not None else {"offsets": offsets}
-
-
-def _offsets_from_json(told: Mapping[str, Any]) -> dict[int, int]:
-    return {int(partition): int(offset) for partition, offset in told.items()}
+def _offsets_from_json(content: Mapping[str, Any]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in content.items()}
 
 
 def start_offset(start: Position, topic: str, topic_id: UUID | None, partition: int) -> int:
@@ -174,8 +182,8 @@ def unread_offsets(
     begins: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """Return the number of unread offsets of each partition that has any."""
-    sizes = {place: end - begins[place] for place, end in available.items()}
-    return {place: size for place, size in sizes.items() if size > 0}
+    sizes = {tp: end - begins[tp] for tp, end in available.items()}
+    return {tp: size for tp, size in sizes.items() if size > 0}
 
 
 def limit_offsets(
@@ -189,17 +197,15 @@ def limit_offsets(
     total = sum(sizes.values())
     if total <= offsets_max:
         return dict(available)
-    shares = {place: size * offsets_max // total for place, size in sizes.items()}
+    shares = {tp: size * offsets_max // total for tp, size in sizes.items()}
     rest = offsets_max - sum(shares.values())
 
-    def urgency(place: TopicPartition) -> tuple[bool, int, TopicPartition]:
-        return shares[place] > 0, -(sizes[place] * offsets_max % total), place
+    def urgency(tp: TopicPartition) -> tuple[bool, int, TopicPartition]:
+        return shares[tp] > 0, -(sizes[tp] * offsets_max % total), tp
 
-    for place in sorted(sizes, key=urgency)[:rest]:
-        shares[place] += 1
-    return {
-        place: begins[place] + shares[place] if place in shares else end for place, end in available.items()
-    }
+    for tp in sorted(sizes, key=urgency)[:rest]:
+        shares[tp] += 1
+    return {tp: begins[tp] + shares[tp] if tp in shares else end for tp, end in available.items()}
 
 
 def is_batch_due(total: int, offsets_min: int | None, waited_ms: float, delay_ms_max: int) -> bool:
@@ -218,7 +224,11 @@ def split_ranges(
     pieces = [-(-each.size // records_max) if records_max else 1 for each in whole]
     if partitions_min is not None:
         pieces = _raise_piece_counts(whole, pieces, partitions_min)
-    return [piece for each, count in zip(whole, pieces, strict=True) for piece in _split_range(each, count)]
+    found = []
+    for each, count in zip(whole, pieces, strict=True):
+        bounds = [each.start + each.size * index // count for index in range(count + 1)]
+        found += [each._replace(start=start, end=end) for start, end in pairwise(bounds)]
+    return found
 
 
 def _raise_piece_counts(ranges: list[OffsetRange], pieces: list[int], wanted: int) -> list[int]:
@@ -233,12 +243,7 @@ def _raise_piece_counts(ranges: list[OffsetRange], pieces: list[int], wanted: in
     return grown
 
 
-def _split_range(whole: OffsetRange, count: int) -> Iterable[OffsetRange]:
-    cuts = [whole.start + whole.size * index // count for index in range(count + 1)]
-    return [whole._replace(start=start, end=end) for start, end in pairwise(cuts)]
-
-
-#: Metadata of every committed offset. It shows to a person who would reset it that a Spark checkpoint decides.
+#: Metadata of every committed offset. It shows that a Spark query committed it, which itself uses its checkpoint.
 GROUP_METADATA: Final = "penstock-spark"
 _LOG: Final = logging.getLogger("penstock.spark")
 #: A batch waits at most this long for the commit to its group.
@@ -259,26 +264,28 @@ class GroupProgress:
         *,
         deadline: Callable[[float], Deadline] = Deadline,
     ) -> None:
-        patience_ms = min(settings.retry_deadline_ms, _COMMIT_MS_MAX)
-        self._cluster = Cluster(replace(settings, retry_deadline_ms=patience_ms))
+        deadline_ms = min(settings.retry_deadline_ms, _COMMIT_MS_MAX)
+        self._cluster = Cluster(replace(settings, retry_deadline_ms=deadline_ms))
         self._group = group
         self._deadline = deadline
-        self._told: Position | None = None
-        self._rest = deadline(0)
+        self._committed: Position | None = None
+        self._next_commit = deadline(0)
 
-    def tell(self, finished: Position) -> None:
+    def commit(self, finished: Position) -> None:
         """Commit the end of the last finished batch, unless the same offsets were committed recently."""
         if self._group is None or not finished.topics:
             return
-        if not self._rest.is_over and self._told in (finished, None):
+        if not self._next_commit.is_over and self._committed in (finished, None):
             return
         try:
             commit_offsets(self._cluster, self._group, finished.offsets, metadata=GROUP_METADATA)
         except ClientError as trouble:
-            _LOG.warning("group %s does not show how far the query has come: %s", self._group, trouble)
-            self._told, self._rest = None, self._deadline(COMMIT_RETRY_MS)
+            _LOG.warning(
+                "group %s: the progress of the query could not be committed: %s", self._group, trouble
+            )
+            self._committed, self._next_commit = None, self._deadline(COMMIT_RETRY_MS)
         else:
-            self._told, self._rest = finished, self._deadline(COMMIT_REPEAT_MS)
+            self._committed, self._next_commit = finished, self._deadline(COMMIT_REPEAT_MS)
 
     def close(self) -> None:
         self._cluster.close()

@@ -6,11 +6,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from penstock.client.errors import ClientError
 from penstock.client.retry import UNITS_MS
 from penstock.client.wire.metadata import TopicPartition
+from penstock.client.wire.settings import ConnectionSettings
 
 #: Options with this prefix are connection settings.
 CONNECTION_PREFIX: Final = "kafka."
@@ -20,6 +21,7 @@ _UNITS_MS: Final = {"": 1, **UNITS_MS}
 _DURATION: Final = re.compile(r"(\d{1,12})\s*([a-z]*)")
 _OFFSET_MAX: Final = (1 << 63) - 1
 _PARTITION_MAX: Final = (1 << 31) - 1
+T = TypeVar("T")
 
 
 class OptionError(ClientError):
@@ -36,28 +38,41 @@ class OptionReader:
     def __init__(self, options: Mapping[str, str]) -> None:
         self._left = {str(name).strip().lower(): str(value) for name, value in options.items()}
 
-    def connection(self) -> dict[str, str]:
-        """Return all options that begin with `kafka.`, without the prefix."""
+    def connection(self, refused: Mapping[str, str]) -> ConnectionSettings:
+        """Parse the options that begin with `kafka.` and have not been read yet.
+
+        Raises OptionError for invalid settings, and for the `refused` ones, with the advice that belongs to each.
+        """
         names = [name for name in self._left if name.startswith(CONNECTION_PREFIX)]
-        return {name.removeprefix(CONNECTION_PREFIX): self._left.pop(name) for name in names}
+        settings = {name.removeprefix(CONNECTION_PREFIX): self._left.pop(name) for name in names}
+        for name, advice in refused.items():
+            if name in settings:
+                raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
+        try:
+            return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
+        except ClientError as error:
+            raise OptionError(f"option {CONNECTION_PREFIX}{error}") from None
 
     def text(self, name: str) -> str | None:
         value = self._left.pop(name.lower(), None)
         return value.strip() if value is not None else None
 
-    def flag(self, name: str, *, default: bool) -> bool:
+    def choice(self, name: str, choices: Mapping[str, T], default: T) -> T:
         value = self.text(name)
         if value is None:
             return default
-        if value.lower() not in _FLAGS:
-            raise invalid_option(name, value, "must be true or false")
-        return _FLAGS[value.lower()]
+        if value.lower() not in choices:
+            raise invalid_option(name, value, f"must be one of {', '.join(choices)}")
+        return choices[value.lower()]
 
-    def number(self, name: str, *, at_least: int = 1) -> int | None:
+    def flag(self, name: str, *, default: bool) -> bool:
+        return self.choice(name, _FLAGS, default)
+
+    def number(self, name: str, *, at_least: int = 1, at_most: int = _OFFSET_MAX) -> int | None:
         value = self.text(name)
         if value is None:
             return None
-        if not re.fullmatch(r"\d{1,18}", value) or int(value) < at_least:
+        if not re.fullmatch(r"\d{1,18}", value) or not at_least <= int(value) <= at_most:
             raise invalid_option(name, value, f"must be a whole number of at least {at_least}")
         return int(value)
 
@@ -71,13 +86,13 @@ class OptionReader:
         return int(match[1]) * _UNITS_MS[match[2]]
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise OptionError if an option has not been read, and suggest the option that may have been meant."""
+        """Raise OptionError if an option has not been read, and suggest a known option with a similar name."""
         if not self._left:
             return
         name = min(self._left)
         names = {each.lower(): each for each in known}
         near = difflib.get_close_matches(name, names, n=1)
-        advice = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
+        advice = f"did you mean {names[near[0]]}?" if near else f"the options are {', '.join(sorted(known))}"
         raise OptionError(f"there is no option {name}; {advice}")
 
 
@@ -92,7 +107,7 @@ def numbers_by_partition(name: str, text: str, *, least: int) -> dict[TopicParti
                 name, topic, partition, number, least
             )
     if not found:
-        raise invalid_option(name, text, "names no partition")
+        raise invalid_option(name, text, "contains no partition")
     return found
 
 
@@ -104,7 +119,7 @@ def assigned_partitions(name: str, text: str) -> tuple[TopicPartition, ...]:
             raise invalid_option(name, text, 'must look like {"topic": [0, 1]}')
         found += [(topic, _partition_index(name, topic, partition)) for partition in parts]
     if not found:
-        raise invalid_option(name, text, "names no partition")
+        raise invalid_option(name, text, "contains no partition")
     return tuple(sorted(set(found)))
 
 
@@ -112,7 +127,7 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as flaw:
-        raise invalid_option(name, text, f"is no JSON ({flaw})") from None
+        raise invalid_option(name, text, f"is not valid JSON ({flaw})") from None
     if not isinstance(found, dict):
         raise invalid_option(name, text, "must be a JSON object with a member for each topic")
     return found
@@ -120,7 +135,7 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
 
 def _partition_index(name: str, topic: str, partition: object) -> int:
     if re.fullmatch(r"\d{1,10}", str(partition)) is None or int(str(partition)) > _PARTITION_MAX:
-        raise invalid_option(name, partition, f"is no partition of {topic}")
+        raise invalid_option(name, partition, f"is not a partition number (topic {topic})")
     return int(str(partition))
 
 

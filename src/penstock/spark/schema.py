@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from penstock.spark.option_reader import OptionError
 
-#: By the names and types of Spark's Kafka connector.
+#: Names and types of Spark's Kafka connector.
 COLUMN_TYPES: Final = {
     "key": "binary",
     "value": "binary",
@@ -21,12 +21,12 @@ COLUMN_TYPES: Final = {
 }
 
 
-#: All others are always there, and Spark is told so: it then does not ask for each row whether they are.
+#: All other columns are NOT NULL, so that Spark does not check every row for null.
 _NULLABLE_COLUMNS: Final = ("key", "value", "headers")
 
 
 def table_schema(*, include_headers: bool) -> str:
-    """As Spark reads it."""
+    """Return the columns of a topic as DDL."""
     chosen = {name: kind for name, kind in COLUMN_TYPES.items() if include_headers or name != "headers"}
     return ", ".join(
         f"{name} {kind}{'' if name in _NULLABLE_COLUMNS else ' NOT NULL'}" for name, kind in chosen.items()
@@ -35,14 +35,14 @@ def table_schema(*, include_headers: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Columns in the order that a query wants them, under the names that it gives them."""
+    """The columns that a query selects, in its order and with its spelling of the names."""
 
     columns: tuple[str, ...]
     schema: Any  # StructType
 
     @classmethod
     def of(cls, schema: Any) -> Projection:
-        """Raises OptionError where a topic has no such column, or one of another type."""
+        """Check a schema that a user gives. Raises OptionError if a topic has no column of that name and type."""
         known = {name.lower(): name for name in COLUMN_TYPES}
         columns = []
         for field in schema.fields:
@@ -61,7 +61,11 @@ class Projection:
         return cls(columns=tuple(columns), schema=schema)
 
     def fit(self) -> Callable[[Any], Any]:
-        """What makes of decoded Arrow batches those that Spark expects, which differ in what may be null at most."""
+        """Return a function that casts decoded Arrow batches to the schema that Spark expects.
+
+        The two schemas differ at most in which columns are nullable.
+        """
+        # A planning worker imports this module and decodes nothing, so it does not import Arrow.
         import pyarrow as pa
         from pyspark.sql.pandas.types import to_arrow_schema
 

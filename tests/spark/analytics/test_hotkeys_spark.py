@@ -1,4 +1,4 @@
-"""The heaviest keys of partitions, with their shares."""
+"""The keys with the most records of each partition, with their shares."""
 
 from tests.compat.message import Message
 
@@ -50,7 +50,7 @@ def test_hot_keys_with_their_share(spark, topics, run, unique):
     assert progress[-1] == (1, 1)
 
 
-def test_keys_as_people_can_read_them():
+def test_keys_in_readable_form():
     assert display_key(b"plain") == "plain"
     assert display_key(b"\x00\xff") == "\\x00\\xff"
     assert display_key(b"x" * 100) == "x" * 45 + "..."

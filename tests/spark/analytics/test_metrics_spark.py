@@ -1,4 +1,4 @@
-"""Windows of metrics, compared with what was produced; the same rows in the topic and in the table."""
+"""Windows of metrics, compared with what was produced. Topic and table have the same rows."""
 
 import json
 import time
@@ -36,17 +36,20 @@ def test_windows_equal_what_was_produced(spark, topics, run_once, unique, group,
     retry, dead = topics.create(f"{orders}.retry.1"), topics.create(f"{orders}.dlq")
     start_ms = int(time.time() * 1000) // WINDOW_MS * WINDOW_MS - 60 * WINDOW_MS
     numbers = range(30)
-    moments = [start_ms + number % 3 * WINDOW_MS + number for number in numbers]
+    timestamps_ms = [start_ms + number % 3 * WINDOW_MS + number for number in numbers]
     topics.fill(
         orders,
-        [Message(value=b"v" * (n + 1), key=b"k", timestamp_ms=moments[n], partition=n % 2) for n in numbers],
+        [
+            Message(value=b"v" * (n + 1), key=b"k", timestamp_ms=timestamps_ms[n], partition=n % 2)
+            for n in numbers
+        ],
     )
     sizes = [sum(n + 2 for n in numbers if n % 3 == window) for window in range(3)]
     topics.fill(retry, letters_of(orders, "billing", 4, start_ms + 5))
     topics.fill(
         dead, letters_of(orders, "billing", 2, start_ms + 6) + letters_of(orders, "audit", 1, start_ms)
     )
-    # The present makes the windows before it complete.
+    # Current records complete the windows before them.
     topics.fill(orders, [Message(value=b"now", partition=0)])
     with topics.cluster() as cluster:
         commit_offsets(cluster, group, {(orders, 0): 12, (orders, 1): 15})
@@ -68,15 +71,15 @@ def test_windows_equal_what_was_produced(spark, topics, run_once, unique, group,
     assert samples
     for row in samples:
         assert row["lag"] == 4
-        # The first that is not read is the 12th of partition 0.
-        assert before_s <= row["latency_s"] + moments[24] / 1000 <= after_s
+        # The first unread record is the 12th of partition 0.
+        assert before_s <= row["latency_s"] + timestamps_ms[24] / 1000 <= after_s
     kept = history(spark, str(table)).collect()
     columns = ("kind", "topic", "group", "records", "bytes", "retries", "dead", "lag", "latency_s")
-    told = [tuple(row.get(name) for name in columns) for row in found]
-    assert Counter(tuple(row[name] for name in columns) for row in kept) == Counter(told)
+    written = [tuple(row.get(name) for name in columns) for row in found]
+    assert Counter(tuple(row[name] for name in columns) for row in kept) == Counter(written)
 
 
-def test_names_of_topics_mean_what_they_mean_to_clients(spark):
+def test_topic_names_have_the_same_meaning_as_for_clients(spark):
     names = [
         "orders",
         "orders.retry.1",
@@ -96,7 +99,7 @@ def test_names_of_topics_mean_what_they_mean_to_clients(spark):
     ]
 
 
-def test_what_cannot_work():
+def test_wrong_settings():
     with pytest.raises(PipelineError, match="set to= or table="):
         metrics(topics="x")
     with pytest.raises(PipelineError, match="window='long'"):

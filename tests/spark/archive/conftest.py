@@ -1,4 +1,4 @@
-"""Fixtures of the archive's tests."""
+"""Fixtures for the tests of the archive."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows for tables without Spark: what a task would be given, and a frame that runs tasks where it stands."""
+"""Rows for tables without Spark: the input of tasks, and a frame that runs tasks in this process."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ SCHEMA = StructType(
 
 
 def record_batch(partition: int, offsets: Iterable[int], days: Iterable[int] | None = None) -> pa.RecordBatch:
-    """Records of one partition; each is of the first day, or of the day that `days` says."""
+    """Records of one partition, of the first day or of the day that `days` gives."""
     numbers = list(offsets)
     dates = list(days) if days is not None else [FIRST_DAY] * len(numbers)
     return pa.record_batch(
@@ -52,7 +52,7 @@ def record_batch(partition: int, offsets: Iterable[int], days: Iterable[int] | N
 
 
 class Settings(dict[str, str]):
-    """Of a session."""
+    """As much of a session as the sink needs."""
 
     def get(self, name: str, default: Any = "") -> str:
         return super().get(name, default)
@@ -63,7 +63,7 @@ class Settings(dict[str, str]):
 
 @dataclass
 class Frame:
-    """As much of a DataFrame as the sink needs. Each list of batches is a task's."""
+    """As much of a DataFrame as the sink needs. Each list of batches is the input of a task."""
 
     tasks: list[list[pa.RecordBatch]]
     schema: StructType = SCHEMA
@@ -72,14 +72,14 @@ class Frame:
     def mapInArrow(self, function: Any, schema: str) -> Any:
         def collect() -> Iterator[dict[str, str]]:
             for task in self.tasks:
-                for told in function(iter(task)):
-                    yield from told.to_pylist()
+                for result in function(iter(task)):
+                    yield from result.to_pylist()
 
         return SimpleNamespace(collect=collect)
 
 
 def rows_in(path: Path) -> list[tuple[int, int]]:
-    """Partition and offset of all rows, sorted, those that are there twice too."""
+    """Return partition and offset of all rows, sorted, including duplicates."""
     table = ArchiveTable.open(TableLocation.of(str(path)))
     if table is None:
         return []
@@ -88,8 +88,8 @@ def rows_in(path: Path) -> list[tuple[int, int]]:
 
 
 def note_offsets(checkpoint: Path, number: int, position: Position) -> None:
-    """As Spark does it before a batch begins."""
+    """Write the offsets file, as Spark does before a batch starts."""
     folder = checkpoint / "offsets"
     folder.mkdir(parents=True, exist_ok=True)
-    told = json.dumps(position.to_json())
-    (folder / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{told}')
+    content = json.dumps(position.to_json())
+    (folder / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{content}')

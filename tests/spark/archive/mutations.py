@@ -1,4 +1,4 @@
-"""The sink with one of its safeguards taken out: worlds with enough seeds must notice each."""
+"""Mutations that remove one safeguard of the archive each. Worlds with enough seeds must detect every one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,17 +11,17 @@ from penstock.spark.archive.delta_table import ArchiveTable, EndOffsets
 
 
 def _no_lookup() -> Any:
-    """The driver does not check whether the table has the batch."""
+    """The sink does not look up whether the table has the batch."""
     return mock.patch.object(ArchiveTable, "has", return_value=False)
 
 
 def _no_ends() -> Any:
-    """The driver does not check the offsets of the table."""
+    """The sink does not look up the end offsets of the table."""
     return mock.patch.object(ArchiveTable, "ends", return_value=EndOffsets())
 
 
 def _fresh_handle() -> Any:
-    """The commit is made from a handle that was not refreshed."""
+    """The sink commits with a handle that was not refreshed."""
     real = ArchiveTable.append
 
     def append(self: ArchiveTable, *args: Any, **kwargs: Any) -> None:
@@ -32,7 +32,7 @@ def _fresh_handle() -> Any:
 
 
 def _old_files() -> Any:
-    """After a conflict the same files are committed, whatever others have committed meanwhile."""
+    """After a conflict the same files are committed, whatever others have committed in between."""
     return mock.patch.object(sink.DeltaSink, "_write_files", _once(sink.DeltaSink._write_files))
 
 
@@ -48,16 +48,16 @@ def _once(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ends_of_rows() -> Any:
-    """Ends are those of the rows, not of the batch."""
+    """The end offsets are those of the rows, not of the batch."""
     real = sink.DeltaSink._commit
 
-    def commit(self: Any, table: Any, batch: Any, told: Any, ends: Any, span: Any) -> None:
-        real(self, table, batch, told, ends, None)
+    def commit(self: Any, table: Any, batch: Any, written: Any, ends: Any, offsets: Any) -> None:
+        real(self, table, batch, written, ends, None)
 
     return mock.patch.object(sink.DeltaSink, "_commit", commit)
 
 
-#: Those that are noticed only where the table knows how far a topic has come, or only where it does not.
+#: Mutations that are detected only with end offsets, or only without them.
 WITH_TOPIC: dict[str, Callable[[], Any]] = {
     "no ends": _no_ends,
     "commit from a fresh handle": _fresh_handle,

@@ -1,6 +1,6 @@
-"""A driver in a process of its own: one run of an archive's pipeline on a checkpoint, as the arguments say (JSON).
+"""A driver in its own process: one run of an archive's pipeline on a checkpoint, with JSON arguments.
 
-It may be killed at any time, with its Java machine and all of its workers: they are one session of processes.
+It may be killed at any time, with its JVM and all of its workers: they are one session of processes.
 """
 
 import json
@@ -22,7 +22,7 @@ from penstock.spark.pipelines.declaration import RunSettings
 from penstock.spark.session import session
 
 QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
-#: Point -> what is called there, and whether death comes before or after it.
+#: Point -> the function there, and whether the process dies before or after it.
 POINTS: dict[str, tuple[Any, str, str]] = {
     "before the files": (DeltaSink, "_write_files", "before"),
     "files written": (DeltaSink, "_write_files", "after"),
@@ -34,7 +34,7 @@ POINTS: dict[str, tuple[Any, str, str]] = {
 
 
 def ambushed(real: Callable[..., Any], when: str, number: int, sprung: str) -> Callable[..., Any]:
-    """Like `real`, but the n-th call of it is the last thing that happens."""
+    """Wrap `real` so that the process dies at the n-th call."""
     calls = []
 
     def dying(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def lay(given: dict[str, Any]) -> None:
 
 def run(given: dict[str, Any]) -> None:
     spark = session("archive", master="local[2,4]", settings=QUIET)
-    # Files are joined after every batch, where a real one rests in between and waits for more of them.
+    # Compact after every batch. A real sink waits for more files.
     mock.patch.object(sink, "_COMPACTION_EVERY_MS", 0).start()
     mock.patch.object(maintenance, "_FAN_IN", 2).start()
     declared = archive(given["topic"], given["table"], name="archive", compact_mb=1)

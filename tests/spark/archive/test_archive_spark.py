@@ -1,4 +1,4 @@
-"""Archives written and read by real Spark, compared with the records in the topic."""
+"""Archives written and read with real Spark, compared with what clients wrote."""
 
 import json
 import shutil
@@ -26,11 +26,11 @@ DAY_MS = 86_400_000
 
 
 class Archive:
-    """A topic, a table, and a query between them that takes what there is and ends."""
+    """A topic, a table, and a query between them that reads what is available and ends."""
 
     def __init__(self, spark, topics, folder, partitions=2):
         self.spark, self.topics = spark, topics
-        # Records of years ago are not to be gone before they are read.
+        # Brokers must not delete records of years ago before they are read.
         settings = {"retention.ms": "-1"}
         self.topic = topics.create(f"archived-{uuid.uuid4().hex}", partitions, **settings)
         self.table, self.checkpoint = folder / "table", folder / "checkpoint"
@@ -41,11 +41,11 @@ class Archive:
         return sink
 
     def has(self, offsets):
-        """A table that is there already."""
+        """Return the table, which must exist."""
         self.sink().write(Frame([[record_batch(0, offsets)]]), MicroBatch("before", 0))
 
     def run(self, rows=archived_rows, reading=None, **options):
-        """As plain users of foreachBatch do it."""
+        """Archive as users of plain foreachBatch do."""
         sink = DeltaSink(str(self.table), topic=self.topic, reading=reading)
         sink.prepare(
             self.spark, RunSettings(bootstrap=self.topics.bootstrap, checkpoint=str(self.checkpoint))
@@ -86,13 +86,13 @@ def values(frame):
     return sorted(row["value"] for row in frame.select("value").collect())
 
 
-def test_records_are_archived_with_all_that_they_are_and_read_on_from_the_topic(archive):
+def test_records_are_archived_unchanged_and_newer_ones_are_read_from_the_topic(archive):
     first = Message(b"1", key=b"k", headers=(("h", b"x"),), timestamp_ms=MORNING)
     archive.fill(first, Message(b"2", timestamp_ms=MORNING + DAY_MS, partition=1))
     archive.run()
     archive.fill(Message(b"3", timestamp_ms=MORNING + DAY_MS))
     whole = archive.read()
-    # What comes later is neither in the table nor in what was pinned.
+    # Later records are neither in the table nor in the pinned range.
     archive.fill(Message(b"4"))
     archive.run()
 
@@ -113,7 +113,7 @@ def test_records_are_archived_with_all_that_they_are_and_read_on_from_the_topic(
     assert {row["day"] for row in whole.where("value = '3'").collect()} == {date(2024, 10, 5)}
 
 
-def test_a_filter_on_the_day_reads_the_files_of_that_day_only(archive, spark):
+def test_a_filter_on_the_day_reads_only_the_files_of_that_day(archive, spark):
     archive.fill(Message(b"1", timestamp_ms=MORNING), Message(b"2", timestamp_ms=MORNING + DAY_MS))
     archive.run()
     rows = history(spark, str(archive.table))
@@ -121,7 +121,7 @@ def test_a_filter_on_the_day_reads_the_files_of_that_day_only(archive, spark):
     assert values(rows.where("day = '2024-10-05'")) == [b"2"]
 
 
-def test_a_query_without_its_checkpoint_archives_nothing_twice(archive):
+def test_a_query_that_starts_over_archives_nothing_twice(archive):
     archive.topics.count(archive.topic, range(20))
     archive.run(maxOffsetsPerTrigger="15")
     shutil.rmtree(archive.checkpoint)
@@ -139,18 +139,18 @@ def dies(real):
 
 
 @pytest.mark.parametrize(("owner", "step"), [(DeltaSink, "_write_files"), (ArchiveTable, "append")])
-def test_a_batch_that_is_done_again_by_other_tasks_is_there_once(archive, monkeypatch, owner, step):
+def test_a_batch_that_other_tasks_repeat_is_archived_once(archive, monkeypatch, owner, step):
     archive.topics.count(archive.topic, range(20))
     with monkeypatch.context() as patched:
         patched.setattr(owner, step, dies(getattr(owner, step)))
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             archive.run(minPartitions="2")
-    assert list(archive.table.rglob("*.parquet")), "it has written files before it died"
+    assert list(archive.table.rglob("*.parquet")), "the first run has written files before it died"
     archive.run(minPartitions="5")
     assert rows_in(archive.table) == [(0, n) for n in range(20)]
 
 
-def test_a_pipeline_archives_what_fits_and_sends_the_rest_to_the_dead_letters(archive, tmp_path):
+def test_a_pipeline_archives_valid_values_and_sends_others_to_the_dead_letter_topic(archive, tmp_path):
     schema = tmp_path / "order.ddl"
     schema.write_text("id STRING NOT NULL, total DOUBLE")
     archive.fill(Message(b'{"id": "a", "total": 1.5}'), Message(None, key=b"a"), Message(b"poison"))
@@ -161,14 +161,14 @@ def test_a_pipeline_archives_what_fits_and_sends_the_rest_to_the_dead_letters(ar
     rows = archive.read().orderBy("_offset").collect()
     assert [(row["_offset"], row["id"], row["total"]) for row in rows] == [(0, "a", 1.5), (1, None, None)]
     table = ArchiveTable.open(TableLocation.of(str(archive.table)))
-    assert table.ends(archive.topic).of(0) == 3, "the dead letter is behind it"
-    letters = archive.spark.read.format("penstock").options(
+    assert table.ends(archive.topic).of(0) == 3, "the end offset is after the dead letter"
+    dead_letters = archive.spark.read.format("penstock").options(
         **archive.topics.given(subscribe=f"{archive.topic}.dlq")
     )
-    assert values(letters.load()) == [b"poison"]
+    assert values(dead_letters.load()) == [b"poison"]
 
 
-def test_a_gap_that_retention_made_is_told(archive):
+def test_a_gap_after_retention_is_an_error(archive):
     archive.topics.count(archive.topic, range(9))
     archive.has(range(5))
     archive.topics.trim(archive.topic, before=7)
@@ -176,7 +176,7 @@ def test_a_gap_that_retention_made_is_told(archive):
         archive.read()
 
 
-def test_records_that_are_archived_and_not_in_the_topic_any_more_are_told(archive):
+def test_archived_records_that_the_topic_has_lost_are_an_error(archive):
     archive.topics.count(archive.topic, range(3))
     archive.has(range(5))
     with pytest.raises(TopicChanged, match=r"up to offset 4, and the log ends at 3"):
@@ -188,21 +188,21 @@ def test_a_recreated_topic_is_not_the_one_in_the_table(archive):
     archive.has(range(5))
     archive.topics.delete(archive.topic)
     archive.topics.create(archive.topic, 2)
-    with pytest.raises(TopicChanged, match="created anew"):
+    with pytest.raises(TopicChanged, match=r"created (anew|again)"):
         archive.read()
-    with pytest.raises(ArchiveError, match="created anew"):
+    with pytest.raises(ArchiveError, match="created again"):
         archive.sink()
 
 
 @pytest.mark.parametrize("feature", [TableFeatures.DeletionVectors, TableFeatures.ColumnMapping])
-def test_tables_whose_files_do_not_tell_all_are_refused(archive, feature):
+def test_tables_with_unsupported_features_are_refused(archive, feature):
     archive.has(range(5))
     DeltaTable(str(archive.table)).alter.add_feature(feature, allow_protocol_versions_increase=True)
     with pytest.raises(ArchiveError, match=r"deletionVectors|columnMapping"):
         archive.read()
 
 
-def test_values_that_do_not_fit_are_in_neither_part_and_tombstones_are_in_both(archive):
+def test_invalid_values_are_in_neither_part_and_tombstones_are_in_both(archive):
     how = value_format("id STRING NOT NULL, total DOUBLE", "json")
     good, bad = json.dumps({"id": "a", "total": 1.5}).encode(), b'{"total": 1.5}'
     messages = [Message(good, key=b"a"), Message(None, key=b"a"), Message(bad, key=b"b")]
@@ -219,7 +219,7 @@ def test_values_that_do_not_fit_are_in_neither_part_and_tombstones_are_in_both(a
     assert archive.latest().collect() == []
 
 
-def test_latest_is_the_newest_by_offset_then_by_time_without_those_that_are_gone(archive):
+def test_latest_is_the_newest_by_offset_then_by_time_without_deleted_keys(archive):
     late, early = MORNING + 5000, MORNING
     archive.fill(
         Message(b"old", key=b"k", timestamp_ms=late),

@@ -1,4 +1,4 @@
-"""Files of an archive task: each row in the file of its day, within the bounds of the file."""
+"""The files of a task: every row is in a file of its day, within the bounds of the statistics."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -22,13 +22,13 @@ def offsets(folder, file):
     return pq.read_table(folder / file.path, partitioning=None).column("_offset").to_pylist()
 
 
-def test_rows_of_days_that_are_mixed_go_to_a_file_for_each_day_in_their_order(tmp_path):
+def test_rows_go_to_a_file_for_each_day_in_order(tmp_path):
     days = [FIRST_DAY + day for day in (1, 0, 1, 2, 0)]
-    told = write(tmp_path, [record_batch(0, range(5), days)])
-    found = {file.value: offsets(tmp_path, file) for file in told.files}
+    written = write(tmp_path, [record_batch(0, range(5), days)])
+    found = {file.value: offsets(tmp_path, file) for file in written.files}
     assert found == {"2024-10-04": [1, 4], "2024-10-05": [0, 2], "2024-10-06": [3]}
-    assert all(file.path.startswith(f"day={file.value}/") for file in told.files)
-    assert "day" not in pq.read_schema(tmp_path / told.files[0].path).names
+    assert all(file.path.startswith(f"day={file.value}/") for file in written.files)
+    assert "day" not in pq.read_schema(tmp_path / written.files[0].path).names
 
 
 def test_rows_without_a_day_are_kept(tmp_path):
@@ -38,10 +38,10 @@ def test_rows_without_a_day_are_kept(tmp_path):
     assert file.path.startswith("day=__HIVE_DEFAULT_PARTITION__/")
 
 
-def test_what_the_table_has_is_left_out_and_counted(tmp_path):
+def test_rows_that_the_table_has_are_skipped_and_counted(tmp_path):
     batches = [record_batch(0, range(10)), record_batch(1, range(5, 9)), record_batch(2, range(3))]
-    told = write(tmp_path, batches, ends={0: 7, 1: 5, 2: 3})
-    assert sorted(offset for file in told.files for offset in offsets(tmp_path, file)) == [
+    written = write(tmp_path, batches, ends={0: 7, 1: 5, 2: 3})
+    assert sorted(offset for file in written.files for offset in offsets(tmp_path, file)) == [
         5,
         6,
         7,
@@ -50,33 +50,35 @@ def test_what_the_table_has_is_left_out_and_counted(tmp_path):
         8,
         9,
     ]
-    assert told.skipped == 7 + 3
-    assert told.ends == {0: 10, 1: 9, 2: 3}
+    assert written.skipped == 7 + 3
+    assert written.ends == {0: 10, 1: 9, 2: 3}
 
 
-def test_many_rows_make_several_files_and_the_largest_lot_goes_first(tmp_path, monkeypatch):
+def test_many_rows_make_several_files_and_the_largest_group_is_written_first(tmp_path, monkeypatch):
     one = record_batch(0, range(100))
     monkeypatch.setattr(files, "_BUFFERED_BYTES_MAX", int(one.nbytes * 2.5))
     batches = [record_batch(0, range(start, start + 100)) for start in range(0, 500, 100)]
-    told = write(tmp_path, batches)
-    assert len(told.files) == 2
-    assert sorted(offset for file in told.files for offset in offsets(tmp_path, file)) == list(range(500))
+    written = write(tmp_path, batches)
+    assert len(written.files) == 2
+    assert sorted(offset for file in written.files for offset in offsets(tmp_path, file)) == list(range(500))
 
 
 def test_no_rows_make_no_file(tmp_path):
     assert write(tmp_path, [record_batch(0, [])]) == WrittenFiles()
 
 
-def test_the_same_rows_written_twice_get_other_names(tmp_path):
+def test_rows_that_are_written_twice_get_different_file_names(tmp_path):
     paths = {write(tmp_path, [record_batch(0, range(3))]).files[0].path for _ in range(2)}
     assert len(paths) == 2
 
 
-def test_what_tasks_tell_is_put_together(tmp_path):
-    told = [write(tmp_path, [record_batch(0, numbers)], ends={0: 2}) for numbers in (range(5), range(5, 7))]
-    together = WrittenFiles.together(each.to_json() for each in told)
-    assert together.files == (*told[0].files, *told[1].files)
-    assert (together.ends, together.skipped, together.rows) == ({0: 7}, 2, 5)
+def test_results_of_tasks_are_combined(tmp_path):
+    written = [
+        write(tmp_path, [record_batch(0, numbers)], ends={0: 2}) for numbers in (range(5), range(5, 7))
+    ]
+    combined = WrittenFiles.combined(each.to_json() for each in written)
+    assert combined.files == (*written[0].files, *written[1].files)
+    assert (combined.ends, combined.skipped, combined.rows) == ({0: 7}, 2, 5)
 
 
 MOMENT = datetime(2024, 10, 4, 12, 0, 0, 1, tzinfo=UTC)
@@ -87,7 +89,7 @@ MOMENT = datetime(2024, 10, 4, 12, 0, 0, 1, tzinfo=UTC)
     [
         ([3, -1, None], pa.int64(), (-1, 3)),
         ([MOMENT.date(), None], pa.date32(), ("2024-10-04", "2024-10-04")),
-        # Whole milliseconds around what is there.
+        # Bounds are widened to whole milliseconds.
         (
             [MOMENT, MOMENT + timedelta(microseconds=999)],
             pa.timestamp("us", "UTC"),
@@ -105,13 +107,13 @@ MOMENT = datetime(2024, 10, 4, 12, 0, 0, 1, tzinfo=UTC)
 def test_bounds_of_a_column(tmp_path, values, kind, bounds):
     batch = pa.record_batch({"x": pa.array(values, kind)})
     (file,) = write(tmp_path, [batch], partition_by=None).files
-    told = json.loads(file.statistics)
-    assert told["numRecords"] == len(values)
-    assert told["nullCount"] == {"x": values.count(None)}
-    assert (told["minValues"].get("x"), told["maxValues"].get("x")) == (bounds or (None, None))
+    statistics = json.loads(file.statistics)
+    assert statistics["numRecords"] == len(values)
+    assert statistics["nullCount"] == {"x": values.count(None)}
+    assert (statistics["minValues"].get("x"), statistics["maxValues"].get("x")) == (bounds or (None, None))
 
 
-def test_columns_in_columns_have_no_bounds(tmp_path):
+def test_nested_columns_have_no_bounds(tmp_path):
     batch = pa.record_batch({"x": pa.array([{"a": 1}]), "y": pa.array([[1, 2]])})
     (file,) = write(tmp_path, [batch], partition_by=None).files
     assert json.loads(file.statistics)["minValues"] == {}

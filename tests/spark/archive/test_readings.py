@@ -1,4 +1,4 @@
-"""Parsed values as columns of an archive: values that do not fit are refused, missing ones are kept."""
+"""Values as columns of an archive: values that do not fit are refused, and tombstones are kept."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def as_json(order):
 
 @pytest.fixture(params=["json", "avro"])
 def how(request, tmp_path):
-    """A reading by a schema file, and what writes for it."""
+    """A value format with a schema file, and an encoder for it."""
     if request.param == "avro":
         pytest.importorskip("fastavro")
     file = tmp_path / ("order.avsc" if request.param == "avro" else "order.ddl")
@@ -39,7 +39,7 @@ def how(request, tmp_path):
     return value_format(str(file), request.param), avro if request.param == "avro" else as_json
 
 
-def test_rows_that_fit_and_those_without_a_value_are_kept_with_their_record(how):
+def test_valid_rows_and_tombstones_are_kept_with_their_record(how):
     parser, write = how
     order = {"id": "a", "total": 1.5}
     values = [write(order), None, b"\xffpoison", write({"id": "b", "total": None})]
@@ -52,7 +52,7 @@ def test_rows_that_fit_and_those_without_a_value_are_kept_with_their_record(how)
     ]
 
 
-def test_what_does_not_fit_is_told_of_and_what_has_no_value_is_not(how):
+def test_invalid_values_are_errors_and_tombstones_are_not(how):
     parser, write = how
     parsed = parser.prepared(COLUMNS)(pa.array([None, b"\xffpoison", write({"id": "a", "total": 1.0})]))
     assert list(parsed.errors) == [1]

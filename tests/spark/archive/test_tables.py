@@ -1,4 +1,4 @@
-"""Commits of an archive table: each batch once, offsets that outlive the topic, compaction and vacuum."""
+"""Commits: each batch once, end offsets that survive log cleanup, schemas, compaction and vacuum."""
 
 import json
 import os
@@ -51,35 +51,35 @@ def opened(lake):
     return ArchiveTable.open(TableLocation.of(str(lake)))
 
 
-# Once
+# Each batch once
 
 
-def test_a_batch_that_is_there_is_not_read_again(lake):
+def test_a_batch_that_the_table_has_is_not_written_again(lake):
     sink = sink_of(lake, topic=None)
     archive(sink, 0, record_batch(0, range(5)))
     archive(sink_of(lake, topic=None), 0, record_batch(0, range(5)))
     assert rows_in(lake) == [(0, offset) for offset in range(5)]
 
 
-def test_another_query_goes_on_where_the_table_ends(lake):
+def test_another_query_continues_at_the_end_of_the_table(lake):
     archive(sink_of(lake), 0, record_batch(0, range(5)), query="a")
     archive(sink_of(lake), 0, record_batch(0, range(8)), query="b")
     assert rows_in(lake) == [(0, offset) for offset in range(8)]
     assert opened(lake).ends("orders") == EndOffsets({0: 8})
 
 
-def test_only_the_next_version_after_the_one_looked_at_is_committed(lake):
+def test_only_the_version_after_the_one_that_was_read_is_committed(lake):
     archive(sink_of(lake), 0, record_batch(0, range(5)))
     table, other = opened(lake), opened(lake)
     other.append([], MicroBatch("elsewhere", 0), {}, {})
     with pytest.raises(CommitConflict):
         table.append([], MicroBatch("q", 1), {}, {})
-    table.look()
+    table.refresh()
     table.append([], MicroBatch("q", 1), {}, {})
     assert table.has(MicroBatch("q", 1))
 
 
-def test_ends_outlive_the_commits_that_told_them(lake):
+def test_end_offsets_survive_the_cleanup_of_commits(lake):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(5)), record_batch(2, range(3)))
     archive(sink, 1, record_batch(0, range(5, 6)))
@@ -93,39 +93,39 @@ def test_ends_outlive_the_commits_that_told_them(lake):
     assert table.properties["penstock.topic"] == "orders"
 
 
-def test_a_commit_tells_people_where_it_ends(lake):
+def test_a_commit_shows_its_end_offsets_to_users(lake):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(5)), record_batch(1, range(2)))
-    (told, *_) = DeltaTable(str(lake)).history(1)
-    told = told["penstock"] if isinstance(told["penstock"], dict) else json.loads(told["penstock"])
-    assert told["ends"] == {"0": 5, "1": 2}
-    assert (told["topic"], told["query"], told["batch"]) == ("orders", "q", 0)
+    (info, *_) = DeltaTable(str(lake)).history(1)
+    info = info["penstock"] if isinstance(info["penstock"], dict) else json.loads(info["penstock"])
+    assert info["ends"] == {"0": 5, "1": 2}
+    assert (info["topic"], info["query"], info["batch"]) == ("orders", "q", 0)
 
 
-# From where to where
+# End offsets
 
 
-def test_ends_are_those_of_the_batch_and_not_of_its_last_row(lake, tmp_path):
+def test_end_offsets_are_those_of_the_batch_and_not_of_its_last_row(lake, tmp_path):
     sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9, 1: 0})
     archive(sink, 0, record_batch(0, range(5)))
     assert opened(lake).ends("orders") == EndOffsets({0: 9, 1: 0})
 
 
-def test_a_batch_without_rows_moves_the_ends(lake, tmp_path):
+def test_a_batch_without_rows_moves_the_end_offsets(lake, tmp_path):
     archive(sink_of(lake), 0, record_batch(0, range(5)))
     archive(with_checkpoint(sink_of(lake), tmp_path, {0: 7}), 0, query="b")
     assert opened(lake).ends("orders") == EndOffsets({0: 7})
 
 
-def test_a_query_that_would_leave_a_hole_is_refused(lake, tmp_path):
+def test_a_query_that_would_leave_a_gap_is_refused(lake, tmp_path):
     archive(sink_of(lake), 0, record_batch(0, range(5)))
     sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9}, since={0: 7})
-    with pytest.raises(GapError, match=r"ends at offset 5 of orders\[0\].* goes on at 7"):
+    with pytest.raises(GapError, match=r"ends at offset 5 of orders\[0\].* starts at 7"):
         archive(sink, 0, record_batch(0, range(7, 9)), query="b")
     assert len(rows_in(lake)) == 5
 
 
-def test_a_new_table_begins_anywhere(lake, tmp_path):
+def test_a_new_table_may_start_at_any_offset(lake, tmp_path):
     sink = with_checkpoint(sink_of(lake), tmp_path, {0: 9}, since={0: 7})
     archive(sink, 0, record_batch(0, range(7, 9)))
     assert rows_in(lake) == [(0, 7), (0, 8)]
@@ -151,11 +151,11 @@ def test_a_recreated_topic_is_refused(lake):
     first, second = sink_of(lake), sink_of(lake)
     first._topic_id, second._topic_id = "one", "two"
     archive(first, 0, record_batch(0, range(5)))
-    with pytest.raises(ArchiveError, match="deleted and created anew"):
+    with pytest.raises(ArchiveError, match="deleted and created again"):
         archive(second, 0, record_batch(0, range(5)))
 
 
-def test_rows_that_do_not_tell_which_records_they_are_are_refused(lake):
+def test_rows_without_partition_and_offset_are_refused(lake):
     schema = StructType([StructField("value", StringType())])
     with pytest.raises(ArchiveError, match="need a column _partition of type int"):
         archive(sink_of(lake), 0, schema=schema)
@@ -170,12 +170,12 @@ def with_column(batch, name, values):
     return batch.append_column(name, pa.array(values))
 
 
-def test_new_columns_make_the_table_wider(lake):
+def test_new_columns_are_added_to_the_table(lake):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(2)))
     wider = StructType([*SCHEMA.fields, StructField("price", DoubleType(), False)])
     archive(sink, 1, with_column(record_batch(0, range(2, 4)), "price", [1.5, 2.5]), schema=wider)
-    # Who has the schema of before writes on.
+    # A writer with the old schema can continue.
     archive(sink_of(lake), 2, record_batch(0, range(4, 5)))
     rows = opened(lake).handle.to_pyarrow_table().sort_by("_offset")
     assert rows.column("price").to_pylist() == [None, None, 1.5, 2.5, None]
@@ -186,12 +186,12 @@ def test_new_columns_make_the_table_wider(lake):
     [
         (
             StructField("value", IntegerType()),
-            "column value of table .* is string, and new rows have integer",
+            "column value of table .* is string, but new rows have integer",
         ),
-        (StructField("Value", StringType()), "a column value, and new rows one named Value"),
+        (StructField("Value", StringType()), "a column value, and new rows have Value"),
     ],
 )
-def test_columns_that_do_not_fit_are_refused(lake, field, sentence):
+def test_incompatible_columns_are_refused(lake, field, sentence):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(2)))
     schema = StructType([field, *SCHEMA.fields[1:]])
@@ -199,10 +199,10 @@ def test_columns_that_do_not_fit_are_refused(lake, field, sentence):
         archive(sink, 1, schema=schema)
 
 
-# Upkeep
+# Maintenance
 
 
-def test_files_of_a_growing_day_are_joined_by_size():
+def test_files_of_a_growing_day_are_compacted_by_size():
     small = [SizedFile("today", 100_000)] * 8
     assert next_compaction(small[:7], 128 * MB, ["today"]) is None
     assert next_compaction(small, 128 * MB, ["today"]) == Compaction(value="today", target_bytes=2 * MB)
@@ -211,13 +211,13 @@ def test_files_of_a_growing_day_are_joined_by_size():
     assert next_compaction([SizedFile("today", 70 * MB)] * 20, 128 * MB, ["today"]) is None
 
 
-def test_files_of_a_finished_day_are_joined_for_good():
+def test_files_of_a_finished_day_are_compacted_once():
     files = [SizedFile("then", 10 * MB), SizedFile("then", 30 * MB), SizedFile("today", 1)]
     assert next_compaction(files, 128 * MB, ["today"]) == Compaction(value="then", target_bytes=128 * MB)
     assert next_compaction(files[1:], 128 * MB, ["today"]) is None
 
 
-def test_joined_files_hold_the_same_rows_and_the_table_ends_where_it_did(lake):
+def test_compaction_keeps_rows_and_end_offsets(lake):
     sink = sink_of(lake)
     for number in range(5):
         days = [FIRST_DAY, FIRST_DAY + 1]
@@ -227,12 +227,12 @@ def test_joined_files_hold_the_same_rows_and_the_table_ends_where_it_did(lake):
     assert [each.startswith("day=2024-10-04") for each in table.paths()].count(True) == 1
     assert rows_in(lake) == [(0, offset) for offset in range(10)]
     assert table.ends("orders") == EndOffsets({0: 10})
-    # A writer that looked before goes on afterwards.
+    # A writer that read the table before the compaction can continue.
     archive(sink, 5, record_batch(0, range(10, 11)))
     assert len(rows_in(lake)) == 11
 
 
-def test_leftovers_are_swept_when_they_are_old(lake):
+def test_old_unused_files_are_vacuumed(lake):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(5)))
     old, new = (lake / "day=2024-10-04" / name for name in ("old.parquet", "new.parquet"))
@@ -246,7 +246,7 @@ def test_leftovers_are_swept_when_they_are_old(lake):
     assert len(rows_in(lake)) == 6
 
 
-def test_what_cannot_be_tidied_up_does_not_fail_the_batch(lake, monkeypatch, caplog):
+def test_failed_maintenance_does_not_fail_the_batch(lake, monkeypatch, caplog):
     sink = sink_of(lake)
     monkeypatch.setattr(DeltaTable, "vacuum", lambda *_, **__: (_ for _ in ()).throw(OSError("disk on fire")))
     archive(sink, 0, record_batch(0, range(5)))
@@ -254,10 +254,10 @@ def test_what_cannot_be_tidied_up_does_not_fail_the_batch(lake, monkeypatch, cap
     assert len(rows_in(lake)) == 5
 
 
-# Elsewhere
+# Other processes and stores
 
 
-def test_a_sink_that_was_sent_to_another_process_goes_on(lake):
+def test_a_pickled_sink_continues(lake):
     sink = sink_of(lake)
     archive(sink, 0, record_batch(0, range(5)))
     archive(cloudpickle.loads(cloudpickle.dumps(sink)), 1, record_batch(0, range(8)))
@@ -278,11 +278,11 @@ def test_a_table_may_be_named_by_a_uri(lake):
         ("file:///lake%201", "file:///lake 1/day=2024-10-04/x.parquet"),
     ],
 )
-def test_spark_is_told_of_files_in_its_own_way(uri, of_spark):
+def test_paths_for_spark(uri, of_spark):
     assert TableLocation.of(uri).for_spark("day=2024-10-04/x.parquet") == of_spark
 
 
-def test_the_table_records_how_values_are_parsed_and_every_change_of_it(lake):
+def test_the_table_stores_how_values_are_parsed(lake):
     old, new = (value_format(f"id STRING, {name} DOUBLE", "json").to_json() for name in ("total", "amount"))
     archive(sink_of(lake, reading=old), 0, record_batch(0, range(2)))
     archive(sink_of(lake, reading=new), 1, record_batch(0, range(2, 4)))
@@ -290,7 +290,7 @@ def test_the_table_records_how_values_are_parsed_and_every_change_of_it(lake):
     assert found.schema == "id STRING, amount DOUBLE"
 
 
-def test_avro_is_told_of_too(tmp_path):
+def test_the_table_stores_the_avro_schema(tmp_path):
     schema = tmp_path / "order.avsc"
     schema.write_text(
         json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "string"}]})

@@ -1,6 +1,6 @@
-"""Drivers that archive one topic in a seeded order: some die, some come late, some start without a checkpoint.
+"""Drivers that archive one topic, in an order that a seed determines: some die, some are late, some start over.
 
-There is no Spark and no broker here; what Spark keeps in a checkpoint is kept in one. Files and commits are real.
+There is no Spark and no broker. Checkpoint, files and commits are real.
 """
 
 import random
@@ -25,11 +25,11 @@ from penstock.spark.pipelines.declaration import RunSettings
 TOPIC = "orders"
 TOPIC_ID = uuid.UUID(int=7)
 PARTITIONS = 3
-#: Between two of these others may act, and before each of them a driver may die.
+#: Other drivers may run before each of these steps, and a driver may die there.
 GATES = (
     (ArchiveTable, "open"),
     (ArchiveTable, "create"),
-    (ArchiveTable, "look"),
+    (ArchiveTable, "refresh"),
     (ArchiveTable, "append"),
     (FileWriter, "write"),
 )
@@ -44,7 +44,7 @@ class ArchiveStage(Stage):
 
 
 class Checkpoint:
-    """What Spark knows of a query after its driver has died."""
+    """The checkpoint of a query, which survives its driver."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class World:
 
     def _enter(self) -> None:
         if self.counts_offsets and self.chance.random() < 0.3:
-            # The checkpoint was deleted; who worked with it may not have noticed yet.
+            # The checkpoint was deleted. A driver that uses it may not have noticed yet.
             self.checkpoints.append(self._new_checkpoint())
         known = self.checkpoints[-2:] if self.chance.random() < 0.5 else self.checkpoints[-1:]
         for number in range(self.chance.choice([1, 1, 2, 3])):
@@ -119,12 +119,12 @@ class World:
         sink = DeltaSink(str(self.table), topic=TOPIC if self.counts_offsets else None)
         sink._run = RunSettings(bootstrap="unused", checkpoint=str(checkpoint.folder))
         sink._topic_id = str(TOPIC_ID) if self.counts_offsets else None
-        sink._upkeep = Deadline(0 if self.chance.random() < 0.5 else 1e6)
-        sink._sweep = Deadline(1e9)
+        sink._next_compaction = Deadline(0 if self.chance.random() < 0.5 else 1e6)
+        sink._next_vacuum = Deadline(1e9)
         return sink
 
     def _plan(self, checkpoint: Checkpoint, number: int) -> bool:
-        """Some of what there is; False where that is nothing."""
+        """Run a batch. Return False if there is nothing to read."""
         start = checkpoint.position(number - 1)
         ends = {}
         for partition, end in enumerate(self.logs):
@@ -137,19 +137,19 @@ class World:
         return True
 
     def _rows(self, checkpoint: Checkpoint, number: int) -> Frame:
-        """The batch, cut into tasks in another way each time."""
+        """Divide the batch into tasks, in another way each time."""
         found = ranges_between(checkpoint.position(number - 1), checkpoint.position(number))
         tasks: list[list[Any]] = [[] for _ in range(self.chance.randint(1, 3))]
         for each in found:
-            # The offsets that end with 9 hold no record: a transaction ended there.
+            # Offsets that end with 9 are transaction markers.
             offsets = [offset for offset in range(each.start, each.end) if offset % 10 != 9]
-            cut = self.chance.randint(0, len(offsets))
-            for part in (offsets[:cut], offsets[cut:]):
+            middle = self.chance.randint(0, len(offsets))
+            for part in (offsets[:middle], offsets[middle:]):
                 self.chance.choice(tasks).append(record_batch(each.partition, part))
         return Frame(tasks)
 
     def check(self) -> None:
-        """The last driver runs alone and finishes."""
+        """The last driver is not disturbed, and finishes."""
         checkpoint = self.checkpoints[-1]
         self._drive(checkpoint)
         self._drive(checkpoint)
@@ -162,7 +162,7 @@ class World:
         found = rows_in(self.table)
         doubled = len(found) - len(set(found))
         missing = len(set(expected) - set(found))
-        assert not doubled, f"{doubled} rows are there more than once"
+        assert not doubled, f"{doubled} rows are in the table more than once"
         assert not missing, f"{missing} rows are missing"
         assert found == expected
         assert not self.failures, self.failures[0]
@@ -170,5 +170,5 @@ class World:
             handle = DeltaTable(str(self.table))
             ends = EndOffsets.found(TOPIC, handle.transaction_version)
             assert [ends.of(each) for each in range(PARTITIONS)] == self.logs, (
-                "ends are not those of the logs"
+                "end offsets are not those of the logs"
             )

@@ -1,4 +1,4 @@
-"""Many worlds, one after the other, until one has a flaw."""
+"""Runs worlds until one has a flaw."""
 
 import tempfile
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from penstock.client.errors import ClientError
 
 
 def first_flaw(seeds: range, mutation: str | None, *, counts_offsets: bool) -> str | None:
-    """What is wrong with the first world that is not as it should be."""
+    """Return the flaw of the first world that has one."""
     known = WITH_TOPIC if counts_offsets else WITHOUT_TOPIC
     for seed in seeds:
         changed: Any = known[mutation]() if mutation else nullcontext()

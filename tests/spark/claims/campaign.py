@@ -31,9 +31,9 @@ AT_MOST, AT_LEAST = "at-most-once", "at-least-once"
 ROWS_PER_BATCH, PARTITIONS = 60, 3
 GROUP = "campaign"
 #: Points of drivers that claim offsets.
-CLAIMING = ("before the claim", "in the claim", "after the claim", "ticket redeemed")
+CLAIMING = ("before the claim", "in the claim", "after the claim", "task claimed")
 #: How often a driver passes a point before it dies there, at most.
-COUNTS = {"ticket redeemed": 4, "task begun": 4}
+COUNTS = {"task claimed": 4, "task begun": 4}
 LOCAL = "local[2,4]"
 SPECULATING = {"spark.speculation": "true"}
 
@@ -115,7 +115,7 @@ class Campaign(DriverCampaign[Plan]):
         """A source that reads at most once refuses a session that speculates."""
         self.feed()
         code = self.end(self.start(None, speculates=True))
-        is_refused = "set spark.speculation=false" in self.driver_log.read_text()
+        is_refused = "needs spark.speculation=false" in self.driver_log.read_text()
         assert (code != 0 and is_refused) == (self.contract == AT_MOST), f"speculation ended with {code}"
         self.outcome.shapes["with speculation"] += 1
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of claims."""
+"""Fixtures for the tests of claims."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Claims with one of their safeguards taken out: worlds with enough seeds must notice each."""
+"""Mutations that remove one safeguard of claims each. Worlds with enough seeds must detect every one."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from penstock.spark.offsets import OffsetRange
 
 
 def _late_claim() -> Any:
-    """A batch is claimed when the next one is planned, which is how groups commit as a rule."""
-    real_cut, real_claim = OffsetClaims.cut, OffsetClaims.claim
+    """A batch is claimed when the next one is planned, as consumers usually commit."""
+    real_without_claimed, real_claim = OffsetClaims.without_claimed, OffsetClaims.claim
 
     def claim(self: OffsetClaims, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
         self.late = list(tasks)
@@ -27,25 +27,26 @@ def _late_claim() -> Any:
         )
         return [TaskClaim(self._group, batch, base, number) for number in range(len(tasks))]
 
-    def cut(self: OffsetClaims, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def without_claimed(self: OffsetClaims, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         if getattr(self, "late", None):
             real_claim(self, self.late)
-        return real_cut(self, ranges)
+        return real_without_claimed(self, ranges)
 
     return patched(
-        mock.patch.object(OffsetClaims, "claim", claim), mock.patch.object(OffsetClaims, "cut", cut)
+        mock.patch.object(OffsetClaims, "claim", claim),
+        mock.patch.object(OffsetClaims, "without_claimed", without_claimed),
     )
 
 
-def _no_cut() -> Any:
-    """A batch that is planned again is given again."""
+def _plan_claimed_again() -> Any:
+    """A batch that is planned again is delivered again."""
     return patched(
         mock.patch.object(claims_module, "split_at_claims", lambda ranges, claims: (list(ranges), []))
     )
 
 
 def _no_fence() -> Any:
-    """A driver that was replaced since it looked claims all the same: it takes its turn back without looking again."""
+    """A driver that was fenced after its look-up can still claim: it fences back, and does not look again."""
     real = OffsetClaims.claim
 
     def claim(self: OffsetClaims, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
@@ -55,13 +56,13 @@ def _no_fence() -> Any:
     return patched(mock.patch.object(OffsetClaims, "claim", claim))
 
 
-def _no_ticket() -> Any:
+def _every_attempt_reads() -> Any:
     """Every attempt at a task reads."""
     return patched(mock.patch.object(task_claims, "claim_task", return_value=True))
 
 
 def _no_count() -> Any:
-    """What is cut away is not written down."""
+    """Skipped offsets are not recorded."""
     return patched(mock.patch.object(claims_module, "skipped_document", return_value={"ranges": []}))
 
 
@@ -72,9 +73,9 @@ def _no_doubt() -> Any:
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "claim after planning": _late_claim,
-    "no cut": _no_cut,
+    "claimed ranges are planned again": _plan_claimed_again,
     "no fence": _no_fence,
-    "no ticket": _no_ticket,
+    "every attempt reads": _every_attempt_reads,
     "no count": _no_count,
     "no doubt": _no_doubt,
 }

@@ -1,4 +1,4 @@
-"""Reads and writes at most once, through Spark: what fails is not tried again, and nothing else is lost."""
+"""At-most-once reads and writes with Spark: a failed task is not retried, and no other rows are lost."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ Frame = Any
 
 
 class Copy:
-    """A query from one topic to another that can be started again on its checkpoint, each time with other tasks."""
+    """A query from one topic to another that can be restarted on its checkpoint, with other tasks each time."""
 
     def __init__(self, spark: Any, topics: Topics, folder: Path, group: str, names: tuple[str, str]) -> None:
         self.spark, self.topics, self.group = spark, topics, group
@@ -40,7 +40,7 @@ class Copy:
         return self.spark.readStream.format(NAME).options(**given).load().select("value")
 
     def run(self, frame: Frame, sink: dict[str, str] | None = None) -> None:
-        """Until all is written, or it fails."""
+        """Run until everything is written, or the query fails."""
         given = self.topics.given(topic=self.target, contract=CONTRACT, **(sink or {}))
         self.finish(frame.writeStream.format(NAME).options(**given))
 
@@ -70,7 +70,7 @@ def copy(spark: Any, topics: Topics, unique: Any, group: str, tmp_path: Path) ->
 
 
 def failing_once(marker: str) -> Callable[[Any], Iterator[Any]]:
-    """Of two attempts at the task with the number 2 the first one breaks when it has seen it."""
+    """The first attempt at the task with the number 2 fails when it sees that number."""
 
     def passed(batches: Any) -> Iterator[Any]:
         for batch in batches:
@@ -82,11 +82,11 @@ def failing_once(marker: str) -> Callable[[Any], Iterator[Any]]:
     return passed
 
 
-def test_a_task_that_fails_loses_its_rows_and_no_others(copy, topics, tmp_path):
+def test_a_failed_task_loses_only_its_own_rows(copy, topics, tmp_path):
     frame = copy.frame()
     copy.run(frame.mapInArrow(failing_once(str(tmp_path / "broken")), frame.schema))
     assert (tmp_path / "broken").exists()
-    assert copy.numbers() == [1, 3, 5, 7, 9], "the second attempt gets nothing"
+    assert copy.numbers() == [1, 3, 5, 7, 9], "the second attempt gets no records"
     assert copy.skipped() == 5
     topics.count(copy.source, range(10, 13))
     copy.run(copy.frame())
@@ -94,15 +94,15 @@ def test_a_task_that_fails_loses_its_rows_and_no_others(copy, topics, tmp_path):
     assert copy.skipped() == 5
 
 
-def test_a_write_is_not_tried_again_when_what_it_read_is_still_there(copy, tmp_path):
-    """The rows of the task that dies come from a shuffle, so that its second attempt gets them too."""
+def test_a_write_is_not_retried_even_if_its_input_is_available(copy, tmp_path):
+    """The rows of the task that dies come from a shuffle, so its second attempt gets them too."""
     ambush = {"ambush": "task begun:1", "ambushFile": str(tmp_path / "count")}
     copy.run(copy.frame().repartition(2), ambush)
     assert (tmp_path / "count.sprung").exists()
     found = copy.numbers()
     assert 0 < len(found) < 10
     assert len(set(found)) == len(found)
-    assert copy.skipped() == 0, "all was read once, and that is what the group counts"
+    assert copy.skipped() == 0, "everything was read once, and the group counts that"
 
 
 def test_a_second_action_on_a_batch_is_an_error_that_names_the_cause(copy):
@@ -114,7 +114,9 @@ def test_a_second_action_on_a_batch_is_an_error_that_names_the_cause(copy):
 
     with pytest.raises(StreamingQueryException) as raised:
         copy.finish(copy.frame().writeStream.foreachBatch(twice))
-    assert "is read a second time, and contract=at-most-once gives it once: two actions" in str(raised.value)
+    assert "is read a second time, and contract=at-most-once delivers it once. Two actions" in str(
+        raised.value
+    )
     assert seen == [10]
 
     def kept(batch: Frame, _: int) -> None:
@@ -124,10 +126,10 @@ def test_a_second_action_on_a_batch_is_an_error_that_names_the_cause(copy):
 
     copy.topics.count(copy.source, range(10, 12))
     copy.finish(copy.frame().writeStream.foreachBatch(kept))
-    assert seen == [10, 0, 2, 10, 11], "the batch that failed is not given again"
+    assert seen == [10, 0, 2, 10, 11], "the failed batch is not delivered again"
 
 
-def test_nothing_twice_when_drivers_die_around_their_claims_and_lose_their_checkpoint(copy, tmp_path):
+def test_nothing_twice_if_drivers_die_around_their_claims_and_lose_their_checkpoint(copy, tmp_path):
     """Each run has other tasks than the one before."""
 
     def dies(point: str) -> None:
@@ -139,7 +141,7 @@ def test_nothing_twice_when_drivers_die_around_their_claims_and_lose_their_check
     dies("before the claim")
     dies("in the claim")
     copy.run(copy.frame())
-    assert copy.numbers() == list(range(10)), "what was not claimed is not lost"
+    assert copy.numbers() == list(range(10)), "offsets that were not claimed are not lost"
     copy.topics.count(copy.source, range(10, 15))
     dies("after the claim")
     copy.topics.count(copy.source, range(15, 20))
@@ -150,11 +152,11 @@ def test_nothing_twice_when_drivers_die_around_their_claims_and_lose_their_check
 
 
 def test_speculation_is_refused(copy, spark):
-    """As tasks see it where the session is set so."""
+    """As tasks see it if the session enables speculation."""
     spark.sparkContext.setLocalProperty("spark.speculation", "true")
     try:
         rows = spark.range(1).selectExpr("'1' as value")
-        with pytest.raises(PySparkException, match=r"set spark\.speculation=false") as raised:
+        with pytest.raises(PySparkException, match=r"needs spark\.speculation=false") as raised:
             rows.write.format("penstock").mode("append").options(
                 **copy.topics.given(topic=copy.target, contract=CONTRACT)
             ).save()

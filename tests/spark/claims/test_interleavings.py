@@ -1,4 +1,4 @@
-"""At most once under seeded orders of drivers and tasks on a real broker, with deaths and late steps."""
+"""Nothing is delivered twice if drivers and tasks die or are late: seeded orders of steps on a real broker."""
 
 import pytest
 from tests.spark.claims.campaign import first_flaw
@@ -7,7 +7,7 @@ from tests.spark.claims.world import World
 from tests.spark.driver_campaign import check_world
 
 SEEDS = range(8)
-#: Where it takes a rare order of steps, the first seed that has it.
+#: The first seed that detects a mutation which needs a rare order of steps.
 NOTICED_BY = {"no fence": 7}
 
 
@@ -17,6 +17,6 @@ def test_nothing_twice_and_what_is_lost_is_counted(topics, seed):
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
-def test_each_safeguard_is_missed_when_it_is_taken_out(topics, mutation):
+def test_a_removed_safeguard_is_detected(topics, mutation):
     first = NOTICED_BY.get(mutation, 0)
     assert first_flaw(topics, range(first, first + 8), mutation)

@@ -1,8 +1,8 @@
 """A streaming query without Spark that reads at most once: drivers, task attempts and a checkpoint, on a real broker.
 
-Spark's promises are all that holds here: a batch that is in the checkpoint is planned again with the same ends, in
-tasks that differ from run to run; any attempt may run twice, late, or die. There may be two drivers at a time, and
-somebody may delete the checkpoint.
+It relies only on what Spark guarantees: a batch in the checkpoint is planned again with the same end, in tasks that
+differ from run to run; any attempt may run twice, run late, or die. Two drivers may run at the same time, and the
+checkpoint may be deleted.
 """
 
 import json
@@ -28,23 +28,23 @@ from penstock.spark.offsets import Position
 from penstock.spark.source.stream import ReadTask, StreamPlan
 
 PARTITIONS, BATCH_OFFSETS_MAX = 2, 8
-#: Between two of these others may act: they are what others can see, or what looks at others.
+#: Other actors may run before each of these steps: steps that others can see, and steps that read what others wrote.
 SWITCHING = (
-    (OffsetClaims, "starting"),
-    (OffsetClaims, "cut"),
+    (OffsetClaims, "skip_claimed"),
+    (OffsetClaims, "without_claimed"),
     (OffsetClaims, "claim"),
     (claims_module, "committed_offsets"),
     (RawProducer, "init"),
     (internal_topics, "append_document"),
-    (task_claims, "_first_claimant"),
+    (task_claims, "_first_claim"),
 )
-#: Here an actor may die, and no other may act: they would wait for a half-finished step.
+#: An actor may die here, but no other may run: it would wait for the unfinished request.
 DEADLY = ((OffsetClaims, "_write"), (RawProducer, "commit_offsets"), (RawProducer, "end"))
 
 
 @dataclass
 class Checkpoint:
-    """As Spark keeps it: the end of each batch when it is planned, and which of them are over."""
+    """Spark's checkpoint: the end of each planned batch, and which batches are finished."""
 
     ends: list[str] = field(default_factory=list)
     committed: int = -1
@@ -59,7 +59,7 @@ class World:
         self.stage = Stage(self.chance, deaths=deaths, switching=SWITCHING, deadly=DEADLY)
         self.checkpoint = Checkpoint()
         self.rows = Counter[int]()
-        #: What tasks were given, as often as they were.
+        #: The numbers that tasks have read, with duplicates.
         self.given: list[TopicPartition] = []
         self.stages = 0
         self.failures: list[str] = []
@@ -72,7 +72,7 @@ class World:
     # Spark
 
     def driver(self) -> None:
-        """One run of the query, until it has read all there is."""
+        """Run the query once, until it has read everything."""
         options = self.topics.options(
             subscribe=self.topic,
             startingOffsets="earliest",
@@ -91,7 +91,7 @@ class World:
 
     def _run_batch(self, plan: StreamPlan, checkpoint: Checkpoint) -> bool:
         number = checkpoint.committed + 1
-        start = _position(checkpoint.ends[number - 1]) if number else plan.starting()
+        start = _position(checkpoint.ends[number - 1]) if number else plan.initial_position()
         if number == len(checkpoint.ends):
             end = plan.next_end(start, BATCH_OFFSETS_MAX, None)
             if end == start:
@@ -108,7 +108,7 @@ class World:
         return True
 
     def _run_tasks(self, tasks: list[ReadTask]) -> bool:
-        """Each is tried twice at most, now and then with a twin."""
+        """Run each task at most twice, sometimes with a concurrent second attempt."""
         self.stages += 1
         stage, left = self.stages, dict(enumerate(tasks))
         for attempt in range(2):
@@ -136,10 +136,10 @@ class World:
             self.stage.gate("reads", switches=offset == task.wanted.start)
         return True
 
-    # The story
+    # Running
 
     def run(self) -> None:
-        """Drivers come and die, sometimes two at a time; the last one is left in peace."""
+        """Start drivers and kill them, sometimes two at a time. The last driver is not disturbed."""
         with self.stage.gated():
             for number in range(self.chance.randint(1, 4)):
                 self.feed(self.chance.randint(0, 6))
@@ -157,29 +157,29 @@ class World:
                 pass
 
     def _end_drivers(self) -> None:
-        """Its tasks may outlive a driver for a while."""
+        """Kill the drivers. Their tasks may live longer."""
         for actor in list(self.stage.actors):
             is_driver = "driver" in actor.name
             if not actor.is_done and (is_driver or self.chance.random() < 0.5):
                 self.stage.kill(actor)
 
     def check(self) -> None:
-        """Nothing twice; what is lost was counted; nothing is lost where nothing was broken."""
+        """Nothing is delivered twice, all losses are counted, and an undisturbed run loses nothing."""
         found = Counter(self.given)
-        twice = sorted(place for place, count in found.items() if count > 1)
-        assert not twice, f"given twice: {twice}"
+        twice = sorted(tp for tp, count in found.items() if count > 1)
+        assert not twice, f"delivered twice: {twice}"
         lost = {(str(p), o) for p, count in self.rows.items() for o in range(count)} - found.keys()
-        untold = lost - self._skipped()
-        assert not untold, f"lost, and not counted: {sorted(untold)}"
-        needless = [place for place in lost if place[1] >= self.peace[int(place[0])]]
-        assert not needless, f"lost in peace: {sorted(needless)}: {self.failures[-1:]}"
+        uncounted = lost - self._skipped()
+        assert not uncounted, f"lost, and not counted: {sorted(uncounted)}"
+        needless = [tp for tp in lost if tp[1] >= self.peace[int(tp[0])]]
+        assert not needless, f"lost in an undisturbed run: {sorted(needless)}: {self.failures[-1:]}"
 
     def _skipped(self) -> set[TopicPartition]:
         with self.topics.cluster() as cluster:
-            told = list(
+            documents = list(
                 internal_topics.read_documents(cluster, internal_topics.SKIPPED_TOPIC, 0, key=self.group)
             )
-        spans: list[Any] = [each for document in told for each in document["ranges"]]
+        spans: list[Any] = [each for document in documents for each in document["ranges"]]
         return {(str(part), offset) for _, _, part, start, end in spans for offset in range(start, end)}
 
 

@@ -1,7 +1,7 @@
-"""A program as users write it, which knows of Spark only the address that it is given (arguments as JSON).
+"""A program as users write it, which knows only the address of Spark (arguments as JSON).
 
-It writes topics, reads them, copies one exactly once in a stream, runs a pipeline and those that are built in; what it
-saw goes to stdout.
+It writes and reads topics, copies one exactly once in a stream, runs a pipeline and the built-in ones, and prints what
+it saw.
 """
 
 import json
@@ -23,9 +23,9 @@ from penstock.spark.session import session
 
 WITHIN_S = 900
 RESTARTS = 5
-#: Spark Connect gives the Python process of `foreachBatch` ten seconds to start, and has no setting for that.
+#: Spark Connect gives the Python process of `foreachBatch` ten seconds to start, and has no setting for this.
 SLOW_START = "Python worker failed to connect back"
-#: As SQL: the number that a record was written with.
+#: SQL for the number with which a record was written.
 ID = "cast(get_json_object(cast(value as string), '$.id') as bigint)"
 
 
@@ -39,17 +39,17 @@ class Program:
         return str(Path(self.given["folder"]) / name)
 
     def write(self, topic: str, rows: int) -> None:
-        """With times of an hour ago, a millisecond apart."""
+        """Write with timestamps of an hour ago, a millisecond apart."""
         frame = self.spark.range(0, rows, 1, 4).selectExpr(
             "to_json(struct(id, if(id % 10 = 7, 'x', cast(id as string)) as amount)) as value",
             "cast(id as string) as key",
-            "timestamp_millis(unix_millis(now()) - 3600000 + id) as moment",
+            "timestamp_millis(unix_millis(now()) - 3600000 + id) as event_time",
         )
         writer = frame.write.format("penstock").mode("append").options(**self.at, topic=topic)
-        writer.options(contract="exactly-once", timestampColumn="moment").save()
+        writer.options(contract="exactly-once", timestampColumn="event_time").save()
 
     def seen(self, rows: Any) -> list[int]:
-        """Of rows with an id: how many, how many different ones, and their sum."""
+        """Return of rows with an id: their number, the number of different ids, and the sum."""
         (found,) = rows.selectExpr("count(id)", "count(distinct id)", "coalesce(sum(id), 0)").collect()
         return list(found)
 
@@ -58,7 +58,7 @@ class Program:
         return reader.option("minPartitions", "4").load()
 
     def run(self, runnable: Any) -> None:
-        """What is there now, in this session; nothing but a slow machine may be why it is started again."""
+        """Run what is available now in this session. Only a slow machine may cause a restart."""
         restarts = RESTARTS if isinstance(runnable, Pipeline) else 0
         warnings: list[str] = []
         launch = LaunchSettings(
@@ -81,7 +81,7 @@ class Program:
         assert all(SLOW_START in warning for warning in warnings), (runnable.name, warnings)
 
     def processes(self) -> int:
-        """How many Java machines do tasks: this program's own, or executors."""
+        """Return how many JVMs run tasks: the program's own, or executors."""
         return self.spark.range(0, 40, 1, 4).mapInArrow(machine, "pid bigint").distinct().count()
 
     def copy(self, source: str, target: str) -> None:
@@ -89,7 +89,7 @@ class Program:
         frame = reading.options(
             startingOffsets="earliest", maxOffsetsPerTrigger=str(self.given["rows"] // 5), minPartitions="4"
         )
-        # With the time of the original, as the windows of metrics go by it.
+        # Keep the original timestamps, which determine the windows of metrics.
         frame = frame.load().select("key", "value", "timestamp")
         if self.given["deadly"]:
             frame = frame.mapInArrow(deadly(self.given["deadly"]), frame.schema)
@@ -119,14 +119,14 @@ class Program:
         self.run(clean)
 
     def built_in(self, source: str, names: dict[str, str]) -> dict[str, Any]:
-        """Archive, replay, dedupe and metrics, and what became of each."""
+        """Run archive, replay, dedupe and metrics, and return their results."""
         lake = self.checkpoint("lake")
         self.run(archive(source, lake))
         self.run(replay(archive=lake, to=names["replayed"]))
         for _ in range(2):
             self.write(names["twice"], self.given["rows"] // 2)
         self.run(dedupe(names["twice"], names["once"], by="key", watermark="2 hours"))
-        # The present makes the windows before it complete.
+        # Current records complete the windows before them.
         now = self.spark.range(1).selectExpr("'{}' as value")
         now.write.format("penstock").mode("append").options(**self.at, topic=source).save()
         self.run(
@@ -143,7 +143,7 @@ class Program:
 
 
 def machine(batches: Any) -> Any:
-    """The process that is behind a task."""
+    """Return the parent process of a task."""
     import pyarrow
 
     for _ in batches:
@@ -151,13 +151,13 @@ def machine(batches: Any) -> Any:
 
 
 def java_machine() -> int:
-    """Tasks are forked by a daemon that a Java machine has started."""
+    """A JVM starts the daemon that forks tasks."""
     stat = Path(f"/proc/{os.getppid()}/stat").read_text()
     return int(stat.rpartition(")")[2].split()[1])
 
 
 def deadly(flag: str) -> Any:
-    """The first task that comes here dies with the executor that it is in, in the middle of its rows."""
+    """The first task that calls this kills its executor in the middle of its rows."""
 
     def passed(batches: Any) -> Any:
         for batch in batches:
@@ -178,10 +178,10 @@ def main() -> None:
     program.write(names["orders"], given["rows"])
     program.copy(names["orders"], names["copied"])
     program.clean(names["orders"], names["cleaned"])
-    told = program.built_in(names["copied"], names)
+    results = program.built_in(names["copied"], names)
     for name in ("orders", "copied", "cleaned", "replayed", "once"):
-        told[name] = program.seen(program.topic(names[name]).selectExpr(f"{ID} as id"))
-    print(json.dumps({"read": told, "processes": program.processes()}), flush=True)
+        results[name] = program.seen(program.topic(names[name]).selectExpr(f"{ID} as id"))
+    print(json.dumps({"read": results, "processes": program.processes()}), flush=True)
     program.spark.stop()
 
 

@@ -38,7 +38,7 @@ def connect(tmp_path: Path) -> Iterator[ConnectServer]:
 
 @pytest.fixture
 def run(broker: Any, unique: Callable[[str], str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Run the program; returns what it read of each topic."""
+    """Run the program, and return what it read from each topic."""
     topics = Topics(broker.bootstrap_servers)
     names = {name: topics.create(unique(name), 2) for name in TOPICS}
 
@@ -52,18 +52,18 @@ def run(broker: Any, unique: Callable[[str], str], tmp_path: Path) -> Callable[.
             "rows": ROWS,
             "deadly": deadly,
         }
-        told = json.loads(output_of(given, configured(tmp_path / "conf", settings)).splitlines()[-1])
-        letters = confluent.read(
+        result = json.loads(output_of(given, configured(tmp_path / "conf", settings)).splitlines()[-1])
+        retries = confluent.read(
             broker.bootstrap_servers, f"{names['orders']}.retry.1", len(BAD), partitions=2
         )
-        retried = sorted(int(each.message.key) for each in letters)
-        return {**told["read"], "retried": retried, "processes": told["processes"]}
+        retried = sorted(int(each.message.key) for each in retries)
+        return {**result["read"], "retried": retried, "processes": result["processes"]}
 
     return ran
 
 
 def configured(folder: Path, settings: dict[str, str]) -> dict[str, str]:
-    """A machine whose Spark is set up for a cluster, as an administrator does it: programs know nothing of it."""
+    """A machine whose Spark an administrator has set up for a cluster."""
     folder.mkdir()
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (folder / "spark-defaults.conf").write_text("".join(lines))
@@ -80,35 +80,35 @@ def output_of(given: dict[str, Any], environment: dict[str, str]) -> str:
 
 
 def seen(numbers: Collection[int]) -> list[int]:
-    """How many, how many different ones, their sum."""
+    """Return the number of ids, the number of different ids, and their sum."""
     return [len(numbers), len(set(numbers)), sum(numbers)]
 
 
-def check(told: dict[str, Any]) -> None:
+def check(result: dict[str, Any]) -> None:
     for name in ("orders", "copied", "archived", "replayed"):
-        assert told[name] == seen(range(ROWS)), f"{name}: each once"
-    assert told["cleaned"] == seen(GOOD)
-    assert told["retried"] == BAD
-    assert told["once"] == seen(range(ROWS // 2)), "twice written, once left"
-    assert told["metrics"] == ROWS
+        assert result[name] == seen(range(ROWS)), f"{name}: not each record once"
+    assert result["cleaned"] == seen(GOOD)
+    assert result["retried"] == BAD
+    assert result["once"] == seen(range(ROWS // 2)), "duplicates were not dropped"
+    assert result["metrics"] == ROWS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_cluster_that_loses_an_executor(standalone, run, tmp_path):
-    """All tasks run on its two machines; one of them dies in the middle of a stream, and every row is there once."""
+    """All tasks run on two machines. One of them dies during a stream, and every row is there once."""
     everyone = {"spark.scheduler.minRegisteredResourcesRatio": "1.0"}
     flag = tmp_path / "an executor has died"
-    told = run(standalone.master, {**standalone.settings, **everyone}, deadly=str(flag))
+    result = run(standalone.master, {**standalone.settings, **everyone}, deadly=str(flag))
     assert flag.exists()
-    assert told["processes"] == 2
-    check(told)
+    assert result["processes"] == 2
+    check(result)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_connect_server(connect, run):
-    """The program has no Java machine; the server finds the format by itself."""
-    told = run(connect.master, {})
-    assert told["processes"] == 1
-    check(told)
+    """The program has no JVM, and the server discovers the format."""
+    result = run(connect.master, {})
+    assert result["processes"] == 1
+    check(result)

@@ -1,4 +1,4 @@
-"""Memory that ends at a page which must not be touched: one byte read too far ends the process."""
+"""Memory that ends at a guard page: reading one byte too many ends the process."""
 
 import ctypes
 import mmap
@@ -9,7 +9,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class GuardedMemory:
-    """Bytes placed so that the guard page is right behind the last one."""
+    """Bytes that end right before the guard page."""
 
     def __init__(self, bytes_max: int) -> None:
         self._room = -(-bytes_max // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -21,7 +21,7 @@ class GuardedMemory:
             raise OSError(ctypes.get_errno(), "mprotect")
 
     def place(self, data: bytes | bytearray) -> int:
-        """The address of a copy of `data`, which is overwritten by the next."""
+        """Copy `data` and return its address. The next call overwrites the copy."""
         assert len(data) <= self._room
         address = self._start + self._room - len(data)
         ctypes.memmove(address, bytes(data), len(data))

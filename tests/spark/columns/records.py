@@ -1,4 +1,4 @@
-"""Records for property tests, and what the columns of these records should be."""
+"""Records for property tests, and their expected columns."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ steps = st.integers(1, 3) | st.integers(1, 1 << 20)
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[list[Record]]:
-    """The records of some batches, with gaps between and inside them, as compaction leaves them."""
+    """Batches of records with gaps between and inside them, as compaction leaves them."""
     offset, batches = draw(st.integers(0, 1 << 40)), []
     for count in draw(st.lists(st.integers(1, 12), min_size=1, max_size=5)):
         records = []
@@ -62,7 +62,7 @@ def rows(tables: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     for table in tables:
         table.validate(full=True)
         position = table.schema.get_field_index("timestamp")
-        if position >= 0:  # as a number: Python's datetime holds neither all years nor all of our timestamps
+        if position >= 0:  # as a number, because Python's datetime does not cover all timestamps
             table = table.set_column(position, "timestamp", table.column(position).cast(pa.int64()))
         out += table.to_pylist()
     return out
@@ -89,6 +89,6 @@ def log_of(batches: Sequence[Sequence[Record]], codec: Codec = Codec.NONE) -> li
 
 
 def checksummed(batch: bytearray) -> bytearray:
-    """As a producer leaves it that has nothing else to stamp."""
+    """Return a batch as a producer without other fields to stamp sends it."""
     struct.pack_into(">I", batch, CRC_OFFSET, checksum(batch))
     return batch

@@ -1,4 +1,4 @@
-"""Columns hold what the per-record codec reads, and give Spark what its own connector would."""
+"""Columns contain what the per-record codec reads, in the types of Spark's own connector."""
 
 import pickle
 
@@ -36,12 +36,12 @@ def numbered(count: int, value: bytes = b"v" * 100, first: int = 0) -> list[Reco
 
 
 @given(log=logs(), codec=codecs)
-def test_columns_hold_what_was_written(log: list[list[Record]], codec: Codec) -> None:
+def test_columns_contain_what_was_written(log: list[list[Record]], codec: Codec) -> None:
     assert rows(decoded(log_of(log, codec))) == expected(record for batch in log for record in batch)
 
 
 @given(log=logs(), data=st.data())
-def test_only_wanted_offsets_are_given(log: list[list[Record]], data: st.DataObject) -> None:
+def test_only_wanted_offsets_are_decoded(log: list[list[Record]], data: st.DataObject) -> None:
     records = [record for batch in log for record in batch]
     edges = st.sampled_from([record.offset + step for record in records for step in (-1, 0, 1)])
     start, end = data.draw(edges), data.draw(edges)
@@ -50,7 +50,7 @@ def test_only_wanted_offsets_are_given(log: list[list[Record]], data: st.DataObj
 
 
 @given(log=logs(), rows_max=st.integers(1, 9), bytes_max=st.integers(1, 20_000), codec=codecs)
-def test_however_it_is_split_it_is_the_same(
+def test_the_result_does_not_depend_on_the_split(
     log: list[list[Record]], rows_max: int, bytes_max: int, codec: Codec
 ) -> None:
     records = [record for batch in log for record in batch]
@@ -62,26 +62,26 @@ def test_however_it_is_split_it_is_the_same(
         assert table.num_rows == 1 or table["value"].nbytes <= bytes_max
 
 
-def test_a_call_makes_one_arrow_batch_of_many_record_batches() -> None:
+def test_one_call_makes_one_arrow_batch_of_many_record_batches() -> None:
     log = log_of([numbered(10, first=first) for first in range(0, 1000, 10)])
     (table,) = decoded(log)
     assert table.num_rows == 1000
 
 
-def test_a_long_walk_pauses_inside_a_batch() -> None:
+def test_a_long_scan_pauses_inside_a_batch() -> None:
     log = log_of([numbered(1000)])
     assert [table.num_rows for table in decoded(log, rows_max=300)] == [300, 300, 300, 100]
 
 
 @given(log=logs(), columns=st.lists(st.sampled_from(COLUMNS), unique=True, min_size=1))
-def test_columns_come_as_asked_and_in_that_order(log: list[list[Record]], columns: list[str]) -> None:
+def test_columns_have_the_requested_order(log: list[list[Record]], columns: list[str]) -> None:
     records = [record for batch in log for record in batch]
     tables = decoded(log_of(log), columns=columns)
     assert tables[0].schema.names == columns
     assert rows(tables) == [{name: row[name] for name in columns} for row in expected(records)]
 
 
-def test_types_are_those_that_spark_asks_for() -> None:
+def test_types_are_those_that_spark_expects() -> None:
     (table,) = decoded(log_of([numbered(1)]))
     assert table.schema == pa.schema(
         [
@@ -101,12 +101,12 @@ def test_types_are_those_that_spark_asks_for() -> None:
 
 
 @pytest.mark.parametrize("columns", [["key", "colour"], []])
-def test_a_column_that_no_topic_has_is_refused(columns: list[str]) -> None:
+def test_an_unknown_column_is_refused(columns: list[str]) -> None:
     with pytest.raises(ValueError, match="its columns are key, value"):
         arrow_schema(columns)
 
 
-def test_log_append_time_is_the_batch_s_own() -> None:
+def test_log_append_time_is_that_of_the_batch() -> None:
     log = [encode_batch(numbered(3), attributes=LOG_APPEND_TIME, max_timestamp=1_700_000_000_123)]
     (table,) = decoded(log)
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [1_700_000_000_123_000] * 3
@@ -123,12 +123,14 @@ def test_log_append_time_is_the_batch_s_own() -> None:
         (-(1 << 63), -9223372036854775000),
     ],
 )
-def test_timestamps_beyond_what_microseconds_hold_keep_their_order(timestamp: int, microseconds: int) -> None:
+def test_timestamps_that_do_not_fit_into_microseconds_keep_their_order(
+    timestamp: int, microseconds: int
+) -> None:
     (table,) = decoded([encode_batch([Record(0, timestamp, None, b"")], base_timestamp=1)])
     assert table["timestamp"].cast(pa.int64()).to_pylist() == [microseconds]
 
 
-def test_header_keys_that_are_no_text_are_read_as_java_does() -> None:
+def test_header_keys_that_are_not_utf_8_are_read_as_in_java() -> None:
     record = Record(0, 0, None, b"", (("\udcff\udcfe", b"1"), ("größe", None)))
     (table,) = decoded([encode_batch([record])])
     table.validate(full=True)
@@ -137,13 +139,13 @@ def test_header_keys_that_are_no_text_are_read_as_java_does() -> None:
     ]
 
 
-def test_batches_that_compaction_emptied_give_nothing() -> None:
+def test_batches_that_compaction_emptied_have_no_rows() -> None:
     emptied = encode_batch([], base_offset=5, last_offset=9)
     assert decoded([emptied]) == []
     assert rows(decoded([emptied, *log_of([numbered(2, first=10)])])) == expected(numbered(2, first=10))
 
 
-def test_batches_out_of_range_are_not_opened() -> None:
+def test_batches_out_of_range_are_not_decompressed() -> None:
     junk = pack_batch(read_header(encode_batch(numbered(2), codec=Codec.ZSTD)), b"no zstd at all")
     log = [
         junk,
@@ -153,7 +155,7 @@ def test_batches_out_of_range_are_not_opened() -> None:
     assert rows(decoded(log, (2, 5))) == expected(numbered(3, first=2))
 
 
-def test_a_batch_that_unfolds_beyond_the_bound_is_refused() -> None:
+def test_a_batch_that_decompresses_beyond_the_limit_is_refused() -> None:
     log = [encode_batch(numbered(100, value=bytes(10_000)), codec=Codec.ZSTD)]
     with pytest.raises(CorruptBatch, match="more than 100000 bytes"):
         decoded(log, decoded_bytes_max=100_000)
@@ -165,7 +167,7 @@ def test_a_corrupt_batch_is_named() -> None:
         decoded([*log_of([numbered(3)]), bad])
     assert (caught.value.topic, caught.value.partition, caught.value.offset) == ("orders", 3, 3)
     assert str(caught.value).startswith("the batch at offset 3 of orders[3] is corrupt: ")
-    # Spark carries exceptions from one process to another.
+    # Spark pickles exceptions.
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -189,13 +191,13 @@ def test_a_header_that_does_not_match_its_records_is_refused(change: dict[str, i
         decoded([bad], (-10, 1 << 40))
 
 
-def test_control_batches_must_have_been_left_out() -> None:
+def test_control_batches_are_refused() -> None:
     marker = encode_end_marker(EndMarker(7, 0, 0, True), 0)
     with pytest.raises(AssertionError, match="control"):
         decoded([marker])
 
 
-def test_what_is_given_outlives_what_it_was_read_from() -> None:
+def test_columns_outlive_the_data_that_they_were_read_from() -> None:
     data = bytearray(b"".join(log_of([numbered(50)])))
     (table,) = decoded([data])
     again = decoded(log_of([numbered(50, value=b"w" * 100, first=50)]))
@@ -204,7 +206,7 @@ def test_what_is_given_outlives_what_it_was_read_from() -> None:
     assert rows(again) == expected(numbered(50, value=b"w" * 100, first=50))
 
 
-def test_no_batches_give_nothing() -> None:
+def test_no_batches_give_no_rows() -> None:
     assert views([]) == []
     assert decoded([]) == []
     assert decoded(log_of([numbered(3)]), (EVERYTHING[1], EVERYTHING[1])) == []

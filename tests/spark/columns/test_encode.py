@@ -1,4 +1,4 @@
-"""What is encoded is what was in the columns, for us and for the decoders of two independent clients."""
+"""Encoded batches contain the columns, for our codec and for two other clients."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def table_of(records: list[Record]) -> pa.RecordBatch:
 
 
 def read_back(batches: list[EncodedBatch]) -> list[Record]:
-    """All records, with offsets as a broker would stamp them."""
+    """Return all records, with offsets as a broker would stamp them."""
     records: list[Record] = []
     for batch in batches:
         read = decode_records(batch.data, BOUND)
@@ -65,7 +65,7 @@ def read_back(batches: list[EncodedBatch]) -> list[Record]:
 
 
 def numbered(records: list[Record]) -> list[Record]:
-    return [record._replace(offset=place) for place, record in enumerate(records)]
+    return [record._replace(offset=tp) for tp, record in enumerate(records)]
 
 
 @given(records=some_records, codec=codecs, batch_bytes_max=st.integers(0, 20_000))
@@ -79,7 +79,7 @@ def test_rows_come_back_as_records_in_order(
 
 
 @given(records=some_records)
-def test_a_batch_is_byte_for_byte_what_the_codec_makes(records: list[Record]) -> None:
+def test_a_batch_has_the_same_bytes_as_that_of_the_codec(records: list[Record]) -> None:
     (batch,) = encode(table_of(records), timestamp_ms=NOW_MS, batch_bytes_max=BOUND)
     assert checksummed(batch.data) == encode_batch(numbered(records))
 
@@ -94,7 +94,7 @@ def test_another_client_reads_it(records: list[Record], codec: Codec) -> None:
 
 
 @given(records=some_records, data=st.data())
-def test_a_slice_is_encoded_as_if_it_stood_alone(records: list[Record], data: st.DataObject) -> None:
+def test_a_slice_is_encoded_like_a_copy_of_it(records: list[Record], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(records)))
     end = data.draw(st.integers(start, len(records)))
     batches = encode(table_of(records).slice(start, end - start), timestamp_ms=NOW_MS)
@@ -102,7 +102,7 @@ def test_a_slice_is_encoded_as_if_it_stood_alone(records: list[Record], data: st
 
 
 @given(records=some_records)
-def test_columns_survive_the_way_there_and_back(records: list[Record]) -> None:
+def test_columns_survive_a_round_trip(records: list[Record]) -> None:
     table = table_of(records)
     batches = [batch.data for batch in encode(table, timestamp_ms=NOW_MS, batch_bytes_max=BOUND)]
     (again,) = decoded(batches, columns=table.schema.names)
@@ -115,7 +115,7 @@ def test_columns_survive_the_way_there_and_back(records: list[Record]) -> None:
     "kind",
     [pa.string(), pa.large_string(), pa.large_binary(), pa.binary(2), pa.binary_view(), pa.string_view()],
 )
-def test_every_layout_of_text_and_bytes_is_taken(kind: pa.DataType) -> None:
+def test_every_layout_of_text_and_bytes_is_accepted(kind: pa.DataType) -> None:
     values = ["ab", "cd", None, "ef"]
     raw = pa.array([value and value.encode() for value in values], pa.binary())
     column = raw.cast(kind) if not pa.types.is_fixed_size_binary(kind) else pa.array(raw.to_pylist(), kind)
@@ -133,7 +133,7 @@ def test_headers_of_a_slice_in_the_layout_that_needs_no_conversion() -> None:
     assert [record.headers for record in records] == [(("b", b"2"), ("c", None)), (), (("d", b""),)]
 
 
-def test_a_timestamp_as_far_from_the_first_as_can_be() -> None:
+def test_the_largest_timestamp_delta() -> None:
     table = pa.record_batch({"value": [b""] * 2, "timestamp": pa.array([1000, None], pa.timestamp("us"))})
     records = read_back(encode(table, timestamp_ms=-(1 << 63) + 1))
     assert [record.timestamp for record in records] == [1, -(1 << 63) + 1]
@@ -145,7 +145,7 @@ def test_a_missing_key_is_null_and_a_missing_timestamp_is_now() -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_timestamps_of_every_unit_are_floored_to_milliseconds(unit: str) -> None:
+def test_timestamps_of_every_unit_are_rounded_down_to_milliseconds(unit: str) -> None:
     per_second = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[unit]
     ticks = [2 * per_second, None, 3 * per_second]
     table = pa.record_batch({"value": [b"v"] * 3, "timestamp": pa.array(ticks, pa.timestamp(unit))})
@@ -158,7 +158,7 @@ def test_timestamps_of_every_unit_are_floored_to_milliseconds(unit: str) -> None
     assert record.timestamp == -1
 
 
-def test_the_header_counts_what_the_batch_holds_and_leaves_the_rest_to_the_producer() -> None:
+def test_the_header_describes_the_batch_without_the_producer_fields() -> None:
     table = pa.record_batch(
         {"value": [b"v"] * 3, "timestamp": pa.array([5000, 9000, 7000], pa.timestamp("us"))}
     )
@@ -170,7 +170,7 @@ def test_the_header_counts_what_the_batch_holds_and_leaves_the_rest_to_the_produ
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.NONE])
-def test_no_batch_grows_by_being_compressed(codec: Codec) -> None:
+def test_compression_never_makes_a_batch_larger(codec: Codec) -> None:
     noise = np.random.default_rng(1).bytes(9_000)
     (batch,) = encode(pa.record_batch({"value": [noise]}), timestamp_ms=0, codec=codec)
     assert read_header(batch.data).codec is Codec.NONE
@@ -183,7 +183,7 @@ def test_no_rows_make_no_batch() -> None:
     assert encode(pa.record_batch({"value": pa.array([], pa.binary())}), timestamp_ms=0) == []
 
 
-def test_null_lists_and_what_lies_under_them_are_no_headers() -> None:
+def test_null_lists_have_no_headers() -> None:
     items = pa.StructArray.from_arrays(
         [pa.array(["a", None, "c"]), pa.array([b"1", b"2", b"3"])], names=["key", "value"]
     )
@@ -218,11 +218,11 @@ def test_columns_that_cannot_be_written_are_named(columns: dict[str, Any], compl
 
 
 @given(st.lists(timestamps, min_size=2, max_size=5))
-def test_timestamps_may_go_back(times: list[int]) -> None:
+def test_timestamps_may_decrease(times: list[int]) -> None:
     records = [Record(0, time, None, b"v") for time in times]
     assert read_back(encode(table_of(records), timestamp_ms=NOW_MS)) == numbered(records)
 
 
-def test_all_columns_of_a_topic_may_be_written_back() -> None:
+def test_all_columns_of_a_topic_can_be_written_back() -> None:
     (table,) = decoded([encode_batch([Record(0, 1, b"k", b"v", (("h", b"x"),))])], columns=COLUMNS)
     assert read_back(encode(table, timestamp_ms=NOW_MS)) == [Record(0, 1, b"k", b"v", (("h", b"x"),))]

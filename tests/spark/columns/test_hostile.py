@@ -1,5 +1,6 @@
-"""A checksum protects from nothing hostile: whatever a batch says of itself, it is refused, or read as the
-per-record codec reads it, and not a byte beyond its end is touched."""
+"""A checksum does not protect from hostile batches. Each is refused, or read as the per-record codec reads it, and no
+byte beyond its end is read.
+"""
 
 import random
 import subprocess
@@ -25,7 +26,7 @@ from penstock.spark.columns import COLUMNS, CorruptBatch, decode, kernels
 
 BOUND = 1 << 22
 MUTATIONS = 100_000
-#: Bytes that make long numbers, negative ones, nulls and large lengths more often than chance does.
+#: Bytes that often make long numbers, negative ones, nulls and large lengths.
 PIVOTS = (0x00, 0x01, 0x02, 0x03, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 SEEDS = [
     [Record(0, 5, b"key", b"value", (("h", b"x"), ("longer", None)))],
@@ -52,7 +53,7 @@ def mutated(body: bytes, chance: random.Random) -> bytes:
 
 
 class Scanner:
-    """The kernel with all its arrays made once, over memory that ends at a guard page."""
+    """The kernel with all its arrays allocated once, over memory that ends at a guard page."""
 
     def __init__(self) -> None:
         self.memory = GuardedMemory(1 << 16)
@@ -60,7 +61,7 @@ class Scanner:
         self.cursor = np.zeros(kernels.CURSOR_FIELDS, np.int64)
 
     def scan(self, header: BatchHeader, body: bytes) -> list[tuple[int, int, int, int]] | None:
-        """Offset, timestamp and the lengths of key and value; None for a batch that is refused."""
+        """Return offset, timestamp and the lengths of key and value, or None for a refused batch."""
         bodies = np.array([(self.memory.place(body), len(body))], np.int64)
         headers = np.array([header], np.int64)
         self.cursor[:] = 0
@@ -93,7 +94,7 @@ def by_the_codec(hostile: bytearray) -> list[tuple[int, int, int, int]] | None:
     ]
 
 
-def test_the_kernel_and_the_codec_agree_on_damage() -> None:
+def test_the_kernel_and_the_codec_agree_on_damaged_batches() -> None:
     chance, scanner = random.Random(5), Scanner()
     seeds = [encode_batch(records) for records in SEEDS]
     read = 0
@@ -103,7 +104,7 @@ def test_the_kernel_and_the_codec_agree_on_damage() -> None:
         found = scanner.scan(read_header(hostile), bytes(hostile[BATCH_HEADER_BYTES:]))
         assert found == by_the_codec(hostile), hostile.hex()
         read += found is not None
-    assert MUTATIONS // 50 < read < MUTATIONS // 2, "damage must be of both kinds"
+    assert MUTATIONS // 50 < read < MUTATIONS // 2, "no damaged batch was accepted, or none was refused"
 
 
 @given(log=logs(), chance=st.randoms(use_true_random=False))
@@ -135,7 +136,7 @@ def as_java(key: str) -> str:
 
 
 @given(junk=st.binary(max_size=300), count=st.integers(0, 50), attributes=st.integers(0, 7))
-def test_junk_is_refused_or_holds_as_many_records_as_it_says(
+def test_random_bytes_are_refused_or_contain_as_many_records_as_they_declare(
     junk: bytes, count: int, attributes: int
 ) -> None:
     header = read_header(encode_batch(SEEDS[0]))
@@ -158,8 +159,8 @@ def test_junk_is_refused_or_holds_as_many_records_as_it_says(
     assert sum(table.num_rows for table in tables) == count
 
 
-def test_the_guard_page_is_one() -> None:
-    """A read of the byte behind it ends the process, or the other tests would prove nothing."""
+def test_the_guard_page_works() -> None:
+    """Reading the byte behind it ends the process. Otherwise the other tests would prove nothing."""
     program = (
         "import ctypes\n"
         "from tests.spark.columns.guarded import GuardedMemory\n"

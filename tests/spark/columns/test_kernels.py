@@ -1,4 +1,4 @@
-"""Kernels are there where no cache is, and ready in processes that are forked after a preload."""
+"""Kernels compile without a cache, and are ready in processes that are forked after a preload."""
 
 import os
 
@@ -9,7 +9,7 @@ from penstock.spark import columns
 from penstock.spark.columns import kernels
 
 
-def test_without_a_folder_to_cache_in_kernels_still_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheImpl, "_locator_classes", [])
 
     @kernels.kernel
@@ -19,16 +19,16 @@ def test_without_a_folder_to_cache_in_kernels_still_compile(monkeypatch: pytest.
     assert double(21) == 42
 
 
-def test_preload_leaves_nothing_to_compile() -> None:
+def test_after_a_preload_everything_is_compiled() -> None:
     columns.preload()
     compiled = [kernels.scan, kernels.read_headers, kernels.measure, kernels.gather]
-    compiled += [kernels.cut, kernels.write, kernels.partition]
+    compiled += [kernels.split_batches, kernels.write, kernels.partition]
     for kernel in compiled:
-        # One signature each: a second would be compiled in the middle of a query.
+        # There is one signature each. A second one would be compiled in the middle of a query.
         assert len(kernel.signatures) == 1, kernel  # type: ignore[attr-defined]
 
 
-def test_a_forked_process_uses_what_was_preloaded() -> None:
+def test_a_forked_process_uses_preloaded_kernels() -> None:
     columns.preload()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Fixtures of the pipelines' tests."""
+"""Fixtures for the tests of pipelines."""
 
 from pathlib import Path
 from typing import Any

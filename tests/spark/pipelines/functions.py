@@ -1,4 +1,4 @@
-"""What users write: row functions and a sink, in a module that workers can import."""
+"""Code as users write it: row functions and a sink, in a module that workers can import."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def lacks_module(order):
 
 
 def until_there(path: str) -> RowFunction:
-    """Rows called `late` work once there is such a file, those called `never` do not."""
+    """Rows called `late` succeed once a file exists. Rows called `never` always fail."""
 
     def call(order):
         if order["id"] == "never" or (order["id"] == "late" and not os.path.exists(path)):
@@ -47,7 +47,7 @@ def until_there(path: str) -> RowFunction:
 
 
 class Files:
-    """A sink that keeps each batch in a folder of its own, once."""
+    """A sink that stores each batch once, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""JSON by a schema as plainly as can be, to compare with: `json`, and a look at each value. Raises ValueError."""
+"""A simple reference parser of JSON by a schema, with `json`. Raises ValueError."""
 
 import json
 import math
@@ -16,7 +16,7 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 
 
 class Pairs(list):
-    """An object, with keys as often as they are in the text."""
+    """Return an object with repeated keys, as in the text."""
 
 
 def read(value: bytes | None, schema: types.StructType) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def checked_pairs(pairs: list[tuple[str, Any]]) -> Pairs:
 
 
 def check_text(value: Any) -> None:
-    """No halves of characters, wherever they are."""
+    """Refuse lone surrogates anywhere in a value."""
     if isinstance(value, str):
         value.encode()
     elif type(value) is list:

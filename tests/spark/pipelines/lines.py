@@ -1,4 +1,4 @@
-"""Pipelines under test: run until all is read, and what clients of another kind then find in topics."""
+"""Runs pipelines until everything is read, and reads the topics with another client."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ WITHIN_S = 600.0
 
 
 class Line:
-    """One place to run pipelines in: topics of a broker, a session, a folder for checkpoints."""
+    """The topics of a broker, a session, and a folder for checkpoints."""
 
     def __init__(self, spark: Any, topics: Topics, folder: Path) -> None:
         self.spark, self.topics, self.folder = spark, topics, folder
@@ -28,7 +28,7 @@ class Line:
         return RunSettings(bootstrap=self.topics.bootstrap, **given | changed)
 
     def run(self, pipeline: Pipeline, **changed: Any) -> None:
-        """Until what was there at the start is read, or it fails."""
+        """Run until everything that was there at the start is read, or the pipeline fails."""
         queries = start(self.spark, pipeline, self.settings(pipeline, **changed))
         try:
             for query in queries:
@@ -38,7 +38,7 @@ class Line:
                 query.stop()
 
     def put(self, topic: str, *values: Any, partition: int = 0) -> None:
-        """Bytes as they are, all else as JSON; keys are their numbers."""
+        """Publish bytes as they are, and everything else as JSON. Keys are the numbers of the values."""
         self.topics.fill(
             topic,
             [
@@ -53,14 +53,14 @@ class Line:
         )
 
     def messages(self, topic: str) -> list[Message]:
-        """All that is committed; none where there is no such topic."""
+        """Return all committed records, or none if the topic does not exist."""
         with self.topics.cluster() as cluster:
             found = cluster.topics([topic]).get(topic)
             if found is None:
                 return []
-            places = [(topic, part.index) for part in found.partitions]
-            await_rest(cluster, places)
-        return read_committed(self.topics.bootstrap, topic, len(places))
+            partitions = [(topic, part.index) for part in found.partitions]
+            await_rest(cluster, partitions)
+        return read_committed(self.topics.bootstrap, topic, len(partitions))
 
     def rows(self, topic: str) -> list[Any]:
         return [json.loads(each.value) for each in self.messages(topic)]
@@ -74,7 +74,7 @@ def read_committed(bootstrap: str, topic: str, partitions: int) -> list[Message]
         ended = 0
         while ended < partitions:
             message = client.poll(WITHIN_S)
-            assert message is not None, f"{topic} does not end"
+            assert message is not None, f"{topic} has no end"
             if message.error() is not None:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 ended += 1

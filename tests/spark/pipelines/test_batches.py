@@ -1,4 +1,4 @@
-"""Batches of pipelines on real Spark: what goes in comes out, as rows, retries or dead letters, and nothing twice."""
+"""Batches of pipelines on real Spark: every input record becomes a row, a retry or a dead letter, once."""
 
 import os
 from dataclasses import replace
@@ -42,7 +42,7 @@ AT_ONCE = Errors(attempts=3, backoff=Backoff(base_ms=1, cap_ms=1))
 
 @pytest.fixture
 def declare(topics, unique):
-    """A pipeline from `orders` to `clean`, two new topics of two partitions, with what a test wants of it."""
+    """Return a pipeline from `orders` to `clean`, two new topics of two partitions."""
 
     def declared(**given):
         names = [topics.create(unique(prefix), 2) for prefix in ("orders", "clean")]
@@ -77,8 +77,8 @@ def counted(line, name):
     return RowCounts.from_json(found["totals"])
 
 
-def test_no_letter_is_lost_where_spark_tells_no_counts(line, declare, monkeypatch):
-    """As over Spark Connect, or when what it observed comes too late."""
+def test_no_failure_record_is_lost_without_observed_counts(line, declare, monkeypatch):
+    """As with Spark Connect, or if Spark reports the observation too late."""
     monkeypatch.setattr(batch_module.RowCounter, "found", lambda self: {})
     declared, source, sink = declare()
     line.put(source, {"id": "a", "amount": 1.5}, b"{")
@@ -98,32 +98,32 @@ def test_good_and_bad_rows_of_one_evaluation(line, declare):
     assert sorted((row["id"], row["total"]) for row in line.rows(sink)) == [("a", 3.0), ("b", 4.0)]
     assert {each.headers for each in line.messages(sink)} == {(("own", b"header"),)}
     (retry,) = line.messages(f"{source}.retry.1")
-    told = headers_of(retry)
+    retry_headers = headers_of(retry)
     assert (origin(retry), retry.key, retry.value) == ((source, 0, 2), b"2", b'{"id": "broken", "amount": 1}')
-    assert (told["own"], told[ERROR_CLASS_HEADER], told[ERROR_MESSAGE_HEADER]) == (
+    assert (retry_headers["own"], retry_headers[ERROR_CLASS_HEADER], retry_headers[ERROR_MESSAGE_HEADER]) == (
         "header",
         "ValueError",
         "no price for it",
     )
-    assert 'raise ValueError("no price for it")' in told[ERROR_STACK_HEADER]
-    first_ms = int(told["penstock.dlq.timestamp"])
+    assert 'raise ValueError("no price for it")' in retry_headers[ERROR_STACK_HEADER]
+    first_ms = int(retry_headers["penstock.dlq.timestamp"])
     assert first_ms + 60_000 <= retry.timestamp_ms
     dead = {origin(each)[1:]: headers_of(each) for each in line.messages(f"{source}.dlq")}
-    assert {place: each[ERROR_MESSAGE_HEADER].split(":")[0] for place, each in dead.items()} == {
-        (0, 1): "the value is no JSON",
+    assert {tp: each[ERROR_MESSAGE_HEADER].split(":")[0] for tp, each in dead.items()} == {
+        (0, 1): "the value is not valid JSON",
         (0, 3): "id is missing",
         (1, 0): "never",
-        (1, 2): "price returned what does not fit its columns",
+        (1, 2): "price returned a row that does not fit its columns",
         (1, 3): "there is no value",
     }
     assert {each[REASON_HEADER] for each in dead.values()} == {"refused"}
     assert counted(line, declared.name) == RowCounts(rows_in=10, rows_out=2, retried=1, dead=5)
     held = line.spark.sparkContext._jsc.getPersistentRDDs()
-    assert len(held) == 0, "nothing is held when a batch is done"
+    assert len(held) == 0, "nothing is held after the batch"
 
 
-def test_a_module_that_is_not_installed_is_no_rows_fault(line, declare):
-    """Neither in a row function nor in a transformation: nothing is retried, nothing becomes a dead letter."""
+def test_a_missing_module_is_not_the_fault_of_a_row(line, declare):
+    """Neither in a row function nor in a transform: no row is retried or becomes a dead letter."""
 
     def transform(rows):
         def lacking(batches):
@@ -143,8 +143,8 @@ def test_a_module_that_is_not_installed_is_no_rows_fault(line, declare):
         assert line.messages(sink) + line.messages(f"{source}.dlq") + line.messages(f"{source}.retry.1") == []
 
 
-def test_retries_come_back_when_due(line, declare, tmp_path):
-    """One row works at the second attempt, one never does; another group's retry is left alone."""
+def test_retries_are_read_when_due(line, declare, tmp_path):
+    """One row succeeds at the second attempt, one never does. A retry of another group is ignored."""
     mended = tmp_path / "mended"
     declared, source, sink = declare(rows=(functions.until_there(str(mended)),), errors=AT_ONCE, every_ms=100)
     line.put(source, {"id": "late"}, {"id": "never"}, {"id": "good"}, partition=1)
@@ -192,8 +192,8 @@ def test_poison_in_a_transform_is_found_in_few_runs(line, declare, monkeypatch):
     assert counted(line, declared.name) == RowCounts(rows_in=10_000, rows_out=9_999, dead=1)
 
 
-def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, unique):
-    """Too large, for no partition, and one that no transform takes; the rest is written, as the topic takes it."""
+def test_records_that_only_the_sink_refuses_become_dead_letters(line, declare, topics, unique):
+    """One is too large, one has a wrong partition, one fails in the transform. All others are written."""
     source = topics.create(unique("large"), **{"max.message.bytes": "40000"})
     sink = topics.create(unique("small"), 2, **{"max.message.bytes": "10000"})
     declared, _, _ = declare(
@@ -214,19 +214,21 @@ def test_what_only_the_sink_refuses_becomes_dead_letters(line, declare, topics, 
     assert [each.value for each in line.messages(sink)] == values[:2]
     dead = {origin(each)[2]: (headers_of(each), each.value) for each in line.messages(f"{source}.dlq")}
     assert [dead[offset][1] for offset in sorted(dead)] == values[2:]
-    told = {
+    errors = {
         offset: (headers[ERROR_CLASS_HEADER], headers[ERROR_MESSAGE_HEADER])
         for offset, (headers, _) in dead.items()
     }
-    kind, words = told[2]
+    kind, words = errors[2]
     assert kind == "penstock.spark.sink.records.RecordTooLarge"
-    assert words.endswith(f"bytes is too large for topic {sink}, which takes at most max.message.bytes=10000")
-    assert "poison" in told[3][1]
-    assert told[4][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
+    assert words.endswith(
+        f"bytes is too large for topic {sink}, which accepts at most max.message.bytes=10000"
+    )
+    assert "poison" in errors[3][1]
+    assert errors[4][1] == f"a row is for partition 9 of {sink}, which has 2 partitions"
     assert counted(line, declared.name) == RowCounts(rows_in=5, rows_out=2, dead=3)
 
 
-def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare, topics, unique):
+def test_at_most_once_finds_refused_records_before_it_writes(line, declare, topics, unique):
     sink = topics.create(unique("small"), 1, **{"max.message.bytes": "10000"})
     declared, source, _ = declare(sink=TopicSink(topic=sink), delivery=Contract.AT_MOST_ONCE, parse=None)
     values = [b"first", os.urandom(20_000), b"last"]
@@ -236,7 +238,7 @@ def test_at_most_once_knows_what_the_sink_refuses_before_it_writes(line, declare
     assert [each.value for each in line.messages(f"{source}.dlq")] == [values[1]]
 
 
-def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, declare, topics):
+def test_a_failure_record_that_is_too_large_for_an_existing_topic(line, declare, topics):
     declared, source, sink = declare()
     dead = topics.create(f"{source}.dlq", 2, **{"max.message.bytes": "1000"})
     failure_record = os.urandom(2_000)
@@ -245,7 +247,7 @@ def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, decl
         line.run(declared)
     trouble = error_info(raised.value)
     assert trouble.kind == "RecordTooLarge"
-    assert f"too large for topic {dead}, which takes at most max.message.bytes=1000" in trouble.message
+    assert f"too large for topic {dead}, which accepts at most max.message.bytes=1000" in trouble.message
     assert line.messages(sink) == line.messages(dead) == []
     with topics.cluster() as cluster:
         alter_topic_settings(cluster, dead, {"max.message.bytes": "100000"})
@@ -254,8 +256,8 @@ def test_a_letter_that_is_too_large_for_a_topic_that_was_there_before(line, decl
     assert [each.value for each in line.messages(dead)] == [failure_record]
 
 
-def test_what_is_not_about_rows_makes_no_dead_letters(line, declare):
-    """Brokers of the sink, which is in another cluster, are away."""
+def test_errors_that_no_row_causes_make_no_dead_letters(line, declare):
+    """The brokers of the sink, which is in another cluster, are down."""
     away = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "1000"}
     declared, source, sink = declare(parse=None)
     declared = replace(declared, sink=TopicSink(topic=sink, options=away))
@@ -266,7 +268,7 @@ def test_what_is_not_about_rows_makes_no_dead_letters(line, declare):
     assert line.messages(f"{source}.dlq") == []
 
 
-def test_too_much_poison_fails_with_its_range(line, declare):
+def test_too_many_poison_records_fail_the_batch(line, declare):
     declared, source, sink = declare(
         transform=lambda rows: rows.selectExpr("if(amount >= 0, raise_error('all'), id) as value"),
         errors=Errors(isolated_max=2),
@@ -275,8 +277,7 @@ def test_too_much_poison_fails_with_its_range(line, declare):
     with pytest.raises(StreamingQueryException) as raised:
         line.run(declared)
     assert BatchError.__name__ in str(raised.value)
-    assert "more than 2 records make batch 0 of query" in str(raised.value)
-    assert f"of {source}[0] 0 to 7" in str(raised.value)
+    assert f"more than 2 records of {source}[0] 0 to 7 make batch 0 of query" in str(raised.value)
     assert failed_range(raised.value) == f"{source}[0] 0 to 7"
     assert line.messages(sink) == line.messages(f"{source}.dlq") == []
 
@@ -286,7 +287,7 @@ class Crash(Exception):
 
 
 def crashing(monkeypatch, owner, name):
-    """The first time that it is called, everything ends right after it."""
+    """The first call is followed by the death of everything."""
     real = getattr(owner, name)
     calls = []
 
@@ -301,8 +302,8 @@ def crashing(monkeypatch, owner, name):
     return calls
 
 
-def test_each_row_once_when_a_batch_that_was_written_is_done_again(line, declare, monkeypatch):
-    """Row functions divide the rows in another way at every time, and still each row is in one place, once."""
+def test_each_row_once_if_a_written_batch_is_repeated(line, declare, monkeypatch):
+    """Row functions give other results every time, and still each row is in one topic, once."""
     declared, source, sink = declare(rows=(functions.by_chance,), errors=SLOWLY)
     line.put(source, *orders(60))
     calls = crashing(monkeypatch, batch_module, "report_counts")
@@ -317,8 +318,8 @@ def test_each_row_once_when_a_batch_that_was_written_is_done_again(line, declare
     assert sorted(rows + retries) == list(range(60))
 
 
-def test_each_row_once_with_another_sink(line, declare, monkeypatch, tmp_path):
-    """The sink is written and the letters are not yet: then the evaluation is the one that was kept."""
+def test_each_row_once_with_a_custom_sink(line, declare, monkeypatch, tmp_path):
+    """The sink is written and the failure records are not yet: the saved evaluation is used."""
     sink = functions.Files(tmp_path / "sink")
     declared, source, _ = declare(rows=(functions.by_chance,), errors=SLOWLY, sink=sink)
     line.put(source, *orders(60))
@@ -333,7 +334,7 @@ def test_each_row_once_with_another_sink(line, declare, monkeypatch, tmp_path):
     assert sorted([int(row["id"]) for row in sink.rows()] + retries) == list(range(60))
 
 
-def test_what_remembers_rows_gets_them_sorted_out(line, declare):
+def test_a_stateful_pipeline_gets_only_good_rows(line, declare):
     declared, source, sink = declare(
         stateful=True, transform=lambda rows: rows.dropDuplicates(["id"]).select("id", "amount", "_record")
     )
@@ -350,20 +351,20 @@ def test_what_remembers_rows_gets_them_sorted_out(line, declare):
 
 WRONG = [
     ({"transform": lambda rows: rows.where("totl > 0")}, "`totl` cannot be resolved"),
-    ({"transform": lambda rows: 1 / 0}, "its function fails on no rows at all: ZeroDivisionError"),
-    ({"transform": lambda rows: None}, "its function returns None, not a DataFrame"),
+    ({"transform": lambda rows: 1 / 0}, "its function fails on an empty DataFrame: ZeroDivisionError"),
+    ({"transform": lambda rows: None}, "its function returned None, not a DataFrame"),
     (
         {"transform": lambda rows: rows.selectExpr("1 as value")},
         "column value is int; it must be string or binary",
     ),
-    ({"parse": json_rows("id NOTHING")}, "are no columns"),
-    ({"parse": json_rows("_record STRING")}, "cannot be called _record"),
+    ({"parse": json_rows("id NOTHING")}, "is not a valid schema"),
+    ({"parse": json_rows("_record STRING")}, "cannot be named _record"),
     ({"source": Source(topics=("no-such-topic",))}, "there is no topic no-such-topic"),
     ({"source": Source(topics=("no-such-topic",), starting="never")}, "there is no topic"),
 ]
 
 
-def test_a_wrong_pipeline_is_a_sentence_and_nothing_runs(line, declare):
+def test_a_wrong_pipeline_is_an_error_and_no_query_runs(line, declare):
     _, source, sink = declare()
     for given, words in WRONG:
         common = {"name": "wrong", "source": Source(topics=(source,)), "sink": TopicSink(topic=sink)}
@@ -376,8 +377,8 @@ def test_a_wrong_pipeline_is_a_sentence_and_nothing_runs(line, declare):
         assert f"{source}.dlq" not in cluster.topics()
 
 
-def test_at_most_once_gives_nothing_again(line, declare, monkeypatch):
-    """What was given away before a crash is not done again, written or not."""
+def test_at_most_once_delivers_nothing_again(line, declare, monkeypatch):
+    """Rows that were delivered before a crash are not delivered again, written or not."""
     declared, source, sink = declare(rows=(functions.price,), errors=SLOWLY, delivery=Contract.AT_MOST_ONCE)
     line.put(source, {"id": "a", "amount": 1.0}, {"id": "broken"}, b"{")
     crashing(monkeypatch, batch_module, "report_counts")

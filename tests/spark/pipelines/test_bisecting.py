@@ -1,4 +1,4 @@
-"""Bisection finds every record that fails alone, in few attempts, and no other."""
+"""Bisection finds every record that fails alone, in few tries, and no other."""
 
 import math
 
@@ -28,8 +28,8 @@ class Trial:
         return Failure(error_class="E", message=str(found[0])) if found else None
 
 
-def _holds(record_range, place):
-    return record_range[:2] == place[:2] and record_range.start <= place[2] < record_range.end
+def _holds(record_range, tp):
+    return record_range[:2] == tp[:2] and record_range.start <= tp[2] < record_range.end
 
 
 def found(record_ranges, trial, found_max=100):
@@ -54,15 +54,15 @@ _stretches = st.lists(
 
 @given(_stretches, st.data())
 def test_all_that_fail_alone_and_no_others(record_ranges, data):
-    places = [
+    partitions = [
         ("t", each.partition, offset) for each in record_ranges for offset in range(each.start, each.end)
     ]
-    poison = data.draw(st.sets(st.sampled_from(places), min_size=1, max_size=5))
+    poison = data.draw(st.sets(st.sampled_from(partitions), min_size=1, max_size=5))
     assert found(record_ranges, Trial(poison)).keys() == poison
 
 
 @given(_stretches)
-def test_halves_are_the_whole(record_ranges):
+def test_halves_are_complete(record_ranges):
     if sum(each.size for each in record_ranges) == 1:
         return
     left, right = halves(record_ranges)
@@ -72,7 +72,7 @@ def test_halves_are_the_whole(record_ranges):
     assert abs(sizes[0] - sizes[1]) <= 1
 
 
-def test_too_many_and_what_does_not_fail_alone():
+def test_too_many_and_not_reproducible():
     with pytest.raises(TooManyPoisonRecords):
         found([RecordRange("t", 0, 0, 64)], Trial([("t", 0, n) for n in range(64)]), found_max=10)
     with pytest.raises(NotReproducible):

@@ -1,4 +1,4 @@
-"""A declaration that cannot work is refused with a sentence, before there is any Spark."""
+"""A wrong declaration is refused with a message, before Spark starts."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from penstock.spark.sink.options import Contract
 IDS = json_rows("id STRING")
 
 
-def test_a_declaration_in_full():
+def test_a_complete_declaration():
     @row_function("id STRING, total DOUBLE")
     def price(order):
         return order
@@ -31,19 +31,19 @@ def test_a_declaration_in_full():
 
 
 WRONG = [
-    ({"name": "a b"}, "cannot be called 'a b'"),
-    ({"source": "a/b"}, "'a/b' is no name of a topic"),
+    ({"name": "a b"}, "cannot be named 'a b'"),
+    ({"source": "a/b"}, "'a/b' is not a valid topic name"),
     ({"source": Source()}, "either topics or a pattern"),
-    ({"source": Source(pattern="(")}, "is no pattern"),
-    ({"source": 5}, "its source is a topic, a list of topics or a Source, not 5"),
-    ({"sink": "orders"}, "it would read what it writes"),
-    ({"sink": object()}, "has write, describe and prepare"),
+    ({"source": Source(pattern="(")}, "is not a regular expression"),
+    ({"source": 5}, "source must be a topic, a list of topics or a Source, not 5"),
+    ({"sink": "orders"}, "the pipeline would read its own output"),
+    ({"sink": object()}, "have the methods write, describe and prepare"),
     ({"delivery": "twice"}, "must be one of at-most-once, at-least-once, exactly-once"),
-    ({"delivery": "at-most-once", "stateful": True}, "what remembers rows cannot be at-most-once"),
+    ({"delivery": "at-most-once", "stateful": True}, "a stateful pipeline cannot be at-most-once"),
     ({"every": "soon"}, "every='soon' must be a time such as 500ms"),
-    ({"parse": "id STRING"}, "is no parser; use json_rows or avro_rows"),
+    ({"parse": "id STRING"}, "is not a parser; use json_rows or avro_rows"),
     ({"rows": [len]}, "len needs its output columns"),
-    ({"errors": Errors(attempts=0)}, "tried at least once"),
+    ({"errors": Errors(attempts=0)}, "errors.attempts must be at least 1"),
     ({"output_mode": "complete"}, "must be one of append, update"),
 ]
 
@@ -51,7 +51,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("given", "words"), WRONG, ids=[f"{n}-{next(iter(given))}" for n, (given, _) in enumerate(WRONG)]
 )
-def test_a_wrong_declaration_is_a_sentence(given, words):
+def test_a_wrong_declaration_is_refused(given, words):
     settings = {"name": "clean", "source": "orders", **given}
     with pytest.raises(PipelineError) as raised:
         pipeline(settings.pop("name"), **settings)(lambda rows: rows)
@@ -59,12 +59,12 @@ def test_a_wrong_declaration_is_a_sentence(given, words):
     assert "\n" not in str(raised.value)
 
 
-def test_schemas_that_cannot_be_read_are_sentences(tmp_path):
+def test_schemas_that_cannot_be_read_are_refused(tmp_path):
     with pytest.raises(PipelineError, match=r"nowhere.json cannot be read"):
         json_rows("nowhere.json")
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    with pytest.raises(PipelineError, match="is no JSON"):
+    with pytest.raises(PipelineError, match="is not valid JSON"):
         json_rows(broken)
-    with pytest.raises(PipelineError, match="names the columns that it returns"):
+    with pytest.raises(PipelineError, match="needs the columns that it returns"):
         row_function("")

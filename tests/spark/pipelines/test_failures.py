@@ -1,4 +1,4 @@
-"""What Spark raises is told as what went wrong, in the words of who raised it first."""
+"""The report of an error of Spark names its innermost cause."""
 
 import pytest
 
@@ -22,8 +22,8 @@ KeyError: 'amount'
 
 	at org.apache.spark.api.python.BasePythonRunner
 """
-#: As tasks tell of errors of ours.
-TOLD_PLAINLY = """Job aborted due to stage failure: Lost task 0.3 in stage 7.0:
+#: An error of ours as tasks report it.
+WITHOUT_TRACEBACK = """Job aborted due to stage failure: Lost task 0.3 in stage 7.0:
 org.apache.spark.api.python.PythonException: penstock.%s
 
 	at org.apache.spark.api.python.BasePythonRunner
@@ -37,7 +37,7 @@ Current State: ACTIVE
 """
 
 
-def test_the_innermost_error_of_python():
+def test_the_innermost_python_error():
     found = failure_from_spark(Exception(OF_PYTHON))
     assert (found.error_class, found.message) == ("KeyError", "'amount'")
     assert 'raise KeyError("amount")' in found.stack
@@ -45,15 +45,17 @@ def test_the_innermost_error_of_python():
     assert "BasePythonRunner" not in found.stack
 
 
-def test_what_we_tell_without_a_traceback():
-    found = failure_from_spark(Exception(TOLD_PLAINLY % "spark.sink.records.WrongRow: a row has no topic"))
+def test_errors_that_are_reported_without_a_traceback():
+    found = failure_from_spark(
+        Exception(WITHOUT_TRACEBACK % "spark.sink.records.WrongRow: a row has no topic")
+    )
     assert (found.error_class, found.message) == (
         "penstock.spark.sink.records.WrongRow",
         "a row has no topic",
     )
 
 
-def test_others_by_their_first_line():
+def test_other_errors_by_their_first_line():
     found = failure_from_spark(ValueError("\n[CAST_INVALID_INPUT] no number\n== SQL =="))
     assert (found.error_class, found.message) == ("ValueError", "[CAST_INVALID_INPUT] no number")
 
@@ -62,33 +64,33 @@ def test_others_by_their_first_line():
     ("error", "is_theirs"),
     [
         (Exception("[USER_RAISED_EXCEPTION] poison"), True),
-        (Unavailable("nobody answers"), False),
+        (Unavailable("no broker answers"), False),
         (Exception("An error occurred while calling o1.save.\n: java.lang.InterruptedException"), False),
         (Exception("[SPARK_JOB_CANCELLED] Job 5 cancelled"), False),
-        (Exception(TOLD_PLAINLY % "client.errors.Unavailable: nobody answers"), False),
+        (Exception(WITHOUT_TRACEBACK % "client.errors.Unavailable: no broker answers"), False),
         (
             Exception(OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'x'")),
             False,
         ),
-        (Exception(TOLD_PLAINLY % "client.errors.Refused: t[0]: topic authorization failed"), False),
-        (Exception(TOLD_PLAINLY % "client.errors.RecordsRefused: t[0]: message too large"), True),
-        (Exception(TOLD_PLAINLY % "spark.sink.records.WrongRow: a row has no topic"), True),
-        (Exception(TOLD_PLAINLY % "spark.sink.records.RecordTooLarge: a record of 9 bytes"), True),
+        (Exception(WITHOUT_TRACEBACK % "client.errors.Refused: t[0]: topic authorization failed"), False),
+        (Exception(WITHOUT_TRACEBACK % "client.errors.RecordsRefused: t[0]: message too large"), True),
+        (Exception(WITHOUT_TRACEBACK % "spark.sink.records.WrongRow: a row has no topic"), True),
+        (Exception(WITHOUT_TRACEBACK % "spark.sink.records.RecordTooLarge: a record of 9 bytes"), True),
         (Exception(OF_PYTHON.replace("KeyError: 'am", "penstock.client.errors.Unavailable: 'am")), False),
     ],
 )
-def test_whether_rows_may_be_the_reason(error, is_theirs):
+def test_whether_rows_may_be_the_cause(error, is_theirs):
     assert is_caused_by_rows(error) is is_theirs
 
 
-def test_the_offsets_of_the_batch_that_failed():
+def test_the_offsets_of_the_failed_batch():
     assert failed_range(Exception(ENDED)) == "t[0] 5 to 8"
     assert failed_range(Exception("boom")) is None
 
 
-def test_a_missing_module_is_final_and_says_what_to_install():
-    told = OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'pandas'")
-    found = error_info(Exception(told))
+def test_a_missing_module_is_permanent_and_the_message_says_what_to_install():
+    text = OF_PYTHON.replace("KeyError: 'amount'", "ModuleNotFoundError: No module named 'pandas'")
+    found = error_info(Exception(text))
     assert found.message.startswith(
         "No module named 'pandas' (install it wherever tasks of this pipeline run"
     )

@@ -1,4 +1,4 @@
-"""Avro by a schema file, one by one."""
+"""Parsing Avro by a schema file."""
 
 import io
 import json
@@ -50,17 +50,17 @@ def parse(*values, framed=False):
     return parser.prepared(columns)(pa.array(values, pa.binary()))
 
 
-def test_rows_and_what_is_wrong_with_others():
+def test_rows_and_errors():
     good = encoded()
     found = parse(good, good[:-3], good + b"x", None, b"", good)
     assert [found.rows[number].as_py() for number in (0, 5)] == [ROW | {"tags": [("x", 1)]}] * 2
     assert sorted(found.errors) == [1, 2, 3, 4]
-    assert found.errors[2] == "the value goes on for 1 bytes after its end by the schema"
+    assert found.errors[2] == "the value has 1 bytes more than the schema describes"
     assert found.errors[3] == "there is no value"
-    assert found.errors[1].startswith("the value is no Avro of this schema")
+    assert found.errors[1].startswith("the value does not fit the Avro schema")
 
 
-def test_five_bytes_before():
+def test_the_schema_registry_format():
     found = parse(b"\x00\x00\x00\x00\x07" + encoded(), encoded(), b"\x00", framed=True)
     assert sorted(found.errors) == [1, 2]
     assert found.rows[0].as_py()["id"] == "a"
@@ -72,8 +72,8 @@ BEFORE_PRICE = b"\x02a" + b"\x00" + b"\x00"
 AFTER_PRICE = b"\x00\x00"
 
 
-def test_sizes_that_only_claim_to_be_large_cost_nothing():
-    """Megabytes of digits would take minutes to become a number."""
+def test_declared_sizes_cost_nothing():
+    """It would take minutes to convert megabytes of digits to a number."""
     megabyte = b"\x80\x80\x80\x01" + b"\x7f" * (1 << 20)
     whole = BEFORE_PRICE + b"\x02\x01" + AFTER_PRICE
     hostile = [
@@ -90,7 +90,7 @@ def test_sizes_that_only_claim_to_be_large_cost_nothing():
     found = parse(whole, *hostile)
     assert sorted(found.errors) == list(range(1, len(hostile) + 1))
     assert "a decimal of 1048576 bytes" in found.errors[3]
-    assert found.errors[4] == "price must fit decimal(10,2), and is 5497558138.87"
+    assert found.errors[4] == "price must fit decimal(10,2), but is 5497558138.87"
     assert found.errors[9].startswith("tags must be map")
     assert found.rows[0]["price"].as_py() == Decimal("0.01")
 
@@ -104,7 +104,7 @@ _dented = st.builds(
 
 
 @given(st.lists(st.binary(max_size=40) | _dented, max_size=6))
-def test_whatever_the_bytes_are_others_are_read(values):
+def test_other_rows_are_read_whatever_the_bytes_are(values):
     found = parse(encoded(), *values, encoded())
     rows = found.rows.to_pylist()
     assert [number for number, row in enumerate(rows) if row is None] == sorted(found.errors)

@@ -1,4 +1,4 @@
-"""What row functions and parsers give becomes columns; what does not fit is told by name, and ends no process."""
+"""Python values become columns. A value that does not fit is an error that names it, and never ends the process."""
 
 from decimal import Decimal
 
@@ -18,7 +18,7 @@ KIND = pa.struct(
 TINY = Decimal("1E-999999999")
 
 
-def test_decimals_that_arrow_cannot_be_given_are_told_wherever_they_are():
+def test_decimals_that_arrow_cannot_handle_are_errors_at_any_depth():
     rows = [
         {"price": TINY},
         {"line": {"no": 1, "price": TINY}},
@@ -35,7 +35,7 @@ def test_decimals_that_arrow_cannot_be_given_are_told_wherever_they_are():
     assert found.rows.null_count == len(rows)
 
 
-def test_what_fits_is_kept_beside_what_does_not():
+def test_values_that_fit_are_kept_beside_others():
     line = {"no": 1, "price": Decimal("12.3400")}
     rows = [{"line": line}, {"line": {"no": "one"}}, None, {"line": 5}, {"price": 7, "prices": (Decimal(1),)}]
     found = struct_from_rows(rows, KIND, {})

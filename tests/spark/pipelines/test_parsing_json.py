@@ -1,4 +1,4 @@
-"""JSON by a schema: rows are what a plain reader makes of them, and what is refused is told by name."""
+"""Parsing JSON by a schema gives the same rows as a reference parser, and errors name the field."""
 
 import json
 from base64 import b64encode
@@ -78,7 +78,7 @@ def parsed(*values, reader=READER):
     return found
 
 
-def test_a_row_in_full():
+def test_a_complete_row():
     found = parsed(json.dumps(GOOD).encode(), json.dumps(GOOD, indent=2).encode())
     assert found.errors == {}
     assert (
@@ -103,45 +103,45 @@ def test_a_row_in_full():
 WRONG = [
     (b'{"amount": 1}', "id is missing"),
     (b'{"id": null}', "id is null"),
-    (b'{"id": 5}', "id must be text, and is a whole number"),
-    (b'{"id": 5, "id": "a"}', "id must be text, and is a whole number"),
-    (b'{"id": "a", "amount": "1"}', "amount must be a number of 64 bits, and is text"),
-    (b'{"id": "a", "amount": true}', "amount must be a number of 64 bits, and is true or false"),
+    (b'{"id": 5}', "id must be text, but is a whole number"),
+    (b'{"id": 5, "id": "a"}', "id must be text, but is a whole number"),
+    (b'{"id": "a", "amount": "1"}', "amount must be a number of 64 bits, but is text"),
+    (b'{"id": "a", "amount": true}', "amount must be a number of 64 bits, but is true or false"),
     (b'{"id": "a", "amount": 1e999}', "amount must be a number of 64 bits"),
     (b'{"id": "a", "amount": ' + b"1" * 400 + b"}", "amount must be a number of 64 bits"),
-    (b'{"id": "a", "n": 1.0}', "775807, and is a number with a point or exponent"),
+    (b'{"id": "a", "n": 1.0}', "775807, but is a number with a point or exponent"),
     (
         b'{"id": "a", "n": 99999999999999999999}',
         "n must be a whole number from -9223372036854775808 to 92233",
     ),
     (b'{"id": "a", "n": ' + b"9" * 5_000 + b"}", "n must be a whole number from -9223372036854775808 to"),
     (b'{"id": "a", "small": 2147483648}', "small must be a whole number from -2147483648 to 2147483647"),
-    (b'{"id": "a", "ok": 1}', "ok must be true or false, and is a whole number"),
+    (b'{"id": "a", "ok": 1}', "ok must be true or false, but is a whole number"),
     (b'{"id": "a", "at": "yesterday"}', "at must be a date and time such as 2030-01-31T12:00:00Z"),
     (
         b'{"id": "a", "at": 5}',
-        "at must be a date and time such as 2030-01-31T12:00:00Z, and is a whole number",
+        "at must be a date and time such as 2030-01-31T12:00:00Z, but is a whole number",
     ),
     (b'{"id": "a", "at": "0001-01-01T00:00:00+02:00"}', "at must be timestamp"),
     (b'{"id": "a", "day": "2030-02-30"}', "day must be a date such as 2030-01-31"),
-    (b'{"id": "a", "who": []}', "who must be an object, and is a list"),
-    (b'{"id": "a", "who": {"x": "1"}}', "who.x must be a number of 32 bits, and is text"),
+    (b'{"id": "a", "who": []}', "who must be an object, but is a list"),
+    (b'{"id": "a", "who": {"x": "1"}}', "who.x must be a number of 32 bits, but is text"),
     (b'{"id": "a", "who": {"x": 1e39}}', "who.x must be a number of 32 bits"),
-    (b'{"id": "a", "lines": {}}', "lines must be a list, and is an object"),
+    (b'{"id": "a", "lines": {}}', "lines must be a list, but is an object"),
     (b'{"id": "a", "lines": [{"k": 1}, {"k": "x"}]}', "lines[1].k must be a whole number"),
-    (b'{"id": "a"} x', "the value is no JSON: trailing characters"),
-    (b'{"id": "a"}{"id": "b"}', "the value is no JSON: trailing characters"),
-    (b'{"id": "a"}null{"id": "b"}', "the value is no JSON: trailing characters"),
-    (b'{"id": "a", "amount": NaN}', "the value is no JSON: invalid character (byte 22)"),
-    (b'{"id": "a", "more": Infinity}', "the value is no JSON: invalid character (byte 20)"),
+    (b'{"id": "a"} x', "the value is not valid JSON: trailing characters"),
+    (b'{"id": "a"}{"id": "b"}', "the value is not valid JSON: trailing characters"),
+    (b'{"id": "a"}null{"id": "b"}', "the value is not valid JSON: trailing characters"),
+    (b'{"id": "a", "amount": NaN}', "the value is not valid JSON: invalid character (byte 22)"),
+    (b'{"id": "a", "more": Infinity}', "the value is not valid JSON: invalid character (byte 20)"),
     (b'{"id": "\xff"}', "the value is not UTF-8 (byte 8)"),
     (b'{"id": "a", "more": "\xff"}', "the value is not UTF-8 (byte 21)"),
-    (b'{"id": "\\ud800"}', "the value is no JSON"),
-    (b'{"id": "a", "more": "\\udc00..."}', "the value is no JSON: invalid utf-16 surrogate pair"),
-    (b"null", "the value must be an object, and is null"),
-    (b"[1]", "the value must be an object, and is a list"),
-    (b"", "the value is no JSON"),
-    (b"\x00", "the value is no JSON"),
+    (b'{"id": "\\ud800"}', "the value is not valid JSON"),
+    (b'{"id": "a", "more": "\\udc00..."}', "the value is not valid JSON: invalid utf-16 surrogate pair"),
+    (b"null", "the value must be an object, but is null"),
+    (b"[1]", "the value must be an object, but is a list"),
+    (b"", "the value is not valid JSON"),
+    (b"\x00", "the value is not valid JSON"),
     (None, "there is no value"),
     (b'{"id": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the value is nested too deeply"),
     (b'{"x":' * 100_000, "the value is nested too deeply"),
@@ -149,7 +149,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("value", "words"), WRONG, ids=[str(number) for number in range(len(WRONG))])
-def test_what_is_wrong_is_told_and_others_are_read(value, words):
+def test_errors_name_the_field_and_other_rows_are_read(value, words):
     good = json.dumps(GOOD).encode()
     found = parsed(good, value, good)
     assert list(found.errors) == [1]
@@ -159,7 +159,7 @@ def test_what_is_wrong_is_told_and_others_are_read(value, words):
     assert rows[0] == rows[2] == parsed(good).rows[0].as_py()
 
 
-def test_many_rows_keep_their_order_when_some_are_wrong():
+def test_many_rows_keep_their_order_if_some_are_wrong():
     values = [b'{"id": "%d"}' % n for n in range(1000)]
     values[0], values[300], values[301], values[999] = b"\xff", b"null", b'{"id": 5}', b"}"
     found = parsed(*values)
@@ -169,18 +169,18 @@ def test_many_rows_keep_their_order_when_some_are_wrong():
 
 
 OTHERS_WRONG = [
-    (b'{"price": 12.345}', "price must fit decimal(6,2), and is 12.345"),
-    (b'{"price": "12345"}', "price must fit decimal(6,2), and is 12345"),
-    (b'{"price": "NaN"}', "price must fit decimal(6,2), and is NaN"),
+    (b'{"price": 12.345}', "price must fit decimal(6,2), but is 12.345"),
+    (b'{"price": "12345"}', "price must fit decimal(6,2), but is 12345"),
+    (b'{"price": "NaN"}', "price must fit decimal(6,2), but is NaN"),
     (b'{"price": "x"}', "price must be a number"),
-    (b'{"price": [1]}', "price must be a number, and is a list"),
-    (b'{"price": 1e-41}', "price must fit decimal(6,2), and is 1E-41"),
-    (b'{"price": 1e-999999999}', "price must fit decimal(6,2), and is 1E-999999999"),
-    (b'{"price": 0e-999999999}', "price must fit decimal(6,2), and is 0E-999999999"),
-    (b'{"price": 1e999999999}', "price must fit decimal(6,2), and is 1E+999999999"),
+    (b'{"price": [1]}', "price must be a number, but is a list"),
+    (b'{"price": 1e-41}', "price must fit decimal(6,2), but is 1E-41"),
+    (b'{"price": 1e-999999999}', "price must fit decimal(6,2), but is 1E-999999999"),
+    (b'{"price": 0e-999999999}', "price must fit decimal(6,2), but is 0E-999999999"),
+    (b'{"price": 1e999999999}', "price must fit decimal(6,2), but is 1E+999999999"),
     (
         b'{"prices": [{"of": 1}, {"of": 1e-999999999}]}',
-        "prices[1].of must fit decimal(6,2), and is 1E-999999999",
+        "prices[1].of must fit decimal(6,2), but is 1E-999999999",
     ),
     (b'{"raw": "?"}', "raw must be text in base64"),
     (b'{"short": 32768}', "short must be a whole number from -32768 to 32767"),
@@ -192,7 +192,7 @@ OTHERS_WRONG = [
 
 
 @pytest.mark.parametrize(("value", "words"), OTHERS_WRONG)
-def test_what_is_wrong_in_other_types_is_told(value, words):
+def test_errors_of_other_types(value, words):
     found = parsed(b'{"price": 1}', value, reader=OTHER_READER)
     assert list(found.errors) == [1]
     assert words in found.errors[1]
@@ -219,7 +219,7 @@ def test_other_types():
     assert found.rows[1]["price"].as_py() == Decimal("12.34")
 
 
-def test_columns_that_cannot_be_are_refused():
+def test_unsupported_columns_are_refused():
     with pytest.raises(PipelineError, match="column x is map<int,string>, which cannot be read from JSON"):
         JsonReader(StructType([StructField("x", MapType(IntegerType(), StringType()))]))
     with pytest.raises(PipelineError, match="there are two columns x"):
@@ -270,8 +270,8 @@ def _values(draw):
 
 @given(st.lists(_values(), max_size=6))
 @example([b'{"id": "a", "at": "0001-01-01T00:00:00+00:01"}', b'{"in": {"must": 1, "must": 2}}'])
-def test_rows_are_as_a_plain_reader_makes_them(values):
-    """And no value ends the process."""
+def test_rows_equal_those_of_the_reference_parser(values):
+    """No value ends the process."""
     for reader, schema in ((READER, SCHEMA), (OTHER_READER, OTHERS)):
         found = parsed(*values, reader=reader)
         rows = [_plainly(value, schema) for value in values]

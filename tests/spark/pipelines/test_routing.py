@@ -1,4 +1,4 @@
-"""Where failed rows go, as their attempts and their topics say."""
+"""Which topic a failed row goes to, by its attempts and its topic."""
 
 import random
 
@@ -34,30 +34,30 @@ def record(topic, headers=None):
     return {"topic": topic, "partition": 0, "offset": 1, "timestamp_ms": 2, "headers": headers}
 
 
-def test_from_level_to_level_and_then_to_the_dead():
+def test_each_retry_level_and_then_the_dead_letter_topic():
     first, second, last = failure_record(0), failure_record(1), failure_record(2)
     assert (first.topic, first.partition) == ("orders.retry.1", 3)
     assert NOW_MS + 1000 <= first.timestamp_ms <= NOW_MS + 2000
     assert NOW_MS + 1500 <= second.timestamp_ms <= NOW_MS + 2500
     assert second.topic == "orders.retry.2"
     assert (last.topic, last.timestamp_ms, last.is_retry) == ("orders.dlq", None, False)
-    assert last.partition == 1, "the dead letters have fewer partitions"
-    told = read_origin(last.headers, topic="orders.dlq", partition=0, offset=0, timestamp_ms=0)
-    assert (told.attempts, told.offset, told.group) == (3, 9, "g")
+    assert last.partition == 1, "the dead-letter topic has fewer partitions"
+    origin = read_origin(last.headers, topic="orders.dlq", partition=0, offset=0, timestamp_ms=0)
+    assert (origin.attempts, origin.offset, origin.group) == (3, 9, "g")
 
 
-def test_what_need_not_be_tried_again_and_what_cannot_be():
+def test_rows_that_are_not_retried():
     assert failure_record(0, is_retriable=False).topic == "orders.dlq"
     assert failure_record(0, topic="new").topic == "new.dlq", "its retry topic is not read"
 
 
-def test_headers_are_believed_in_retry_topics_only():
+def test_origin_headers_are_used_only_in_retry_topics():
     headers = failure_record(0).headers
-    assert ROUTING.arrival(record("orders.retry.1", headers)).attempts == 1
-    assert ROUTING.arrival(record("orders.retry.1", headers)).partition == 3
-    assert ROUTING.arrival(record("orders", headers)).attempts == 0
+    assert ROUTING.read_origin(record("orders.retry.1", headers)).attempts == 1
+    assert ROUTING.read_origin(record("orders.retry.1", headers)).partition == 3
+    assert ROUTING.read_origin(record("orders", headers)).attempts == 0
     assert ROUTING.own_headers("orders", headers) == headers
     assert ROUTING.own_headers("orders.retry.1", headers) == [("own", b"1")]
     forged = failure_record(0, topic="elsewhere").headers
-    assert ROUTING.arrival(record("orders.retry.1", forged)).topic == "orders.retry.1"
+    assert ROUTING.read_origin(record("orders.retry.1", forged)).topic == "orders.retry.1"
     assert ROUTING.source_of("orders.retry.1") == "orders"

@@ -1,4 +1,4 @@
-"""Schema files of others give the columns that one would expect."""
+"""Schema files of other tools give the expected columns."""
 
 import json
 
@@ -61,7 +61,7 @@ def test_json_schema(tmp_path):
     assert json_rows(str(path)) == parser
 
 
-def test_what_spark_itself_writes_and_ddl_in_a_file(tmp_path):
+def test_sparks_own_json_and_ddl_in_a_file(tmp_path):
     wanted = {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": True, "metadata": {}}]}
     assert columns(json_rows(json.dumps(wanted))) == "struct<a:bigint>"
     path = tmp_path / "orders.ddl"
@@ -83,28 +83,28 @@ def test_avro_schema(tmp_path):
 @pytest.mark.parametrize(
     "kind", [{"type": ["string", "integer"]}, {"type": "array"}, {"$ref": "#/x"}, {"type": "object"}, True]
 )
-def test_types_without_a_column_are_named(kind):
+def test_types_without_a_column_type_are_refused(kind):
     schema = {"type": "object", "properties": {"odd": kind}}
-    with pytest.raises(PipelineError, match="odd is of type"):
+    with pytest.raises(PipelineError, match="odd has the type"):
         json_rows(json.dumps(schema))
 
 
-def test_avro_without_a_column_is_named():
+def test_avro_without_a_column_type_is_refused():
     fields = [{"name": "odd", "type": ["string", "long"]}]
-    with pytest.raises(PipelineError, match="odd is of type"):
+    with pytest.raises(PipelineError, match="odd has the type"):
         avro_rows(json.dumps({"type": "record", "name": "R", "fields": fields}))
     within = [{"name": "next", "type": ["null", "R"]}]
-    with pytest.raises(PipelineError, match='next is of type "R"'):
+    with pytest.raises(PipelineError, match='next has the type "R"'):
         avro_rows(json.dumps({"type": "record", "name": "R", "fields": within}))
-    with pytest.raises(PipelineError, match="describes no Avro record"):
+    with pytest.raises(PipelineError, match="does not describe an Avro record"):
         avro_rows('{"type": "string"}')
 
 
 @pytest.mark.parametrize(
     "kind", [{"type": "record", "name": "E", "fields": []}, {"type": "fixed", "name": "E", "size": 0}]
 )
-def test_avro_that_takes_no_bytes_is_refused(kind):
-    """A few bytes could say that there are billions of them."""
+def test_avro_types_of_no_bytes_are_refused(kind):
+    """A few bytes could declare billions of them."""
     fields = [{"name": "odd", "type": {"type": "array", "items": kind}}]
-    with pytest.raises(PipelineError, match=r"odd\[\] is of type"):
+    with pytest.raises(PipelineError, match=r"odd\[\] has the type"):
         avro_rows(json.dumps({"type": "record", "name": "R", "fields": fields}))

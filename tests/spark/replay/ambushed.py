@@ -1,4 +1,4 @@
-"""Replays that die: a driver in a process of its own, or the one process of the sink that comes to a point.
+"""Replays that die: a driver in its own process, or the process of the sink that reaches a point.
 
 python -m tests.spark.replay.ambushed '{"bootstrap": ..., "settings": {...}, "ambush": {...}}'
 """
@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from pyspark.sql.datasource import DataSourceArrowWriter
-from tests.spark.replay.desk import Desk
+from tests.spark.replay.desk import Replays
 from tests.spark.sink.ambushed import WRITER_POINTS, Ambush, AmbushedDataSource
 from tests.spark.source.topics import Topics
 
@@ -49,7 +49,7 @@ class AmbushedReplaySource(AmbushedDataSource):
 
 @contextmanager
 def ambushed(spark: Any, options: Mapping[str, str]) -> Iterator[None]:
-    """Replays of this process write with that ambush."""
+    """Make the replays of this process write with that ambush."""
     spark.dataSource.register(AmbushedReplaySource)
     real = runs.write_once
 
@@ -64,9 +64,9 @@ def ambushed(spark: Any, options: Mapping[str, str]) -> Iterator[None]:
 
 def main(given: dict[str, Any]) -> None:
     spark = session("ambushed", master="local[2,4]", settings=QUIET)
-    desk = Desk(spark, Topics(given["bootstrap"]))
+    replays = Replays(spark, Topics(given["bootstrap"]))
     with ambushed(spark, given["ambush"]):
-        print(desk.run(**given["settings"]), desk.progress, flush=True)
+        print(replays.run(**given["settings"]), replays.progress, flush=True)
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Replays of real Spark killed at seeded points, again and again, until they are done: each record is there once.
+"""Replays of real Spark killed at seeded points until they are done: each record is written once.
 
 python -m tests.spark.replay.campaign --kills 8 --seed 1
 """
@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.brokers import BrokerProcess
-from tests.spark.replay.desk import Desk
-from tests.spark.replay.test_letters_spark import letter
+from tests.spark.replay.desk import Replays
+from tests.spark.replay.test_letters_spark import dead_letter
 from tests.spark.sink.ambushed import WRITER_POINTS, kill_session
 from tests.spark.source.topics import Topics
 
@@ -26,7 +26,7 @@ RUN_TIMEOUT_S = 400.0
 
 
 def killed_run(folder: Path, bootstrap: str, settings: dict[str, str], point: str, number: int) -> bool:
-    """Whether it came to the point."""
+    """Return whether the driver reached the point."""
     counter = Path(tempfile.mkdtemp(dir=folder)) / "count"
     ambush = {"ambush": f"{point}:{number}", "ambushFile": str(counter), "ambushKills": "true"}
     given = {"bootstrap": bootstrap, "settings": settings, "ambush": ambush}
@@ -46,7 +46,9 @@ def campaign(folder: Path, broker: BrokerProcess, chance: random.Random, kills: 
     dead = topics.create(dead_letter_topic(orders), 1)
     for partition in range(PARTITIONS):
         topics.count(source, range(partition, RECORDS, PARTITIONS), partition=partition)
-    topics.fill(dead, [letter(orders, number, partition=number % PARTITIONS) for number in range(RECORDS)])
+    topics.fill(
+        dead, [dead_letter(orders, number, partition=number % PARTITIONS) for number in range(RECORDS)]
+    )
     tally: Counter[str] = Counter()
     runs = [{"topic": source, "to": target, "rate": str(RATE)}, {"letters": dead, "rate": str(RATE)}]
     for _ in range(kills):
@@ -56,11 +58,11 @@ def campaign(folder: Path, broker: BrokerProcess, chance: random.Random, kills: 
         tally[f"{'killed' if is_killed else 'not come to'}: {point}"] += 1
         print(point, number, "killed" if is_killed else "not come to", flush=True)
     spark = session("campaign", master="local[2,4]", settings={"spark.log.level": "OFF"})
-    desk = Desk(spark, topics)
+    replays = Replays(spark, topics)
     for settings in runs:
-        print(desk.run(**settings), flush=True)
+        print(replays.run(**settings), flush=True)
     for topic in (target, orders):
-        assert desk.numbers(topic) == list(range(RECORDS)), f"lost or doubled in {topic}"
+        assert replays.numbers(topic) == list(range(RECORDS)), f"records are lost or duplicated in {topic}"
     spark.stop()
     return tally
 

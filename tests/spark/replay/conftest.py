@@ -1,9 +1,9 @@
-"""Fixtures of the tests of replays."""
+"""Fixtures for the tests of replays."""
 
 from typing import Any
 
 import pytest
-from tests.spark.replay.desk import Desk
+from tests.spark.replay.desk import Replays
 from tests.spark.source.topics import Topics
 
 
@@ -13,5 +13,5 @@ def topics(broker: Any) -> Topics:
 
 
 @pytest.fixture
-def desk(spark: Any, topics: Topics) -> Desk:
-    return Desk(spark, topics)
+def replays(spark: Any, topics: Topics) -> Replays:
+    return Replays(spark, topics)

@@ -1,4 +1,4 @@
-"""Runs replays for tests, and reads their output and the topics."""
+"""Runs replays in tests, and collects their notes, their progress and the records in topics."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ COLUMNS = ("topic", "partition", "offset", "key", "value", "headers", "timestamp
 
 
 class Clock:
-    """Time passes only while somebody sleeps."""
+    """A clock that advances only in `sleep`."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -31,21 +31,21 @@ class Clock:
         self.now_s += seconds
 
 
-class Desk:
+class Replays:
     def __init__(self, spark: Any, topics: Topics) -> None:
         self.spark = spark
         self.topics = topics
         self.clock = Clock()
         self.notes: list[str] = []
-        #: How far replays were, and when.
+        #: The progress of replays, with the time.
         self.progress: list[tuple[int, int | None]] = []
-        self.moments: list[float] = []
-        #: To stop when so many offsets are done.
+        self.progress_times_s: list[float] = []
+        #: Stop after this many offsets.
         self.stops_at: int | None = None
 
     def run(self, **settings: str) -> str:
-        """Returns what was told of it."""
-        self.notes, self.progress, self.moments = [], [], []
+        """Run a replay, and return its notes."""
+        self.notes, self.progress, self.progress_times_s = [], [], []
         request = parse_request(**settings)
         Replay(request=request, clock=self.clock, sleep=self.clock.sleep).run(self.context())
         return "; ".join(self.notes)
@@ -65,27 +65,27 @@ class Desk:
 
     def _note_progress(self, done: int, total: int | None) -> None:
         self.progress.append((done, total))
-        self.moments.append(self.clock.now_s)
+        self.progress_times_s.append(self.clock.now_s)
 
     def _should_stop(self) -> bool:
         return self.stops_at is not None and bool(self.progress) and self.progress[-1][0] >= self.stops_at
 
-    # What readers of committed records see
+    # Committed records
 
     def rows(self, topic: str) -> list[dict[str, Any]]:
         with self.topics.cluster() as cluster:
-            places = [(topic, part.index) for part in cluster.await_topic(topic).partitions]
-            await_rest(cluster, places)
-            return [row for place in places for row in self._of(cluster, place)]
+            partitions = [(topic, part.index) for part in cluster.await_topic(topic).partitions]
+            await_rest(cluster, partitions)
+            return [row for tp in partitions for row in self._of(cluster, tp)]
 
     def numbers(self, topic: str) -> list[int]:
         return sorted(int(row["value"]) for row in self.rows(topic))
 
-    def _of(self, cluster: Cluster, place: TopicPartition) -> list[dict[str, Any]]:
-        options = SourceOptions.parse(self.topics.given(subscribe=place[0], **COMMITTED), streaming=False)
-        start, end = (list_offsets(cluster, {place: edge})[place] for edge in (EARLIEST, LATEST))
+    def _of(self, cluster: Cluster, tp: TopicPartition) -> list[dict[str, Any]]:
+        options = SourceOptions.parse(self.topics.given(subscribe=tp[0], **COMMITTED), streaming=False)
+        start, end = (list_offsets(cluster, {tp: edge})[tp] for edge in (EARLIEST, LATEST))
         assert start is not None
         assert end is not None
-        wanted = OffsetRange(place[0], None, place[1], start.offset, end.offset)
+        wanted = OffsetRange(tp[0], None, tp[1], start.offset, end.offset)
         batches = RangeReader(cluster, wanted, options).read(COLUMNS)
         return [row for batch in batches for row in batch.to_pylist()]

@@ -1,4 +1,4 @@
-"""Archives replayed into topics, as records or as JSON of their columns."""
+"""Archives replayed into topics: the original records, or JSON of the columns."""
 
 import json
 import time
@@ -17,7 +17,7 @@ WITHIN_S = 600.0
 
 @pytest.fixture
 def archived(spark, topics, tmp_path):
-    """Archive what a topic has."""
+    """Archive everything in a topic."""
 
     def started(declared):
         run = RunSettings(bootstrap=topics.bootstrap, checkpoint=str(tmp_path / "checkpoint"), once=True)
@@ -30,7 +30,7 @@ def archived(spark, topics, tmp_path):
     return started
 
 
-def test_the_records_that_they_were(desk, topics, archived, tmp_path, unique):
+def test_the_original_records(replays, topics, archived, tmp_path, unique):
     source, target = topics.create(unique("in"), 2), topics.create(unique("out"), 1)
     table, now_ms = str(tmp_path / "lake" / "t"), int(time.time() * 1000)
     messages = [
@@ -45,7 +45,7 @@ def test_the_records_that_they_were(desk, topics, archived, tmp_path, unique):
     ]
     topics.fill(source, messages)
     archived(archive(source, table, every=None))
-    desk.stops_at = 5
+    replays.stops_at = 5
     settings = {
         "archive": table,
         "to": target,
@@ -54,13 +54,13 @@ def test_the_records_that_they_were(desk, topics, archived, tmp_path, unique):
         "rate": "4",
         "times": "keep",
     }
-    desk.run(**settings)
-    # Whatever comes meanwhile is not part of it, and files may be others by now.
+    replays.run(**settings)
+    # Newer records are not part of the replay, and files may have been compacted by now.
     topics.fill(source, [Message(value=b"later", timestamp_ms=now_ms)])
     archived(archive(source, table, every=None))
-    desk.stops_at = None
-    desk.run(**settings)
-    rows = desk.rows(target)
+    replays.stops_at = None
+    replays.run(**settings)
+    rows = replays.rows(target)
     wanted = [messages[number] for number in range(1, 16)]
     assert sorted(bytes(row["key"]) for row in rows) == sorted(each.key for each in wanted)
     for row in rows:
@@ -73,20 +73,20 @@ def test_the_records_that_they_were(desk, topics, archived, tmp_path, unique):
         assert keys == sorted(keys)
 
 
-def test_columns_become_json(desk, topics, archived, tmp_path, unique):
+def test_columns_become_json(replays, topics, archived, tmp_path, unique):
     source, target = topics.create(unique("in")), topics.create(unique("out"))
     table, schema = str(tmp_path / "lake" / "t"), tmp_path / "orders.ddl"
     schema.write_text("id BIGINT, colour STRING")
     topics.fill(source, [Message(value=b'{"colour": "red", "id": %d}' % number) for number in range(4)])
     archived(archive(source, table, schema=str(schema), every=None))
-    assert "as JSON" in desk.run(from_=table, to=target, where="id > 1")
-    found = [json.loads(row["value"]) for row in desk.rows(target)]
+    assert "as JSON" in replays.run(from_=table, to=target, where="id > 1")
+    found = [json.loads(row["value"]) for row in replays.rows(target)]
     assert sorted(found, key=lambda row: row["id"]) == [{"id": n, "colour": "red"} for n in (2, 3)]
 
 
-def test_what_is_no_archive(desk, topics, tmp_path, unique):
+def test_tables_that_are_not_archives(replays, topics, tmp_path, unique):
     target = topics.create(unique("out"))
     with pytest.raises(ArchiveError, match="there is no table"):
-        desk.run(archive=str(tmp_path / "nothing"), to=target)
-    with pytest.raises(ReplayError, match="a range of an archive is by time"):
-        desk.run(archive=str(tmp_path / "nothing"), to=target, starting='{"t": {"0": 4}}')
+        replays.run(archive=str(tmp_path / "nothing"), to=target)
+    with pytest.raises(ReplayError, match="give the range of an archive by time"):
+        replays.run(archive=str(tmp_path / "nothing"), to=target, starting='{"t": {"0": 4}}')

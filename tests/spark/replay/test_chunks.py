@@ -1,4 +1,4 @@
-"""Offset ranges are cut into numbered chunks, and sent at the given rate."""
+"""Ranges are divided into numbered pieces, which are written at a limited rate."""
 
 from itertools import pairwise
 
@@ -7,13 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.client.deadletters.replay import RateLimiter
 from penstock.spark.offsets import OffsetRange
-from penstock.spark.replay.job import (
-    PIECE_OFFSETS_DEFAULT,
-    count_pieces,
-    cut_piece,
-    cut_pieces,
-    piece_offsets,
-)
+from penstock.spark.replay.job import PIECE_OFFSETS_DEFAULT, ReplayJobPlan, piece_offsets
+from penstock.spark.replay.request import parse_request
 
 SIZES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 500)), max_size=5)
 
@@ -25,10 +20,15 @@ def ranges_of(sizes):
     ]
 
 
+def pieces_of(ranges, offsets_max):
+    plan = ReplayJobPlan(ranges=tuple(ranges), offsets_max=offsets_max)
+    return [plan.piece(index) for index in range(plan.pieces)]
+
+
 @given(sizes=SIZES, offsets_max=st.integers(1, 300))
-def test_each_offset_once_and_in_order(sizes, offsets_max):
+def test_pieces_contain_each_offset_once_and_in_order(sizes, offsets_max):
     ranges = ranges_of(sizes)
-    pieces = list(cut_pieces(ranges, offsets_max))
+    pieces = pieces_of(ranges, offsets_max)
     for whole in ranges:
         parts = [part for piece in pieces for part in piece if part.partition == whole.partition]
         assert sum(part.size for part in parts) == whole.size
@@ -39,17 +39,18 @@ def test_each_offset_once_and_in_order(sizes, offsets_max):
 
 
 @given(sizes=SIZES, offsets_max=st.integers(1, 300))
-def test_a_chunk_is_the_same_for_every_caller(sizes, offsets_max):
-    ranges = ranges_of(sizes)
-    pieces = list(cut_pieces(ranges, offsets_max))
-    assert len(pieces) == count_pieces(ranges, offsets_max)
-    assert [cut_piece(ranges, offsets_max, index) for index in range(len(pieces))] == pieces
-    assert list(cut_pieces(ranges, offsets_max, len(pieces) // 2)) == pieces[len(pieces) // 2 :]
+def test_a_plan_that_is_read_again_has_the_same_pieces(sizes, offsets_max):
+    plan = ReplayJobPlan(ranges=tuple(ranges_of(sizes)), offsets_max=offsets_max)
+    again = ReplayJobPlan.from_json(plan.to_json(parse_request(topic="t", to="u")))
+    assert again == plan
+    assert [again.piece(index) for index in reversed(range(again.pieces))] == pieces_of(
+        plan.ranges, offsets_max
+    )[::-1]
 
 
-def test_pieces_are_alike_however_many_partitions_there_are():
+def test_pieces_have_the_same_size_with_many_partitions():
     ranges = ranges_of([(0, 10)] * 100)
-    assert {sum(part.size for part in piece) for piece in cut_pieces(ranges, 250)} == {250}
+    assert {sum(part.size for part in piece) for piece in pieces_of(ranges, 250)} == {250}
 
 
 def test_a_slow_replay_has_small_pieces():
@@ -61,7 +62,7 @@ def test_a_slow_replay_has_small_pieces():
     ]
 
 
-# The pace
+# The rate
 
 
 @given(
@@ -69,17 +70,17 @@ def test_a_slow_replay_has_small_pieces():
     burst=st.integers(1, 1000),
     steps=st.lists(st.tuples(st.integers(0, 1500), st.floats(0, 2)), max_size=30),
 )
-def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
-    """However long the steps take, and whether they are as large as they were thought to be."""
+def test_no_period_exceeds_the_rate(rate, burst, steps):
+    """Holds however long the steps take, and if they contain fewer records than expected."""
     now, largest, went = 1e6, burst, []
-    pace = RateLimiter(rate, burst=burst, now_s=now)
+    limiter = RateLimiter(rate, burst=burst, now_s=now)
     for records, took in steps:
-        now += pace.wait_s(records, now)
-        assert pace.wait_s(records, now) == 0, "waiting as long as was said is enough"
+        now += limiter.wait_s(records, now)
+        assert limiter.wait_s(records, now) == 0, "the announced wait was too short"
         went.append((now, records))
         largest = max(largest, records)
         now += took
-        pace.spend(records, now)
+        limiter.spend(records, now)
     for first in range(len(went)):
         for last in range(first, len(went)):
             passed = went[last][0] - went[first][0]
@@ -87,22 +88,22 @@ def test_no_stretch_of_time_has_more_than_its_share(rate, burst, steps):
             assert sent <= passed * rate + burst + largest + 0.5
 
 
-def test_the_first_burst_is_free_and_the_rest_takes_its_time():
-    pace, now, started = RateLimiter(10, burst=20, now_s=0), 0.0, []
+def test_only_the_first_burst_does_not_wait():
+    limiter, now, started = RateLimiter(10, burst=20, now_s=0), 0.0, []
     for _ in range(4):
-        now += pace.wait_s(20, now)
+        now += limiter.wait_s(20, now)
         started.append(now)
-        pace.spend(20, now)
+        limiter.spend(20, now)
     assert started == [0, 2, 4, 6]
 
 
-def test_a_step_with_few_records_is_not_waited_for_as_if_it_had_many():
-    pace = RateLimiter(10, burst=20, now_s=0)
-    pace.spend(1, 0)
-    assert pace.wait_s(20, 0) == 0.1
+def test_a_step_with_few_records_causes_a_short_wait():
+    limiter = RateLimiter(10, burst=20, now_s=0)
+    limiter.spend(1, 0)
+    assert limiter.wait_s(20, 0) == 0.1
 
 
-def test_a_clock_that_was_set_back_takes_nothing_away():
-    pace = RateLimiter(10, burst=20, now_s=1000)
-    pace.spend(20, 500)
-    assert pace.wait_s(20, 500) == 2
+def test_a_clock_that_is_set_back_does_not_change_the_rate():
+    limiter = RateLimiter(10, burst=20, now_s=1000)
+    limiter.spend(20, 500)
+    assert limiter.wait_s(20, 500) == 2

@@ -1,4 +1,4 @@
-"""Replays that are killed and run again: each record is in the target once."""
+"""Replays whose processes die and that are run again: each record is written once."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 from py4j.protocol import Py4JJavaError
 from tests.spark.replay.ambushed import ambushed
-from tests.spark.replay.test_letters_spark import letter
+from tests.spark.replay.test_letters_spark import dead_letter
 from tests.spark.sink.ambushed import kill_session
 
 from penstock.client.deadletters.headers import dead_letter_topic
@@ -34,42 +34,42 @@ def target(topics, unique):
         pytest.param("task prepared:3", marks=pytest.mark.slow),
         "in the decision:2",
         pytest.param("after the decision:2", marks=pytest.mark.slow),
-        "between two ends:3",
+        "between two commits:3",
     ],
 )
-def test_a_process_of_the_sink_dies(spark, desk, tmp_path, source, target, point):
+def test_a_process_of_the_sink_dies(spark, replays, tmp_path, source, target, point):
     settings = {"topic": source, "to": target, "rate": "7"}
     ambush = {"ambush": point, "ambushFile": str(tmp_path / "count")}
     with ambushed(spark, ambush):
         if point.startswith("task"):
-            desk.run(**settings)
+            replays.run(**settings)
         else:
             with pytest.raises(Py4JJavaError):
-                desk.run(**settings)
-            assert desk.progress[-1] == (13, 40)
+                replays.run(**settings)
+            assert replays.progress[-1] == (13, 40)
     assert (tmp_path / "count.sprung").exists()
     if not point.startswith("task"):
-        desk.run(**settings)
-    assert desk.numbers(target) == list(range(40))
+        replays.run(**settings)
+    assert replays.numbers(target) == list(range(40))
 
 
-def test_dead_letters_and_a_process_that_dies(spark, desk, topics, tmp_path, unique):
+def test_a_process_dies_while_dead_letters_are_replayed(spark, replays, topics, tmp_path, unique):
     orders = topics.create(unique("orders"), 3)
     dead = topics.create(dead_letter_topic(orders), 1)
-    topics.fill(dead, [letter(orders, number) for number in range(20)])
-    ambush = {"ambush": "between two ends:2", "ambushFile": str(tmp_path / "count")}
+    topics.fill(dead, [dead_letter(orders, number) for number in range(20)])
+    ambush = {"ambush": "between two commits:2", "ambushFile": str(tmp_path / "count")}
     with ambushed(spark, ambush), pytest.raises(Py4JJavaError):
-        desk.run(letters=dead, rate="3", id="first")
-    desk.run(letters=dead, id="second")
-    assert desk.numbers(orders) == list(range(20))
+        replays.run(letters=dead, rate="3", id="first")
+    replays.run(letters=dead, id="second")
+    assert replays.numbers(orders) == list(range(20))
 
 
 @pytest.mark.slow
-def test_everything_dies(desk, topics, tmp_path, source, target):
-    """The driver with its Java machine and all workers, between the decision about the second piece and its end."""
+def test_the_driver_dies(replays, topics, tmp_path, source, target):
+    """The driver dies with its JVM and all workers, between the decision about the second piece and its commit."""
     settings = {"topic": source, "to": target, "rate": "7"}
     ambush = {
-        "ambush": "between two ends:3",
+        "ambush": "between two commits:3",
         "ambushFile": str(tmp_path / "count"),
         "ambushKills": "true",
     }
@@ -83,6 +83,6 @@ def test_everything_dies(desk, topics, tmp_path, source, target):
     finally:
         kill_session(driver.pid)
     assert (tmp_path / "count.sprung").exists()
-    told = desk.run(**settings)
-    assert "goes on after 2 of 3 pieces" in told
-    assert desk.numbers(target) == list(range(40))
+    notes = replays.run(**settings)
+    assert "continues after 2 of 3 pieces" in notes
+    assert replays.numbers(target) == list(range(40))

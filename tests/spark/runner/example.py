@@ -1,4 +1,4 @@
-"""A pipeline for tests of the runner: where it writes to can be told to wait and to fail, by files."""
+"""A pipeline for tests of the runner. Files make its sink wait or fail."""
 
 import os
 import time
@@ -8,11 +8,11 @@ from typing import Any
 from penstock.spark import pipeline
 
 FOLDER = Path(os.environ["EXAMPLE_FOLDER"])
-#: While it is there, every batch fails.
+#: While this file exists, every batch fails.
 FAILS = FOLDER / "fails"
-#: While it is there, a batch that has begun does not end.
+#: While this file exists, a batch does not end.
 HOLDS = FOLDER / "holds"
-#: A line for each batch that has begun, and one more when it is done.
+#: A line for each batch that has started, and one more when it is done.
 DIARY = FOLDER / "diary"
 
 

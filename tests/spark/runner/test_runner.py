@@ -1,4 +1,4 @@
-"""The runner on a session that others use too: bounded runs, failures for good, jobs."""
+"""The runner on a shared session: bounded runs, permanent failures, jobs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Sink:
-    """Counts what it is given, and fails as often as it is told to."""
+    """Counts its rows, and fails as often as requested."""
 
     failures: list[Exception] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -49,22 +49,22 @@ class Sink:
 
 
 class World:
-    """Runs things once, and remembers what was shown."""
+    """Runs pipelines once, and records what was shown."""
 
     def __init__(self, spark: Any, topics: Topics, checkpoints: Path) -> None:
         self._spark = spark
         self._topics = topics
         self.launch = LaunchSettings(bootstrap=topics.bootstrap, checkpoints=str(checkpoints), once=True)
         self.shown: list[PipelineStatus] = []
-        self.told: list[str] = []
+        self.notes: list[str] = []
 
     def run(self, runnable: Any, **launch: Any) -> RunOutcome:
-        self.shown, self.told = [], []
+        self.shown, self.notes = [], []
         made = Runner(
             runnable,
             replace(self.launch, **launch),
             listener=self.shown.append,
-            note=self.told.append,
+            note=self.notes.append,
             spark=self._spark,
         )
         return made.run()
@@ -87,7 +87,7 @@ def declared(name: str, source: str, sink: Any, **options: str) -> Pipeline:
     return pipeline(name, source=Source(topics=(source,), options=options), sink=sink)(lambda rows: rows)
 
 
-def test_a_bounded_run_shows_how_far_it_is_and_ends(
+def test_a_bounded_run_shows_its_progress_and_ends(
     world: World, topics: Topics, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
     name, source, sink = unique("p"), topics.create(unique("source")), Sink()
@@ -97,33 +97,33 @@ def test_a_bounded_run_shows_how_far_it_is_and_ends(
     assert sink.counts == [20, 10]
     seen = world.extents()
     assert (seen[0], seen[-1]) == (RunProgress(done=0, total=30), RunProgress(done=30, total=30))
-    # A batch that is over before anybody looks is not seen on its own.
+    # A batch that ends between two looks is not shown on its own.
     assert set(seen[1:-1]) <= {RunProgress(done=20, total=30)}
     last = world.on_board(name)
     assert (last.state, last.lag, last.batch, last.rows.rows_in) == (PipelineState.FINISHED, 0, 1, 30)
 
-    # What is there already is not read again, and a checkpoint that is somewhere else is not silently another one.
+    # Records are not read again, and a checkpoint in another folder is refused.
     topics.count(source, range(5))
-    with pytest.raises(CheckpointMoved, match=r"it would begin anew"):
+    with pytest.raises(CheckpointMoved, match=r"it would start over"):
         world.run(made, checkpoints=str(tmp_path / "elsewhere"))
     assert world.run(made).state is PipelineState.FINISHED
     assert sink.counts == [20, 10, 5]
     assert world.extents()[-1] == RunProgress(done=5, total=5)
 
 
-def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
+def test_temporary_failures_are_retried_and_permanent_ones_are_not(
     world: World, topics: Topics, unique: Callable[[str], str]
 ) -> None:
     name, source = unique("p"), topics.create(unique("source"))
     topics.count(source, range(3))
-    sink = Sink(failures=[BatchError("a bad day"), Unavailable("nobody is there")])
+    sink = Sink(failures=[BatchError("a bad day"), Unavailable("no broker answers")])
     assert world.run(declared(name, source, sink)).state is PipelineState.FINISHED
     assert sink.counts == [3]
     shown = [
         each.error.message for each in world.shown if each.state is PipelineState.RESTARTING and each.error
     ]
-    assert list(dict.fromkeys(shown)) == ["a bad day", "nobody is there"]
-    assert any("BatchError: a bad day; starts again in" in each for each in world.told)
+    assert list(dict.fromkeys(shown)) == ["a bad day", "no broker answers"]
+    assert any("BatchError: a bad day; restart in" in each for each in world.notes)
     assert (world.on_board(name).restarts, world.on_board(name).error) == (2, None)
 
     sink.failures = [BatchError("a bad day")] * 9
@@ -146,7 +146,7 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(
 @dataclass
 class Counting:
     name: str
-    #: After so many somebody wishes that it stops.
+    #: Request a stop after this many steps.
     stops_at: int | None = None
     runner: Any = None
 
@@ -161,18 +161,16 @@ class Counting:
         context.note("all counted")
 
 
-def test_a_job_tells_how_far_it_is_and_leaves_off_when_told(
-    world: World, unique: Callable[[str], str]
-) -> None:
+def test_a_job_shows_its_progress_and_stops_on_request(world: World, unique: Callable[[str], str]) -> None:
     job = Counting(unique("job"))
     assert world.run(job) == RunOutcome(state=PipelineState.FINISHED)
-    assert world.told == ["all counted"]
+    assert world.notes == ["all counted"]
     assert world.extents()[-1] == RunProgress(done=3, total=3)
     assert world.on_board(job.name).extent == RunProgress(done=3, total=3)
 
     job.stops_at = 2
     job.runner = Runner(
-        job, world.launch, listener=world.shown.append, note=world.told.append, spark=object()
+        job, world.launch, listener=world.shown.append, note=world.notes.append, spark=object()
     )
     assert job.runner.run() == RunOutcome(state=PipelineState.STOPPED)
     assert world.on_board(job.name).extent == RunProgress(done=2, total=3)

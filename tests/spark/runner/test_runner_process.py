@@ -1,4 +1,4 @@
-"""`penstock pipeline run` as people run it: in a process of its own, watched and ended from outside."""
+"""`penstock pipeline run` in its own process, watched and stopped from outside."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.pipelines.status import read_statuses, with_lag
 
 EXAMPLE = Path(__file__).with_name("example.py")
-#: Spark takes seconds to start on an idle machine, and longer beside other tests.
+#: Spark takes seconds to start on an idle machine, and longer if tests run in parallel.
 PATIENCE_S = 800
 pytestmark = pytest.mark.timeout(1800)
 
@@ -116,7 +116,9 @@ def test_run_watch_fail_stop_reset_and_end(
         assert (found["rows"]["in"], found["batch"], found["generation"]) == (100, 0, 1)
         assert found["checkpoint"] == str(shell.folder / "checkpoints" / name / "1")
         _, complaint = shell("run", str(EXAMPLE), "--name", name, code=1)
-        assert complaint.startswith(f"error: {name} runs already on {found['host']} (process {process.pid})")
+        assert complaint.startswith(
+            f"error: {name} is already running on {found['host']} (process {process.pid})"
+        )
 
         (shell.folder / "fails").touch()
         fill(shell, bootstrap, range(10))
@@ -132,7 +134,7 @@ def test_run_watch_fail_stop_reset_and_end(
         assert process.wait(PATIENCE_S) == 0
         out, err = process.communicate()
         assert "restarting" in out
-        assert "ConnectionError: the shop is closed; starts again in" in out
+        assert "ConnectionError: the shop is closed; restart in" in out
         assert err == ""
     assert shell.status(name)["state"] == "stopped"
     assert (shell.folder / "checkpoints" / name / "spark.log").exists()
@@ -143,7 +145,7 @@ def test_run_watch_fail_stop_reset_and_end(
     with shell.running(name) as process:
         eventually(lambda: shell.lines() == ["begun 0"], within_s=PATIENCE_S)
         process.send_signal(signal.SIGTERM)
-        # What has begun is not cut short, however long it takes.
+        # A batch that has started is not interrupted.
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(2)
         (shell.folder / "holds").unlink()
@@ -151,7 +153,7 @@ def test_run_watch_fail_stop_reset_and_end(
     assert shell.lines() == ["begun 0", "done 0 with 110"]
     found = shell.status(name)
     assert (found["state"], found["generation"], found["rows"]["in"]) == ("stopped", 2, 110)
-    # And it counts as done: Spark has noted so.
+    # The batch is complete: Spark has recorded it.
     [commit] = (shell.folder / "checkpoints" / name / "2").glob("*/commits/0")
     assert commit.exists()
 
@@ -172,7 +174,7 @@ def test_run_watch_fail_stop_reset_and_end(
 )
 def test_a_wrong_declaration_is_one_sentence(shell: Shell, content: str, complaint: str) -> None:
     (shell.folder / "wrong.py").write_text(content)
-    _, told = shell("run", "wrong.py", code=2)
-    assert complaint in told
-    assert told.startswith("error: ")
-    assert len(told.splitlines()) == 1
+    _, error = shell("run", "wrong.py", code=2)
+    assert complaint in error
+    assert error.startswith("error: ")
+    assert len(error.splitlines()) == 1

@@ -1,7 +1,7 @@
-"""Threads that take turns as a seed says: the same seed gives the same order, and any of them can die at any step.
+"""Threads that run one at a time, in an order that a seed determines. Any of them can die at any step.
 
-What the sink asks of brokers goes through gates. At a gate an actor stands still until it is chosen again, which may
-be never: a dead actor runs no more of its code, not even what would tidy up.
+The requests of the sink to brokers go through gates. At a gate an actor waits until it is chosen again, if ever. A dead
+actor runs none of its code any more, not even its cleanup.
 """
 
 import random
@@ -16,10 +16,10 @@ from penstock.spark.exactly_once import decisions, two_phase_commit
 from penstock.spark.sink import writers
 
 TURN_TIMEOUT_S = 300.0
-#: Some are so slow that the others have gone far ahead before they do anything.
+#: Some actors are so slow that others have finished long before.
 PACES = (1, 1, 1, 0.1, 0.02)
 Gates = tuple[tuple[Any, str], ...]
-#: Between two of these others may act. They are those steps that others can see, or that look at others.
+#: Other actors may run before each of these steps: steps that others can see, and steps that read what others wrote.
 SWITCHING = (
     (RawProducer, "init"),
     (RawProducer, "prepare"),
@@ -36,7 +36,7 @@ SWITCHING = (
     (writers, "last_decided_batch"),
     (writers, "_send"),
 )
-#: Here an actor may die, and no other may act: they would wait for a half-finished step.
+#: An actor may die here, but no other may run: it would wait for the unfinished request.
 DEADLY = ((RawProducer, "commit_offsets"), (RawProducer, "end"))
 
 
@@ -86,15 +86,15 @@ class Actor:
         return not self.is_done and (self.is_dead or self.waits_for())
 
     def rest(self) -> None:
-        """Called by the actor: let another one act."""
+        """Let another actor run. Called by the actor."""
         self._turn.acquire()
         if self.is_dead:
             raise Died
 
     def act(self) -> None:
-        """Called by the stage: one step."""
+        """Run one step of the actor. Called by the stage."""
         self._turn.release()
-        assert self._rest.acquire(timeout=TURN_TIMEOUT_S), f"{self} does not come to its next step"
+        assert self._rest.acquire(timeout=TURN_TIMEOUT_S), f"{self} does not reach its next step"
 
     def pause(self) -> None:
         if self.is_dead:
@@ -109,7 +109,7 @@ class Actor:
 
 
 class Stage:
-    """Chooses who acts next, and who dies."""
+    """Chooses which actor runs next, and which one dies."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Stage:
         assert actor.is_done
 
     def step(self) -> bool:
-        """False when no actor can act."""
+        """Return False if no actor can run any more."""
         ready = [actor for actor in self.actors if actor.is_ready]
         if not ready:
             return False

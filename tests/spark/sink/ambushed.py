@@ -1,7 +1,7 @@
-"""The data source of Spark tests that dies: like `penstock`, but at the n-th time that some process comes to a point.
+"""A data source like `penstock`, except that a process dies when a point is reached for the n-th time.
 
-Options: `ambush` is `point:n`, `ambushFile` where all processes count together, `ambushKills` whether the whole
-session of processes is killed, with the Java machine and all, or only the process that came to the point.
+Options: `ambush` is `point:n`. `ambushFile` is the file in which all processes count together. `ambushKills` is whether
+to kill the whole session of processes, including the JVM, or only the process that reached the point.
 """
 
 import os
@@ -16,37 +16,37 @@ from unittest import mock
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
 from penstock.client.wire.producer import RawProducer
-from penstock.spark.at_most_once import task_claims
 from penstock.spark.at_most_once.offset_claims import OffsetClaims
 from penstock.spark.datasource import PenstockDataSource
 from penstock.spark.exactly_once import two_phase_commit
 from penstock.spark.exactly_once.decisions import DecisionLog
 from penstock.spark.sink import writers
+from penstock.spark.source import task
 from penstock.spark.source.stream import StreamPlan, StreamReader
 
 NAME = "penstock_ambushed"
 OPTIONS = ("ambush", "ambushfile", "ambushkills")
-#: Point -> what is called there, and whether death comes before or after it. These are come to by readers.
+#: Point -> the function there, and whether the process dies before or after it. Readers reach these points.
 READER_POINTS: dict[str, tuple[Any, str, str]] = {
     "before planning": (StreamPlan, "next_end", "before"),
     "after planning": (StreamPlan, "tasks", "after"),
     "before the claim": (OffsetClaims, "claim", "before"),
     "in the claim": (OffsetClaims, "_write", "after"),
     "after the claim": (OffsetClaims, "claim", "after"),
-    "ticket redeemed": (task_claims, "claim_task", "after"),
+    "task claimed": (task, "claim_task", "after"),
 }
-#: And these by writers.
+#: Writers reach these points.
 WRITER_POINTS: dict[str, tuple[Any, str, str]] = {
     "task begun": (writers, "_send", "before"),
     "task prepared": (RawProducer, "prepare", "after"),
     "before the decision": (DecisionLog, "decide", "before"),
     "in the decision": (RawProducer, "commit_offsets", "after"),
     "after the decision": (DecisionLog, "decide", "after"),
-    "between two ends": (two_phase_commit, "end_prepared_transaction", "after"),
-    "before the sweep": (two_phase_commit, "abort_undecided", "before"),
+    "between two commits": (two_phase_commit, "end_prepared_transaction", "after"),
+    "before undecided transactions are aborted": (two_phase_commit, "abort_undecided", "before"),
 }
 POINTS = {**READER_POINTS, **WRITER_POINTS}
-#: The commit has returned, and Spark has not written that down yet.
+#: The commit has returned, and Spark has not recorded it in the checkpoint yet.
 AFTER_COMMIT = "before the checkpoint"
 
 
@@ -58,7 +58,7 @@ class Ambush:
         self.kills = options.get("ambushkills", "false") == "true"
 
     def come(self) -> None:
-        """Counts; the n-th of all processes dies."""
+        """Count, and die if this is the n-th time in all processes."""
         with open(self.file, "ab") as counter:
             counter.write(b".")
             counter.flush()
@@ -93,7 +93,7 @@ class Ambush:
 
 
 def kill_session(session: int) -> None:
-    """All processes of it at once, ours last: a driver with its machine, its executors and its workers."""
+    """Kill all processes of the session, this one last: a driver with its JVM, its executors and its workers."""
     mine = os.getpid()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -126,7 +126,7 @@ class AmbushedWriter(DataSourceStreamArrowWriter):
 
 
 class AmbushedReader(StreamReader):
-    """Tasks die in `read`; for planning the process that plans is laid out by the data source."""
+    """Tasks die in `read`. For planning, the data source sets the ambush in the process that plans."""
 
     def __init__(self, ambush: Ambush, real: StreamReader) -> None:
         super().__init__(real.options, real.projection)
@@ -137,7 +137,7 @@ class AmbushedReader(StreamReader):
             yield from super().read(partition)
 
 
-#: For as long as this process lives: it serves one reader.
+#: Held until this process ends, because it serves one reader.
 _LAID = ExitStack()
 
 

@@ -34,7 +34,7 @@ MUTATED_S = 5.0
 #: Where drivers and tasks die.
 POINTS = ("before planning", "after planning", *WRITER_POINTS, AFTER_COMMIT)
 #: How often a driver passes a point before it dies there, at most.
-COUNTS = {"task begun": 4, "task prepared": 4, "between two ends": 4}
+COUNTS = {"task begun": 4, "task prepared": 4, "between two commits": 4}
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.efficiency.enabled": "false",
@@ -138,10 +138,10 @@ class Campaign(DriverCampaign[Plan]):
         raise AssertionError("rows are lost, doubled, or not to be read")
 
     def _is_complete(self) -> bool:
-        places = [(self.target, index) for index in range(PARTITIONS)]
+        partitions = [(self.target, index) for index in range(PARTITIONS)]
         with self.topics.cluster() as cluster:
-            await_rest(cluster, places)
-            found = Counter(committed_numbers(self.topics, cluster, places))
+            await_rest(cluster, partitions)
+            found = Counter(committed_numbers(self.topics, cluster, partitions))
         doubled = sum(count - 1 for count in found.values())
         missing = self.rows - len(found)
         print(f"{self.rows} rows, {missing} missing, {doubled} doubled, nothing left open", flush=True)

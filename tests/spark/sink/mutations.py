@@ -1,4 +1,4 @@
-"""The sink with one of its safeguards taken out: worlds with enough seeds must notice each."""
+"""Mutations that remove one safeguard of the sink each. Worlds with enough seeds must detect every one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.spark.sink import writers
 
 
 def _no_lookup() -> Any:
-    """A driver does not ask whether the batch was decided before."""
+    """A driver does not look up whether the batch was decided before."""
     real = DecisionLog.take
 
     def take(self: DecisionLog) -> None:
@@ -23,7 +23,7 @@ def _no_lookup() -> Any:
 
 
 def _no_fencing() -> Any:
-    """A driver that was replaced after it looked can still decide: it takes the turn back without looking again."""
+    """A driver that was fenced after its look-up can still decide: it fences back, and does not look again."""
     real = DecisionLog.decide
 
     def decide(self: DecisionLog, decision: Any) -> None:
@@ -34,26 +34,26 @@ def _no_fencing() -> Any:
     return patched(mock.patch.object(DecisionLog, "decide", decide))
 
 
-def _no_sweep() -> Any:
-    """Attempts that lost, and what dead drivers left behind, stay open."""
+def _no_abort_of_undecided() -> Any:
+    """Transactions of losing attempts and of dead drivers stay open."""
     return patched(mock.patch.object(two_phase_commit, "abort_undecided", return_value=None))
 
 
-def _no_question() -> Any:
-    """A late attempt does not ask whether its batch is decided."""
+def _no_lookup_by_attempts() -> Any:
+    """A late attempt does not look up whether its batch is decided."""
     return patched(mock.patch.object(writers, "last_decided_batch", return_value=None))
 
 
 def _idle_ids_live() -> Any:
-    """Attempts that have taken an id and written nothing yet are not stopped."""
+    """Attempts that have initialized an id but written nothing are not fenced."""
     return patched(mock.patch.object(two_phase_commit, "_EMPTY", "Dead"))
 
 
 def _early_abort() -> Any:
-    """What others have prepared is aborted before there is a decision."""
+    """Transactions that other drivers have prepared are aborted before there is a decision."""
     real = two_phase_commit.commit_batch
 
-    def conclude(decision_log: DecisionLog, batch: Any, prepared: Any, **kwargs: Any) -> bool:
+    def commit_batch(decision_log: DecisionLog, batch: Any, prepared: Any, **kwargs: Any) -> bool:
         keep = frozenset(each.transactional_id for each in prepared)
         for name in two_phase_commit._begun_ids(
             decision_log.cluster, two_phase_commit.attempt_id_prefix(batch), keep
@@ -63,16 +63,16 @@ def _early_abort() -> Any:
 
     from tests.spark.sink import world
 
-    return patched(mock.patch.object(world, "commit_batch", conclude))
+    return patched(mock.patch.object(world, "commit_batch", commit_batch))
 
 
-def _one_name() -> Any:
-    """The ids of a batch are used again in the next one."""
+def _ids_of_the_next_batch() -> Any:
+    """The ids of a batch are used again in the next batch."""
     return patched(mock.patch.object(two_phase_commit, "_SLOTS", 1))
 
 
-def _decides_outside() -> Any:
-    """The next driver does not find the decision."""
+def _decision_not_found() -> Any:
+    """The next driver does not find the decision, because its offset is not committed."""
     return patched(
         mock.patch.object(RawProducer, "commit_offsets", return_value=None),
         mock.patch.object(decisions.DecisionLog, "_search", return_value=None),
@@ -82,10 +82,10 @@ def _decides_outside() -> Any:
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "no look-up": _no_lookup,
     "no fencing": _no_fencing,
-    "no sweep": _no_sweep,
-    "no question": _no_question,
+    "undecided transactions stay open": _no_abort_of_undecided,
+    "no look-up by attempts": _no_lookup_by_attempts,
     "idle ids live": _idle_ids_live,
     "early abort": _early_abort,
-    "one name": _one_name,
-    "decides outside": _decides_outside,
+    "ids are reused in the next batch": _ids_of_the_next_batch,
+    "the decision is not found": _decision_not_found,
 }

@@ -1,6 +1,6 @@
-"""A driver in a process of its own: one run of a query on a checkpoint, as the arguments say (JSON).
+"""A driver in its own process: one run of a query on a checkpoint, with JSON arguments.
 
-It may be killed at any time, with its Java machine and all of its workers: they are one session of processes.
+It may be killed at any time, with its JVM and all of its workers: they are one session of processes.
 """
 
 import json
@@ -17,7 +17,7 @@ QUIET = {"spark.log.level": "OFF", "spark.sql.shuffle.partitions": "2"}
 
 
 def slowly(twins: str) -> Callable[[Any], Any]:
-    """The first attempt at the first task takes its time, so that Spark starts another one beside it: a twin."""
+    """Slow down the first attempt at the first task, so that Spark starts a speculative attempt."""
 
     def passed(batches: Any) -> Any:
         from pyspark import TaskContext

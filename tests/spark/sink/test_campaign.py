@@ -8,6 +8,6 @@ from tests.chaos.__main__ import main
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(capfd, monkeypatch, point, seed):
     monkeypatch.setenv("PYTHONPATH", "")  # which the campaign sets for its drivers
     assert main(["--campaign", "sink", "--kills", "1", "--point", point, "--seed", str(seed)]) == 0
-    told = capfd.readouterr().out
-    assert f"1/1 {point}: " in told
-    assert "120 rows, 0 missing, 0 doubled, nothing left open" in told
+    output = capfd.readouterr().out
+    assert f"1/1 {point}: " in output
+    assert "120 rows, 0 missing, 0 doubled, nothing left open" in output

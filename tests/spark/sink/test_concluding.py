@@ -1,4 +1,4 @@
-"""Each safeguard of an exactly-once write, step by step, on a real broker without Spark."""
+"""Each safeguard of an exactly-once write, step by step. The broker is real, Spark is not needed."""
 
 import uuid
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ COLUMNS = {"value": 0}
 
 
 class Query:
-    """One query on one topic: attempts at its batches, and drivers that conclude them."""
+    """One query on one topic: attempts at its batches, and drivers that commit them."""
 
     def __init__(self, topics: Topics, topic: str, **options: str) -> None:
         self.topics, self.topic = topics, topic
@@ -52,11 +52,13 @@ class Query:
         return MicroBatch(self.id, number)
 
     def attempt(self, numbers: Iterable[int], number: int = 0) -> PreparedTransaction | None:
-        """One task attempt, in a worker process of its own."""
+        """Run one task attempt in its own worker process."""
         rows = pa.record_batch([pa.array([b"%d" % each for each in numbers], pa.binary())], names=["value"])
         batch = self.batch(number)
         name = AttemptIds().take(batch)
-        done = write_exactly_once(self.cluster, self.options, self.columns, batch, [rows], name=name)
+        done = write_exactly_once(
+            self.cluster, self.options, self.columns, batch, [rows], transactional_id=name
+        )
         return done.prepared
 
     def commit(self, prepared: Iterable[PreparedTransaction | None], number: int = 0, **kwargs: Any) -> bool:
@@ -66,17 +68,17 @@ class Query:
             )
 
     @property
-    def places(self) -> list[tuple[str, int]]:
+    def partitions(self) -> list[tuple[str, int]]:
         return [(self.topic, 0)]
 
     def numbers(self) -> list[int]:
-        return committed_numbers(self.topics, self.cluster, self.places)
+        return committed_numbers(self.topics, self.cluster, self.partitions)
 
     def is_at_rest(self) -> bool:
-        return is_at_rest(self.cluster, self.places)
+        return is_at_rest(self.cluster, self.partitions)
 
     def await_rest(self) -> None:
-        await_rest(self.cluster, self.places)
+        await_rest(self.cluster, self.partitions)
 
 
 @pytest.fixture
@@ -87,17 +89,17 @@ def query(broker, unique):
     made.cluster.close()
 
 
-def test_what_was_decided_is_written_and_nothing_else(query):
+def test_only_decided_transactions_are_committed(query):
     winners = [query.attempt([1, 2]), query.attempt([3])]
-    query.attempt([3])  # its twin
+    query.attempt([3])  # a speculative attempt
     assert not query.is_at_rest()
     assert query.commit(winners)
     query.await_rest()
     assert query.numbers() == [1, 2, 3]
 
 
-def test_a_rerun_after_the_decision_writes_nothing_and_finishes_what_is_open(query):
-    """The driver dies between two ends; the batch is run again with other tasks."""
+def test_a_rerun_after_the_decision_commits_the_decided_transactions(query):
+    """The driver dies between two commits, and the batch runs again with other tasks."""
     first = [query.attempt([1]), query.attempt([2]), query.attempt([3])]
     ended = []
 
@@ -114,15 +116,15 @@ def test_a_rerun_after_the_decision_writes_nothing_and_finishes_what_is_open(que
         query.commit(first)
     assert not query.is_at_rest()
     again = [query.attempt([1, 2, 3])]
-    assert again == [None], "it found the decision"
+    assert again == [None], "the attempt found the decision"
     assert not query.commit(again)
     query.await_rest()
     assert query.numbers() == [1, 2, 3]
-    assert not query.commit(again), "and once more, for the checkpoint was not written"
+    assert not query.commit(again), "the checkpoint was not written, so the batch runs once more"
     assert query.numbers() == [1, 2, 3]
 
 
-def test_a_rerun_before_the_decision_aborts_what_was_left(query):
+def test_a_rerun_before_the_decision_aborts_earlier_transactions(query):
     query.attempt([1, 2])
     query.attempt([3])
     assert query.commit([query.attempt([1]), query.attempt([2, 3])])
@@ -138,13 +140,13 @@ def test_two_drivers_decide_once(query):
     assert query.numbers() == [1, 2]
 
 
-def test_a_driver_that_was_replaced_cannot_decide(query):
-    """It has looked and found nothing; before it decides another one does."""
+def test_a_fenced_driver_cannot_decide(query):
+    """Another driver decides after this one has looked up the decision and found none."""
     mine, other = query.attempt([1]), query.attempt([1])
     with DecisionLog(query.cluster, query.id) as decision_log:
         assert decision_log.take() is None
         assert query.commit([other])
-        with pytest.raises(SinkError, match="another driver has taken this query over"):
+        with pytest.raises(SinkError, match="another driver has fenced this one"):
             decision_log.decide(Decision(batch=query.batch(), transactions=(mine,)))
         with DecisionLog(query.cluster, query.id) as fresh:
             fresh.take()
@@ -157,20 +159,20 @@ def test_a_driver_that_is_a_batch_behind_stops(query):
     late = query.attempt([1])
     query.commit([query.attempt([1])])
     query.commit([query.attempt([2], number=1)], number=1)
-    with pytest.raises(SinkError, match="another driver has taken this query over"):
+    with pytest.raises(SinkError, match="another driver has fenced this one"):
         query.commit([late])
     query.await_rest()
     assert query.numbers() == [1, 2]
 
 
-def test_an_attempt_that_begins_late_writes_nothing(query):
+def test_a_late_attempt_writes_nothing(query):
     query.commit([query.attempt([1])])
     assert query.attempt([1]) is None
     assert query.is_at_rest()
 
 
-def test_an_attempt_that_stood_still_since_before_the_decision_cannot_write_after_it(query):
-    """It had asked whether there is a decision, and was told that there is none."""
+def test_an_attempt_that_paused_before_the_decision_cannot_write_after_it(query):
+    """The attempt looked for a decision and found none, then the batch was decided."""
     name = AttemptIds().take(query.batch())
     late = RawProducer(query.cluster, transactional_id=name)
     late.init()
@@ -190,7 +192,7 @@ def _batch() -> bytearray:
     return encoded.data
 
 
-def test_an_attempt_that_fails_leaves_nothing_open(query):
+def test_a_failed_attempt_leaves_no_open_transaction(query):
     def sends_and_breaks(producer: RawProducer) -> None:
         producer.flush()
         raise ValueError("a row")
@@ -204,7 +206,7 @@ def test_an_attempt_that_fails_leaves_nothing_open(query):
     assert query.numbers() == []
 
 
-def test_a_failed_batch_is_withdrawn_unless_it_was_decided(query):
+def test_a_failed_batch_is_aborted_unless_it_was_decided(query):
     lost = query.attempt([1])
     with DecisionLog(query.cluster, query.id) as decision_log:
         abort_batch(decision_log, query.batch(), [lost])
@@ -221,20 +223,20 @@ def test_a_failed_batch_is_withdrawn_unless_it_was_decided(query):
     assert query.numbers() == [1]
 
 
-def test_the_decision_is_found_when_the_group_is_forgotten(query):
-    """Brokers forget the groups of queries that stand still for a week."""
+def test_the_decision_is_found_after_the_group_has_expired(query):
+    """Brokers delete the offsets of a group that has not committed for a week."""
     query.commit([query.attempt([1])])
     name = sink_transactional_id(query.id)
     query.topics.admin.delete_consumer_groups([name])[name].result(60)
     assert last_decided_batch(query.cluster, query.id, stable=True) is None
     again = query.attempt([1])
-    assert again is not None, "tasks do not search"
+    assert again is not None, "tasks do not search the log"
     assert not query.commit([again])
     query.await_rest()
     assert query.numbers() == [1]
 
 
-def test_what_times_out_before_the_decision_is_an_error_and_can_be_written_again(tuned_broker, unique):
+def test_a_timeout_before_the_decision_is_an_error_and_the_batch_can_be_written_again(tuned_broker, unique):
     topics = Topics(tuned_broker.bootstrap_servers)
     brief = {"kafka.transaction.two.phase.commit.enable": "false", "kafka.transaction.timeout.ms": "2000"}
     query = Query(topics, topics.create(unique("t")), **brief)
@@ -247,8 +249,8 @@ def test_what_times_out_before_the_decision_is_an_error_and_can_be_written_again
     assert query.numbers() == [1]
 
 
-def test_what_is_aborted_after_the_decision_is_a_loss_that_is_told(query):
-    """As brokers abort what has timed out, where they know nothing of two phases."""
+def test_an_abort_after_the_decision_is_reported_as_data_loss(query):
+    """Brokers without two-phase commit abort transactions that have timed out."""
     left = query.attempt([1])
     with (
         mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
@@ -264,7 +266,7 @@ def test_what_is_aborted_after_the_decision_is_a_loss_that_is_told(query):
     assert query.numbers() == [2]
 
 
-def test_a_query_that_will_not_run_again_is_settled(query):
+def test_resolve_transactions_of_a_stopped_query(query):
     with (
         mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
         pytest.raises(Unavailable),
@@ -276,49 +278,49 @@ def test_a_query_that_will_not_run_again_is_settled(query):
     assert query.numbers() == [1, 2]
 
 
-def test_a_query_whose_checkpoint_was_deleted_blocks_no_reader(query, unique):
-    """It died with transactions prepared; another query begins with the same checkpoint."""
+def test_a_query_with_a_deleted_checkpoint_does_not_block_readers(query, unique):
+    """The query died with prepared transactions, and another query starts with the same checkpoint."""
     checkpoint = unique("checkpoint")
     take_over_checkpoint(query.cluster, checkpoint, query.id)
     query.commit([query.attempt([1])])
     query.attempt([2], number=1)
     take_over_checkpoint(query.cluster, checkpoint, query.id)
-    assert not query.is_at_rest(), "it may still decide for what it has prepared"
+    assert not query.is_at_rest(), "the driver may still decide to commit its prepared transactions"
     other = Query(query.topics, query.topic)
     take_over_checkpoint(query.cluster, checkpoint, other.id)
     query.await_rest()
     assert other.commit([other.attempt([1])])
     late = query.attempt([2], number=1)
     query.commit([late], number=1)
-    assert query.numbers() == [1, 1, 2], "should it run after all, it goes on"
+    assert query.numbers() == [1, 1, 2], "the old query can still continue"
     other.cluster.close()
 
 
-def test_a_process_uses_its_ids_again_two_batches_later(query):
+def test_a_process_reuses_its_ids_two_batches_later(query):
     names = AttemptIds()
     taken = [names.take(query.batch(number)) for number in (0, 1, 2, 3, 3, 4)]
     assert taken[0] == taken[2] == taken[5] != taken[1] == taken[3]
-    assert taken[4] not in taken[:4], "another attempt at the same batch"
-    assert names.take(query.batch(2)) not in taken, "what is open of an older batch is unknown"
+    assert taken[4] not in taken[:4], "another attempt at the same batch has another id"
+    assert names.take(query.batch(2)) not in taken, "transactions of an older batch may still be open"
     assert all(name.startswith(attempt_id_prefix(query.batch(n % 2))) for n, name in enumerate(taken[:4]))
     assert not set(taken) & {AttemptIds().take(query.batch(number)) for number in range(4)}
 
 
-def test_ids_do_not_pile_up(query):
+def test_ids_do_not_accumulate(query):
     worker = AttemptIds()
     rows = pa.record_batch([pa.array([b"1"], pa.binary())], names=["value"])
     for number in range(6):
         batch = query.batch(number)
         done = write_exactly_once(
-            query.cluster, query.options, query.columns, batch, [rows], name=worker.take(batch)
+            query.cluster, query.options, query.columns, batch, [rows], transactional_id=worker.take(batch)
         )
         assert query.commit([done.prepared], number)
     assert query.numbers() == [1] * 6
     assert len(list_transactions(query.cluster, sink_transactional_id(query.id))) == 3
 
 
-def test_who_goes_on_without_repeating_a_batch_finishes_it_first(query):
-    """The driver dies between its decision and the end; the next write is one with a later number."""
+def test_a_write_with_a_later_number_finishes_the_earlier_batch_first(query):
+    """The driver dies between the decision and the commit, and the next write has a later number."""
     with (
         mock.patch.object(two_phase_commit, "end_prepared_transaction", side_effect=Unavailable("dead")),
         pytest.raises(Unavailable),
@@ -331,12 +333,14 @@ def test_who_goes_on_without_repeating_a_batch_finishes_it_first(query):
     assert query.commit([query.attempt([3], number=2)], number=2, skips_older=True)
     late = query.attempt([4], number=1)
     assert late is None
-    assert not query.commit([late], number=1, skips_older=True), "older than the last: skipped"
+    assert not query.commit([late], number=1, skips_older=True), (
+        "a batch that is older than the last one is skipped"
+    )
     query.await_rest()
     assert query.numbers() == [1, 2, 3]
 
 
-def test_queries_whose_names_begin_alike_leave_each_other_alone(query, unique):
+def test_queries_with_a_common_prefix_are_independent(query, unique):
     query.id = unique("app")
     other = Query(query.topics, query.topic)
     other.id = f"{query.id}-0-x"

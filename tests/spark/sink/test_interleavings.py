@@ -1,4 +1,4 @@
-"""Exactly once under seeded orders of drivers and tasks on a real broker, with deaths and late steps."""
+"""Every row is written once if drivers and tasks die or are late: seeded orders of steps on a real broker."""
 
 import pytest
 from tests.spark.driver_campaign import check_world

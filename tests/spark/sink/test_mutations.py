@@ -1,6 +1,6 @@
-"""Each safeguard of the sink taken out is noticed: seeds that are known to find it, and others where they do not.
+"""Removing a safeguard of the sink is detected, with seeds that are known to detect it.
 
-`make chaos ARGS="--campaign sink"` looks with many more, and kills drivers of real Spark.
+`make chaos ARGS="--campaign sink"` tries many more seeds, and kills drivers of real Spark.
 """
 
 import pytest
@@ -11,12 +11,12 @@ from tests.spark.source.topics import Topics
 SEEDS = {
     "no look-up": 2,
     "no fencing": 65,
-    "no sweep": 0,
-    "no question": 0,
+    "undecided transactions stay open": 0,
+    "no look-up by attempts": 0,
     "idle ids live": 33,
     "early abort": 12,
-    "one name": 26,
-    "decides outside": 0,
+    "ids are reused in the next batch": 26,
+    "the decision is not found": 0,
 }
 
 
@@ -25,6 +25,6 @@ def test_every_mutation_has_a_seed():
 
 
 @pytest.mark.parametrize("mutation", SEEDS)
-def test_a_safeguard_that_is_taken_out_is_noticed(broker, mutation):
+def test_a_removed_safeguard_is_detected(broker, mutation):
     topics = Topics(broker.bootstrap_servers)
     assert first_flaw(topics, [SEEDS[mutation], *range(300)], mutation) is not None

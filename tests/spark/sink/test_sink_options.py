@@ -1,4 +1,4 @@
-"""Options of a write: names of Spark's Kafka connector, and errors that name what is wrong."""
+"""Options of the sink: the names of Spark's Kafka connector, and errors that name the option."""
 
 import pickle
 
@@ -17,15 +17,17 @@ def parse(streaming: bool = True, **options: str) -> SinkOptions:
     return SinkOptions.parse({**SERVERS, **options}, streaming=streaming)
 
 
-def test_what_is_not_said():
+def test_defaults():
     options = parse()
     assert options.contract is Contract.AT_LEAST_ONCE
     assert (options.topic, options.codec, options.fail_on_data_loss) == (None, Codec.NONE, True)
     assert options.two_phase
-    assert not parse(streaming=False).two_phase, "a transaction of a dead batch write would stay open"
+    assert not parse(streaming=False).two_phase, (
+        "nothing would end the open transactions of a dead batch write"
+    )
 
 
-def test_what_is_said():
+def test_all_options():
     given = {
         "TOPIC": "t",
         "contract": "Exactly-Once",
@@ -49,7 +51,7 @@ def test_what_is_said():
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_a_dry_run_keeps_count_of_nothing():
+def test_a_dry_run_has_no_contract():
     options = parse(streaming=False, txnAppId="app", txnVersion="7", dryRun="true")
     assert (options.dry_run, options.idempotent_write, options.contract) == (
         True,
@@ -59,11 +61,11 @@ def test_a_dry_run_keeps_count_of_nothing():
     assert not parse().dry_run
 
 
-def test_a_batch_write_with_a_name_is_done_once():
+def test_a_batch_write_with_an_id_is_done_once():
     options = parse(streaming=False, txnAppId="app", txnVersion="7")
     assert options.idempotent_write == MicroBatch("app", 7)
     assert options.contract is Contract.EXACTLY_ONCE
-    assert options.two_phase, "it is repeated, so somebody ends what is left open"
+    assert options.two_phase, "the write is retried, and then its open transactions are ended"
     assert parse(streaming=False).idempotent_write is None
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -72,7 +74,7 @@ def test_a_checkpoint_has_one_name():
     here = checkpoint_name("/some/where/")
     assert here == checkpoint_name("file:///some/where") == checkpoint_name("/some/../some/where")
     assert here.endswith(":/some/where")
-    assert here != "/some/where", "another machine has another folder there"
+    assert here != "/some/where", "the same path on another host is another folder"
     assert checkpoint_name("s3a://some/where/") == "s3a://some/where"
     assert checkpoint_name(None) is None
 
@@ -80,13 +82,13 @@ def test_a_checkpoint_has_one_name():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"txnAppId": "a"}, "options txnAppId and txnVersion name a write together: both are needed"),
-        ({"txnVersion": "1"}, "both are needed"),
+        ({"txnAppId": "a"}, "options txnAppId and txnVersion must be given together"),
+        ({"txnVersion": "1"}, "must be given together"),
         ({"txnAppId": "a", "txnVersion": "x"}, "option txnVersion=x: must be a whole number of at least 0"),
-        ({"txnAppId": "a/b", "txnVersion": "1"}, "option txnAppId=a/b: must not have / in it"),
+        ({"txnAppId": "a/b", "txnVersion": "1"}, "option txnAppId=a/b: must not contain /"),
         (
             {"txnAppId": "a", "txnVersion": "1", "contract": "at-least-once"},
-            "option contract=at-least-once: must be exactly-once where txnAppId and txnVersion are given",
+            "option contract=at-least-once: must be exactly-once with txnAppId and txnVersion",
         ),
         (
             {"txnAppId": "a", "txnVersion": "1", "streaming": True},
@@ -94,7 +96,7 @@ def test_a_checkpoint_has_one_name():
         ),
     ],
 )
-def test_a_name_that_is_none(options, words):
+def test_invalid_write_ids(options, words):
     with pytest.raises(OptionError) as raised:
         parse(**{"streaming": False} | options)
     assert words in str(raised.value)
@@ -105,7 +107,7 @@ def test_a_name_that_is_none(options, words):
     [
         ({"contract": "twice"}, "option contract=twice: must be one of at-most-once, at-least-once, exactly"),
         ({"topics": "t"}, "there is no option topics; did you mean topic?"),
-        ({"kafka.acks": "1"}, "option kafka.acks=1: must be all"),
+        ({"kafka.acks": "1"}, "option kafka.acks=1: must be one of all, -1"),
         ({"kafka.enable.idempotence": "false"}, "option kafka.enable.idempotence=false"),
         ({"kafka.compression.type": "rar"}, "option kafka.compression.type=rar: must be one of none, gzip"),
         ({"kafka.transaction.timeout.ms": "soon"}, "option kafka.transaction.timeout.ms=soon"),
@@ -114,7 +116,7 @@ def test_a_name_that_is_none(options, words):
         ({"kafka.request.timeout.ms": "soon"}, "option kafka.request.timeout.ms"),
     ],
 )
-def test_what_is_wrong(options, words):
+def test_invalid_values(options, words):
     with pytest.raises(OptionError) as raised:
         parse(**options)
     assert words in str(raised.value)

@@ -1,4 +1,4 @@
-"""Rows as records: columns and their types, topics, partitions."""
+"""Rows as records: columns, types, topics and partitions."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ COUNTS = {"a": 4, "b": 2}.__getitem__
 
 
 def columns(text: str, topic: str | None = None, timestamp: str | None = None) -> SinkColumns:
-    """Of a schema written as `name type, name type`."""
+    """Return the columns for a schema written as `name type, name type`."""
     fields = []
     for name, kind in (each.split(" ") for each in text.split(", ")):
         fields.append(
@@ -23,12 +23,10 @@ def columns(text: str, topic: str | None = None, timestamp: str | None = None) -
 
 
 def placed(rows: pa.RecordBatch, found: SinkColumns, seed: int = 0) -> dict:
-    return {
-        place: records.to_pylist() for place, records in records_by_partition(rows, found, COUNTS, seed=seed)
-    }
+    return {tp: records.to_pylist() for tp, records in records_by_partition(rows, found, COUNTS, seed=seed)}
 
 
-def test_other_columns_are_left_alone():
+def test_other_columns_are_ignored():
     found = columns("offset bigint, VALUE string, timestamp timestamp, Key binary", "a")
     rows = pa.record_batch(
         [[7], ["v"], pa.array([0], pa.timestamp("us")), [b"k"]], names=["o", "v", "t", "k"]
@@ -58,7 +56,7 @@ def test_columns_that_cannot_be_written(ddl, topic, words):
     assert words in str(raised.value)
 
 
-def test_the_time_of_records_is_in_the_column_that_is_named():
+def test_the_timestamp_column():
     found = columns("value string, timestamp timestamp, due timestamp", "a", "DUE")
     times = [pa.array([number], pa.timestamp("us", "UTC")) for number in (1, 2)]
     rows = pa.record_batch([["v"], *times], names=["value", "timestamp", "due"])
@@ -70,7 +68,7 @@ def test_the_time_of_records_is_in_the_column_that_is_named():
         columns("value string", "a", "due")
 
 
-def test_topics_by_column_and_the_option_wins():
+def test_the_topic_option_overrides_the_column():
     rows = pa.record_batch(
         [["1", "2", "3"], ["a", "b", "a"], pa.array([0, 1, 0], pa.int32())], names=list("vtp")
     )
@@ -90,35 +88,35 @@ def test_a_row_without_a_topic():
 
 
 @pytest.mark.parametrize("number", [4, -1])
-def test_a_partition_that_is_not_there(number):
+def test_a_partition_that_does_not_exist(number):
     rows = pa.record_batch([["1", "2"], pa.array([None, number], pa.int32())], names=["value", "partition"])
     with pytest.raises(WrongRow, match=f"a row is for partition {number} of a, which has 4 partitions"):
         placed(rows, columns("value string, partition int", "a"))
 
 
-def test_partition_before_key_before_chance():
+def test_the_partition_column_then_the_key_then_a_random_partition():
     keys = ["k1", "k2", None, "k3"]
     rows = pa.record_batch(
         [[str(n) for n in range(4)], keys, pa.array([3, None, None, None], pa.int32())],
         names=["value", "key", "partition"],
     )
     found = columns("value string, key string, partition int", "a")
-    places = {
+    partitions = {
         record["value"]: partition
         for (_, partition), records in placed(rows, found, seed=6).items()
         for record in records
     }
     by_key = partition_rows(pa.array(keys), 4, seed=0)
-    assert places == {"0": 3, "1": by_key[1], "2": 2, "3": by_key[3]}
+    assert partitions == {"0": 3, "1": by_key[1], "2": 2, "3": by_key[3]}
 
 
-def test_without_keys_rows_stay_together_and_go_elsewhere_next_time():
+def test_rows_without_keys_go_to_one_partition_for_each_seed():
     rows = pa.record_batch([["1", "2"]], names=["value"])
     found = columns("value string", "a")
     assert [set(placed(rows, found, seed=seed)) for seed in (1, 6)] == [{("a", 1)}, {("a", 2)}]
 
 
-def test_small_batches_are_joined_and_empty_ones_dropped():
+def test_small_batches_are_combined_and_empty_ones_dropped():
     small = [pa.record_batch([pa.array([f"{n}"])], names=["value"]) for n in range(5)]
     empty = small[0].slice(0, 0)
     [joined] = combine_batches([empty, *small, empty])

@@ -1,4 +1,4 @@
-"""Writes through Spark, read back row by row by a client of another kind."""
+"""Writes with Spark, read back by another client."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from penstock.spark.sink.records import SinkColumns
 from penstock.spark.sink.writers import AttemptIds, write_exactly_once
 
 WITHIN_S = 600.0
-#: More than 10,000 bytes, however they are compressed.
+#: More than 10,000 bytes, even compressed.
 LARGE = "array_join(transform(sequence(1, 500), n -> sha2(string(n), 256)), '')"
 HEADERS = "array(named_struct('key', 'h', 'value', binary('x')), named_struct('key', 'n', 'value', null))"
 
@@ -41,7 +41,7 @@ def write(topics: Topics) -> Callable[..., None]:
 
 
 class Copy:
-    """A query from one topic to another that can be started again on its checkpoint, each time with other tasks."""
+    """A query from one topic to another that can be restarted on its checkpoint, with other tasks each time."""
 
     def __init__(self, spark: Any, topics: Topics, folder: Path, source: str, target: str) -> None:
         self.spark, self.topics = spark, topics
@@ -50,7 +50,7 @@ class Copy:
         self.runs = 0
 
     def run(self, name: str = "penstock", **sink: str) -> Any:
-        """Until all is written, or it fails."""
+        """Run until everything is written, or the query fails."""
         self.runs += 1
         given = self.topics.given(
             subscribe=self.source,
@@ -69,11 +69,11 @@ class Copy:
         return running
 
     def numbers(self) -> list[int]:
-        """Of those who read what is committed, when nothing keeps them waiting."""
+        """Return what read_committed consumers see, after all transactions have ended."""
         with self.topics.cluster() as cluster:
-            places = [(self.target, part.index) for part in cluster.topic(self.target).partitions]
-            await_rest(cluster, places)
-            return committed_numbers(self.topics, cluster, places)
+            partitions = [(self.target, part.index) for part in cluster.topic(self.target).partitions]
+            await_rest(cluster, partitions)
+            return committed_numbers(self.topics, cluster, partitions)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_every_column(spark, topics, write, unique):
     ]
 
 
-def test_topics_by_column_and_keys_where_other_clients_put_them(spark, topics, write, unique):
+def test_topics_by_column_and_partitions_by_key(spark, topics, write, unique):
     names = [topics.create(unique(prefix), 4) for prefix in ("a", "b")]
     rows = spark.range(40).selectExpr(
         f"if(id % 2 = 0, '{names[0]}', '{names[1]}') as topic",
@@ -130,7 +130,7 @@ def test_topics_by_column_and_keys_where_other_clients_put_them(spark, topics, w
         }
 
 
-def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
+def test_errors_say_why_a_row_cannot_be_written(spark, topics, write, unique):
     topic = topics.create(unique("t"), 2)
     small = topics.create(unique("small"), **{"max.message.bytes": "10000"})
     cases = [
@@ -148,12 +148,12 @@ def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
         (
             spark.range(1).selectExpr("'v' as value"),
             {"topic": "no such topic"},
-            "there can be no topic 'no such topic': a name is 1 to 249 of A-Z",
+            "'no such topic' is not a valid topic name: it must have 1 to 249 characters",
         ),
         (
             spark.range(1).selectExpr(f"{LARGE} as value"),
             {"topic": small},
-            f"bytes is too large for topic {small}, which takes at most max.message.bytes=10000",
+            f"bytes is too large for topic {small}, which accepts at most max.message.bytes=10000",
         ),
     ]
     for rows, options, words in cases:
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_told_plainly(spark, topics, write, unique):
             write(rows, **options)
         assert words in str(raised.value)
         assert "Traceback" not in str(raised.value)
-    with pytest.raises(PySparkException, match="a topic can only be added to"):
+    with pytest.raises(PySparkException, match="a topic cannot be overwritten"):
         write(cases[1][0], mode="overwrite", topic=topic)
 
 
@@ -175,12 +175,12 @@ def test_a_dry_run_writes_nothing(spark, topics, write, unique):
         assert committed_numbers(topics, cluster, [(topic, 0), (topic, 1)]) == []
 
 
-def test_a_write_makes_the_topic(spark, topics, write, unique):
+def test_a_write_creates_the_topic(spark, topics, write, unique):
     topic = unique("new")
     write(spark.range(5).selectExpr("cast(id as string) as value"), topic=topic)
     with topics.cluster() as cluster:
-        places = [(topic, part.index) for part in cluster.topic(topic).partitions]
-        assert committed_numbers(topics, cluster, places) == list(range(5))
+        partitions = [(topic, part.index) for part in cluster.topic(topic).partitions]
+        assert committed_numbers(topics, cluster, partitions) == list(range(5))
 
 
 def test_a_batch_write_is_all_or_nothing(spark, topics, write, unique):
@@ -192,14 +192,14 @@ def test_a_batch_write_is_all_or_nothing(spark, topics, write, unique):
     )
     with pytest.raises(PySparkException, match="poison"):
         write(broken, topic=topic, contract="exactly-once")
-    places = [(topic, 0), (topic, 1)]
+    partitions = [(topic, 0), (topic, 1)]
     with topics.cluster() as cluster:
-        await_rest(cluster, places)
-        assert committed_numbers(topics, cluster, places) == list(range(30))
+        await_rest(cluster, partitions)
+        assert committed_numbers(topics, cluster, partitions) == list(range(30))
 
 
-def test_a_write_that_is_repeated_is_done_once(spark, topics, write, unique):
-    """As in foreachBatch: the same batch again, with other tasks, after a failure or after it was written."""
+def test_a_repeated_write_is_done_once(spark, topics, write, unique):
+    """As in foreachBatch: the same batch again with other tasks, after a failure or after it was written."""
     topic, app = topics.create(unique("t"), 2), unique("app")
 
     def numbered(start: int, version: int, tasks: int, *, broken: bool = False) -> None:
@@ -214,14 +214,14 @@ def test_a_write_that_is_repeated_is_done_once(spark, topics, write, unique):
     numbered(0, 0, 3)
     numbered(0, 0, 2)
     numbered(10, 2, 2)
-    numbered(0, 1, 2)  # older than the last
-    places = [(topic, 0), (topic, 1)]
+    numbered(0, 1, 2)  # older than the last batch
+    partitions = [(topic, 0), (topic, 1)]
     with topics.cluster() as cluster:
-        await_rest(cluster, places)
-        assert committed_numbers(topics, cluster, places) == list(range(20))
+        await_rest(cluster, partitions)
+        assert committed_numbers(topics, cluster, partitions) == list(range(20))
 
 
-def test_the_time_of_a_record_from_a_column(spark, topics, write, unique):
+def test_timestamps_from_a_column(spark, topics, write, unique):
     topic = topics.create(unique("t"))
     before = int(time.time() * 1000)
     rows = spark.range(0, 2, 1, 1).selectExpr(
@@ -242,9 +242,9 @@ def test_a_copy_at_least_once(copy):
 
 
 @pytest.mark.usefixtures("ambushed")
-def test_each_row_once_when_processes_die(copy, topics, tmp_path):
-    """Where commits die the query fails, and is started again with other tasks; Spark tries dead tasks again itself."""
-    points = ["in the decision:1", "after the decision:1", "between two ends:1", f"{AFTER_COMMIT}:1"]
+def test_each_row_once_if_processes_die(copy, topics, tmp_path):
+    """If a commit dies, the query fails and is restarted with other tasks. Spark itself retries dead tasks."""
+    points = ["in the decision:1", "after the decision:1", "between two commits:1", f"{AFTER_COMMIT}:1"]
     for number, point in enumerate([*points, "task prepared:2"]):
         count = tmp_path / f"count-{number}"
         ambush = {"ambush": point, "ambushFile": str(count)}
@@ -255,8 +255,8 @@ def test_each_row_once_when_processes_die(copy, topics, tmp_path):
     assert copy.numbers() == list(range(40))
 
 
-def test_without_its_checkpoint_a_query_writes_again_and_nothing_is_left_open(copy, topics):
-    """A new query has a new id, by which its rows are new; what the old one had prepared would stay open for ever."""
+def test_a_query_without_its_checkpoint_writes_again_and_leaves_no_open_transactions(copy, topics):
+    """A new query has a new id, so its rows are new. The prepared transactions of the old query must not stay open."""
     copy.run(contract="exactly-once")
     topics.count(copy.source, range(40, 50))
     options = SinkOptions.parse(topics.given(topic=copy.target, contract="exactly-once"), streaming=True)
@@ -264,7 +264,9 @@ def test_without_its_checkpoint_a_query_writes_again_and_nothing_is_left_open(co
     columns = SinkColumns(positions={"value": 0}, topic=copy.target)
     with topics.cluster() as cluster:
         batch = MicroBatch(json.loads((copy.checkpoint / "metadata").read_text())["id"], 2)
-        write_exactly_once(cluster, options, columns, batch, [rows], name=AttemptIds().take(batch))
+        write_exactly_once(
+            cluster, options, columns, batch, [rows], transactional_id=AttemptIds().take(batch)
+        )
     shutil.rmtree(copy.checkpoint)
     copy.run(contract="exactly-once")
     assert copy.numbers() == sorted([*range(40), *range(50)])

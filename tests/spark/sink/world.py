@@ -1,8 +1,8 @@
-"""A streaming query without Spark: drivers, task attempts and a checkpoint as Spark keeps them, on a real broker.
+"""A streaming query without Spark: drivers, task attempts and a checkpoint, on a real broker.
 
-Spark's promises are all that holds here: a batch has always the same rows, in tasks that differ from run to run; the
-next batch begins when the commit of the last one has returned; any attempt may run twice, late, or die. There may be
-two drivers at a time.
+It relies only on what Spark guarantees: a batch always has the same rows, in tasks that differ from run to run; the
+next batch starts when the commit of the last one has returned; any attempt may run twice, run late, or die. Two drivers
+may run at the same time.
 """
 
 import random
@@ -24,7 +24,7 @@ from penstock.spark.sink.records import SinkColumns
 from penstock.spark.sink.writers import AttemptIds, write_exactly_once
 
 BATCHES, ROWS, PARTITIONS = 4, 6, 2
-#: What a query was left with may fail one run, or one for each of the drivers before.
+#: The state that earlier drivers have left may fail one run for each of them.
 LAST_RUNS_MAX = 8
 COLUMNS = SinkColumns(positions={"value": 0, "partition": 1}, topic="")
 
@@ -39,14 +39,14 @@ class World:
         self.options = SinkOptions.parse(topics.given(topic=self.topic), streaming=True)
         self.columns = SinkColumns(positions=COLUMNS.positions, topic=self.topic)
         self.stage = Stage(self.chance, deaths=deaths)
-        #: The last batch in Spark's log of commits.
+        #: The last batch in Spark's commit log.
         self.checkpoint = -1
         self.failures: list[str] = []
 
     # Spark
 
     def driver(self) -> None:
-        """One run of the query, on whatever its checkpoint says."""
+        """Run the query once, from its checkpoint."""
         workers = [AttemptIds() for _ in range(3)]
         try:
             while self.checkpoint < BATCHES - 1:
@@ -63,11 +63,11 @@ class World:
                 raise ClientError(f"{batch} failed")
             commit_batch(decision_log, batch, prepared)
         self.stage.gate("checkpoint", switches=True)
-        # Two drivers may both get here with the same batch, or one of them late.
+        # Two drivers may both reach this line with the same batch, or one of them late.
         self.checkpoint = max(self.checkpoint, batch.number)
 
     def _tasks(self, batch: MicroBatch) -> list[list[int]]:
-        """Another layout every time, some tasks without rows."""
+        """Divide the rows into tasks, in another way each time. Some tasks have no rows."""
         numbers = list(range(batch.number * ROWS, (batch.number + 1) * ROWS))
         count = self.chance.randint(1, 3)
         return [numbers[start::count] for start in range(count)] + [[]] * self.chance.randint(0, 1)
@@ -86,7 +86,7 @@ class World:
                 attempts.append((index, actor))
         driver: Actor = self.stage.local.actor
         driver.wait_for(lambda: _is_over(attempts))
-        # The first one counts; the others go on, and the driver does not wait for them.
+        # The first attempt counts. Other attempts continue, and the driver does not wait for them.
         first: dict[int, Any] = {}
         for index, actor in self.chance.sample(attempts, len(attempts)):
             if actor.is_done and actor.result is not None and index not in first:
@@ -100,12 +100,14 @@ class World:
         partitions = pa.array([number % PARTITIONS for number in rows], pa.int32())
         table = pa.record_batch([values, partitions], names=["value", "partition"])
         with Cluster(self.options.connection) as cluster:
-            return write_exactly_once(cluster, self.options, self.columns, batch, [table], name=name)
+            return write_exactly_once(
+                cluster, self.options, self.columns, batch, [table], transactional_id=name
+            )
 
-    # The story
+    # Running
 
     def run(self) -> None:
-        """Drivers come and die, sometimes two at a time; the last one is left in peace."""
+        """Start drivers and kill them, sometimes two at a time. The last driver is not disturbed."""
         with self.stage.gated():
             for number in range(self.chance.randint(1, 4)):
                 self.stage.run_drivers(number, self.driver)
@@ -120,24 +122,24 @@ class World:
             raise AssertionError(f"the query does not come to its end: {self.failures[-1:]}")
 
     def _end_drivers(self) -> None:
-        """Its tasks may outlive a driver for a while."""
+        """Kill the drivers. Their tasks may live longer."""
         for actor in list(self.stage.actors):
             is_driver = "driver" in actor.name
             if not actor.is_done and (is_driver or self.chance.random() < 0.5):
                 self.stage.kill(actor)
 
-    # What readers see
+    # Checking
 
     def check(self, within_s: float = 120.0) -> None:
-        places = [(self.topic, index) for index in range(PARTITIONS)]
+        partitions = [(self.topic, index) for index in range(PARTITIONS)]
         with self.topics.cluster() as cluster:
-            await_rest(cluster, places, within_s)
-            found = committed_numbers(self.topics, cluster, places)
-        assert found == list(range(BATCHES * ROWS)), f"rows are lost or doubled: {found}"
+            await_rest(cluster, partitions, within_s)
+            found = committed_numbers(self.topics, cluster, partitions)
+        assert found == list(range(BATCHES * ROWS)), f"rows are lost or duplicated: {found}"
 
 
 def _is_over(attempts: list[tuple[int, Actor]]) -> bool:
-    """Every task has succeeded, or cannot any more."""
+    """Return whether every task has succeeded or has no attempts left."""
     tasks: dict[int, list[Actor]] = {}
     for index, actor in attempts:
         tasks.setdefault(index, []).append(actor)

@@ -1,4 +1,4 @@
-"""Fixtures of the source's tests."""
+"""Fixtures for the tests of the source."""
 
 from typing import Any
 

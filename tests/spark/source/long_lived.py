@@ -1,8 +1,8 @@
-"""A long-lived query on three nodes: leaders die, partitions are added, its topic is created again, it is restarted.
+"""A long-running query on three nodes: leaders die, partitions are added, its topic is recreated, it is restarted.
 
     python -m tests.spark.source.long_lived --restarts 100 --seed 1
 
-It copies exactly once. What clients were told is there must be in the copy, each row once, whatever happened.
+It copies exactly once. Every acknowledged record must be in the copy once, whatever happens.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from tests.waiting import eventually
 WITHIN_S = 600.0
 PARTITIONS, PARTITIONS_MAX = 2, 8
 ROWS = 20
-MADE_ANEW = "the topic was deleted and created anew"
-#: Rows that are not there yet when the question is asked come a batch later.
+RECREATED = "the topic was deleted and created again"
+#: Rows that are not visible yet when the driver looks are read in the next batch.
 CLUSTER = {"transaction.state.log.replication.factor": "3", "transaction.state.log.min.isr": "2"}
 
 
@@ -66,7 +66,7 @@ class Life:
         return min(len(part.isrs) for part in found.values())
 
     def publish(self) -> None:
-        """To all partitions; every record that is counted was acknowledged by all in-sync replicas."""
+        """Write to all partitions. Every counted record was acknowledged by all in-sync replicas."""
         numbers = range(len(self.written), len(self.written) + ROWS)
         messages = [Message(value=b"%d" % n, partition=n % self.partitions) for n in numbers]
         servers = self.nodes.bootstrap_servers
@@ -82,11 +82,11 @@ class Life:
         self.driver.stdin.write(json.dumps({"do": do, **given}) + "\n")
         self.driver.stdin.flush()
         line = self.driver.stdout.readline()
-        assert line, f"the driver has ended; see {self.folder}/driver.log"
+        assert line, f"the driver has exited; see {self.folder}/driver.log"
         return json.loads(line)
 
     def begin(self, **options: str) -> None:
-        """Go on where the checkpoint says, with another number of tasks, in a new driver where there is none."""
+        """Continue from the checkpoint with another number of tasks. Start a new driver if there is none."""
         if self.driver is None:
             with (self.folder / "driver.log").open("ab") as log:
                 self.driver = subprocess.Popen(
@@ -110,21 +110,21 @@ class Life:
             self.driver = None
 
     def await_all(self) -> None:
-        """Work between the faults: every row is there, and once."""
+        """Run undisturbed between the faults: every row is there once."""
         eventually(self._has_all, within_s=WITHIN_S, what=f"all of {len(self.written)} rows")
 
     def _has_all(self) -> bool:
-        told = self.ask("look")
-        if told["error"] is not None:
-            raise RuntimeError(f"the query has failed: {told['error']}")
+        state = self.ask("look")
+        if state["error"] is not None:
+            raise RuntimeError(f"the query has failed: {state['error']}")
         with self.topics.cluster() as cluster:
-            places = [(self.target, part.index) for part in cluster.topic(self.target).partitions]
-            found = committed_numbers(self.topics, cluster, places)
+            partitions = [(self.target, part.index) for part in cluster.topic(self.target).partitions]
+            found = committed_numbers(self.topics, cluster, partitions)
         if len(found) > len(set(found)):
             raise RuntimeError(f"{len(found) - len(set(found))} rows are there more than once")
         return found == self.written
 
-    # What happens to it
+    # Faults
 
     def restart(self) -> None:
         self.publish()
@@ -140,7 +140,7 @@ class Life:
         self.tally["driver killed"] += 1
 
     def leader_dies(self) -> None:
-        """Rows are written before, while it is gone, and after it is back."""
+        """Rows are written before the node stops, while it is down, and after it is back."""
         self.publish()
         topic = self.chance.choice([self.source, self.target])
         node = self.nodes.nodes[self.chance.choice(self.leaders(topic))]
@@ -162,15 +162,15 @@ class Life:
         self.tally["partition added"] += 1
 
     def _all_know_partitions(self) -> bool:
-        """A client that is told of fewer partitions by its node takes no records for the others."""
+        """A producer that has old metadata of the topic accepts no records for new partitions."""
         admins = [
             AdminClient({"bootstrap.servers": each.bootstrap_servers}) for each in self.nodes.nodes.values()
         ]
-        told = [admin.list_topics(self.source, timeout=WITHIN_S).topics[self.source] for admin in admins]
-        return all(len(each.partitions) == self.partitions for each in told)
+        topics = [admin.list_topics(self.source, timeout=WITHIN_S).topics[self.source] for admin in admins]
+        return all(len(each.partitions) == self.partitions for each in topics)
 
     def topic_is_made_anew(self) -> None:
-        """While the query runs: it stops with a clear word, again when it is restarted, and goes on when told to."""
+        """Recreate the topic while the query runs: it fails with a clear error until losses are allowed."""
         self.publish()
         self.await_all()
         self.topics.delete(self.source)
@@ -181,23 +181,23 @@ class Life:
         self._await_failure()
         self.begin()
         error = self._await_failure()
-        assert MADE_ANEW in error, error
+        assert RECREATED in error, error
         assert "Traceback" not in error, error
         self.begin(failOnDataLoss="false")
         self.await_all()
-        self.tally["topic made anew"] += 1
+        self.tally["topic recreated"] += 1
 
     def _is_gone(self) -> bool:
         return self.source not in self.topics.admin.list_topics(timeout=WITHIN_S).topics
 
     def _await_failure(self) -> str:
-        told = eventually(lambda: self.ask("look")["error"], within_s=WITHIN_S, what="the end of the query")
-        assert self.source in told, told
-        return str(told)
+        state = eventually(lambda: self.ask("look")["error"], within_s=WITHIN_S, what="the end of the query")
+        assert self.source in state, state
+        return str(state)
 
 
 def live(life: Life, restarts: int, every: dict[str, int], *, note: Any = print) -> None:
-    """Between restarts, something else happens: each thing once in so many restarts."""
+    """Cause one kind of fault between restarts, each once in a number of restarts."""
     life.begin()
     for number in range(1, restarts + 1):
         life.restart()

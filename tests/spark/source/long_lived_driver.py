@@ -1,7 +1,7 @@
-"""The driver of a query that lives long: does what the lines on its stdin say (JSON), and answers each with a line.
+"""The driver of the long-running query: runs the commands on its stdin (JSON lines), and answers each with a line.
 
-start: a query from one topic to another, exactly once; stop: as Spark stops it, in the middle of whatever it does;
-look: what has become of it.
+start: start a query from one topic to another, exactly once. stop: stop it as Spark does, even within a batch.
+look: return its state.
 """
 
 import json

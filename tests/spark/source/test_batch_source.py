@@ -1,4 +1,4 @@
-"""Batch reads through Spark, row by row against what a client wrote."""
+"""Batch reads with Spark, compared row by row with what a client wrote."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture
 def load(spark: Any, topics: Topics):
-    """A read of the shared session."""
+    """Read with the shared session."""
 
     def loaded(schema: str | None = None, **options: str) -> Any:
         reader = spark.read.format("penstock").options(**topics.given(**options))
@@ -26,7 +26,7 @@ def load(spark: Any, topics: Topics):
 
 
 def messages(count: int, partition: int, now_ms: int) -> list[Message]:
-    """Of every kind: with and without key, value and headers."""
+    """Records of every kind: with and without key, value and headers."""
     return [
         Message(
             value=None if number % 7 == 3 else b"value %d " % number * (number % 5),
@@ -46,7 +46,7 @@ def row_of(topic: str, offset: int, message: Message) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def told(row: Any) -> tuple[Any, ...]:
+def as_tuple(row: Any) -> tuple[Any, ...]:
     key, value, topic, partition, offset, ms, kind, headers = row
     as_bytes = (None if part is None else bytes(part) for part in (key, value))
     pairs = headers and [(name, None if body is None else bytes(body)) for name, body in headers]
@@ -54,7 +54,7 @@ def told(row: Any) -> tuple[Any, ...]:
 
 
 def test_every_row_and_every_column_as_written(spark, topics, load, unique):
-    """All codecs in one read: each is a topic with two partitions."""
+    """One read covers all codecs: each is a topic with two partitions."""
     prefix, now_ms = unique("t"), int(time.time() * 1000)
     expected = []
     for codec in CODECS:
@@ -68,18 +68,18 @@ def test_every_row_and_every_column_as_written(spark, topics, load, unique):
     frame = frame.selectExpr(
         "key", "value", "topic", "partition", "offset", "unix_millis(timestamp)", "timestampType", "headers"
     )
-    assert sorted(map(told, frame.collect()), key=lambda row: row[2:5]) == sorted(
+    assert sorted(map(as_tuple, frame.collect()), key=lambda row: row[2:5]) == sorted(
         expected, key=lambda row: row[2:5]
     )
 
 
-def test_headers_only_on_demand(topics, load, unique):
+def test_headers_only_if_requested(topics, load, unique):
     frame = load(subscribe=topics.create(unique("t")))
     assert frame.columns == COLUMNS
     assert frame.count() == 0
 
 
-def test_a_schema_chooses_columns_in_any_order(topics, load, unique):
+def test_a_schema_selects_columns_in_any_order(topics, load, unique):
     topic = topics.create(unique("t"))
     topics.fill(topic, [Message(value=b"v", headers=(("h", b"x"),))])
     schema = "HEADERS array<struct<key:string,value:binary>>, offset bigint NOT NULL, value binary"
@@ -89,7 +89,7 @@ def test_a_schema_chooses_columns_in_any_order(topics, load, unique):
     assert [(name, bytes(body)) for name, body in row.HEADERS] == [("h", b"x")]
 
 
-def test_only_what_was_committed_up_to_the_first_open_transaction(topics, load, unique):
+def test_only_committed_records_up_to_the_first_open_transaction(topics, load, unique):
     topic = topics.create(unique("t"))
     producer = topics.commit_abort_commit(topic, unique("x"))
     producer.begin_transaction()
@@ -118,7 +118,7 @@ def test_large_partitions_are_split_over_tasks(topics, load, unique):
         assert len({row.task for row in rows}) == tasks
 
 
-def test_from_and_to_offsets(topics, load, unique):
+def test_offsets_as_bounds(topics, load, unique):
     topic = topics.create(unique("t"), 2)
     topics.count(topic, range(10))
     topics.count(topic, range(10, 20), partition=1)
@@ -130,7 +130,7 @@ def test_from_and_to_offsets(topics, load, unique):
     assert numbers(frame.collect()) == [4, 5, *range(10, 20)]
 
 
-def test_from_and_to_a_time(topics, load, unique):
+def test_timestamps_as_bounds(topics, load, unique):
     topic, now_ms = topics.create(unique("t")), int(time.time() * 1000)
     topics.fill(topic, [Message(value=b"%d" % n, timestamp_ms=now_ms + 1000 * n) for n in range(10)])
     frame = load(subscribe=topic, startingTimestamp=str(now_ms + 2500), endingTimestamp=str(now_ms + 6000))
@@ -149,7 +149,7 @@ def push_down(spark, request):
 def test_filters_find_the_same_rows_and_read_less(topics, load, unique, push_down):
     topic, now_ms = topics.create(unique("t"), 3), int(time.time() * 1000)
     for partition in range(3):
-        ages = [0, 9, 1, 2, 3, 4, 5, 6, 7, 8]  # out of order, as clients' clocks are
+        ages = [0, 9, 1, 2, 3, 4, 5, 6, 7, 8]  # not in order, because the clocks of clients differ
         topics.fill(
             topic,
             [
@@ -160,14 +160,14 @@ def test_filters_find_the_same_rows_and_read_less(topics, load, unique, push_dow
             ],
         )
     frame = load(subscribe=topic, minPartitions="30")
-    moment = f"timestamp_millis({now_ms + 5000})"
+    timestamp = f"timestamp_millis({now_ms + 5000})"
     cases = [
         ("partition = 1", set(range(10, 20)), 10),
         ("partition IN (0, 2) AND offset < 2", {0, 9, 20, 29}, 4),
         ("offset >= 8 AND offset <= 8 AND partition <> 1", {7, 27}, 3),
         ("offset = 3 AND value = '2'", {2}, 3),
-        (f"timestamp >= {moment} AND partition = 0", {5, 6, 7, 8, 9}, 9),
-        (f"timestamp < {moment} AND partition = 0", {0, 1, 2, 3, 4}, 10),
+        (f"timestamp >= {timestamp} AND partition = 0", {5, 6, 7, 8, 9}, 9),
+        (f"timestamp < {timestamp} AND partition = 0", {0, 1, 2, 3, 4}, 10),
     ]
     for condition, wanted, tasks in cases if push_down else cases[:2]:
         found = frame.where(condition)
@@ -175,7 +175,7 @@ def test_filters_find_the_same_rows_and_read_less(topics, load, unique, push_dow
         assert found.rdd.getNumPartitions() == (tasks if push_down else 30), condition
 
 
-def test_lost_offsets_are_named_or_left_out(topics, load, unique):
+def test_lost_offsets_are_reported_or_skipped(topics, load, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(10))
     topics.trim(topic, 4)
@@ -193,24 +193,24 @@ def failure(frame: Any) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"subscribe": "no-such-topic"}, "no-such-topic: there is no such topic"),
+        ({"subscribe": "no-such-topic"}, "topics or partitions do not exist: no-such-topic"),
         ({"subscribe": "t", "startingOfsets": "earliest"}, "did you mean startingOffsets?"),
         ({"subscribe": "t", **NOBODY}, "localhost:1"),
-        ({}, "one of the options subscribe"),
+        ({}, "exactly one of the options subscribe"),
     ],
 )
-def test_errors_are_sentences(load, options, words):
+def test_error_messages(load, options, words):
     message = failure(load(**options))
     assert words in message
     assert "Traceback" not in message
 
 
-def test_a_schema_that_no_topic_has_is_refused(load):
+def test_a_schema_with_unknown_columns_is_refused(load):
     assert "column value is binary, not string" in failure(load("value string", subscribe="t"))
     assert "no column payload" in failure(load("payload binary", subscribe="t"))
 
 
-def test_spark_finds_the_source_by_itself_and_by_hand(spark, topics, unique):
+def test_spark_discovers_the_source_and_register_works(spark, topics, unique):
     from penstock.spark import register
 
     topic = topics.create(unique("t"))

@@ -1,4 +1,4 @@
-"""Checkpoints on a local disk: which are, and that queries of either kind go on where the other has been."""
+"""Checkpoints on a local disk: which locations are local, and that queries continue with either file manager."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -24,13 +24,13 @@ from penstock.spark.session import (
         ("s3a://bucket/data", "file:///", False),
     ],
 )
-def test_what_is_on_a_local_disk(location, default_system, answer):
+def test_local_locations(location, default_system, answer):
     assert is_local_path(location, default_system) is answer
 
 
 @pytest.fixture
 def unset(spark):
-    """As in a session of users, without a setting for checkpoints."""
+    """A session as users have it, in which no file manager is set."""
     before = spark.conf.get(FILE_MANAGER_SETTING)
     spark.conf.unset(FILE_MANAGER_SETTING)
     yield
@@ -38,7 +38,7 @@ def unset(spark):
 
 
 class Counting:
-    """A query that remembers: for each run, the batches of it, how its checkpoint was written, and the last counts."""
+    """A stateful query: for each run, its batches, the file manager of its checkpoint, and the last counts."""
 
     def __init__(self, spark: Any, checkpoint: str) -> None:
         self.spark, self.checkpoint = spark, checkpoint
@@ -61,17 +61,17 @@ class Counting:
 
 
 @pytest.mark.usefixtures("unset")
-def test_a_query_goes_on_from_a_checkpoint_of_either_kind(spark, tmp_path):
+def test_a_query_continues_from_a_checkpoint_of_either_file_manager(spark, tmp_path):
     query = Counting(spark, str(tmp_path))
     for context in (nullcontext(), local_checkpoints(spark, str(tmp_path)), nullcontext()):
         query.run(context)
     assert query.batches == [0, 1, 2]
     assert query.managers == {None, FILE_MANAGER_WITHOUT_PROCESSES}
     assert query.rows == 30
-    assert spark.conf.get(FILE_MANAGER_SETTING, None) is None, "other queries of the session are as they were"
+    assert spark.conf.get(FILE_MANAGER_SETTING, None) is None, "other queries of the session are not affected"
 
 
-def test_what_the_user_has_chosen_stays(spark, tmp_path):
+def test_the_setting_of_the_user_is_kept(spark, tmp_path):
     chosen = spark.conf.get(FILE_MANAGER_SETTING)
     with local_checkpoints(spark, str(tmp_path)):
         assert spark.conf.get(FILE_MANAGER_SETTING) == chosen

@@ -1,4 +1,4 @@
-"""Spark's Python workers: what their parent has loaded, and how they end when Spark wants no more of them."""
+"""Spark's Python workers: what the daemon has loaded, and how workers end when Spark closes the socket."""
 
 import json
 import subprocess
@@ -20,11 +20,11 @@ daemon.main()
 """
 
 
-def test_workers_do_not_collect_what_is_preloaded() -> None:
+def test_workers_do_not_collect_preloaded_objects() -> None:
     command = [sys.executable, "-c", PROGRAM, "pyspark.worker"]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert told["loaded"]
-    assert told["frozen"] > 100 * told["left"]
+    counts = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert counts["loaded"]
+    assert counts["frozen"] > 100 * counts["left"]
 
 
 WORKER = """
@@ -39,7 +39,7 @@ pyspark.daemon.worker = worker
 pyspark.daemon.manager = lambda: print(pyspark.daemon.worker(None, True))
 daemon.main()
 """
-#: In a process that Spark has started to plan: writes to Spark may end it, writes to brokers may not.
+#: In a planning process: a failed write to Spark may end it, a failed write to a broker may not.
 PLANNER = """
 import signal, sys
 sys.argv[1:] = [{worker!r}]
@@ -58,7 +58,7 @@ print(*seen, now())
 """
 
 
-def test_a_worker_that_spark_does_not_listen_to_any_more_ends_without_a_traceback() -> None:
+def test_a_worker_ends_without_a_traceback_if_spark_closes_the_socket() -> None:
     done = subprocess.run([sys.executable, "-c", WORKER], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
@@ -70,7 +70,7 @@ def test_a_worker_that_spark_does_not_listen_to_any_more_ends_without_a_tracebac
         ("pyspark.worker", "SIG_IGN SIG_IGN SIG_DFL SIG_IGN"),
     ],
 )
-def test_a_broken_pipe_ends_workers_while_spark_takes_what_they_made(worker: str, handlers: str) -> None:
+def test_a_broken_pipe_ends_workers_while_spark_takes_a_batch(worker: str, handlers: str) -> None:
     command = [sys.executable, "-c", PLANNER.format(worker=worker)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == handlers.split()

@@ -1,4 +1,4 @@
-"""One query through fail-over, new partitions, a topic that is created again, restarts and the death of its driver.
+"""One query through broker fail-over, new partitions, a recreated topic, restarts and the death of its driver.
 
 Longer: python -m tests.spark.source.long_lived --restarts 100
 """
@@ -19,8 +19,8 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 
 @pytest.mark.slow
-def test_each_row_once_whatever_happens_to_a_query(life):
+def test_each_row_once_through_all_faults(life):
     every = {"leader_dies": 2, "partitions_are_added": 1, "driver_dies": 3, "topic_is_made_anew": 3}
     live(life, 3, every)
-    assert life.tally["leader killed"] == life.tally["driver killed"] == life.tally["topic made anew"] == 1
+    assert life.tally["leader killed"] == life.tally["driver killed"] == life.tally["topic recreated"] == 1
     assert life.tally["restarts"] == life.tally["partition added"] == 3

@@ -1,4 +1,4 @@
-"""Filters that are pushed down to the plan leave out only rows that they filter out."""
+"""Pushed filters exclude only what they filter out."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -21,7 +21,7 @@ filters = st.tuples(
 
 
 @given(st.lists(filters, max_size=4))
-def test_with_what_is_left_for_spark_the_filters_keep_the_same_rows(given_filters):
+def test_pushed_and_remaining_filters_keep_the_same_rows(given_filters):
     pushed_filters, left = PushedFilters(), []
     for each in given_filters:
         pushed_filters, is_done = pushed_filters.narrow(*each)
@@ -50,27 +50,27 @@ def test_partitions_and_topics_by_list():
     assert PushedFilters().narrow("topic", "EqualTo", "t")[0].topics == {"t"}
 
 
-def test_a_time_narrows_but_is_left_to_spark():
-    moment = datetime(2024, 5, 1, 12, 0, 0, 1999, tzinfo=UTC)
-    pushed_filters, is_done = PushedFilters().narrow("timestamp", "GreaterThan", moment)
+def test_a_lower_bound_of_time_is_pushed_and_applied_again_by_spark():
+    time = datetime(2024, 5, 1, 12, 0, 0, 1999, tzinfo=UTC)
+    pushed_filters, is_done = PushedFilters().narrow("timestamp", "GreaterThan", time)
     assert not is_done
     assert pushed_filters.since_ms == int(datetime(2024, 5, 1, 12, tzinfo=UTC).timestamp() * 1000) + 1
-    elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
+    elsewhere = time.astimezone(timezone(timedelta(hours=5)))
     assert PushedFilters().narrow("timestamp", "EqualTo", elsewhere)[0] == pushed_filters
 
 
-def test_an_upper_bound_of_time_narrows_nothing():
-    """Records are not in the order of their timestamps: a late one may be an early one."""
-    moment = datetime(2024, 5, 1, tzinfo=UTC)
-    assert PushedFilters().narrow("timestamp", "LessThan", moment) == (PushedFilters(), False)
+def test_an_upper_bound_of_time_is_not_pushed():
+    """Records are not ordered by timestamp: a later offset may have an earlier timestamp."""
+    time = datetime(2024, 5, 1, tzinfo=UTC)
+    assert PushedFilters().narrow("timestamp", "LessThan", time) == (PushedFilters(), False)
 
 
-def test_columns_that_are_never_null_need_no_look():
+def test_not_null_is_always_true_for_columns_that_are_never_null():
     assert PushedFilters().narrow("offset", "IsNotNull", None) == (PushedFilters(), True)
     assert PushedFilters().narrow("key", "IsNotNull", None) == (PushedFilters(), False)
 
 
-def test_what_is_not_understood_is_left_to_spark():
+def test_other_filters_are_left_to_spark():
     assert PushedFilters().narrow("value", "EqualTo", b"x") == (PushedFilters(), False)
     assert PushedFilters().narrow("offset", "Not", 1) == (PushedFilters(), False)
     assert PushedFilters().narrow("offset", "EqualNullSafe", None) == (PushedFilters(), False)

@@ -1,4 +1,4 @@
-"""Positions: text that is equal when they are, and what lies between two of them."""
+"""Positions: equal ones have equal text, and ranges between two of them."""
 
 import json
 from uuid import UUID
@@ -26,7 +26,7 @@ def at(*offsets: int, id: UUID | None = A) -> Position:
 
 
 @given(positions)
-def test_through_the_checkpoint_and_back(position):
+def test_a_position_survives_a_round_trip(position):
     assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
@@ -40,20 +40,22 @@ def test_equal_positions_have_equal_text(position, chance):
     assert json.dumps(Position(shuffled, position.since).to_json()) == json.dumps(position.to_json())
 
 
-def test_checkpoints_of_sparks_own_connector_can_be_gone_on_with():
-    told = {"orders": {"1": 7, "0": 5}, "version": {"0": 1}}
-    position = Position.from_json(told)
+def test_checkpoints_of_sparks_own_connector_are_accepted():
+    content = {"orders": {"1": 7, "0": 5}, "version": {"0": 1}}
+    position = Position.from_json(content)
     assert position.offsets == {("orders", 0): 5, ("orders", 1): 7, ("version", 0): 1}
     assert position.ids == {"orders": None, "version": None}
 
 
-@pytest.mark.parametrize("told", [{"version": 2, "topics": {}}, {"topics": 5}, {"t": [1]}, {"t": {"x": 1}}])
-def test_positions_of_others_are_refused(told):
+@pytest.mark.parametrize(
+    "content", [{"version": 2, "topics": {}}, {"topics": 5}, {"t": [1]}, {"t": {"x": 1}}]
+)
+def test_other_content_is_refused(content):
     with pytest.raises(ClientError, match="position that this version cannot read"):
-        Position.from_json(told)
+        Position.from_json(content)
 
 
-def test_what_lies_between():
+def test_ranges_between_two_positions():
     assert ranges_between(at(5, 3), at(9, 3)) == [OffsetRange("t", A, 0, 5, 9)]
 
 
@@ -65,27 +67,27 @@ def test_new_topics_are_read_from_their_first_offset():
     assert ranges_between(Position({}), at(4)) == [OffsetRange("t", A, 0, 0, 4)]
 
 
-def test_offsets_of_a_topic_mean_nothing_in_a_later_one_of_the_same_name():
+def test_offsets_do_not_apply_to_a_recreated_topic():
     assert ranges_between(at(5, id=A), at(9, id=B)) == [OffsetRange("t", B, 0, 0, 9)]
     assert ranges_between(at(5, id=None), at(9, id=B)) == [OffsetRange("t", B, 0, 5, 9)]
 
 
-def test_a_log_that_has_become_shorter_has_nothing_to_read():
+def test_a_truncated_log_has_nothing_to_read():
     assert ranges_between(at(9), at(5)) == []
 
 
-def test_the_end_of_the_first_batch_remembers_where_it_began():
+def test_the_end_of_the_first_batch_contains_its_start():
     first = at(5).as_initial()
     end = first.next_position(at(9).topics)
     later = at(30).as_initial()
     assert ranges_between(later, end) == ranges_between(first, end) == [OffsetRange("t", A, 0, 5, 9)]
-    assert ranges_between(later, first) == [], "a batch of other sources, in which this one had nothing"
+    assert ranges_between(later, first) == [], "a batch in which only other sources have data"
     second = end.next_position(at(12).topics)
     assert second == at(12)
     assert ranges_between(end, second) == [OffsetRange("t", A, 0, 9, 12)]
 
 
 @given(positions)
-def test_a_query_that_stands_still_has_the_same_text(position):
+def test_an_idle_query_keeps_the_same_text(position):
     same = position.next_position(dict(position.topics))
     assert json.dumps(same.to_json()) == json.dumps(position.to_json())

@@ -21,20 +21,20 @@ def refusal(streaming: bool = False, **more: str) -> str:
     return str(raised.value)
 
 
-def test_a_batch_reads_all_there_is_and_a_stream_what_comes():
-    assert (parse().starting, parse().ending) == (AtEdge(EARLIEST), AtEdge(LATEST))
-    assert parse(streaming=True).starting == AtEdge(LATEST)
+def test_default_bounds_of_batches_and_streams():
+    assert (parse().start, parse().end) == (AtEdge(EARLIEST), AtEdge(LATEST))
+    assert parse(streaming=True).start == AtEdge(LATEST)
     assert parse().fail_on_data_loss
     assert parse().isolation is IsolationLevel.READ_COMMITTED
 
 
-def test_names_are_taken_in_any_case():
+def test_names_are_case_insensitive():
     options = parse(STARTINGOFFSETS="Earliest", failondataloss="False", includeHeaders="true")
-    assert options.starting == AtEdge(EARLIEST)
+    assert options.start == AtEdge(EARLIEST)
     assert (options.fail_on_data_loss, options.include_headers) == (False, True)
 
 
-def test_settings_of_the_connection_and_of_the_group():
+def test_connection_settings_and_group():
     options = parse(
         **{"kafka.group.id": "g", "kafka.isolation.level": "read_committed", "kafka.client.id": "me"}
     )
@@ -52,26 +52,26 @@ def test_settings_of_the_connection_and_of_the_group():
         ({"assign": '{"a": [1, 0], "b": [2]}'}, Subscription(assigned=(("a", 0), ("a", 1), ("b", 2)))),
     ],
 )
-def test_what_to_read(given, wanted):
+def test_subscriptions(given, wanted):
     options = SourceOptions.parse({"kafka.bootstrap.servers": "h:1"} | given, streaming=True)
     assert options.subscription == wanted
 
 
 def test_offsets_by_partition():
     text = '{"orders": {"0": 23, "1": -2}}'
-    assert parse(startingOffsets=text).starting == AtOffsets({("orders", 0): 23, ("orders", 1): EARLIEST})
-    assert parse(endingOffsets='{"orders": {"0": -1}}').ending == AtOffsets({("orders", 0): LATEST})
+    assert parse(startingOffsets=text).start == AtOffsets({("orders", 0): 23, ("orders", 1): EARLIEST})
+    assert parse(endingOffsets='{"orders": {"0": -1}}').end == AtOffsets({("orders", 0): LATEST})
 
 
-def test_a_time_for_all_comes_before_times_and_these_before_offsets():
+def test_a_timestamp_overrides_timestamps_by_partition_which_override_offsets():
     each = '{"orders": {"0": 5}}'
-    both = parse(startingOffsetsByTimestamp=each, startingOffsets="earliest").starting
+    both = parse(startingOffsetsByTimestamp=each, startingOffsets="earliest").start
     assert both == AtTime({("orders", 0): 5}, "startingOffsetsByTimestamp", or_latest=False)
     everything = parse(
         startingTimestamp="7", startingOffsetsByTimestamp=each, startingOffsetsByTimestampStrategy="latest"
     )
-    assert everything.starting == AtTime(7, "startingTimestamp", or_latest=True)
-    assert parse(endingTimestamp="9").ending == AtTime(9, "endingTimestamp", or_latest=True)
+    assert everything.start == AtTime(7, "startingTimestamp", or_latest=True)
+    assert parse(endingTimestamp="9").end == AtTime(9, "endingTimestamp", or_latest=True)
 
 
 def test_limits():
@@ -85,11 +85,11 @@ def test_limits():
 @pytest.mark.parametrize(
     ("text", "ms"), [("15m", 900_000), ("500ms", 500), ("2 s", 2_000), ("1h", 3_600_000), ("70", 70)]
 )
-def test_times(text, ms):
+def test_durations(text, ms):
     assert parse(maxTriggerDelay=text).trigger_delay_ms_max == ms
 
 
-def test_what_only_says_how_to_ask_is_taken_without_effect():
+def test_fetch_options_have_no_effect():
     assert parse(**{"fetchOffset.numRetries": "3", "groupIdPrefix": "x"}) == parse()
 
 
@@ -97,7 +97,7 @@ def test_what_only_says_how_to_ask_is_taken_without_effect():
     ("given", "words"),
     [
         ({"startingOffset": "latest"}, "did you mean startingOffsets?"),
-        ({"subscribePattern": "a.*"}, "one of the options"),
+        ({"subscribePattern": "a.*"}, "exactly one of the options"),
         ({"startingOffsets": "latest"}, "startingOffsets=latest"),
         ({"startingOffsets": '{"orders": {"0": -1}}'}, "startingOffsets=latest"),
         ({"endingOffsets": "earliest"}, "endingOffsets=earliest"),
@@ -105,7 +105,7 @@ def test_what_only_says_how_to_ask_is_taken_without_effect():
         ({"startingOffsets": '{"orders": {"0": -3}}'}, "startingOffsets=-3"),
         ({"startingOffsets": '{"orders": {"x": 1}}'}, "startingOffsets=x"),
         ({"startingOffsets": '{"orders": 1}'}, "startingOffsets"),
-        ({"startingOffsets": '{"orders": '}, "is no JSON"),
+        ({"startingOffsets": '{"orders": '}, "is not valid JSON"),
         ({"minPartitions": "0"}, "minPartitions=0"),
         ({"failOnDataLoss": "yes"}, "failOnDataLoss=yes"),
         ({"maxTriggerDelay": "soon"}, "maxTriggerDelay=soon"),
@@ -117,11 +117,11 @@ def test_what_only_says_how_to_ask_is_taken_without_effect():
         ({"startingOffsetsByTimestampStrategy": "guess"}, "startingOffsetsByTimestampStrategy=guess"),
     ],
 )
-def test_refusals_name_the_option(given, words):
+def test_errors_name_the_option(given, words):
     assert words in refusal(**given)
 
 
-def test_a_pattern_that_is_none_is_refused():
+def test_an_invalid_pattern_is_refused():
     given = {"kafka.bootstrap.servers": "h:1", "subscribePattern": "a("}
     with pytest.raises(OptionError, match="subscribePattern"):
         SourceOptions.parse(given, streaming=True)
@@ -148,7 +148,7 @@ def test_contracts(text, wanted):
     assert parse(streaming=True, contract="At-Most-Once", **group).contract is Contract.AT_MOST_ONCE
 
 
-def test_contracts_that_cannot_be_kept():
+def test_contracts_that_are_refused():
     assert "option contract=often: must be one of" in refusal(True, contract="often")
     assert "option contract=at-most-once: needs kafka.group.id" in refusal(True, contract="at-most-once")
     assert "is for streams" in refusal(contract="at-most-once", **{"kafka.group.id": "g"})

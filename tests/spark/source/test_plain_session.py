@@ -1,4 +1,4 @@
-"""A Spark session in a Python environment that is not activated: one made by hand, and ours."""
+"""Spark sessions in a Python environment that is not activated: one that the user creates, and ours."""
 
 import subprocess
 import sys
@@ -43,10 +43,10 @@ spark.stop()
 @pytest.mark.parametrize(
     "program", [IMPORTED_FIRST, REGISTERED_LATE, OURS], ids=["imported first", "registered", "ours"]
 )
-def test_it_finds_the_format_and_its_workers_have_the_module(
+def test_the_session_finds_the_format_and_its_workers_find_the_module(
     program: str, broker: Any, unique: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """`python3` on the PATH is another Python, that has no Penstock and no PySpark."""
+    """`python3` on the PATH is another Python, without Penstock and PySpark."""
     (tmp_path / "python3").write_text("#!/bin/sh\necho this is no Python of ours >&2\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)
     topics = Topics(broker.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""The query as a group: told when something has changed, and again before brokers forget it."""
+"""The progress of a query is committed to its group when it changes, and again before brokers expire it."""
 
 from uuid import UUID
 
@@ -20,17 +20,17 @@ class Clock:
 
 
 class Group:
-    """Notes what is committed, and fails on demand."""
+    """Records what is committed, and fails on demand."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.committed: list[int] = []
         self.is_away = False
 
     def commit(self, cluster, group, committed, *, metadata) -> None:
         assert metadata == offsets.GROUP_METADATA
         if self.is_away:
-            raise Unavailable("nobody is there")
-        self.told += committed.values()
+            raise Unavailable("no broker answers")
+        self.committed += committed.values()
 
 
 @pytest.fixture
@@ -53,36 +53,36 @@ def at(offset: int) -> Position:
     return Position.of({("t", 0): offset}, {"t": UUID(int=1)})
 
 
-def test_it_is_told_what_changes_and_only_that(group, clock):
+def test_only_changes_are_committed(group, clock):
     query = made(clock)
     for offset in (3, 3, 5, 5, 5, 8):
-        query.tell(at(offset))
-    assert group.told == [3, 5, 8]
+        query.commit(at(offset))
+    assert group.committed == [3, 5, 8]
 
 
-def test_an_idle_query_is_not_forgotten(group, clock):
+def test_the_offsets_of_an_idle_query_are_committed_again(group, clock):
     query = made(clock)
     for _ in range(3):
-        query.tell(at(3))
+        query.commit(at(3))
         clock.now_ms += 700_000
-    assert group.told == [3, 3, 3]
+    assert group.committed == [3, 3, 3]
 
 
-def test_a_group_that_is_away_is_left_alone_for_a_while(group, clock, caplog):
+def test_after_a_failure_there_is_a_pause(group, clock, caplog):
     query = made(clock)
-    query.tell(at(1))
+    query.commit(at(1))
     group.is_away = True
-    query.tell(at(2))
+    query.commit(at(2))
     group.is_away = False
-    query.tell(at(3))
-    assert group.told == [1]
+    query.commit(at(3))
+    assert group.committed == [1]
     clock.now_ms += 10_000
-    query.tell(at(3))
-    assert group.told == [1, 3]
-    assert "group g does not show how far the query has come: nobody is there" in caplog.text
+    query.commit(at(3))
+    assert group.committed == [1, 3]
+    assert "group g: the progress of the query could not be committed: no broker answers" in caplog.text
 
 
 def test_a_query_without_a_group_commits_nothing(group, clock):
-    made(clock, None).tell(at(3))
-    made(clock).tell(Position({}))
-    assert group.told == []
+    made(clock, None).commit(at(3))
+    made(clock).commit(Position({}))
+    assert group.committed == []

@@ -1,4 +1,4 @@
-"""A task reads its range and nothing else, straight from the log."""
+"""A task reads its range and nothing else."""
 
 from uuid import uuid4
 
@@ -36,7 +36,7 @@ def test_any_part_of_a_log(topics, unique, codec):
         assert found == [(offset, b"%d" % offset) for offset in range(start, end)]
 
 
-def test_more_than_one_answer(topics, unique):
+def test_a_range_that_takes_several_fetches(topics, unique):
     topic = topics.create(unique("t"))
     for lot in range(5):
         topics.fill(topic, [Message(value=b"%d" % (10 * lot + number)) for number in range(10)])
@@ -45,18 +45,18 @@ def test_more_than_one_answer(topics, unique):
     assert found == [(offset, b"%d" % offset) for offset in range(3, 47)]
 
 
-def test_only_what_was_committed(topics, unique):
+def test_only_committed_records(topics, unique):
     topic = topics.create(unique("t"))
     topics.commit_abort_commit(topic, unique("x"))
     wanted = OffsetRange(topic, topic_id(topics, topic), 0, 0, 6)
-    assert read(topics, wanted) == [(0, b"0"), (4, b"2")], "committed records only, unless asked otherwise"
+    assert read(topics, wanted) == [(0, b"0"), (4, b"2")], "the default is read_committed"
     everything = read(topics, wanted, **{"kafka.isolation.level": "read_uncommitted"})
     assert everything == [(0, b"0"), (2, b"1"), (4, b"2")]
     middle = wanted._replace(start=2, end=5)
     assert read(topics, middle) == [(4, b"2")]
 
 
-def test_what_was_deleted_since_it_was_planned(topics, unique):
+def test_records_that_were_deleted_after_planning(topics, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(10))
     wanted = OffsetRange(topic, topic_id(topics, topic), 0, 2, 10)
@@ -70,7 +70,7 @@ def test_what_was_deleted_since_it_was_planned(topics, unique):
     assert read(topics, earlier, failOnDataLoss="false") == []
 
 
-def test_another_topic_of_the_same_name_is_not_read(topics, unique):
+def test_a_recreated_topic_is_not_read(topics, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(10))
     wanted = OffsetRange(topic, uuid4(), 0, 2, 10)
@@ -80,7 +80,7 @@ def test_another_topic_of_the_same_name_is_not_read(topics, unique):
 
 
 class Answers:
-    """A partition whose leader answers as told."""
+    """A partition whose leader returns given results."""
 
     topic, partition = "t", 0
 
@@ -109,11 +109,11 @@ def reader_of(topics, answers: Answers) -> RangeReader:
 def test_a_range_without_records_ends(topics):
     answers = Answers(10, 10, 10)
     assert list(reader_of(topics, answers).read(COLUMNS)) == []
-    assert len(answers.left) == 1, "one answer without records is not believed"
+    assert len(answers.left) == 1, "one empty fetch is not enough"
 
 
 class Patience:
-    """Over after some looks at it."""
+    """A deadline that is over after it was checked a number of times."""
 
     def __init__(self, timeout_ms: float) -> None:
         self.timeout_ms, self.looks = timeout_ms, 0
@@ -124,14 +124,14 @@ class Patience:
         return self.looks > 5
 
 
-def test_a_leader_that_does_not_know_of_the_range_is_not_taken_for_its_end(topics, monkeypatch):
+def test_a_leader_with_a_low_high_watermark_is_not_the_end_of_the_range(topics, monkeypatch):
     reader = reader_of(topics, Answers(4))
     monkeypatch.setattr("penstock.spark.source.task.Deadline", Patience)
-    with pytest.raises(Unavailable, match=r"offsets 0 to 9 of t\[0\] .* knows of 4 offsets"):
+    with pytest.raises(Unavailable, match=r"t\[0\]: offsets 0 to 9 .* leader is 4"):
         list(reader.read(COLUMNS))
 
 
-def test_a_leader_that_has_just_heard_of_the_range_is_asked_again(topics):
+def test_a_leader_whose_high_watermark_grows_is_asked_again(topics):
     answers = Answers(4, 4, 4, 10, 10, 10)
     assert list(reader_of(topics, answers).read(COLUMNS)) == []
     assert answers.left == [10]

@@ -1,4 +1,4 @@
-"""What Spark is told of the columns of a topic, and what it is given. It parses no schemas without a session."""
+"""The schema that Spark gets for a topic, and the batches it gets. Without a session, Spark parses no schemas."""
 
 import pyarrow as pa
 import pytest
@@ -24,7 +24,7 @@ def one_row() -> pa.RecordBatch:
 
 
 @pytest.mark.usefixtures("spark")
-def test_only_what_a_record_may_lack_may_be_null() -> None:
+def test_only_optional_columns_are_nullable() -> None:
     fields = StructType.fromDDL(table_schema(include_headers=True)).fields
     assert [field.name for field in fields if field.nullable] == ["key", "value", "headers"]
 
@@ -32,9 +32,9 @@ def test_only_what_a_record_may_lack_may_be_null() -> None:
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("nullable", [False, True])
 def test_batches_have_the_schema_that_spark_expects(nullable: bool) -> None:
-    """Spark refuses all others: its own columns, and those that a user declares without a word on nulls."""
-    told = table_schema(include_headers=True)
-    schema = StructType.fromDDL(told.replace(" NOT NULL", "") if nullable else told)
+    """Spark refuses all others. Its own columns and those that a user declares differ in what is nullable."""
+    ddl = table_schema(include_headers=True)
+    schema = StructType.fromDDL(ddl.replace(" NOT NULL", "") if nullable else ddl)
     fitted = Projection.of(schema).fit()(one_row())
     assert fitted.schema.equals(to_arrow_schema(schema, timezone="UTC"))
     assert fitted.to_pylist() == one_row().to_pylist()

@@ -1,4 +1,4 @@
-"""TLS and passwords through Spark's options, against Apache Kafka, where its jars can be had."""
+"""TLS and passwords in Spark's options, against Apache Kafka, if its jars are available."""
 
 import shutil
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def topics(kafka: ApacheKafka) -> Topics:
 
 @pytest.fixture
 def tls(folder: Path) -> dict[str, str]:
-    """The broker advertises an address that its certificate does not name."""
+    """The broker advertises an address that its certificate does not contain."""
     return {
         "kafka.ssl.truststore.type": "PEM",
         "kafka.ssl.truststore.location": str(folder / "server.pem"),
@@ -74,7 +74,7 @@ def copy(spark: Any, given: dict[str, str], source: str, target: str, checkpoint
 
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_PLAINTEXT", "SASL_SSL"])
 def test_written_streamed_and_read(spark, kafka, topics, tls, unique, tmp_path, protocol):
-    """By driver and tasks, in transactions and without."""
+    """By driver and tasks, with transactions and without."""
     settings = {"SSL": [tls], "SASL_PLAINTEXT": [PLAIN], "SASL_SSL": [tls, SCRAM]}[protocol]
     given = way_in(kafka, protocol, *settings)
     source, target = (topics.create(unique(name), 2) for name in ("in", "out"))
@@ -85,7 +85,7 @@ def test_written_streamed_and_read(spark, kafka, topics, tls, unique, tmp_path, 
     assert numbers(reader.option("kafka.isolation.level", "read_committed").load().collect()) == [*range(20)]
 
 
-def test_who_is_not_let_in_is_told_so_without_the_password(spark, kafka, tls, topics, unique):
+def test_a_wrong_password_is_an_error_that_does_not_contain_the_password(spark, kafka, tls, topics, unique):
     topic = topics.create(unique("t"))
     wrong = login("scram.ScramLoginModule", "SCRAM-SHA-512", "guessed-secret")
     cases = [

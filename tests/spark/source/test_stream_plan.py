@@ -1,4 +1,4 @@
-"""What the driver of a query decides, against a real broker."""
+"""The plan of a streaming query, against a real broker."""
 
 import time
 
@@ -43,7 +43,7 @@ def spans(plan: StreamPlan, start: Position, end: Position) -> list[tuple[int, i
 
 
 def grown(plan: StreamPlan, start: Position) -> Position:
-    """A query looks for new topics and partitions about once a second."""
+    """Wait: a query looks for new topics and partitions about once a second."""
 
     def look() -> Position | None:
         end = next_position(plan, start)
@@ -52,7 +52,7 @@ def grown(plan: StreamPlan, start: Position) -> Position:
     return eventually(look, what="new partitions")
 
 
-def test_a_stream_begins_where_it_was_told(topics, plan, unique):
+def test_starting_offsets(topics, plan, unique):
     topic = topics.create(unique("t"))
     now = int(time.time()) * 1000
     topics.fill(topic, [Message(value=b"x", timestamp_ms=now + 1000 * number) for number in range(1, 6)])
@@ -64,12 +64,15 @@ def test_a_stream_begins_where_it_was_told(topics, plan, unique):
         "each": {"startingOffsetsByTimestamp": f'{{"{topic}": {{"0": {now + 5000}}}}}'},
         "late": {"startingTimestamp": str(now + 9999), "startingOffsetsByTimestampStrategy": "latest"},
     }
-    found = {name: plan(subscribe=topic, **how).starting().offsets[topic, 0] for name, how in begins.items()}
+    found = {
+        name: plan(subscribe=topic, **how).initial_position().offsets[topic, 0]
+        for name, how in begins.items()
+    }
     assert found == {"earliest": 0, "latest": 5, "offset": 2, "time": 3, "each": 4, "late": 5}
 
 
 def test_a_checkpoint_beyond_an_open_transaction_waits_for_its_end(topics, plan, unique):
-    """As a query has it that used to read what was not committed. Nothing is lost, so that is no error."""
+    """A query that used to read uncommitted records has such a checkpoint. Nothing is lost, so this is not an error."""
     topic = topics.create(unique("t"))
     producer = confluent.producer(topics.bootstrap, transactional_id=unique("x"))
     producer.init_transactions(20)
@@ -88,40 +91,44 @@ def test_a_checkpoint_beyond_an_open_transaction_waits_for_its_end(topics, plan,
     eventually(lambda: next_position(committed_only, ahead).offsets == {(topic, 0): 4}, what="the end")
 
 
-def test_a_time_that_no_record_has_reached_is_refused(topics, plan, unique):
+def test_a_timestamp_after_the_last_record_is_refused(topics, plan, unique):
     topic = topics.create(unique("t"))
     with pytest.raises(OptionError, match=r"startingTimestamp.*no record at or after"):
-        plan(subscribe=topic, startingTimestamp="5").starting()
+        plan(subscribe=topic, startingTimestamp="5").initial_position()
 
 
-def test_offsets_must_name_every_partition_and_no_other(topics, plan, unique):
+def test_offsets_must_name_exactly_the_partitions(topics, plan, unique):
     topic = topics.create(unique("t"), 2)
-    with pytest.raises(OptionError, match=rf"{topic}\[1\] is missing"):
-        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}').starting()
+    with pytest.raises(OptionError, match=rf"missing: {topic}\[1\]"):
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0}}}}').initial_position()
     with pytest.raises(OptionError, match=r"not read: .*\[7\]"):
-        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 0, "7": 0}}}}').starting()
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 0, "7": 0}}}}').initial_position()
     with pytest.raises(OptionError, match="does not exist yet"):
-        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 1}}}}').starting()
+        plan(subscribe=topic, startingOffsets=f'{{"{topic}": {{"0": 0, "1": 1}}}}').initial_position()
 
 
 def test_topics_by_name_by_pattern_and_by_partition(topics, plan, unique):
     prefix = unique("t")
     one, two = topics.create(f"{prefix}-1", 2), topics.create(f"{prefix}-2")
-    assert plan(subscribePattern=f"{prefix}.*").starting().offsets.keys() == {(one, 0), (one, 1), (two, 0)}
-    assert plan(subscribe=f"{one},{two}").starting().topics.keys() == {one, two}
-    assert plan(assign=f'{{"{one}": [1]}}').starting().offsets.keys() == {(one, 1)}
+    assert plan(subscribePattern=f"{prefix}.*").initial_position().offsets.keys() == {
+        (one, 0),
+        (one, 1),
+        (two, 0),
+    }
+    assert plan(subscribe=f"{one},{two}").initial_position().topics.keys() == {one, two}
+    assert plan(assign=f'{{"{one}": [1]}}').initial_position().offsets.keys() == {(one, 1)}
     with pytest.raises(OptionError, match=rf"{one}\[5\]"):
-        plan(assign=f'{{"{one}": [1, 5]}}').starting()
-    with pytest.raises(OptionError, match="no such topic"):
-        plan(subscribe=unique("none")).starting()
+        plan(assign=f'{{"{one}": [1, 5]}}').initial_position()
+    with pytest.raises(OptionError, match="do not exist"):
+        plan(subscribe=unique("none")).initial_position()
 
 
-def test_a_batch_is_limited_and_the_next_one_goes_on(topics, plan, unique):
+def test_a_batch_is_limited_and_the_next_one_continues(topics, plan, unique):
     topic = topics.create(unique("t"), 2)
     topics.count(topic, range(30))
     topics.count(topic, range(10), partition=1)
     query = plan(subscribe=topic)
-    position, seen = query.starting(), []
+    position, seen = query.initial_position(), []
     while (end := next_position(query, position, 10)) != position:
         seen.append(spans(query, position, end))
         position = end
@@ -130,11 +137,11 @@ def test_a_batch_is_limited_and_the_next_one_goes_on(topics, plan, unique):
     assert all(sum(end - start for _, start, end in batch) == 10 for batch in seen)
 
 
-def test_a_batch_waits_for_enough_or_for_long_enough(topics, plan, unique):
+def test_a_batch_waits_for_enough_offsets_or_for_the_delay(topics, plan, unique):
     topic, now = topics.create(unique("t")), [100.0]
     query = plan(subscribe=topic, maxTriggerDelay="60s", clock=lambda: now[0])
     topics.count(topic, range(3))
-    first = next_position(query, query.starting(), least=5)
+    first = next_position(query, query.initial_position(), least=5)
     assert first.offsets == {(topic, 0): 3}, "the first batch does not wait"
     topics.count(topic, range(4))
     assert next_position(query, first, least=5) == first
@@ -145,68 +152,68 @@ def test_a_batch_waits_for_enough_or_for_long_enough(topics, plan, unique):
     assert next_position(query, late, least=5).offsets == {(topic, 0): 12}
 
 
-def test_what_comes_after_the_aim_is_left_for_the_next_run(topics, plan, unique):
+def test_records_after_the_target_are_left_for_the_next_run(topics, plan, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic)
-    query.aim()
+    query.set_target()
     topics.count(topic, range(5))
     topics.grow(topic, 2)
     topics.count(topic, range(5), partition=1)
-    end = next_position(query, query.starting(), most=3, least=4)
+    end = next_position(query, query.initial_position(), most=3, least=4)
     assert end.offsets == {(topic, 0): 3, (topic, 1): 0}
     last = next_position(query, end)
     assert last.offsets == {(topic, 0): 5, (topic, 1): 0}
     assert next_position(query, last) == last
 
 
-def test_records_that_are_not_due_wait_and_so_do_those_behind_them(topics, plan, unique):
+def test_records_that_are_not_due_and_those_after_them_wait(topics, plan, unique):
     topic, other, now = topics.create(unique("t"), 2), topics.create(unique("u")), [float(int(time.time()))]
     due_ms = [int(now[0] * 1000) + wait for wait in (-5_000, 0, 2_000, 1_000, 9_000)]
     topics.fill(topic, [Message(value=b"x", timestamp_ms=each, partition=0) for each in due_ms])
     topics.fill(other, [Message(value=b"x", timestamp_ms=due_ms[-1])])
     query = plan(subscribe=f"{topic},{other}", readWhenDue=topic, wall=lambda: now[0])
-    position, seen = query.starting(), []
+    position, seen = query.initial_position(), []
     for wait_s in (0, 1, 1, 8, -9):
         now[0] += wait_s
         position = next_position(query, position)
         seen.append(position.offsets[topic, 0])
-    assert seen == [2, 2, 4, 5, 5], "the last time the clock was set back"
+    assert seen == [2, 2, 4, 5, 5], "the last time, the clock was set back"
     assert position.offsets[topic, 1] == 0
-    assert position.offsets[other, 0] == 1, "of other topics nothing waits"
-    assert query.seen.offsets[topic, 0] == 5, "what waits is seen"
+    assert position.offsets[other, 0] == 1, "other topics do not wait"
+    assert query.seen.offsets[topic, 0] == 5, "waiting records are reported as available"
 
 
-def test_what_is_due_when_a_bounded_run_begins_is_all_that_it_reads(topics, plan, unique):
+def test_a_bounded_run_reads_only_records_that_are_due_at_its_start(topics, plan, unique):
     topic, now = topics.create(unique("t")), [float(int(time.time()))]
     times = [int(now[0] * 1000) + wait for wait in (0, 1_000)]
     topics.fill(topic, [Message(value=b"x", timestamp_ms=each) for each in times])
     query = plan(subscribe=topic, readWhenDue=topic, wall=lambda: now[0])
-    query.aim()
+    query.set_target()
     now[0] += 5
-    end = next_position(query, query.starting())
+    end = next_position(query, query.initial_position())
     assert end.offsets == {(topic, 0): 1}
     assert next_position(query, end) == end
 
 
-def test_the_first_batch_is_the_same_when_it_is_planned_again(topics, plan, unique):
-    """Spark asks again where the query began, and "latest" is another place by then."""
+def test_the_first_batch_is_the_same_if_it_is_planned_again(topics, plan, unique):
+    """Spark asks for the initial position again, and "latest" is another offset by then."""
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic, startingOffsets="latest")
-    start = query.starting()
+    start = query.initial_position()
     topics.count(topic, range(4))
     end = next_position(query, start)
     topics.count(topic, range(7))
     restarted = plan(subscribe=topic, startingOffsets="latest")
-    assert restarted.starting().offsets == {(topic, 0): 16}
-    assert spans(restarted, restarted.starting(), end) == spans(query, start, end) == [(0, 5, 9)]
+    assert restarted.initial_position().offsets == {(topic, 0): 16}
+    assert spans(restarted, restarted.initial_position(), end) == spans(query, start, end) == [(0, 5, 9)]
 
 
 def test_new_partitions_are_read_from_the_beginning(topics, plan, unique):
     topic = topics.create(unique("t"))
     query = plan(subscribe=topic, startingOffsets="latest")
-    start = query.starting()
+    start = query.initial_position()
     topics.grow(topic, 3)
     topics.count(topic, range(4), partition=2)
     end = grown(query, start)
@@ -218,7 +225,7 @@ def test_new_topics_of_a_pattern_are_read_from_the_beginning(topics, plan, uniqu
     prefix = unique("t")
     topics.create(f"{prefix}-1")
     query = plan(subscribePattern=f"{prefix}-.*", startingOffsets="latest")
-    start = query.starting()
+    start = query.initial_position()
     new = topics.create(f"{prefix}-2")
     topics.count(new, range(4))
     end = grown(query, start)
@@ -226,27 +233,27 @@ def test_new_topics_of_a_pattern_are_read_from_the_beginning(topics, plan, uniqu
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_topic_that_is_not_what_it_was_is_named(topics, plan, unique, is_made_anew):
+def test_a_deleted_or_recreated_topic_is_reported(topics, plan, unique, is_made_anew):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic)
-    end = next_position(query, query.starting())
+    end = next_position(query, query.initial_position())
     topics.delete(topic)
     if is_made_anew:
         topics.create(topic)
         topics.count(topic, range(9))
-    words = "created anew" if is_made_anew else "was deleted"
+    words = "created again" if is_made_anew else "was deleted"
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] from offset 5 on .*{words}"):
         next_position(plan(subscribe=topic), end)
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 0 to 4 .*{words}"):
-        plan(subscribe=topic).tasks(query.starting() if is_made_anew else NOTHING, end)
+        plan(subscribe=topic).tasks(query.initial_position() if is_made_anew else NOTHING, end)
 
 
-def test_a_topic_that_is_not_what_it_was_is_gone_on_with_on_demand(topics, plan, unique):
+def test_a_query_continues_with_a_recreated_topic_if_losses_are_allowed(topics, plan, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic, failOnDataLoss="false")
-    old = next_position(query, query.starting())
+    old = next_position(query, query.initial_position())
     topics.delete(topic)
     without = next_position(plan(subscribe=topic, failOnDataLoss="false"), old)
     assert without == NOTHING
@@ -259,11 +266,11 @@ def test_a_topic_that_is_not_what_it_was_is_gone_on_with_on_demand(topics, plan,
     assert next_position(query, new) == new
 
 
-def test_lost_offsets_are_named(topics, plan, unique):
+def test_lost_offsets_are_reported(topics, plan, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(10))
     query = plan(subscribe=topic)
-    start = query.starting()
+    start = query.initial_position()
     topics.trim(topic, 4)
     end = next_position(query, start)
     with pytest.raises(
@@ -273,17 +280,17 @@ def test_lost_offsets_are_named(topics, plan, unique):
     careless = plan(subscribe=topic, failOnDataLoss="false")
     assert spans(careless, start, end) == [(0, 4, 10)]
     assert next_position(careless, start, most=2).offsets == {(topic, 0): 6}, (
-        "what is gone takes no place in a batch"
+        "deleted records do not count towards the limit"
     )
 
 
-def test_a_log_that_has_become_shorter_is_named(topics, plan, unique):
+def test_a_truncated_log_is_reported(topics, plan, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(3))
     query = plan(subscribe=topic)
-    ids = query.starting().ids
+    ids = query.initial_position().ids
     ahead = Position.of({(topic, 0): 8}, ids)
-    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 3 to 7 .*ends at 3 now"):
+    with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 3 to 7 .*now ends at 3"):
         next_position(query, ahead)
     careless = plan(subscribe=topic, failOnDataLoss="false")
     assert next_position(careless, ahead).offsets == {(topic, 0): 3}
@@ -293,7 +300,7 @@ def test_the_group_shows_the_end_of_the_last_finished_batch(topics, plan, unique
     topic = topics.create(unique("t"))
     topics.count(topic, range(6))
     query = plan(subscribe=topic, **{"kafka.group.id": group})
-    position = query.starting()
+    position = query.initial_position()
     with topics.cluster() as cluster:
         seen = []
         for _ in range(4):
@@ -302,7 +309,7 @@ def test_the_group_shows_the_end_of_the_last_finished_batch(topics, plan, unique
     assert seen == [0, 3, 6, 6]
 
 
-def test_a_group_that_others_use_does_not_stop_the_query(topics, plan, unique, group, caplog):
+def test_a_group_with_members_does_not_stop_the_query(topics, plan, unique, group, caplog):
     topic = topics.create(unique("t"))
     topics.count(topic, range(6))
     consumer = confluent.consumer(topics.bootstrap, group)
@@ -310,7 +317,7 @@ def test_a_group_that_others_use_does_not_stop_the_query(topics, plan, unique, g
     try:
         eventually(lambda: consumer.poll(0.1) is not None, what="a member")
         query = plan(subscribe=topic, **{"kafka.group.id": group})
-        assert next_position(query, query.starting()).offsets == {(topic, 0): 6}
+        assert next_position(query, query.initial_position()).offsets == {(topic, 0): 6}
     finally:
         consumer.close()
-    assert f"group {group} does not show" in caplog.text
+    assert f"group {group}: the progress of the query could not be committed" in caplog.text

@@ -1,4 +1,4 @@
-"""Streaming reads through Spark: every record once, through restarts, growth, fail-over and loss."""
+"""Streaming reads with Spark: every record once, through restarts, new partitions, fail-over and data loss."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ WITHIN_S = 600.0
 
 
 class Query:
-    """A query that writes what it reads to a folder, and can be started again on the same checkpoint."""
+    """A query that writes what it reads to a folder, and can be restarted on the same checkpoint."""
 
     def __init__(self, spark: Any, folder: Path, options: dict[str, str]) -> None:
         self.spark, self.folder, self.options = spark, folder, options
@@ -33,7 +33,7 @@ class Query:
         return self
 
     def run(self) -> "Query":
-        """All that is there now."""
+        """Read everything that is available now."""
         self.start(availableNow=True)
         assert self.running.awaitTermination(WITHIN_S)
         return self
@@ -43,7 +43,7 @@ class Query:
             self.running.stop()
 
     def numbers(self) -> list[int]:
-        """From the files that finished batches have named: other files may be half written."""
+        """Read the files that finished batches list. Other files may be incomplete."""
         names = []
         for log in (self.folder / "out" / "_spark_metadata").glob("[0-9]*"):
             names += [json.loads(line)["path"] for line in log.read_text().splitlines()[1:]]
@@ -82,7 +82,7 @@ def query(spark: Any, topics: Topics, tmp_path: Path) -> Iterator[Callable[..., 
         each.stop()
 
 
-def test_all_that_is_there_in_batches_of_limited_size_and_then_what_came_since(topics, query, unique):
+def test_available_records_in_limited_batches_and_then_newer_ones(topics, query, unique):
     topic = topics.create(unique("t"), 2)
     topics.count(topic, range(50))
     topics.count(topic, range(50, 60), partition=1)
@@ -114,9 +114,7 @@ def lag(topics: Topics, group: str, topic: str) -> int | None:
     return None if found is None or end is None else end.offset - found.offset
 
 
-def test_its_group_has_no_lag_when_it_is_idle_and_the_checkpoint_wins_over_the_group(
-    topics, query, unique, group
-):
+def test_an_idle_query_has_no_lag_and_the_checkpoint_overrides_the_group(topics, query, unique, group):
     topic = topics.create(unique("t"))
     topics.count(topic, range(10))
     reading = query(subscribe=topic, **{"kafka.group.id": group}).start()
@@ -128,12 +126,12 @@ def test_its_group_has_no_lag_when_it_is_idle_and_the_checkpoint_wins_over_the_g
     with topics.cluster() as cluster:
         commit_offsets(cluster, group, {(topic, 0): 0})
     assert reading.run().numbers() == list(range(12)), (
-        "nothing is read again because somebody moved the group"
+        "moving the group's offsets does not change what is read"
     )
-    assert lag(topics, group, topic) == 0, "the last batch of a bounded run is told of too"
+    assert lag(topics, group, topic) == 0, "the last batch of a bounded run is committed too"
 
 
-def test_a_recreated_topic_stops_the_query_with_its_name(topics, query, unique):
+def test_a_recreated_topic_stops_the_query_and_is_named(topics, query, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     reading = query(subscribe=topic).run()
@@ -141,13 +139,13 @@ def test_a_recreated_topic_stops_the_query_with_its_name(topics, query, unique):
     topics.create(topic)
     topics.count(topic, range(100, 103))
     message = reading.start().failure()
-    assert f"{topic}[0] from offset 5 on (the topic was deleted and created anew" in message
+    assert f"{topic}[0] from offset 5 on (the topic was deleted and created again" in message
     assert "Traceback" not in message
     reading.options["failOnDataLoss"] = "false"
     assert reading.run().numbers() == [*range(5), *range(100, 103)]
 
 
-def test_lost_offsets_stop_the_query_with_their_numbers(topics, query, unique):
+def test_lost_offsets_stop_the_query_and_are_named(topics, query, unique):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     reading = query(subscribe=topic).run()
@@ -158,7 +156,7 @@ def test_lost_offsets_stop_the_query_with_their_numbers(topics, query, unique):
     assert reading.run().numbers() == [0, 1, 2, 3, 4, 8, 9]
 
 
-def test_only_what_was_committed(topics, query, unique):
+def test_only_committed_records(topics, query, unique):
     topic = topics.create(unique("t"))
     producer = topics.commit_abort_commit(topic, unique("x"))
     reading = query(subscribe=topic).start()
@@ -170,8 +168,8 @@ def test_only_what_was_committed(topics, query, unique):
     reading.await_numbers([0, 2, 3])
 
 
-def test_it_follows_the_leader(spark, query, unique, tmp_path):
-    """A node dies while the query runs; what was acknowledged before and after is read once."""
+def test_the_query_follows_the_leader(spark, query, unique, tmp_path):
+    """A node dies while the query runs. All acknowledged records are read once."""
     cluster = ClusterProcesses(tmp_path / "cluster").start()
     try:
         topics = Topics(cluster.bootstrap_servers)

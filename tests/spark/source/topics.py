@@ -1,4 +1,4 @@
-"""Topics for tests of the source, written by a real client, and what should be read of them."""
+"""Topics for tests of the source, written by a real client, and the expected content."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,12 +11,12 @@ from tests.compat.message import Message
 from penstock.client.wire.cluster import Cluster
 from penstock.spark.source.options import SourceOptions
 
-#: What is gone is told of quickly: a single broker has heard of everything.
+#: Short, because a single broker never has old metadata.
 SETTINGS = {"kafka.topic.metadata.propagation.max.ms": "300"}
 
 
 class Topics:
-    """Makes, fills, grows, trims and deletes topics of one broker."""
+    """Creates, fills, extends, trims and deletes topics of one broker."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -29,7 +29,7 @@ class Topics:
         confluent.publish(self.bootstrap, topic, messages, codec)
 
     def count(self, topic: str, numbers: Iterable[int], partition: int = 0) -> None:
-        """Records whose values are numbers."""
+        """Write records whose values are numbers."""
         self.fill(topic, [Message(value=b"%d" % number, partition=partition) for number in numbers])
 
     def commit_abort_commit(self, topic: str, transactional_id: str) -> Any:

@@ -50,7 +50,7 @@ def test_one_of_several_is_named_by_variable_or_by_its_own_name(folder: Path) ->
     assert load("shop.py:clean", {}) is not None
     assert load("shop.py:clean-orders", {}).name == "clean-orders"
     assert load("shop:totals", {}).name == "totals"
-    with pytest.raises(LoadingError, match=r"shop.py declares clean-orders, totals: say which one"):
+    with pytest.raises(LoadingError, match=r"shop.py declares clean-orders, totals: select one"):
         load("shop.py", {})
 
 
@@ -79,11 +79,11 @@ def test_a_function_makes_one_of_settings(folder: Path) -> None:
         ("nowhere:x", {}, "there is no module nowhere"),
         ("archiv", {}, "did you mean archive?"),
         ("shop.py:claen", {}, "shop.py has no claen; did you mean clean?"),
-        ("shop.py:number", {}, "shop.py:number is no pipeline but a int"),
-        ("shop.py:clean", {"a": "b"}, "is declared as it is, and takes no settings such as a"),
+        ("shop.py:number", {}, "shop.py:number is not a pipeline but a int"),
+        ("shop.py:clean", {"a": "b"}, "takes no settings, and a is given"),
         ("shop.py:made", {}, "needs topic=...; it takes topic=... [every=1s] [from=x]"),
         ("shop.py:made", {"topic": "p", "evry": "1"}, "has no setting evry; it takes topic=..."),
-        ("shop.py:made", {"topic": "no name"}, "a pipeline cannot be called 'no name'"),
+        ("shop.py:made", {"topic": "no name"}, "a pipeline cannot be named 'no name'"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, target: str, settings: dict[str, str], complaint: str) -> None:

@@ -119,7 +119,7 @@ def test_a_query_is_stopped_only_where_nothing_of_a_batch_is_done(
 ) -> None:
     query = Query()
     query.status = {"message": step, "isTriggerActive": triggered}
-    seen = WatchedQuery(query).look()
+    seen = WatchedQuery(query).activity()
     assert (seen.is_between, seen.is_at_work, seen.is_decided) == (is_between, is_at_work, is_decided)
 
 

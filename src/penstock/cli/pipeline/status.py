@@ -150,7 +150,7 @@ def _make_view(
     transactions: Sequence[TransactionInfo],
 ) -> PipelineView:
     status = with_lag(store.cluster, status)
-    state = status.seen(now_ms)
+    state = status.current_state(now_ms)
     own = set(sink_queries(status))
     mine = [each for each in transactions if query_of_transactional_id(each.transactional_id) in own]
     sources = (

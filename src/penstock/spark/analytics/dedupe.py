@@ -4,6 +4,8 @@ Spark keeps ids until the watermark passes them, and drops records that are olde
 timestamps, so a wrong timestamp must neither drop its own record nor make other records late. The event time used here
 is therefore the record's timestamp, limited to the range from (batch start - watermark) to batch start. As a result no
 record is ever late, and Spark keeps an id for at least the watermark's duration after it was read.
+
+Functions import pyspark themselves, because a command that lists pipelines imports this module.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from penstock.spark.pipelines.declaration import Pipeline, PipelineError, Source
 
 _HEADER: Final = "header:"
 _ID: Final = "_message_id"
-_MOMENT: Final = "_moment"
+_EVENT_TIME: Final = "_event_time"
 _DURATION: Final = re.compile(r"\d+ (second|minute|hour|day)s?")
 
 
@@ -51,7 +53,7 @@ def drop_duplicates(rows: Any, by: str, watermark: str) -> Any:
     from pyspark.sql import functions as F
 
     named = rows.withColumn(_ID, F.coalesce(_message_id(by), _unique_id()))
-    timed = named.withColumn(_MOMENT, _event_time(watermark)).withWatermark(_MOMENT, watermark)
+    timed = named.withColumn(_EVENT_TIME, _event_time(watermark)).withWatermark(_EVENT_TIME, watermark)
     return timed.dropDuplicatesWithinWatermark([_ID]).select("key", "value", "headers")
 
 

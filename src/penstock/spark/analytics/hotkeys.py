@@ -40,6 +40,7 @@ _COLUMNS: Final = "key binary, value binary, partition int"
 
 
 def ranked(rows: Any, top: int) -> Any:
+    # A command that lists pipelines imports this module, and needs no pyspark.
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -123,5 +124,5 @@ def format_table(topic: str, rows: list[Any]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
-    told = salting_advice(sum(row["share"] >= HOT_SHARE for row in rows))
-    return "\n".join([*table, told] if told else table)
+    advice = salting_advice(sum(row["share"] >= HOT_SHARE for row in rows))
+    return "\n".join([*table, advice] if advice else table)

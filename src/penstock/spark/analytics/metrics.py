@@ -6,7 +6,8 @@ The sink writes rows to a topic as JSON and to a Delta table, each batch exactly
     group     of a group at the end of a batch: lag, and latency_s, the age of the oldest record that it has not read
 
 A record belongs to the window of its timestamp. Timestamps in the future count as now, because a record in a retry
-topic carries the time at which it is due.
+topic carries the time at which it is due. Functions import pyspark themselves, because a command that lists pipelines
+imports this module.
 """
 
 from __future__ import annotations
@@ -57,28 +58,30 @@ def group_lags(cluster: Cluster, topics: re.Pattern[str], *, now_ms: int) -> lis
     Share groups are left out. Raises Unavailable, Refused.
     """
     names = [each.group for each in list_groups(cluster) if each.kind != _SHARE_GROUP]
-    positions = {name: _committed_offsets(cluster, name, topics) for name in names}
-    places = sorted({place for found in positions.values() for place in found})
-    there = cluster.topics({topic for topic, _ in places})
-    places = [place for place in places if place[0] in there]
-    first, last = (_edge_offsets(cluster, places, edge) for edge in (EARLIEST, LATEST))
+    positions = {
+        name: {
+            tp: at.offset
+            for tp, at in committed_offsets(cluster, name, stable=False).items()
+            if topics.fullmatch(tp[0])
+        }
+        for name in names
+    }
+    partitions = sorted({tp for found in positions.values() for tp in found})
+    existing = cluster.topics({topic for topic, _ in partitions})
+    partitions = [tp for tp in partitions if tp[0] in existing]
+    first, last = (_edge_offsets(cluster, partitions, edge) for edge in (EARLIEST, LATEST))
     found = []
     for name, at in positions.items():
-        waiting = {place: max(at[place], first[place]) for place in places if place in at}
+        waiting = {tp: max(at[tp], first[tp]) for tp in partitions if tp in at}
         found += _lags_by_topic(cluster, name, waiting, last, now_ms)
     return found
 
 
-def _committed_offsets(cluster: Cluster, group: str, topics: re.Pattern[str]) -> dict[TopicPartition, int]:
-    found = committed_offsets(cluster, group, stable=False)
-    return {place: at.offset for place, at in found.items() if topics.fullmatch(place[0])}
-
-
-def _edge_offsets(cluster: Cluster, places: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
+def _edge_offsets(cluster: Cluster, partitions: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
     found: Mapping[TopicPartition, OffsetAndTimestamp | None] = (
-        list_offsets(cluster, dict.fromkeys(places, edge)) if places else {}
+        list_offsets(cluster, dict.fromkeys(partitions, edge)) if partitions else {}
     )
-    return {place: at.offset if at is not None else 0 for place, at in found.items()}
+    return {tp: at.offset if at is not None else 0 for tp, at in found.items()}
 
 
 def _lags_by_topic(
@@ -90,22 +93,22 @@ def _lags_by_topic(
 ) -> list[GroupLag]:
     lags: dict[str, int] = {}
     ages: dict[str, float | None] = {}
-    for place, position in at.items():
-        lag = max(ends[place] - position, 0)
-        lags[place[0]] = lags.get(place[0], 0) + lag
-        ages.setdefault(place[0], 0.0 if not lag else None)
-        if lag and (written_ms := timestamp_at(cluster, place, position)) is not None:
-            ages[place[0]] = max(ages[place[0]] or 0.0, (now_ms - written_ms) / 1000, 0.0)
+    for tp, position in at.items():
+        lag = max(ends[tp] - position, 0)
+        lags[tp[0]] = lags.get(tp[0], 0) + lag
+        ages.setdefault(tp[0], 0.0 if not lag else None)
+        if lag and (written_ms := timestamp_at(cluster, tp, position)) is not None:
+            ages[tp[0]] = max(ages[tp[0]] or 0.0, (now_ms - written_ms) / 1000, 0.0)
     return [GroupLag(group=group, topic=topic, lag=lag, latency_s=ages[topic]) for topic, lag in lags.items()]
 
 
-def timestamp_at(cluster: Cluster, place: TopicPartition, offset: int) -> int | None:
+def timestamp_at(cluster: Cluster, tp: TopicPartition, offset: int) -> int | None:
     """Return the timestamp of the first record at or after the offset.
 
     Fetches only once. Returns None if the fetched batches contain no such record, or if the offset is out of range.
     """
     reader = PartitionReader(
-        cluster, place[0], None, place[1], isolation=IsolationLevel.READ_COMMITTED, bytes_max=_FETCH_BYTES
+        cluster, tp[0], None, tp[1], isolation=IsolationLevel.READ_COMMITTED, bytes_max=_FETCH_BYTES
     )
     try:
         fetched = reader.fetch(offset, wait_ms=0)
@@ -142,7 +145,7 @@ class MetricsSink:
         return " and ".join(each for each in (self.topic, self.table and f"Delta table {self.table}") if each)
 
     def prepare(self, spark: Any, run: RunSettings) -> None:
-        """Raises ArchiveError, ClientError."""
+        """Open the table. Raises ArchiveError, ClientError."""
         from penstock.spark.archive.sink import DeltaSink
 
         self._run = run
@@ -155,7 +158,7 @@ class MetricsSink:
 
         If the batch fails between the two and runs again, topic and table can have different group rows for it.
         """
-        assert self._run is not None, "prepare comes first"
+        assert self._run is not None, "prepare was not called"
         whole = self._with_groups(rows, self._run)
         if self.topic is not None:
             self._to_topic(whole, batch, self._run, self.topic)
@@ -222,7 +225,9 @@ def metrics(
     Raises PipelineError.
     """
     if not to and not table:
-        raise PipelineError("metrics go to a topic, a table or both: set to= or table=")
+        raise PipelineError(
+            "set to= or table=, or both: the topic and the table to which metrics are written"
+        )
     window_s = _seconds("window", window)
     _seconds("late", late)
     pattern = rf"(?!{_INTERNAL_PATTERN}|{re.escape(to)}$)(?:{topics})(?:\.retry\.[1-9][0-9]{{0,2}}|\.dlq)?"
@@ -248,8 +253,8 @@ def windows(rows: Any, window: str, window_s: int, late: str) -> Any:
     """Return the `traffic` and `failures` rows of the windows that are complete."""
     from pyspark.sql import functions as F
 
-    sorted_out = rows.select(
-        F.least(F.col("timestamp"), F.current_timestamp()).alias("moment"),
+    classified = rows.select(
+        F.least(F.col("timestamp"), F.current_timestamp()).alias("event_time"),
         F.expr(_original_topic()).alias("topic"),
         F.expr(_topic_role()).alias("role"),
         F.expr(_failed_group()).alias("group"),
@@ -258,8 +263,8 @@ def windows(rows: Any, window: str, window_s: int, late: str) -> Any:
     is_traffic = F.col("role") == TRAFFIC_KIND
     size = F.when(is_traffic, F.col("size"))
     found = (
-        sorted_out.withWatermark("moment", late)
-        .groupBy(F.window("moment", window), "topic", "group")
+        classified.withWatermark("event_time", late)
+        .groupBy(F.window("event_time", window), "topic", "group")
         .agg(
             F.count_if(is_traffic).alias("records"),
             F.sum(size).alias("bytes"),
@@ -303,6 +308,6 @@ def _failed_group() -> str:
 
     It is null for other records, so that all records of a topic are counted together.
     """
-    told = f"try_element_at(filter(headers, h -> h.key = '{GROUP_HEADER}'), -1).value"
-    letter = f"topic rlike '{_RETRY_PATTERN}' or topic rlike '{_DEAD_LETTER_PATTERN}'"
-    return f"case when {letter} then coalesce(cast({told} as string), '') end"
+    group = f"try_element_at(filter(headers, h -> h.key = '{GROUP_HEADER}'), -1).value"
+    is_failure = f"topic rlike '{_RETRY_PATTERN}' or topic rlike '{_DEAD_LETTER_PATTERN}'"
+    return f"case when {is_failure} then coalesce(cast({group} as string), '') end"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,6 +24,4 @@ def __getattr__(name: str) -> Any:
     """Import each name on first use, because a command that only lists pipelines needs none of them."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)

@@ -10,8 +10,9 @@ rows, they outlive the commit files, which Delta cleans up after a time, and two
 cannot both succeed. The commit info repeats them for human readers.
 
 New columns in the rows are added to the table; every other difference between rows and table is an error. Delta writes
-schemas in Spark's JSON format, so both sides are compared as JSON. Every error message is a sentence for the person who
-runs the archive.
+schemas in Spark's JSON format, so both sides are compared as JSON.
+
+Functions import deltalake themselves, because a command that lists pipelines does not need it.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class EndOffsets:
     @classmethod
     def found(cls, topic: str, look_up: TransactionVersion) -> EndOffsets:
         count = look_up(_count_transaction(topic)) or 0
-        told = {partition: look_up(_end_transaction(topic, partition)) for partition in range(count)}
-        return cls({partition: offset for partition, offset in told.items() if offset is not None})
+        offsets = {partition: look_up(_end_transaction(topic, partition)) for partition in range(count)}
+        return cls({partition: offset for partition, offset in offsets.items() if offset is not None})
 
 
 def _end_transaction(topic: str, partition: int) -> str:
@@ -106,10 +107,10 @@ def added_fields(table: str, rows: str, name: str) -> list[dict[str, Any]]:
 
 def _refuse_other_types(known: Mapping[str, Any], wanted: list[dict[str, Any]], name: str) -> None:
     for column in wanted:
-        there = known.get(column["name"])
-        if there is not None and _nullable_type(there["type"]) != column["type"]:
+        existing = known.get(column["name"])
+        if existing is not None and _nullable_type(existing["type"]) != column["type"]:
             raise SchemaChanged(
-                f"column {column['name']} of table {name} is {_type_name(there['type'])}, and new rows have "
+                f"column {column['name']} of table {name} is {_type_name(existing['type'])}, but new rows have "
                 f"{_type_name(column['type'])}: give the column another name, or archive to another table"
             )
 
@@ -120,8 +121,8 @@ def _refuse_case_duplicates(known: Mapping[str, Any], added: list[dict[str, Any]
         twin = alike.get(column["name"].lower())
         if twin is not None:
             raise SchemaChanged(
-                f"table {name} has a column {twin}, and new rows one named {column['name']}: "
-                "names of columns that differ in case only are the same to Delta"
+                f"table {name} has a column {twin}, and new rows have {column['name']}: "
+                "in Delta, names of columns must differ in more than case"
             )
 
 
@@ -167,7 +168,7 @@ class ArchiveTable:
         self.handle = handle
 
     def __repr__(self) -> str:
-        return f"<Table {self.location} version {self.version}>"
+        return f"<ArchiveTable {self.location} version {self.version}>"
 
     @classmethod
     def open(cls, location: TableLocation, version: int | None = None) -> ArchiveTable | None:
@@ -206,23 +207,23 @@ class ArchiveTable:
         except (DeltaError, OSError, ValueError) as trouble:
             found = cls.open(location)
             if found is None:
-                raise ArchiveError(f"table {location} cannot be made: {trouble}") from None
+                raise ArchiveError(f"table {location} cannot be created: {trouble}") from None
             return found
         found = cls.open(location)
-        assert found is not None, f"{location} was just made"
+        assert found is not None, f"{location} was just created"
         location.make_durable([_log_path(0)])
         return found
 
     # Reading
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update this handle to the newest version of the table. Raises ArchiveError."""
         from deltalake.exceptions import DeltaError
 
         try:
             self.handle.update_incremental()
         except (DeltaError, OSError) as trouble:
-            raise ArchiveError(f"table {self.location} cannot be looked at: {trouble}") from None
+            raise ArchiveError(f"table {self.location} cannot be read: {trouble}") from None
 
     @property
     def version(self) -> int:
@@ -260,7 +261,7 @@ class ArchiveTable:
 
     # Writing
 
-    def widen(self, schema: str) -> None:
+    def add_columns(self, schema: str) -> None:
         """Add the columns of this schema that the table lacks. Raises SchemaChanged, CommitConflict."""
         from deltalake import Field
         from deltalake.exceptions import DeltaError
@@ -271,10 +272,10 @@ class ArchiveTable:
         try:
             self.handle.alter.add_columns([Field.from_json(json.dumps(each)) for each in added])
         except DeltaError as trouble:
-            raise CommitConflict(f"table {self.location} could not be widened: {trouble}") from None
-        self.look()
+            raise CommitConflict(f"table {self.location} could not get new columns: {trouble}") from None
+        self.refresh()
 
-    def tell(self, properties: Mapping[str, str]) -> None:
+    def set_properties(self, properties: Mapping[str, str]) -> None:
         """Set these table properties. Raises CommitConflict."""
         from deltalake.exceptions import DeltaError
 
@@ -285,8 +286,8 @@ class ArchiveTable:
         try:
             self.handle.alter.set_table_properties(new, raise_if_not_exists=False)
         except DeltaError as trouble:
-            raise CommitConflict(f"table {self.location} could not be changed: {trouble}") from None
-        self.look()
+            raise CommitConflict(f"table {self.location} could not get new properties: {trouble}") from None
+        self.refresh()
 
     def append(
         self,
@@ -323,7 +324,7 @@ class ArchiveTable:
                 f"{batch} could not be committed to table {self.location}: {trouble}"
             ) from None
         self.location.make_durable([_log_path(self.version + 1)])
-        self.look()
+        self.refresh()
 
 
 def _log_path(version: int) -> str:

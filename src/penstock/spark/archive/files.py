@@ -7,6 +7,8 @@ they are vacuumed.
 
 The statistics of a file let readers skip it. They contain only values that all readers interpret alike: no
 floating-point columns (some readers treat NaN as the largest value, others ignore it) and no nested columns.
+
+Functions import pyarrow, numpy and deltalake themselves, because a command that lists pipelines needs none of them.
 """
 
 from __future__ import annotations
@@ -101,11 +103,11 @@ def file_statistics(metadata: Any, schema: Any) -> str:
     maxs: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     for name, kind, chunks in _top_level_columns(metadata, schema):
-        told = [each.statistics for each in chunks]
-        if any(each is None or not each.has_null_count for each in told):
+        statistics = [each.statistics for each in chunks]
+        if any(each is None or not each.has_null_count for each in statistics):
             continue
-        nulls[name] = sum(each.null_count for each in told)
-        bounds = _bounds(kind, [each for each in told if each.num_values])
+        nulls[name] = sum(each.null_count for each in statistics)
+        bounds = _bounds(kind, [each for each in statistics if each.num_values])
         if bounds is not None:
             mins[name], maxs[name] = bounds
     content = {"numRecords": metadata.num_rows, "minValues": mins, "maxValues": maxs, "nullCount": nulls}
@@ -123,12 +125,12 @@ def _top_level_columns(metadata: Any, schema: Any) -> Iterator[tuple[str, Any, l
             yield column.name, column.type, [group.column(paths[column.name]) for group in groups]
 
 
-def _bounds(kind: Any, told: list[Any]) -> tuple[Any, Any] | None:
-    tell = _bounds_formatter(kind)
-    if tell is None or not told or not all(each.has_min_max for each in told):
+def _bounds(kind: Any, statistics: list[Any]) -> tuple[Any, Any] | None:
+    formatter = _bounds_formatter(kind)
+    if formatter is None or not statistics or not all(each.has_min_max for each in statistics):
         return None
     try:
-        return tell(min(each.min_raw for each in told), max(each.max_raw for each in told))
+        return formatter(min(each.min_raw for each in statistics), max(each.max_raw for each in statistics))
     except (OverflowError, ValueError):
         return None  # a date outside of Python's range
 
@@ -153,8 +155,8 @@ def _date_text(number: int) -> str:
 
 def _timestamp_text(milliseconds: int) -> str:
     """Format a timestamp. Delta's statistics have milliseconds, so callers widen their bounds to whole milliseconds."""
-    moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+    timestamp = _EPOCH + timedelta(milliseconds=milliseconds)
+    return timestamp.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
 
 
 def _text_bounds(low: bytes | str, high: bytes | str) -> tuple[str, str] | None:
@@ -165,6 +167,8 @@ def _text_bounds(low: bytes | str, high: bytes | str) -> tuple[str, str] | None:
 #: The columns that identify the record of a row.
 PARTITION_COLUMN: Final = "_partition"
 OFFSET_COLUMN: Final = "_offset"
+#: The column in which a task returns `WrittenFiles` as JSON.
+RESULT_COLUMN: Final = "result"
 #: A task buffers at most this much before it writes a file.
 _BUFFERED_BYTES_MAX: Final = 64 << 20
 #: The folder name for rows whose partition column is null: Hive's convention, which all readers follow.
@@ -201,14 +205,15 @@ class WrittenFiles:
         return json.dumps(asdict(self))
 
     @classmethod
-    def together(cls, told: Iterable[str]) -> WrittenFiles:
-        each = [json.loads(text) for text in told]
+    def combined(cls, results: Iterable[str]) -> WrittenFiles:
+        """Combine the results of tasks."""
+        found = [json.loads(text) for text in results]
         ends: dict[int, int] = {}
-        for one in each:
-            for partition, end in one["ends"].items():
+        for each in found:
+            for partition, end in each["ends"].items():
                 ends[int(partition)] = max(end, ends.get(int(partition), 0))
-        files = tuple(DataFile(**file) for one in each for file in one["files"])
-        return cls(files=files, ends=ends, skipped=sum(one["skipped"] for one in each))
+        files = tuple(DataFile(**file) for each in found for file in each["files"])
+        return cls(files=files, ends=ends, skipped=sum(each["skipped"] for each in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +228,7 @@ class FileWriter:
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        told = self.write(batches)
-        yield pa.RecordBatch.from_pydict({"told": [told.to_json()]})
+        yield pa.RecordBatch.from_pydict({RESULT_COLUMN: [self.write(batches).to_json()]})
 
     def write(self, batches: Iterable[Any]) -> WrittenFiles:
         rows = _RowBuffer(self.location, self.partition_by)
@@ -240,6 +244,7 @@ class FileWriter:
 def new_rows(batch: Any, ends: Mapping[int, int], seen: dict[int, int]) -> Any:
     """Return the rows at or above the end offsets. Raises the offsets in `seen` to the one after each last row."""
     import numpy as np
+    import pyarrow as pa
 
     partitions, offsets = (
         batch.column(batch.schema.get_field_index(name)).to_numpy(zero_copy_only=False)
@@ -250,13 +255,7 @@ def new_rows(batch: Any, ends: Mapping[int, int], seen: dict[int, int]) -> Any:
         ours = partitions == partition
         kept &= ~ours | (offsets >= ends.get(partition, 0))
         seen[partition] = max(seen.get(partition, 0), int(offsets[ours].max()) + 1)
-    return batch if kept.all() else batch.filter(_arrow_mask(kept))
-
-
-def _arrow_mask(kept: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.array(kept)
+    return batch if kept.all() else batch.filter(pa.array(kept))
 
 
 class _RowBuffer:

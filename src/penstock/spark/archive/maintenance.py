@@ -77,6 +77,7 @@ def table_files(table: ArchiveTable) -> list[SizedFile]:
 
 def compact_files(table: ArchiveTable, compaction: Compaction) -> int:
     """Compact files and return by how many their number fell. Does not change rows or end offsets."""
+    # A command that lists pipelines imports this module, and needs no deltalake.
     from deltalake import WriterProperties
 
     filters: Any = None
@@ -102,6 +103,6 @@ def vacuum_files(table: ArchiveTable, keep_hours: int) -> int:
         table.handle.vacuum(
             retention_hours=keep_hours, dry_run=False, enforce_retention_duration=False, full=True
         )
-        table.look()
-        _LOG.info("removed %d files that are no part of table %s any more", len(gone), table.location)
+        table.refresh()
+        _LOG.info("removed %d files that table %s does not use any more", len(gone), table.location)
     return len(gone)

@@ -12,6 +12,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 from uuid import UUID
 
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
 from penstock.client.errors import TopicChanged
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import IsolationLevel, TopicInfo
@@ -60,14 +63,12 @@ def _refuse_features(table: ArchiveTable) -> None:
         features.append("columnMapping")
     if features:
         raise ArchiveError(
-            f"table {table.location} uses {', '.join(features)}: its files alone do not say what its rows are; "
-            "read it with a reader of Delta, or rewrite it without that"
+            f"table {table.location} uses {', '.join(features)}, so its Parquet files cannot be read on their own; "
+            "use a Delta reader, or rewrite the table without these features"
         )
 
 
 def table_rows(spark: Any, table: ArchiveTable) -> Any:
-    from pyspark.sql.types import StructType
-
     schema = StructType.fromJson(json.loads(table.schema))
     paths = _file_paths(table)
     if not paths:
@@ -84,10 +85,10 @@ def _file_paths(table: ArchiveTable) -> list[str]:
     partition_by = table.partition_by
     found = [unquote(path) for path in table.paths()]
     for name in partition_by:
-        strangers = [path for path in found if f"{name}=" not in path]
-        if strangers:
+        misplaced = [path for path in found if f"{name}=" not in path]
+        if misplaced:
             raise ArchiveError(
-                f"table {table.location} has files that are not in a folder of their {name}, such as {strangers[0]}"
+                f"table {table.location} has files that are not in a folder {name}=VALUE, such as {misplaced[0]}"
             )
     return [table.location.for_spark(path) for path in found]
 
@@ -107,14 +108,16 @@ def table(
     """Return all records of the topic: the archived ones and the newer ones, without gap or overlap.
 
     The call pins both the version of the table and the end of the topic. Values that do not fit the table's schema are
-    left out, because the archive sends them to the dead letters. Raises GapError, ArchiveError, ClientError.
+    left out, because the archive sends them to the dead-letter topic. Raises GapError, ArchiveError, ClientError.
     """
     run = RunSettings(bootstrap=bootstrap, checkpoint="", connection=connection or {})
     # Open the table first: then the end of the topic, read later, cannot be below the table's end offsets.
     archive = open_table(TableLocation.of(table, storage))
     _check_topic(archive, topic)
+    id_text = archive.properties.get(TOPIC_ID_PROPERTY)
+    topic_id = None if id_text is None else UUID(id_text)
     with run.cluster() as cluster:
-        info = cluster.await_topic(topic, _topic_id(archive))
+        info = cluster.await_topic(topic, topic_id)
         starts, ends = _unarchived_range(cluster, info, archive.ends(topic), archive)
     rows = table_rows(spark, archive)
     if starts == ends:
@@ -151,8 +154,6 @@ _table: Final = table
 
 
 def newest_by_key(rows: Any) -> Any:
-    from pyspark.sql import functions as F
-
     columns = [F.col(f"`{name}`") for name in rows.columns]
     keyed = rows.where(F.col(KEY).isNotNull()).select(KEY, PARTITION_COLUMN, F.struct(*columns).alias("row"))
     by_partition = keyed.groupBy(KEY, PARTITION_COLUMN).agg(
@@ -169,22 +170,17 @@ def newest_by_key(rows: Any) -> Any:
 def _check_topic(archive: ArchiveTable, topic: str) -> None:
     known = archive.properties.get(TOPIC_PROPERTY)
     if known != topic:
-        is_of = "no archive of a topic" if known is None else f"an archive of topic {known}"
+        is_of = "not an archive of a topic" if known is None else f"an archive of topic {known}"
         raise ArchiveError(f"table {archive.location} is {is_of}, not of {topic}")
-
-
-def _topic_id(archive: ArchiveTable) -> UUID | None:
-    told = archive.properties.get(TOPIC_ID_PROPERTY)
-    return None if told is None else UUID(told)
 
 
 def _unarchived_range(
     cluster: Cluster, info: TopicInfo, ends: EndOffsets, archive: ArchiveTable
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the start and end offsets between which the topic must be read. Raises GapError, TopicChanged."""
-    places = [(info.name, each.index) for each in info.partitions]
+    partitions = [(info.name, each.index) for each in info.partitions]
     first, last = (
-        list_offsets(cluster, dict.fromkeys(places, edge), isolation=IsolationLevel.READ_COMMITTED)
+        list_offsets(cluster, dict.fromkeys(partitions, edge), isolation=IsolationLevel.READ_COMMITTED)
         for edge in (EARLIEST, LATEST)
     )
     begins = {index: at.offset for (_, index), at in first.items() if at is not None}
@@ -232,9 +228,9 @@ def _unarchived_rows(
         for name, offsets in (("startingOffsets", starts), ("endingOffsets", ends))
     }
     rows = _read_topic(spark, run, topic, bounds)
-    told = archive.properties.get(VALUE_FORMAT_PROPERTY)
-    if told is not None:
-        rows = parsed_rows(rows, ValueFormat.from_json(told))
+    value_format = archive.properties.get(VALUE_FORMAT_PROPERTY)
+    if value_format is not None:
+        rows = parsed_rows(rows, ValueFormat.from_json(value_format))
     return _with_table_columns(archived_rows(rows), archive)
 
 
@@ -245,12 +241,9 @@ def _read_topic(spark: Any, run: RunSettings, topic: str, bounds: Mapping[str, s
 
 def _with_table_columns(rows: Any, archive: ArchiveTable) -> Any:
     """Return the rows with the table's columns in its order. Columns that the value schema no longer has are null."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
-
     wanted = StructType.fromJson(json.loads(archive.schema))
     have = set(rows.columns)
-    assert have.issuperset(ARCHIVE_COLUMNS), "a row of an archive tells which record it was"
+    assert have.issuperset(ARCHIVE_COLUMNS), "rows lack columns of an archive"
     return rows.select(
         *[
             F.col(f"`{each.name}`") if each.name in have else F.lit(None).cast(each.dataType).alias(each.name)

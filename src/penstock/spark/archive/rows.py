@@ -3,6 +3,8 @@
 `_key`, `_headers`, `_timestamp`, `_partition` and `_offset` are copied from the record. `_tombstone` says whether its
 value was null. `day` (of the timestamp, in UTC) is the column that the table is partitioned by. The table's properties
 record how values were parsed, so that a reader of the topic's newer records parses them in the same way.
+
+Functions import pyspark, numpy and pyarrow themselves, because a command that lists pipelines needs none of them.
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ def _refuse_archive_columns(parsed: list[str]) -> None:
     taken = [name for name in parsed if name.lower() in ARCHIVE_COLUMNS]
     if taken:
         raise PipelineError(
-            f"the schema has columns that an archive has for itself: {', '.join(taken)} "
-            f"(these are {', '.join(ARCHIVE_COLUMNS)})"
+            f"the schema has columns with names that are reserved in archives: {', '.join(taken)} "
+            f"(reserved are {', '.join(ARCHIVE_COLUMNS)})"
         )
 
 
@@ -115,13 +117,13 @@ class ValueFormat:
 
     @classmethod
     def from_json(cls, text: str) -> ValueFormat:
-        """Raises ArchiveError."""
-        told = json.loads(text)
-        match told.pop("format", None):
+        """Parse the table property. Raises ArchiveError if a newer version wrote it."""
+        content = json.loads(text)
+        match content.pop("format", None):
             case "json":
-                return cls(parser=JsonRows(**told))
+                return cls(parser=JsonRows(**content))
             case "avro":
-                return cls(parser=AvroRows(**told))
+                return cls(parser=AvroRows(**content))
             case other:
                 raise ArchiveError(f"values of the table are {other}, which this version cannot read")
 

@@ -42,6 +42,7 @@ from penstock.spark.archive.delta_table import (
 from penstock.spark.archive.files import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
+    RESULT_COLUMN,
     FileWriter,
     TableLocation,
     WrittenFiles,
@@ -79,7 +80,12 @@ def read_batch_offsets(spark: Any, checkpoint: str, number: int, topic: str) -> 
     end = parse_offsets_file(_read_offsets_file(spark, checkpoint, number))
     if topic not in end.topics:
         return None
-    start = Position(end.since) if end.since is not None else _start_position(spark, checkpoint, number)
+    if end.since is not None:
+        start = Position(end.since)
+    elif number == 0:
+        start = Position({})
+    else:
+        start = parse_offsets_file(_read_offsets_file(spark, checkpoint, number - 1))
     topic_id = end.topics[topic].id
     offsets = end.topics[topic].offsets
     return BatchOffsets(
@@ -89,20 +95,14 @@ def read_batch_offsets(spark: Any, checkpoint: str, number: int, topic: str) -> 
     )
 
 
-def _start_position(spark: Any, checkpoint: str, number: int) -> Position:
-    return (
-        Position({}) if number == 0 else parse_offsets_file(_read_offsets_file(spark, checkpoint, number - 1))
-    )
-
-
 def parse_offsets_file(text: str) -> Position:
     """Return the position of the query's only source. Raises ArchiveError."""
     lines = text.splitlines()[_HEADER_LINES:]
     try:
-        (told,) = [json.loads(line) for line in lines if line.strip()]
+        (position,) = [json.loads(line) for line in lines if line.strip()]
     except ValueError:
-        raise ArchiveError(f"the checkpoint is none of a query with one source: {text!r}") from None
-    return Position.from_json(told)
+        raise ArchiveError(f"the checkpoint is not that of a query with one source: {text!r}") from None
+    return Position.from_json(position)
 
 
 def _read_offsets_file(spark: Any, checkpoint: str, number: int) -> str:
@@ -110,16 +110,19 @@ def _read_offsets_file(spark: Any, checkpoint: str, number: int) -> str:
         text = _read_text(spark, f"{checkpoint}/{folder}/{number}")
         if text is not None:
             return text
-    raise ArchiveError(f"the checkpoint {checkpoint} does not tell what batch {number} is")
+    raise ArchiveError(f"the checkpoint {checkpoint} does not contain the offsets of batch {number}")
 
 
 def _read_text(spark: Any, path: str) -> str | None:
+    # A command that lists pipelines imports this module, and needs no pyspark.
+    from pyspark.errors import AnalysisException
+
     local = local_path(path)
-    if local is None:
-        return _read_text_with_spark(spark, path)
     try:
-        return local.read_text()
-    except FileNotFoundError:
+        if local is not None:
+            return local.read_text()
+        return "\n".join(row["value"] for row in spark.read.text(path).collect())
+    except (FileNotFoundError, AnalysisException):
         return None
 
 
@@ -127,15 +130,6 @@ def local_path(path: str) -> Path | None:
     if "://" not in path and not path.startswith("file:"):
         return Path(path)
     return Path(unquote(urlsplit(path).path)) if path.startswith("file:") else None
-
-
-def _read_text_with_spark(spark: Any, path: str) -> str | None:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return "\n".join(row["value"] for row in spark.read.text(path).collect())
-    except AnalysisException:
-        return None
 
 
 _LOG: Final = logging.getLogger("penstock.spark")
@@ -175,7 +169,7 @@ class DeltaSink:
         self._run: RunSettings | None = None
         self._topic_id: str | None = None
         self._table: ArchiveTable | None = None
-        self._upkeep, self._sweep = Deadline(_COMPACTION_EVERY_MS), Deadline(0)
+        self._next_compaction, self._next_vacuum = Deadline(_COMPACTION_EVERY_MS), Deadline(0)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open table: a Spark Connect server opens the table itself."""
@@ -199,32 +193,32 @@ class DeltaSink:
             self._check_kind(table)
 
     def write(self, rows: Any, batch: MicroBatch) -> None:
-        """Raises ArchiveError, SchemaChanged, GapError."""
+        """Write a batch unless the table already has it. Raises ArchiveError, SchemaChanged, GapError."""
         self._check_columns(rows)
         schema = rows.schema.json()
-        span = self._span(rows.sparkSession, batch)
-        told, written_above, trouble = WrittenFiles(), None, None
+        offsets = self._batch_offsets(rows.sparkSession, batch)
+        written, written_above, trouble = WrittenFiles(), None, None
         # Limit the attempts, not the time: however long it took to write the files, they are worth committing.
         for _ in islice(attempts(Deadline(math.inf), Backoff(), random.Random()), _COMMIT_ATTEMPTS_MAX):
             try:
-                table = self._look(schema)
+                table = self._refreshed_table(schema)
                 if table.has(batch):
                     _LOG.info("%s is in table %s already", batch, self.location)
                     return
-                ends = self._ends(table, span)
+                ends = self._ends(table, offsets)
                 if written_above != ends:
-                    told, written_above = self._write_files(rows, ends), ends
-                self._commit(table, batch, told, ends, span)
-            except CommitConflict as overtaken:
-                trouble = overtaken
+                    written, written_above = self._write_files(rows, ends), ends
+                self._commit(table, batch, written, ends, offsets)
+            except CommitConflict as conflict:
+                trouble = conflict
             else:
-                self._maintain(table, told)
+                self._maintain(table, written)
                 return
         raise ArchiveError(str(trouble))
 
     # Reading
 
-    def _look(self, schema: str) -> ArchiveTable:
+    def _refreshed_table(self, schema: str) -> ArchiveTable:
         """Return the table at its newest version. Create it, add columns and set properties as needed.
 
         Raises CommitConflict, ArchiveError.
@@ -235,18 +229,18 @@ class DeltaSink:
                 found = ArchiveTable.create(self.location, schema, self.partition_by, self._properties())
             self._check_kind(found)
             self._table = found
-        self._table.look()
-        self._table.widen(schema)
-        self._table.tell(self._properties())
+        self._table.refresh()
+        self._table.add_columns(schema)
+        self._table.set_properties(self._properties())
         return self._table
 
     def _properties(self) -> dict[str, str]:
-        told = {
+        properties = {
             TOPIC_PROPERTY: self.topic,
             TOPIC_ID_PROPERTY: self._topic_id,
             VALUE_FORMAT_PROPERTY: self.reading,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in properties.items() if value is not None}
 
     def _check_kind(self, table: ArchiveTable) -> None:
         known = table.properties
@@ -254,12 +248,12 @@ class DeltaSink:
             is_of = (
                 f"an archive of topic {known[TOPIC_PROPERTY]}"
                 if TOPIC_PROPERTY in known
-                else "no archive of a topic"
+                else "not an archive of a topic"
             )
-            raise ArchiveError(f"table {self.location} is {is_of}: give another one")
+            raise ArchiveError(f"table {self.location} is {is_of}: use another table")
         if self._topic_id is not None and known.get(TOPIC_ID_PROPERTY, self._topic_id) != self._topic_id:
             raise ArchiveError(
-                f"topic {self.topic} was deleted and created anew since table {self.location} was made: its id is "
+                f"topic {self.topic} was deleted and created again after table {self.location} was created: its id is "
                 f"{self._topic_id}, not {known[TOPIC_ID_PROPERTY]}; archive it to another table"
             )
         wanted = [] if self.partition_by is None else [self.partition_by]
@@ -278,21 +272,21 @@ class DeltaSink:
             if kinds.get(name) != kind:
                 raise ArchiveError(
                     f"rows for table {self.location} need a column {name} of type {kind}, "
-                    f"and have {kinds.get(name, 'none')}"
+                    f"but have {kinds.get(name, 'none')}"
                 )
 
-    def _span(self, spark: Any, batch: MicroBatch) -> BatchOffsets | None:
+    def _batch_offsets(self, spark: Any, batch: MicroBatch) -> BatchOffsets | None:
         if self.topic is None or self._run is None or not self._run.checkpoint:
             return None
         return read_batch_offsets(spark, self._run.checkpoint, batch.number, self.topic)
 
-    def _ends(self, table: ArchiveTable, span: BatchOffsets | None) -> EndOffsets:
+    def _ends(self, table: ArchiveTable, offsets: BatchOffsets | None) -> EndOffsets:
         """Return the table's end offsets. Raises GapError, ArchiveError."""
         if self.topic is None:
             return EndOffsets()
         ends = table.ends(self.topic)
-        if span is not None:
-            _refuse_gap(self.topic, self.location, ends, span)
+        if offsets is not None:
+            _refuse_gap(self.topic, self.location, ends, offsets)
         return ends
 
     # Writing
@@ -304,50 +298,51 @@ class DeltaSink:
             ends=None if self.topic is None else dict(ends.offsets),
         )
         with arrow_batches_by_rows(rows.sparkSession):
-            found = rows.mapInArrow(writer, "told string").collect()
-        told = WrittenFiles.together(row["told"] for row in found)
-        if told.skipped:
-            _LOG.warning("left out %d rows that table %s has already", told.skipped, self.location)
-        return told
+            results = rows.mapInArrow(writer, f"{RESULT_COLUMN} string").collect()
+        written = WrittenFiles.combined(row[RESULT_COLUMN] for row in results)
+        if written.skipped:
+            _LOG.warning("skipped %d rows that table %s already has", written.skipped, self.location)
+        return written
 
     def _commit(
         self,
         table: ArchiveTable,
         batch: MicroBatch,
-        told: WrittenFiles,
+        written: WrittenFiles,
         ends: EndOffsets,
-        span: BatchOffsets | None,
+        offsets: BatchOffsets | None,
     ) -> None:
         """Commit the files and end offsets, unless nothing has changed.
 
         Otherwise a query that starts over would make an empty commit for every batch that is already archived.
         """
         if self.topic is None:
-            if told.files:
-                table.append(told.files, batch, {}, {})
+            if written.files:
+                table.append(written.files, batch, {}, {})
             return
-        moved = ends.raised(told.ends).raised(span.ends if span is not None else {})
-        if told.files or moved != ends:
+        moved = ends.raised(written.ends).raised(offsets.ends if offsets is not None else {})
+        if written.files or moved != ends:
             about = {"topic": self.topic, "topicId": self._topic_id, "ends": dict(moved.offsets)}
-            table.append(told.files, batch, moved.transactions(self.topic, ends), about)
+            table.append(written.files, batch, moved.transactions(self.topic, ends), about)
 
     # Maintenance
 
-    def _maintain(self, table: ArchiveTable, told: WrittenFiles) -> None:
+    def _maintain(self, table: ArchiveTable, written: WrittenFiles) -> None:
         """Compact and vacuum when due. A failure is only logged and retried later: the rows are already committed."""
+        # A command that lists pipelines imports this module, and needs no deltalake.
         from deltalake.exceptions import DeltaError
 
         try:
-            if self._upkeep.is_over:
-                self._upkeep = Deadline(_COMPACTION_EVERY_MS)
-                self._join(table, growing=[each.value for each in told.files])
-            if self._sweep.is_over:
-                self._sweep = Deadline(_VACUUM_EVERY_MS)
+            if self._next_compaction.is_over:
+                self._next_compaction = Deadline(_COMPACTION_EVERY_MS)
+                self._compact(table, growing=[each.value for each in written.files])
+            if self._next_vacuum.is_over:
+                self._next_vacuum = Deadline(_VACUUM_EVERY_MS)
                 maintenance.vacuum_files(table, self.keep_hours)
         except (DeltaError, OSError, ClientError) as trouble:
-            _LOG.warning("table %s could not be tidied up: %s", self.location, trouble)
+            _LOG.warning("table %s could not be compacted or vacuumed: %s", self.location, trouble)
 
-    def _join(self, table: ArchiveTable, growing: list[str | None]) -> None:
+    def _compact(self, table: ArchiveTable, growing: list[str | None]) -> None:
         """Run the most useful compaction, if any is needed."""
         today = datetime.fromtimestamp(time.time(), UTC).date().isoformat()
         compaction = maintenance.next_compaction(
@@ -355,16 +350,16 @@ class DeltaSink:
         )
         if compaction is not None:
             fewer = maintenance.compact_files(table, compaction)
-            _LOG.info("table %s has %d files fewer in %s", self.location, fewer, compaction.value)
+            _LOG.info("table %s: compaction removed %d files of %s", self.location, fewer, compaction.value)
 
 
-def _refuse_gap(topic: str, location: TableLocation, ends: EndOffsets, span: BatchOffsets) -> None:
+def _refuse_gap(topic: str, location: TableLocation, ends: EndOffsets, offsets: BatchOffsets) -> None:
     """Raise GapError if the batch starts after the table's end offsets. A new table may start at any offset."""
-    for partition, start in sorted(span.starts.items()):
+    for partition, start in sorted(offsets.starts.items()):
         if ends and start > ends.of(partition):
             raise GapError(
-                f"table {location} ends at offset {ends.of(partition)} of {topic}[{partition}], and the query goes on "
-                f"at {start}: what lies between would be missing. Start it at earliest, or archive to another table"
+                f"table {location} ends at offset {ends.of(partition)} of {topic}[{partition}], and the query starts "
+                f"at {start}: the records in between would be missing. Start at earliest, or use another table"
             )
 
 

@@ -33,11 +33,17 @@ from penstock.spark.at_most_once.task_claims import (
     count_covered,
     count_skipped,
     ensure_claim_topics,
-    ranges_to_json,
     skipped_document,
 )
 from penstock.spark.internal_topics import CLAIMS_TOPIC, SKIPPED_TOPIC
-from penstock.spark.offsets import COMMIT_REPEAT_MS, COMMIT_RETRY_MS, GROUP_METADATA, OffsetRange, Position
+from penstock.spark.offsets import (
+    COMMIT_REPEAT_MS,
+    COMMIT_RETRY_MS,
+    GROUP_METADATA,
+    OffsetRange,
+    Position,
+    ranges_to_json,
+)
 
 __all__ = [
     "ClaimError",
@@ -70,7 +76,7 @@ class OffsetClaim(NamedTuple):
     #: Offset of that batch's record in the claims topic; -1 if unknown.
     base: int = _UNKNOWN
 
-    def is_about(self, topic_id: UUID | None) -> bool:
+    def is_for(self, topic_id: UUID | None) -> bool:
         """Return whether the claim is for this topic, and not for a deleted one of the same name."""
         return None in (self.topic_id, topic_id) or self.topic_id == topic_id
 
@@ -79,17 +85,17 @@ def split_at_claims(
     ranges: Iterable[OffsetRange], claims: Mapping[TopicPartition, OffsetClaim]
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """Split the ranges into those that can still be handed out, and those that are already claimed."""
-    left, gone = [], []
+    unclaimed, claimed = [], []
     for each in ranges:
-        claim = claims.get(each.place)
-        if claim is None or claim.offset <= each.start or not claim.is_about(each.topic_id):
-            left.append(each)
+        claim = claims.get(each.topic_partition)
+        if claim is None or claim.offset <= each.start or not claim.is_for(each.topic_id):
+            unclaimed.append(each)
             continue
-        border = min(claim.offset, each.end)
-        gone.append(each._replace(end=border))
-        if border < each.end:
-            left.append(each._replace(start=border))
-    return left, gone
+        claimed_end = min(claim.offset, each.end)
+        claimed.append(each._replace(end=claimed_end))
+        if claimed_end < each.end:
+            unclaimed.append(each._replace(start=claimed_end))
+    return unclaimed, claimed
 
 
 def find_in_doubt(start: Position, claims: Mapping[TopicPartition, OffsetClaim]) -> list[OffsetRange]:
@@ -99,11 +105,11 @@ def find_in_doubt(start: Position, claims: Mapping[TopicPartition, OffsetClaim])
     """
     last = max((claim.base for claim in claims.values()), default=_UNKNOWN)
     found = []
-    for place, claim in sorted(claims.items()):
-        topic_id = start.ids.get(place[0])
-        if claim.base == last != _UNKNOWN and claim.is_about(topic_id):
-            since = max(claim.since, start.offsets.get(place, 0))
-            found.append(OffsetRange(*(place[0], topic_id, place[1]), since, claim.offset))
+    for tp, claim in sorted(claims.items()):
+        topic_id = start.ids.get(tp[0])
+        if claim.base == last != _UNKNOWN and claim.is_for(topic_id):
+            since = max(claim.since, start.offsets.get(tp, 0))
+            found.append(OffsetRange(*(tp[0], topic_id, tp[1]), since, claim.offset))
     return [each for each in found if each.size]
 
 
@@ -117,9 +123,9 @@ class OffsetClaims:
         self._group = group
         self._deadline = deadline
         self._producer: RawProducer | None = None
-        self._rest = deadline(0)
+        self._refresh_after = deadline(0)
         #: Ranges that may have been lost, and are not yet recorded in the topic of skipped offsets.
-        self._gone: list[OffsetRange] = []
+        self._unrecorded: list[OffsetRange] = []
 
     def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -128,7 +134,7 @@ class OffsetClaims:
 
     # Planning
 
-    def starting(self, position: Position) -> Position:
+    def skip_claimed(self, position: Position) -> Position:
         """Return where a query without a checkpoint starts: at `position`, but never below a claim.
 
         Raises ClaimError, Unavailable, Refused.
@@ -137,14 +143,14 @@ class OffsetClaims:
             # Fence first: this aborts the open transaction of a dead driver, which `_claims` would wait for.
             self._begin()
             claims = self._claims(position.offsets)
-        self._gone += find_in_doubt(position, claims)
+        self._unrecorded += find_in_doubt(position, claims)
         offsets = position.offsets
-        for place, claim in claims.items():
-            if claim.is_about(position.ids[place[0]]):
-                offsets[place] = max(offsets[place], claim.offset)
+        for tp, claim in claims.items():
+            if claim.is_for(position.ids[tp[0]]):
+                offsets[tp] = max(offsets[tp], claim.offset)
         return Position.of(offsets, position.ids)
 
-    def cut(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+    def without_claimed(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """Return the parts of the ranges that are not claimed yet.
 
         Fences other drivers: none of them can claim offsets any more, unless it starts again and fences this one.
@@ -153,14 +159,16 @@ class OffsetClaims:
         """
         with self._fenced_as_claim_error():
             self._begin()
-            left, gone = split_at_claims(ranges, self._claims(each.place for each in ranges))
-        if gone:
-            _LOG.warning(
-                "%d offsets were claimed before: they may have been lost, and are not given again",
-                count_covered(gone),
+            unclaimed, claimed = split_at_claims(
+                ranges, self._claims(each.topic_partition for each in ranges)
             )
-            self._gone += gone
-        return left
+        if claimed:
+            _LOG.warning(
+                "%d offsets were claimed before: they may have been lost, and are not delivered again",
+                count_covered(claimed),
+            )
+            self._unrecorded += claimed
+        return unclaimed
 
     def claim(self, tasks: Sequence[OffsetRange]) -> list[TaskClaim]:
         """Claim the ranges, one for each task, and return the task claims.
@@ -169,25 +177,26 @@ class OffsetClaims:
 
         Raises ClaimError, Unavailable, Refused.
         """
-        if not tasks and not self._gone:
+        if not tasks and not self._unrecorded:
             return []
         with self._fenced_as_claim_error():
             producer, batch = self._begin(), uuid.uuid4().hex
             base = self._write(producer, batch, tasks)
             producer.commit_offsets(self._group, claimed_offsets(tasks, base))
             producer.end(commit=True)
-        self._gone = []
-        self._rest = self._deadline(COMMIT_REPEAT_MS)
+        self._unrecorded = []
+        self._refresh_after = self._deadline(COMMIT_REPEAT_MS)
         return [TaskClaim(self._group, batch, base, index) for index in range(len(tasks))]
 
     def _write(self, producer: RawProducer, batch: str, tasks: Sequence[OffsetRange]) -> int:
-        told = {"group": self._group, "batch": batch, "ranges": ranges_to_json(tasks)}
+        claim = {"group": self._group, "batch": batch, "ranges": ranges_to_json(tasks)}
         sent = producer.send(
-            *internal_topics.only_partition(CLAIMS_TOPIC), internal_topics.encode_document(told, key=batch)
+            *internal_topics.only_partition(CLAIMS_TOPIC), internal_topics.encode_document(claim, key=batch)
         )
-        if self._gone:
-            lost = internal_topics.encode_document(skipped_document(self._group, self._gone), key=self._group)
-            producer.send(*internal_topics.only_partition(SKIPPED_TOPIC), lost)
+        if self._unrecorded:
+            skipped = skipped_document(self._group, self._unrecorded)
+            data = internal_topics.encode_document(skipped, key=self._group)
+            producer.send(*internal_topics.only_partition(SKIPPED_TOPIC), data)
         producer.flush()
         # If the broker does not return the offset of the record, tasks search the whole claims topic.
         return (
@@ -196,30 +205,30 @@ class OffsetClaims:
             else internal_topics.beginning_offset(self._cluster, CLAIMS_TOPIC)
         )
 
-    # Keeping claims alive
+    # Refreshing claims
 
-    def repeat(self) -> None:
+    def refresh(self) -> None:
         """Commit the claims again, so that brokers do not expire them while the query has nothing to read for weeks.
 
         Raises ClaimError if another driver has fenced this one. Other errors are only logged.
         """
-        if not self._rest.is_over:
+        if not self._refresh_after.is_over:
             return
         try:
             with self._fenced_as_claim_error():
                 producer = self._begin()
-                producer.commit_offsets(self._group, self._all())
+                producer.commit_offsets(self._group, self._committed_offsets())
                 producer.end(commit=True)
         except ClaimError:
             raise
         except ClientError as trouble:
-            _LOG.warning("group %s could not be told again what is claimed: %s", self._group, trouble)
-            # The next `_begin` fences any driver that took over meanwhile. Still no offset is handed out twice,
-            # because each driver checks the claims first.
+            _LOG.warning("group %s: the claims could not be committed again: %s", self._group, trouble)
+            # The next `_begin` fences any driver that has taken over. Still no offset is handed out twice, because each
+            # driver checks the claims first.
             self.close()
-            self._rest = self._deadline(COMMIT_RETRY_MS)
+            self._refresh_after = self._deadline(COMMIT_RETRY_MS)
         else:
-            self._rest = self._deadline(COMMIT_REPEAT_MS)
+            self._refresh_after = self._deadline(COMMIT_REPEAT_MS)
 
     # The claiming producer
 
@@ -236,20 +245,20 @@ class OffsetClaims:
         info = group_info(self._cluster, self._group)
         if info is not None and info.state not in _STATES_WITHOUT_MEMBERS:
             raise ClaimError(
-                f"group {self._group} has members of its own; a query with contract=at-most-once needs a group "
-                "that nobody else uses (kafka.group.id)"
+                f"group {self._group} has members; a query with contract=at-most-once needs a group of its own "
+                "(kafka.group.id)"
             )
 
-    def _all(self) -> dict[TopicPartition, CommittedOffset]:
+    def _committed_offsets(self) -> dict[TopicPartition, CommittedOffset]:
         """Return the group's offsets in topics that still exist; brokers reject commits for deleted topics."""
         found = committed_offsets(self._cluster, self._group)
-        there = self._cluster.topics({topic for topic, _ in found})
-        return {place: each for place, each in found.items() if place[0] in there}
+        existing = self._cluster.topics({topic for topic, _ in found})
+        return {tp: each for tp, each in found.items() if tp[0] in existing}
 
-    def _claims(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetClaim]:
-        wanted = sorted(set(places))
+    def _claims(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetClaim]:
+        wanted = sorted(set(partitions))
         found = committed_offsets(self._cluster, self._group, wanted, stable=True) if wanted else {}
-        return {place: parse_claim(each) for place, each in found.items()}
+        return {tp: parse_claim(each) for tp, each in found.items()}
 
     @contextmanager
     def _fenced_as_claim_error(self) -> Iterator[None]:
@@ -257,8 +266,8 @@ class OffsetClaims:
             yield
         except Fenced:
             raise ClaimError(
-                f"group {self._group}: another driver has begun to claim for it, and this one must stop; with "
-                "contract=at-most-once only one query at a time can use a group (kafka.group.id)"
+                f"group {self._group}: another driver has fenced this one; with contract=at-most-once only one query "
+                "at a time can use a group (kafka.group.id)"
             ) from None
 
 
@@ -269,29 +278,26 @@ def claimed_offsets(tasks: Iterable[OffsetRange], base: int) -> dict[TopicPartit
     """Return the offsets that the group commits to claim these ranges."""
     starts: dict[TopicPartition, int] = {}
     found = {}
-    for each in sorted(tasks, key=lambda each: (each.place, each.start)):
-        since = starts.setdefault(each.place, each.start)
-        metadata = _claim_metadata(each.topic_id, since=since, base=base)
-        found[each.place] = CommittedOffset(offset=each.end, metadata=metadata)
+    for each in sorted(tasks, key=lambda each: (each.topic_partition, each.start)):
+        since = starts.setdefault(each.topic_partition, each.start)
+        metadata: dict[str, Any] = {"topic": str(each.topic_id)} if each.topic_id is not None else {}
+        metadata |= {"since": since, "base": base}
+        # It starts with GROUP_METADATA, as the metadata of every query does.
+        text = f"{GROUP_METADATA} {json.dumps(metadata)}"
+        found[each.topic_partition] = CommittedOffset(offset=each.end, metadata=text)
     return found
 
 
 def parse_claim(position: CommittedOffset) -> OffsetClaim:
     """Parse a claim. Accepts an offset that any client has committed, with any metadata."""
-    told = _parse_metadata(position.metadata)
-    topic_id = told.get("topic")
+    metadata = _parse_metadata(position.metadata)
+    topic_id = metadata.get("topic")
     return OffsetClaim(
         offset=position.offset,
         topic_id=UUID(topic_id) if topic_id else None,
-        since=told.get("since", _UNKNOWN),
-        base=told.get("base", _UNKNOWN),
+        since=metadata.get("since", _UNKNOWN),
+        base=metadata.get("base", _UNKNOWN),
     )
-
-
-def _claim_metadata(topic_id: UUID | None, **more: int) -> str:
-    """Return the metadata of a claim. It starts with GROUP_METADATA, as that of every query does."""
-    told = ({"topic": str(topic_id)} if topic_id is not None else {}) | more
-    return f"{GROUP_METADATA} {json.dumps(told)}"
 
 
 def _parse_metadata(metadata: str) -> dict[str, Any]:

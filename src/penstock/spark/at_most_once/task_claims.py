@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
-from uuid import UUID
 
 from penstock.client.errors import ClientError, OutOfRange
 from penstock.client.retry import Deadline
@@ -19,7 +18,7 @@ from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.topics import NewTopic
 from penstock.spark import internal_topics
 from penstock.spark.internal_topics import CLAIMS_TOPIC, SKIPPED_TOPIC
-from penstock.spark.offsets import OffsetRange
+from penstock.spark.offsets import OffsetRange, ranges_from_json, ranges_to_json
 
 _LOG: Final = logging.getLogger("penstock.spark")
 _WEEK_MS: Final = 7 * 24 * 3_600_000
@@ -45,7 +44,7 @@ class ClaimError(ClientError):
 
 
 class TaskClaim(NamedTuple):
-    """The right to run one task: the first attempt that redeems it may do the work."""
+    """The right to run one task. The first attempt that appends the claim to the claims topic may do the work."""
 
     group: str
     batch: str
@@ -74,11 +73,12 @@ def new_task_claim(cluster: Cluster) -> TaskClaim:
 
 def current_attempt() -> TaskAttempt:
     """Return the current task attempt. Raises ClaimError outside of a task, and if speculation is enabled."""
+    # The status command counts skipped offsets with this module, and runs without Spark.
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None:
-        raise ClaimError("Spark does not tell which task this is, so it cannot be done at most once")
+        raise ClaimError("Spark does not say which task this is, so it cannot run at most once")
     refuse_speculation(context.getLocalProperty(_SPECULATION))
     return TaskAttempt(context.stageId(), context.partitionId(), context.attemptNumber())
 
@@ -90,21 +90,21 @@ def refuse_speculation(setting: str | None) -> None:
     """
     if str(setting).strip().lower() == "true":
         raise ClaimError(
-            "contract=at-most-once does not go together with spark.speculation=true: of two attempts at a task one "
-            "gets nothing, and Spark would go on with that one; set spark.speculation=false"
+            "contract=at-most-once needs spark.speculation=false: of two attempts at a task one gets no records, and "
+            "Spark might use the result of that one"
         )
 
 
 def claim_task(cluster: Cluster, task_claim: TaskClaim, attempt: TaskAttempt) -> bool:
-    """Redeem the claim, and return whether this attempt is the first.
+    """Append a claim for this attempt, and return whether it is the first.
 
-    Raises ClaimError if another task redeemed the claim, because the program reads the batch twice; Unavailable,
-    Refused. When it raises, the claim may be redeemed all the same: then no attempt gets the records.
+    Raises ClaimError if the first claim is that of another task, because the program reads the batch twice;
+    Unavailable, Refused. When it raises, the claim may have been appended: then no attempt gets the records.
     """
     token = uuid.uuid4().hex
-    told = {"group": task_claim.group, "batch": task_claim.batch, "task": task_claim.number, "token": token}
-    internal_topics.append_document(cluster, CLAIMS_TOPIC, told | attempt._asdict(), key=task_claim.batch)
-    first = _first_claimant(cluster, task_claim, Deadline(cluster.settings.retry_deadline_ms))
+    claim = {"group": task_claim.group, "batch": task_claim.batch, "task": task_claim.number, "token": token}
+    internal_topics.append_document(cluster, CLAIMS_TOPIC, claim | attempt._asdict(), key=task_claim.batch)
+    first = _first_claim(cluster, task_claim, Deadline(cluster.settings.retry_deadline_ms))
     if first["token"] == token:
         return True
     if (first["stage"], first["partition"]) != (attempt.stage, attempt.partition):
@@ -112,7 +112,7 @@ def claim_task(cluster: Cluster, task_claim: TaskClaim, attempt: TaskAttempt) ->
     return False
 
 
-def _first_claimant(cluster: Cluster, task_claim: TaskClaim, deadline: Deadline) -> Mapping[str, Any]:
+def _first_claim(cluster: Cluster, task_claim: TaskClaim, deadline: Deadline) -> Mapping[str, Any]:
     try:
         for _ in cluster.attempts(deadline):
             for each in internal_topics.read_documents(
@@ -123,27 +123,20 @@ def _first_claimant(cluster: Cluster, task_claim: TaskClaim, deadline: Deadline)
     except OutOfRange:
         pass
     raise ClaimError(
-        f"what was claimed for batch {task_claim.batch} of group {task_claim.group} is not in {CLAIMS_TOPIC}: "
-        "somebody has deleted from that topic"
+        f"the claims of batch {task_claim.batch} of group {task_claim.group} are not in {CLAIMS_TOPIC}: records were "
+        "deleted from that topic"
     )
 
 
 def read_twice_error(task_claim: TaskClaim) -> ClaimError:
     return ClaimError(
-        f"a batch of group {task_claim.group} is read a second time, and contract=at-most-once gives it once: two "
-        "actions in foreachBatch, sorting or repartitioning by range, or one stream used twice do that. Let the first "
-        "action be batch.localCheckpoint(), or cache the batch, and go on with what that returns"
+        f"a batch of group {task_claim.group} is read a second time, and contract=at-most-once delivers it once. Two "
+        "actions in foreachBatch, sorting or repartitioning by range, or using one stream twice read it again. Call "
+        "batch.localCheckpoint() or batch.cache() first, and use what it returns"
     )
 
 
 # Offsets that may have been lost
-
-
-def ranges_to_json(ranges: Iterable[OffsetRange]) -> list[list[Any]]:
-    return [
-        [each.topic, str(each.topic_id) if each.topic_id else None, each.partition, each.start, each.end]
-        for each in ranges
-    ]
 
 
 def skipped_document(group: str, ranges: Iterable[OffsetRange]) -> dict[str, Any]:
@@ -156,8 +149,8 @@ def record_skipped(
 ) -> None:
     """Record that this attempt was not the first, so the range may be lost. Raises Unavailable, Refused."""
     _LOG.warning(
-        "%s[%d] offsets %d to %d were given to another attempt at this task; attempt %d gets nothing of them, and they "
-        "are lost if the other one has failed",
+        "%s[%d] offsets %d to %d were delivered to another attempt at this task; attempt %d gets no records. If the "
+        "other attempt failed, they are lost",
         *(wanted.topic, wanted.partition, wanted.start, wanted.end - 1, attempt.attempt),
     )
     internal_topics.append_document(
@@ -170,21 +163,16 @@ def count_skipped(cluster: Cluster, group: str) -> int:
     if SKIPPED_TOPIC not in cluster.topics([SKIPPED_TOPIC]):
         return 0
     start = internal_topics.beginning_offset(cluster, SKIPPED_TOPIC)
-    told = internal_topics.read_documents(cluster, SKIPPED_TOPIC, start, key=group)
-    return count_covered(_range_from_json(each) for document in told for each in document["ranges"])
-
-
-def _range_from_json(told: list[Any]) -> OffsetRange:
-    topic, topic_id, partition, start, end = told
-    return OffsetRange(topic, UUID(topic_id) if topic_id else None, partition, start, end)
+    documents = internal_topics.read_documents(cluster, SKIPPED_TOPIC, start, key=group)
+    return count_covered(each for document in documents for each in ranges_from_json(document["ranges"]))
 
 
 def count_covered(ranges: Iterable[OffsetRange]) -> int:
     """Return how many offsets the ranges cover. Offsets in several ranges count once."""
     total, last = 0, None
     for each in sorted(ranges, key=lambda each: (each.topic, str(each.topic_id), each.partition, each.start)):
-        of = (each.topic, each.topic_id, each.partition)
-        reached = last[1] if last is not None and last[0] == of else each.start
-        total += max(each.end - max(each.start, reached), 0)
-        last = (of, max(each.end, reached))
+        log = (each.topic, each.topic_id, each.partition)
+        counted_to = last[1] if last is not None and last[0] == log else each.start
+        total += max(each.end - max(each.start, counted_to), 0)
+        last = (log, max(each.end, counted_to))
     return total

@@ -199,8 +199,8 @@ def decode(
     whatever the total size after decompression. Raises CorruptBatch, possibly before it has yielded all rows that
     precede the corrupt batch.
     """
-    assert 0 < rows_max <= 1 << 22, "topic names must not reach Arrow's offsets of 32 bits"
-    assert max(bytes_max, decoded_bytes_max) < 1 << 31, "nor must what one Arrow batch holds"
+    assert 0 < rows_max <= 1 << 22, "the topic column of a batch must fit into 32-bit offsets"
+    assert max(bytes_max, decoded_bytes_max) < 1 << 31, "a column of a batch must fit into 32-bit offsets"
     schema = arrow_schema(columns)
     builders = [_BUILDERS[name] for name in columns]
     wanted = OffsetSlice(topic, partition, start_offset, end_offset)

@@ -178,17 +178,17 @@ def encode(
     if not record_batch.num_rows:
         return []
     rows = _rows_of(record_batch, timestamp_ms)
-    cuts = empty_array((kernels.CUT_FIELDS, record_batch.num_rows), np.int64)
-    count = kernels.cut(rows.records, rows.headers, batch_bytes_max - BATCH_HEADER_BYTES, cuts)
-    cuts = cuts[:, :count]
-    largest = int(np.argmax(cuts[kernels.BODY_BYTES]))
-    if cuts[kernels.BODY_BYTES, largest] > _BODY_BYTES_LIMIT:
-        row = cuts[kernels.FIRST_ROW, largest]
+    batches = empty_array((kernels.BATCH_FIELDS, record_batch.num_rows), np.int64)
+    count = kernels.split_batches(rows.records, rows.headers, batch_bytes_max - BATCH_HEADER_BYTES, batches)
+    batches = batches[:, :count]
+    largest = int(np.argmax(batches[kernels.BODY_BYTES]))
+    if batches[kernels.BODY_BYTES, largest] > _BODY_BYTES_LIMIT:
+        row = batches[kernels.FIRST_ROW, largest]
         raise ValueError(
-            f"Row {row} has {cuts[kernels.BODY_BYTES, largest]} bytes, more than a record can hold."
+            f"Row {row} has {batches[kernels.BODY_BYTES, largest]} bytes, more than a record can hold."
         )
-    ends = [*cuts[kernels.FIRST_ROW, 1:].tolist(), record_batch.num_rows]
-    return [_encode_batch(rows, cuts[:, place], end, codec) for place, end in enumerate(ends)]
+    ends = [*batches[kernels.FIRST_ROW, 1:].tolist(), record_batch.num_rows]
+    return [_encode_batch(rows, batches[:, index], end, codec) for index, end in enumerate(ends)]
 
 
 def _rows_of(record_batch: pa.RecordBatch, timestamp_ms: int) -> _Rows:
@@ -215,8 +215,8 @@ _NO_HEADERS: Final = HeaderSpans(
 )
 
 
-def _encode_batch(rows: _Rows, cut: Int64s, end: int, codec: Codec) -> EncodedBatch:
-    first, body_bytes, max_timestamp = cut.tolist()
+def _encode_batch(rows: _Rows, batch: Int64s, end: int, codec: Codec) -> EncodedBatch:
+    first, body_bytes, max_timestamp = batch.tolist()
     data = bytearray(BATCH_HEADER_BYTES + body_bytes)
     start = address_of(data) + BATCH_HEADER_BYTES
     written = kernels.write(rows.records, rows.headers, first, end, start) - start

@@ -66,7 +66,7 @@ BYTES_LEFT: Final = 9
 FIRST_ROW: Final = 0
 BODY_BYTES: Final = 1
 MAX_TIMESTAMP: Final = 2
-CUT_FIELDS: Final = 3
+BATCH_FIELDS: Final = 3
 
 #: Length, attributes, timestamp, offset, key, value and header count take at least one byte each.
 RECORD_BYTES_MIN: Final = 7
@@ -315,19 +315,19 @@ def scan(
 @kernel
 def read_headers(starts: Int64s, counts: Int64s, headers: Int64s) -> int:
     """Store every header of records that a scan has validated. Return how many there are."""
-    place = 0
+    index = 0
     for row in range(len(starts)):
         at = starts[row]
         for _ in range(counts[row]):
             # The scan has checked this number against its bounds, so they need no second check.
             length, at = _read_varint(at, at + _INT_GROUPS_MAX, _INT_GROUPS_MAX)
-            headers[KEY_AT, place], headers[KEY_BYTES, place] = at, length
+            headers[KEY_AT, index], headers[KEY_BYTES, index] = at, length
             at += length
             length, at = _read_varint(at, at + _INT_GROUPS_MAX, _INT_GROUPS_MAX)
-            headers[VALUE_AT, place], headers[VALUE_BYTES, place] = at, length
+            headers[VALUE_AT, index], headers[VALUE_BYTES, index] = at, length
             at += max(length, 0)
-            place += 1
-    return place
+            index += 1
+    return index
 
 
 # -- gathering -----------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def _content_bytes_fixed(records: Int64s, row: int, headers: Int64s) -> int:
 
 
 @kernel
-def cut(records: Int64s, headers: Int64s, body_bytes_max: int, cuts: Int64s) -> int:
+def split_batches(records: Int64s, headers: Int64s, body_bytes_max: int, batches: Int64s) -> int:
     """Divide records into batches. A batch exceeds the bound only if a single record does. Return how many."""
     batch = -1
     first = used = 0
@@ -423,17 +423,17 @@ def cut(records: Int64s, headers: Int64s, body_bytes_max: int, cuts: Int64s) -> 
             first, used = row, 0
             content = fixed + 2  # both deltas are zero
             whole = content + _varint_bytes(content)
-            cuts[FIRST_ROW, batch], cuts[MAX_TIMESTAMP, batch] = first, timestamp
+            batches[FIRST_ROW, batch], batches[MAX_TIMESTAMP, batch] = first, timestamp
         used += whole
         records[CONTENT_BYTES, row] = content
-        cuts[BODY_BYTES, batch] = used
-        cuts[MAX_TIMESTAMP, batch] = max(cuts[MAX_TIMESTAMP, batch], timestamp)
+        batches[BODY_BYTES, batch] = used
+        batches[MAX_TIMESTAMP, batch] = max(batches[MAX_TIMESTAMP, batch], timestamp)
     return batch + 1
 
 
 @kernel
 def write(records: Int64s, headers: Int64s, first: int, end: int, at: int) -> int:
-    """Write the records of one batch, as divided by `cut`. Return the address after them."""
+    """Write the records of one batch, as divided by `split_batches`. Return the address after them."""
     base_timestamp = records[TIMESTAMP, first]
     for row in range(first, end):
         at = _put_varint(at, records[CONTENT_BYTES, row])
@@ -464,8 +464,8 @@ def _murmur2(start: int, length: int) -> int:
         word = word * multiplier & mask
         word = (word ^ word >> 24) * multiplier & mask
         state = (state * multiplier & mask) ^ word
-    for place in range(length - whole):
-        state ^= byte_at(start + whole + place) << 8 * place
+    for index in range(length - whole):
+        state ^= byte_at(start + whole + index) << 8 * index
     if length > whole:
         state = state * multiplier & mask
     state = (state ^ state >> 13) * multiplier & mask

@@ -9,20 +9,16 @@ for which batch. So one request finds the last decision.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from penstock.client.errors import ClientError, Fenced, OutOfRange
 from penstock.client.wire.cluster import Cluster
-from penstock.client.wire.fetch import BatchView
 from penstock.client.wire.metadata import TopicPartition, by_topic
 from penstock.client.wire.offsets import CommittedOffset, committed_offsets
 from penstock.client.wire.producer import PreparedTransaction, RawProducer
 from penstock.client.wire.topics import NewTopic
-from penstock.protocol.compression import Codec
-from penstock.protocol.record_batch import Record, encode_batch, parse_end_marker
+from penstock.protocol.record_batch import parse_end_marker
 from penstock.spark import internal_topics
 
 LOG_TOPIC: Final = internal_topics.DECISIONS_TOPIC
@@ -94,13 +90,13 @@ class Decision:
 
 
 def _transaction_to_json(prepared: PreparedTransaction) -> dict[str, Any]:
-    places = by_topic((place, None) for place in prepared.partitions)
+    partitions = by_topic((tp, None) for tp in prepared.partitions)
     return {
         "id": prepared.transactional_id,
         "producer": prepared.producer_id,
         "epoch": prepared.epoch,
         "version": prepared.transaction_version,
-        "partitions": {topic: [index for index, _ in parts] for topic, parts in places.items()},
+        "partitions": {topic: [index for index, _ in parts] for topic, parts in partitions.items()},
     }
 
 
@@ -161,22 +157,22 @@ class DecisionLog:
         return self.last_batch()
 
     def last_batch(self) -> int | None:
-        mark = last_decided_batch(self.cluster, self.query, stable=True)
-        if mark is not None:
-            return mark.number
+        decided = last_decided_batch(self.cluster, self.query, stable=True)
+        if decided is not None:
+            return decided.number
         found = None if self._is_new else self._search()
         return None if found is None else found.batch.number
 
     def last(self) -> Decision | None:
         """Return the whole last decision. Raises Unavailable, Refused, SinkError."""
-        mark = last_decided_batch(self.cluster, self.query, stable=True)
-        found = self._read(mark) if mark is not None else None
+        decided = last_decided_batch(self.cluster, self.query, stable=True)
+        found = self._read(decided.offset) if decided is not None else None
         if found is None:
             found = self._search()
-        if mark is not None and (found is None or found.batch.number != mark.number):
+        if decided is not None and (found is None or found.batch.number != decided.number):
             raise SinkError(
-                f"batch {mark.number} of query {self.query} is decided, but its record is not in {LOG_TOPIC}: "
-                "somebody has deleted from that topic"
+                f"batch {decided.number} of query {self.query} is decided, but its record is not in {LOG_TOPIC}: "
+                "records were deleted from that topic"
             )
         return found
 
@@ -204,26 +200,27 @@ class DecisionLog:
         self._producer.end(commit=True)
 
     def _send(self, value: bytes | None) -> int | None:
-        record = Record(0, int(time.time() * 1000), key=self.query.encode(), value=value)
-        sent = self._producer.send(*_LOG_PARTITION, encode_batch([record], codec=Codec.GZIP))
+        sent = self._producer.send(*_LOG_PARTITION, internal_topics.encode_record(self.query, value))
         self._producer.flush()
         return sent.offset
 
     # Finding the record
 
-    def _read(self, mark: DecidedBatch) -> Decision | None:
-        """Return the decision at the mark's offset.
+    def _read(self, offset: int) -> Decision | None:
+        """Return the decision at the offset that the group has committed.
 
-        The record was committed together with the mark, so it can be read without waiting for open transactions of
-        other queries.
+        The record and the offset were committed together, so the record can be read without waiting for open
+        transactions of other queries.
         """
         try:
-            found = list(internal_topics.batches_at(self.cluster, LOG_TOPIC, mark.offset))
+            found = list(internal_topics.batches_at(self.cluster, LOG_TOPIC, offset))
         except OutOfRange:
             return None
         for view in found:
-            if view.header.base_offset <= mark.offset <= view.header.last_offset:
-                return next(self._ours([view]), None)
+            if view.header.base_offset <= offset <= view.header.last_offset:
+                for record in internal_topics.decode_view(view):
+                    if record.key == self.query.encode() and record.value is not None:
+                        return Decision.from_bytes(record.value)
         return None
 
     def _search(self) -> Decision | None:
@@ -232,27 +229,21 @@ class DecisionLog:
         All transactions of this query have ended, because `take` has fenced other drivers.
         """
         last: Decision | None = None
-        open_ones: dict[int, Decision | None] = {}
+        undecided: dict[int, Decision | None] = {}
         for view in internal_topics.read_batches(
             self.cluster, LOG_TOPIC, internal_topics.beginning_offset(self.cluster, LOG_TOPIC)
         ):
             producer_id = view.header.producer_id
             marker = parse_end_marker(view.data) if view.header.is_control else None
             if marker is not None:
-                if marker.producer_id in open_ones and marker.committed:
-                    last = open_ones[marker.producer_id]
-                open_ones.pop(marker.producer_id, None)
+                if marker.producer_id in undecided and marker.committed:
+                    last = undecided[marker.producer_id]
+                undecided.pop(marker.producer_id, None)
             for record in internal_topics.decode_view(view):
                 if record.key == self.query.encode():
-                    open_ones[producer_id] = _parse_decision(record)
+                    value = record.value
+                    undecided[producer_id] = None if value is None else Decision.from_bytes(value)
         return last
-
-    def _ours(self, views: Iterable[BatchView]) -> Iterator[Decision]:
-        for view in views:
-            for record in internal_topics.decode_view(view):
-                found = _parse_decision(record) if record.key == self.query.encode() else None
-                if found is not None:
-                    yield found
 
 
 # Owners of checkpoints
@@ -281,11 +272,4 @@ def set_checkpoint_owner(cluster: Cluster, checkpoint: str, query: str) -> None:
 
 
 def fenced_error(batch: MicroBatch) -> SinkError:
-    return SinkError(
-        f"{batch}: another driver has taken this query over, and this one must stop; "
-        "two queries cannot share one checkpoint"
-    )
-
-
-def _parse_decision(record: Record) -> Decision | None:
-    return None if record.value is None else Decision.from_bytes(record.value)
+    return SinkError(f"{batch}: another driver has fenced this one; two queries cannot share one checkpoint")

@@ -87,7 +87,7 @@ def commit_batch(
     if last is not None and last > batch.number:
         _abort(decision_log.cluster, prepared)
         if skips_older:
-            _LOG.info("%s is older than what was written last, and nothing of it is written", batch)
+            _LOG.info("%s is older than the last decided batch, so it is not written", batch)
             return False
         raise fenced_error(batch)
     is_ours = last != batch.number
@@ -100,7 +100,7 @@ def commit_batch(
         assert found is not None
         assert found.batch == batch, f"{found} is not about {batch}"
         decision = found
-        _LOG.info("%s was decided before, and is finished now", batch)
+        _LOG.info("%s was decided before; its transactions are committed now", batch)
     _commit(decision_log, decision, fails_on_loss=fails_on_loss)
     _abort(decision_log.cluster, [each for each in prepared if each.transactional_id not in decision.names])
     abort_undecided(decision_log, decision)
@@ -121,8 +121,8 @@ def abort_batch(
 
 def _fence_and_find_last(decision_log: DecisionLog, batch: MicroBatch) -> int | None:
     """Fence other drivers, and return the last decided batch. If a later batch is decided already, fence no driver."""
-    mark = last_decided_batch(decision_log.cluster, batch.query, stable=False)
-    return mark.number if mark is not None and mark.number > batch.number else decision_log.take()
+    decided = last_decided_batch(decision_log.cluster, batch.query, stable=False)
+    return decided.number if decided is not None and decided.number > batch.number else decision_log.take()
 
 
 def finish_earlier_batch(cluster: Cluster, batch: MicroBatch, checkpoint: str | None = None) -> None:
@@ -131,10 +131,10 @@ def finish_earlier_batch(cluster: Cluster, batch: MicroBatch, checkpoint: str | 
     For callers that may start a batch without repeating an earlier one that failed. Raises Unavailable, Refused,
     SinkError.
     """
-    mark = last_decided_batch(cluster, batch.query, stable=True)
-    if mark is None and checkpoint is not None:
+    decided = last_decided_batch(cluster, batch.query, stable=True)
+    if decided is None and checkpoint is not None:
         take_over_checkpoint(cluster, checkpoint, batch.query)
-    if mark is None or mark.number >= batch.number:
+    if decided is None or decided.number >= batch.number:
         return
     with DecisionLog(cluster, batch.query) as decision_log:
         last = decision_log.last()
@@ -153,9 +153,7 @@ def take_over_checkpoint(cluster: Cluster, checkpoint: str, query: str) -> None:
     if last == query:
         return
     if last is not None:
-        _LOG.warning(
-            "query %s takes the place of %s, whose checkpoint was deleted (%s)", query, last, checkpoint
-        )
+        _LOG.warning("query %s replaces %s, whose checkpoint was deleted (%s)", query, last, checkpoint)
         resolve_transactions(cluster, last)
     set_checkpoint_owner(cluster, checkpoint, query)
 
@@ -193,8 +191,8 @@ def _check_open(cluster: Cluster, decision: Decision) -> None:
     if gone:
         raise SinkError(
             f"{decision.batch}: {len(gone)} of {len(decision.transactions)} transactions were aborted before they "
-            "could be committed, as they were open for longer than brokers allow (transaction.max.timeout.ms; no limit "
-            "with transaction.two.phase.commit.enable=true); nothing of the batch is written"
+            "could be committed, because they were open for longer than brokers allow (transaction.max.timeout.ms; no "
+            "limit with transaction.two.phase.commit.enable=true); no row of the batch is written"
         )
 
 
@@ -217,14 +215,16 @@ def _commit(decision_log: DecisionLog, decision: Decision, *, fails_on_loss: boo
             if decision_log.last_batch() != decision.batch.number:
                 # Another driver has committed it and continued with later batches, which have reused the id.
                 raise fenced_error(decision.batch) from None
-            _LOG.error("%s: what was decided to be written was aborted: %s", decision.batch, error)
+            _LOG.error(
+                "%s: a transaction was aborted after the decision to commit it: %s", decision.batch, error
+            )
             lost += [f"{topic}[{partition}]" for topic, partition in each.partitions]
     if lost and fails_on_loss:
         raise SinkError(
-            f"{decision.batch} was decided, but a part of it was aborted before it could be committed: rows for "
-            f"{', '.join(sorted(set(lost)))} are lost. The driver was away for longer than brokers keep transactions "
-            "open (transaction.max.timeout.ms; no limit with transaction.two.phase.commit.enable=true). "
-            "With failOnDataLoss=false the query goes on without them"
+            f"{decision.batch} was decided, but some of its transactions were aborted before they could be committed: "
+            f"rows for {', '.join(sorted(set(lost)))} are lost. The driver was down for longer than brokers keep "
+            "transactions open (transaction.max.timeout.ms; no limit with transaction.two.phase.commit.enable=true). "
+            "With failOnDataLoss=false the query continues without them"
         )
 
 
@@ -247,12 +247,12 @@ def abort_undecided(decision_log: DecisionLog, decision: Decision) -> None:
     if decision_log.last_batch() != batch.number:
         return
     names = _begun_ids(decision_log.cluster, attempt_id_prefix(batch), decision.names)
-    holders = {
+    producers = {
         name: found for name in names if (found := current_producer(decision_log.cluster, name)) is not None
     }
-    if not holders or decision_log.last_batch() != batch.number:
+    if not producers or decision_log.last_batch() != batch.number:
         return
-    for name, producer in holders.items():
+    for name, producer in producers.items():
         with suppress(Refused):
             end_transaction(
                 decision_log.cluster, name, producer, commit=False, version=decision_log.transaction_version

@@ -1,6 +1,7 @@
 """Converts Python values to Arrow columns. A value that does not fit is an error of its row, and the row becomes null.
 
-Decimals are checked before Arrow sees them, because very small ones crash the process in Arrow.
+Decimals are checked before Arrow sees them, because very small ones crash the process in Arrow. Functions import
+pyarrow themselves, because a pipeline can be declared without it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def _check_of_decimal(precision: int, scale: int) -> DecimalCheck:
     def flaw(value: Any, name: str) -> str | None:
         if not isinstance(value, Decimal) or _fits(value, unit, exactly):
             return None
-        told = str(value)
-        told = told if len(told) <= 60 else told[:60] + "..."
-        return f"{name} must fit decimal({precision},{scale}), and is {told}"
+        return f"{name} must fit decimal({precision},{scale}), but is {_shortened(str(value))}"
 
     return flaw
 
@@ -187,7 +186,7 @@ def _misfit_message(value: Any, field: pa.Field) -> str | None:
     try:
         pa.array([value], type=field.type).to_pylist()
     except _misfit_errors() as error:
-        return f"{field.name} must be {field.type}, and is {short_repr(value)} ({error})"
+        return f"{field.name} must be {field.type}, but is {short_repr(value)} ({error})"
     return None
 
 
@@ -217,5 +216,8 @@ def _exceeds_datetime(array: pa.Array) -> bool:
 
 def short_repr(value: object) -> str:
     """Return the repr of a value for an error message, shortened to 60 characters."""
-    text = repr(value)
+    return _shortened(repr(value))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 60 else text[:60] + "..."

@@ -1,6 +1,6 @@
 """Starts a declared pipeline as streaming queries.
 
-It creates the topics, tries the transform on no rows, and gives sources and sinks their options.
+It creates the topics, checks the transform with an empty frame, and passes options to sources and sinks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
 from penstock.client.deadletters.headers import is_failure_topic
 from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 from penstock.client.wire.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.spark import register
 from penstock.spark.at_most_once.task_claims import refuse_speculation
 from penstock.spark.exactly_once.decisions import MicroBatch
 from penstock.spark.option_reader import numbers_by_partition
@@ -45,9 +50,7 @@ _NO_ROUTING: Final = FailureRouting(group="", attempts_max=1, backoff=Backoff())
 
 
 def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
-    """The streaming queries of it, running. Raises PipelineError, Unavailable, Refused; then no query runs."""
-    from penstock.spark import register
-
+    """Start the streaming queries. Raises PipelineError, Unavailable, Refused; then no query runs."""
     register(spark)
     if pipeline.delivery is Contract.AT_MOST_ONCE:
         refuse_speculation(spark.conf.get("spark.speculation", "false"))
@@ -59,7 +62,9 @@ def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:
         _try_transform(spark, pipeline, row_schemas)
         _prepare(spark, pipeline, run)
         routing = failure_topics.ensure_failure_topics(cluster, pipeline, topics)
-        frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
+        frame = _source(
+            spark, pipeline, run, routing, _starting_options(cluster, pipeline, run, routing, topics)
+        )
         batches = BatchRunner(pipeline, run, row_schemas, routing, checkpoint=_folder(run, _QUERY))
         return (_start_batches(frame, pipeline, run, batches, pipeline.name, _QUERY),)
 
@@ -69,11 +74,11 @@ def _prepare(spark: Any, pipeline: Pipeline, run: RunSettings) -> None:
         pipeline.sink.prepare(spark, run)
 
 
-# The transform, before anything runs
+# Checking the transform
 
 
 def _try_transform(spark: Any, pipeline: Pipeline, row_schemas: RowSchemas | None) -> None:
-    """On no rows at all. Raises PipelineError."""
+    """Apply the transform to an empty frame. Raises PipelineError."""
     schema = row_schemas.evaluated if row_schemas is not None else table_schema(include_headers=True)
     empty = spark.createDataFrame([], schema)
     evaluated = empty if row_schemas is not None else evaluator.as_evaluated_rows(empty)
@@ -81,21 +86,21 @@ def _try_transform(spark: Any, pipeline: Pipeline, row_schemas: RowSchemas | Non
 
 
 def _checked_output(pipeline: Pipeline, rows: Any) -> Any:
-    from pyspark.errors import PySparkException
-
     try:
         output = pipeline(rows)
         if not hasattr(output, "schema"):
-            raise PipelineError(f"pipeline {pipeline.name}: its function returns {output!r}, not a DataFrame")
+            raise PipelineError(
+                f"pipeline {pipeline.name}: its function returned {output!r}, not a DataFrame"
+            )
         output.schema  # noqa: B018
     except PipelineError:
         raise
     except PySparkException as error:
         raise PipelineError(f"pipeline {pipeline.name}: {first_line(error)}") from None
     except Exception as error:
-        told = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise PipelineError(
-            f"pipeline {pipeline.name}: its function fails on no rows at all: {told}"
+            f"pipeline {pipeline.name}: its function fails on an empty DataFrame: {message}"
         ) from error
     if isinstance(pipeline.sink, TopicSink):
         evaluator.output_records(pipeline, output, pipeline.sink)
@@ -128,14 +133,14 @@ def _source(
     return spark.readStream.format("penstock").options(**given).load()
 
 
-def _starting(
+def _starting_options(
     cluster: Cluster,
     pipeline: Pipeline,
     run: RunSettings,
     routing: FailureRouting,
     topics: Mapping[str, TopicInfo],
 ) -> dict[str, str]:
-    """Where to begin without a checkpoint; retries go on where the group was, for they are not done again.
+    """Return the options that say where to start without a checkpoint. Retry topics continue at the group's offsets.
 
     Raises PipelineError.
     """
@@ -149,33 +154,33 @@ def _starting(
             return {"startingOffsets": asked.lower()}
     elif not asked.startswith("{"):
         raise PipelineError(
-            f"pipeline {pipeline.name}: it cannot start at {asked!r}, but at earliest, latest, milliseconds "
-            'since 1970, or {"topic": {"0": 23}}'
+            f"pipeline {pipeline.name}: it cannot start at {asked!r}; use earliest, latest, milliseconds since 1970, "
+            'or {"topic": {"0": 23}}'
         )
     offsets = _offsets(cluster, pipeline, asked, topics)
     for name in routing.retries:
-        places = [(name, index) for index in range(routing.partitions[name])]
-        known = committed_offsets(cluster, pipeline.group, places, stable=False)
-        offsets |= {place: known[place].offset if place in known else EARLIEST for place in places}
-    told: dict[str, dict[str, int]] = {}
+        partitions = [(name, index) for index in range(routing.partitions[name])]
+        known = committed_offsets(cluster, pipeline.group, partitions, stable=False)
+        offsets |= {tp: known[tp].offset if tp in known else EARLIEST for tp in partitions}
+    by_topic: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in offsets.items():
-        told.setdefault(topic, {})[str(partition)] = offset
-    return {"startingOffsets": json.dumps(told)}
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return {"startingOffsets": json.dumps(by_topic)}
 
 
 def _offsets(
     cluster: Cluster, pipeline: Pipeline, asked: str, topics: Mapping[str, TopicInfo]
 ) -> dict[tuple[str, int], int]:
-    places = [(name, part.index) for name, info in topics.items() for part in info.partitions]
+    partitions = [(name, part.index) for name, info in topics.items() for part in info.partitions]
     if asked.lower() in _EDGES:
-        return dict.fromkeys(places, _EDGES[asked.lower()])
+        return dict.fromkeys(partitions, _EDGES[asked.lower()])
     if asked.isdecimal():
-        found = list_offsets(cluster, dict.fromkeys(places, int(asked)))
-        return {place: LATEST if at is None else at.offset for place, at in found.items()}
+        found = list_offsets(cluster, dict.fromkeys(partitions, int(asked)))
+        return {tp: LATEST if at is None else at.offset for tp, at in found.items()}
     given = numbers_by_partition("starting", asked, least=EARLIEST)
-    # Positions in letter topics are the group's, and of levels that there are no more nobody's.
-    named = [place for place in given if not is_failure_topic(place[0])]
-    return {place: given.get(place, EARLIEST) for place in (*places, *named)}
+    # The group's offsets say where to continue in retry topics.
+    named = [tp for tp in given if not is_failure_topic(tp[0])]
+    return {tp: given.get(tp, EARLIEST) for tp in (*partitions, *named)}
 
 
 # Queries
@@ -203,17 +208,17 @@ def _start_query(spark: Any, writer: Any, pipeline: Pipeline, run: RunSettings, 
         return writer.start()
 
 
-# What remembers rows
+# Stateful pipelines
 
 
 def _start_stateful(
     spark: Any, pipeline: Pipeline, run: RunSettings, row_schemas: RowSchemas | None, cluster: Cluster
 ) -> tuple[Any, ...]:
-    """Rows that fail are sorted out before, in a query of their own: nothing can be taken back from a state."""
+    """Start two queries if rows are evaluated. The first one removes failed rows: a state cannot forget a row again."""
     topics = failure_topics.source_topics(cluster, pipeline)
     if row_schemas is None:
-        starting = _starting(cluster, pipeline, run, _NO_ROUTING, topics)
-        frame = _source(spark, pipeline, run, _NO_ROUTING, starting)
+        options = _starting_options(cluster, pipeline, run, _NO_ROUTING, topics)
+        frame = _source(spark, pipeline, run, _NO_ROUTING, options)
         output = _checked_output(pipeline, frame)
         _prepare(spark, pipeline, run)
         return (_start_stateful_query(output, pipeline, run),)
@@ -224,7 +229,7 @@ def _start_stateful(
     routing = failure_topics.ensure_failure_topics(cluster, pipeline, topics)
     count = max((len(info.partitions) for info in topics.values()), default=1)
     ensure_topic(cluster, NewTopic(name=between, partitions=count))
-    frame = _source(spark, pipeline, run, routing, _starting(cluster, pipeline, run, routing, topics))
+    frame = _source(spark, pipeline, run, routing, _starting_options(cluster, pipeline, run, routing, topics))
     first = _row_pipeline(pipeline, between)
     batches = BatchRunner(first, run, row_schemas, routing, checkpoint=_folder(run, _ROWS))
     before = _start_batches(frame, pipeline, run, batches, f"{pipeline.name}-{_ROWS}", _ROWS)
@@ -236,16 +241,14 @@ def _start_stateful(
 
 
 def _rows_topic(pipeline: Pipeline, run: RunSettings) -> str:
-    """Another one for each checkpoint: who begins anew does not read the rows of before."""
+    """Return the topic between the two queries. Each checkpoint has another one, so that no old rows are read."""
     return f"{pipeline.name}.{_ROWS}.{hashlib.sha256(run.checkpoint.encode()).hexdigest()[:8]}"
 
 
 def _row_pipeline(pipeline: Pipeline, between: str) -> Pipeline:
-    """The same up to the row functions, with rows as JSON instead of what the transform makes of them."""
+    """Return the first pipeline: up to the row functions, with rows as JSON in place of the transform's output."""
 
     def as_json(rows: Any) -> Any:
-        from pyspark.sql import functions as f
-
         whole = f.to_json(f.struct(*[f.col(f"`{name}`") for name in rows.columns]), evaluator.JSON_FORMAT)
         return rows.select(whole.alias("value"), f.col(f"{RECORD}.key").alias("key"))
 
@@ -255,9 +258,7 @@ def _row_pipeline(pipeline: Pipeline, between: str) -> Pipeline:
 def _rows_frame(
     spark: Any, pipeline: Pipeline, run: RunSettings, row_schemas: RowSchemas, between: str
 ) -> Any:
-    """What `_sorting_out` has written, as the transform would have seen it."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
+    """Return the rows that the first query has written, as the transform expects them."""
 
     record = row_schemas.evaluated[RECORD]
     whole = StructType([*row_schemas.columns.fields, record])
@@ -285,7 +286,7 @@ def _start_stateful_query(output: Any, pipeline: Pipeline, run: RunSettings) -> 
 
 
 class StatefulBatchRunner:
-    """For `foreachBatch`: held before they are written, as a state can be computed once for a batch."""
+    """Writes batches in `foreachBatch`. Rows are held, because a state can be computed only once for a batch."""
 
     def __init__(self, sink: BatchSink, checkpoint: str) -> None:
         self.sink = sink

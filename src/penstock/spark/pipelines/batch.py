@@ -1,9 +1,9 @@
 """One batch of a pipeline, in `foreachBatch`: evaluate once, transform the good rows, write them and failure records.
 
-A topic sink and the failure records are written in one transaction. Another sink is written before them, each once for
-a batch; then the evaluation is saved in the checkpoint, so that a batch which is repeated divides its rows in the same
-way. Rows are counted while they are written, without running anything twice. If single records make a batch fail, a
-bisection of its offsets finds them; it is pure, and the batch runs the tries.
+A topic sink and the failure records are written in one transaction. A custom sink is written before the failure
+records, each once for a batch; the evaluation is saved in the checkpoint first, so that a repeated batch divides its
+rows in the same way. Rows are counted while they are written, so nothing runs twice. If single records make a batch
+fail, a bisection of its offsets finds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as f
 
 from penstock.client.deadletters.headers import Failure, Origin
 from penstock.client.errors import ClientError
@@ -36,20 +39,18 @@ from penstock.spark.pipelines.evaluator import (
     failure_record_row,
 )
 from penstock.spark.pipelines.failure_topics import FailureRouting
+from penstock.spark.pipelines.open_transactions import FAILURE_RECORDS_SUFFIX
 from penstock.spark.pipelines.queries import failure_from_spark, is_caused_by_records, is_caused_by_rows
+from penstock.spark.pipelines.status import RowCounts, add_counts
 from penstock.spark.session import arrow_batches_by_rows
 from penstock.spark.sink.options import Contract
 
-if TYPE_CHECKING:
-    from penstock.spark.pipelines.status import RowCounts
-
-
-#: Runs these offsets alone; what goes wrong, or None.
+#: Processes these offsets alone, and returns the failure if there is one.
 TryRanges = Callable[[Sequence["RecordRange"]], Failure | None]
 
 
 class RecordRange(NamedTuple):
-    """Offsets of one partition: `start` and up to, but not including, `end`."""
+    """The offsets start <= offset < end of one partition."""
 
     topic: str
     partition: int
@@ -65,26 +66,26 @@ class RecordRange(NamedTuple):
 
 
 class PoisonRecord(NamedTuple):
-    """One record, and what went wrong with it alone."""
+    """A record that fails alone, and its failure."""
 
     record_range: RecordRange
     failure: Failure
 
 
 class TooManyPoisonRecords(Exception):
-    """More records fail than a batch may have poison in it."""
+    """More records fail than `Errors.isolated_max` allows."""
 
 
 class NotReproducible(Exception):
-    """What failed together does not fail alone: it is not about single records."""
+    """Records that failed together do not fail alone, so no single record is the cause."""
 
 
 def find_poison_records(
     record_ranges: Sequence[RecordRange], failure: Failure, fails: TryRanges, *, found_max: int
 ) -> list[PoisonRecord]:
-    """The records that fail on their own, of stretches that have failed together.
+    """Return the records that fail alone, among ranges that failed together.
 
-    For one among n this takes between log2(n) and 2 log2(n) tries. Raises TooMany, Unsteady.
+    To find one of n records takes between log2(n) and 2 log2(n) tries. Raises TooManyPoisonRecords, NotReproducible.
     """
     found: list[PoisonRecord] = []
     _bisect(tuple(record_ranges), failure, fails, found, found_max, is_tried=True)
@@ -100,7 +101,7 @@ def _bisect(
     *,
     is_tried: bool,
 ) -> None:
-    """`is_tried`: whether these were seen to fail, rather than concluded to since their other half does not."""
+    """`is_tried`: whether these ranges were seen to fail. Otherwise it follows from the other half's success."""
     if sum(each.size for each in record_ranges) == 1:
         seen = failure if is_tried else fails(record_ranges)
         if seen is None:
@@ -121,21 +122,21 @@ def _bisect(
 
 
 def halves(record_ranges: Sequence[RecordRange]) -> tuple[tuple[RecordRange, ...], tuple[RecordRange, ...]]:
-    """Both have at least one offset."""
+    """Split the ranges in two. Both halves have at least one offset."""
     left: list[RecordRange] = []
     right: list[RecordRange] = []
-    room = sum(each.size for each in record_ranges) // 2
-    assert room, f"{record_ranges} cannot be halved"
+    left_size = sum(each.size for each in record_ranges) // 2
+    assert left_size, f"{record_ranges} cannot be halved"
     for each in record_ranges:
-        cut = each.start + min(room, each.size)
-        room -= cut - each.start
-        left += [each._replace(end=cut)] if cut > each.start else []
-        right += [each._replace(start=cut)] if cut < each.end else []
+        middle = each.start + min(left_size, each.size)
+        left_size -= middle - each.start
+        left += [each._replace(end=middle)] if middle > each.start else []
+        right += [each._replace(start=middle)] if middle < each.end else []
     return tuple(left), tuple(right)
 
 
 _LOG: Final = logging.getLogger("penstock.spark")
-#: Spark tells what it has observed a moment after the job; where there was no job, it never does.
+#: Spark reports an observation shortly after the job. If there was no job, it never does.
 _OBSERVATION_WAIT_S: Final = 5.0
 _RESULTS_BY_NAME: Final = {
     "good": GOOD,
@@ -147,51 +148,44 @@ _RESULTS_BY_NAME: Final = {
 
 
 class RowCounter:
-    """Counts what goes through a frame when it is run."""
+    """Counts the rows of a frame while it runs."""
 
     def __init__(self, frame: Any, **conditions: Any) -> None:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as f
-
         self._observation = Observation()
         counted = [f.count_if(condition).alias(name) for name, condition in conditions.items()]
         self.frame = frame.observe(self._observation, *counted)
 
     @classmethod
     def of_row_results(cls, evaluated: Any) -> RowCounter:
-        from pyspark.sql import functions as f
-
-        return cls(evaluated, **{name: f.col(ROW_RESULT) == fate for name, fate in _RESULTS_BY_NAME.items()})
+        return cls(
+            evaluated, **{name: f.col(ROW_RESULT) == result for name, result in _RESULTS_BY_NAME.items()}
+        )
 
     @classmethod
     def of_rows(cls, rows: Any) -> RowCounter:
-        from pyspark.sql import functions as f
-
         return cls(rows, rows=f.lit(True))
 
     def found(self) -> dict[str, int]:
-        """After it was run; empty where it was not."""
-        told: dict[str, int] = {}
+        """Return the counts after the frame has run, or nothing if it has not."""
+        counts: dict[str, int] = {}
 
         def wait() -> None:
-            told.update({name: int(number or 0) for name, number in self._observation.get.items()})
+            counts.update({name: int(number or 0) for name, number in self._observation.get.items()})
 
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         waiting.join(_OBSERVATION_WAIT_S)
-        return dict(told)
+        return dict(counts)
 
 
 def count_row_results(held: Any) -> dict[str, int]:
-    """Counted by asking: where letters depend on it, what Spark happens to tell is not enough."""
+    """Count with a query. Failure records depend on these counts, and Spark may not report an observation."""
     rows = held.groupBy(ROW_RESULT).count().collect()
     numbers = {int(row[ROW_RESULT]): int(row["count"]) for row in rows}
-    return {name: numbers.get(fate, 0) for name, fate in _RESULTS_BY_NAME.items()}
+    return {name: numbers.get(result, 0) for name, result in _RESULTS_BY_NAME.items()}
 
 
 def row_counts(row_results: dict[str, int], rows_out: int) -> RowCounts:
-    from penstock.spark.pipelines.status import RowCounts
-
     return RowCounts(
         rows_in=sum(number for name, number in row_results.items() if name != "foreign"),
         rows_out=rows_out,
@@ -201,27 +195,19 @@ def row_counts(row_results: dict[str, int], rows_out: int) -> RowCounts:
 
 
 def report_counts(cluster: Cluster, name: str, batch: MicroBatch, counts: RowCounts) -> None:
-    """On the board. A batch does not fail because nobody can be told of it."""
-    from penstock.spark.pipelines.status import add_counts
-
+    """Add the counts to the pipeline's status. A batch does not fail if this is impossible."""
     try:
         add_counts(cluster, name, batch, counts)
     except ClientError as trouble:
-        _LOG.warning("%s: what it counted is not on the board: %s", batch, trouble)
+        _LOG.warning("%s: its row counts could not be added to the status: %s", batch, trouble)
 
 
-_FAILURE_RECORDS_SUFFIX: Final = "-letters"
 _DRY_RUN: Final = {"dryRun": "true"}
 _RECORD_ID_COLUMNS: Final = ("topic", "partition", "offset")
 
 
-def sink_query_names(query: str) -> tuple[str, ...]:
-    """The names that a query's batches are written under; one that begins with another comes before that."""
-    return query + _FAILURE_RECORDS_SUFFIX, query
-
-
 class BatchRunner:
-    """All batches of one query. Sent to where Spark calls it, so connections are made there."""
+    """Runs all batches of one query. It is pickled and sent to where Spark calls it, and connects there."""
 
     def __init__(
         self,
@@ -239,7 +225,7 @@ class BatchRunner:
         self.checkpoint = checkpoint
         self._query: str | None = None
         self._cluster: Cluster | None = None
-        #: Only the first batch after a start can have been begun before.
+        #: Only the first batch after a start may have been evaluated before.
         self._may_be_saved = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -252,17 +238,14 @@ class BatchRunner:
         return self._cluster
 
     def __call__(self, frame: Any, number: int) -> None:
-        """For `foreachBatch`. Raises BatchError, and what Spark raises where that is not about the rows."""
-        batch = MicroBatch(self._query_id(frame.sparkSession), number)
+        """Run a batch, for `foreachBatch`. Raises BatchError, and errors of Spark that no row causes."""
+        if self._query is None:
+            self._query = checkpoints.query_id(frame.sparkSession, self.checkpoint)
+        batch = MicroBatch(self._query, number)
         if self.pipeline.source.pattern is not None:
             self.routing = failure_topics.with_new_topics(self.routing, self.cluster, self.pipeline)
         _BatchRun(self, frame, batch, may_be_saved=self._may_be_saved).run()
         self._may_be_saved = False
-
-    def _query_id(self, spark: Any) -> str:
-        if self._query is None:
-            self._query = checkpoints.query_id(spark, self.checkpoint)
-        return self._query
 
 
 class _BatchRun:
@@ -274,10 +257,10 @@ class _BatchRun:
         self.row_results: dict[str, int] = {}
         self.row_counter: RowCounter | None = None
         self.held: list[Any] = []
-        #: With at-most-once: what has been sent may be there, so nothing of the batch is sent again.
+        #: With at-most-once: records may have been sent, so no record of the batch is sent again.
         self.is_sent = False
         self.isolated_count = 0
-        #: What the last write failed for, and so the next tries have to go as far as.
+        #: Whether a topic refused a record of the last write. Then tries must include the encoding of records.
         self.is_refused_by_sink = False
 
     def run(self) -> None:
@@ -295,13 +278,13 @@ class _BatchRun:
     # Evaluating
 
     def _evaluated(self) -> Any:
-        """Rows with what becomes of them, held so that they are evaluated once."""
+        """Return the rows with their results. They are held, so that each row is evaluated once."""
         if self._saves_evaluation and self.may_be_saved:
             found = checkpoints.find_evaluation(self.frame.sparkSession, self._folder, self.batch)
             if found is not None:
                 return self._counted(found)
         if not self.pipeline.evaluates and self.contract is not Contract.AT_MOST_ONCE:
-            # Nothing to hold: they are what the source gives, whenever it is asked.
+            # There is nothing to hold: the source returns the same rows every time.
             self.row_counter = RowCounter.of_row_results(evaluator.as_evaluated_rows(self.frame))
             return self.row_counter.frame
         evaluated = self._counted(self._to_evaluate())
@@ -328,14 +311,14 @@ class _BatchRun:
         return held
 
     def _hold(self, frame: Any) -> Any:
-        """Run it now; should a part be lost, the batch fails rather than that rows are evaluated twice."""
+        """Run the frame now and keep its rows. If a part is lost, the batch fails instead of evaluating rows twice."""
         held = frame.localCheckpoint(eager=True)
         self.held.append(held)
         return held
 
     @property
     def _saves_evaluation(self) -> bool:
-        """Whether letters and rows are written one after the other, and each once."""
+        """Whether rows and failure records are written separately, and each exactly once."""
         is_apart = self.sink is not None and not isinstance(self.sink, TopicSink)
         return is_apart and self.contract is Contract.EXACTLY_ONCE
 
@@ -346,7 +329,7 @@ class _BatchRun:
     # Writing
 
     def _written(self, evaluated: Any) -> int:
-        """How many rows came out."""
+        """Write the batch, without the records that make it fail. Return how many rows came out."""
         while True:
             try:
                 return self._write(evaluated)
@@ -354,15 +337,15 @@ class _BatchRun:
                 if self.is_sent or not is_caused_by_rows(error):
                     raise
                 self.is_refused_by_sink = is_caused_by_records(error)
-                # Each time there are fewer rows, so this ends.
+                # There are fewer rows each time, so this loop ends.
                 evaluated = self._without_poison(evaluated, error)
 
     def _write(self, evaluated: Any) -> int:
-        with_letters = bool(self.row_results.get("retried", 0) + self.row_results.get("dead", 0))
+        has_failures = bool(self.row_results.get("retried", 0) + self.row_results.get("dead", 0))
         counted = RowCounter.of_rows(self._output(evaluated))
         if isinstance(self.sink, TopicSink):
             rows = evaluator.output_records(self.pipeline, counted.frame, self.sink)
-            if with_letters:
+            if has_failures:
                 rows = rows.unionByName(evaluator.failure_records(evaluated))
             self._to_topics(rows, self.sink.options, self.batch.query)
             return counted.found().get("rows", 0)
@@ -370,10 +353,10 @@ class _BatchRun:
             counted.frame.write.format("noop").mode("append").save()
         else:
             self.sink.write(self._once(counted.frame), self.batch)
-        if with_letters:
-            # Afterwards, for should the rows fail there will be more letters, and a batch of them is written once.
+        if has_failures:
+            # Written last: if the rows fail, there will be more failure records, and they are written once per batch.
             self._to_topics(
-                evaluator.failure_records(evaluated), {}, self.batch.query + _FAILURE_RECORDS_SUFFIX
+                evaluator.failure_records(evaluated), {}, self.batch.query + FAILURE_RECORDS_SUFFIX
             )
         return counted.found().get("rows", 0)
 
@@ -381,7 +364,7 @@ class _BatchRun:
         return self.pipeline(evaluator.good_rows(self.pipeline, evaluated))
 
     def _once(self, rows: Any) -> Any:
-        """At most once means: nothing of it is computed a second time."""
+        """Hold the rows if they are delivered at most once, so that they are computed once."""
         return self._hold(rows) if self.contract is Contract.AT_MOST_ONCE else rows
 
     def _to_topics(self, rows: Any, options: Any, name: str) -> None:
@@ -395,7 +378,7 @@ class _BatchRun:
             }
         rows = self._once(rows)
         if self.contract is Contract.AT_MOST_ONCE:
-            # What the topics do not take must be known while all can still be written.
+            # Find out which records the topics refuse before anything is sent.
             self._save(rows, {**options, **_DRY_RUN})
             self.is_sent = True
         self._save(rows, {**options, **contract})
@@ -404,10 +387,10 @@ class _BatchRun:
         given = {**self.batches.run.options(), **options, "timestampColumn": evaluator.TIMESTAMP_COLUMN}
         rows.write.format("penstock").mode("append").options(**given).save()
 
-    # When it fails
+    # Failures
 
     def _without_poison(self, evaluated: Any, error: Exception) -> Any:
-        """The same rows, with letters for those that make it fail. Raises `error` where no row does."""
+        """Return the rows, with failure records for those that make the batch fail. Raises `error` if no row does."""
         if self.row_counter is not None:
             evaluated = self._counted(evaluator.as_evaluated_rows(self.frame))
         if self._try(evaluated) is None:
@@ -437,15 +420,15 @@ class _BatchRun:
             )
         except TooManyPoisonRecords:
             raise BatchError(
-                f"pipeline {self.pipeline.name}: more than {self.pipeline.errors.isolated_max} records make "
-                f"{self.batch} fail, of {_ranges_text(record_ranges)}; "
+                f"pipeline {self.pipeline.name}: more than {self.pipeline.errors.isolated_max} records of "
+                f"{', '.join(map(str, record_ranges))} make {self.batch} fail; "
                 f"the last error: {failure_from_spark(error).message}"
             ) from None
         except NotReproducible:
             raise error from None
 
     def _try(self, evaluated: Any) -> Failure | None:
-        """What goes wrong with these rows when they are written nowhere. Raises what is not about rows."""
+        """Process the rows without writing them, and return the failure. Raises errors that no row causes."""
         output = self._output(evaluated)
         if isinstance(self.sink, TopicSink):
             output = evaluator.output_records(self.pipeline, output, self.sink)
@@ -461,17 +444,17 @@ class _BatchRun:
         return None
 
     def _dead(self, evaluated: Any, found: list[PoisonRecord]) -> Any:
-        """Rows of these records that go to the dead letters."""
+        """Return the rows of these records with failure records for the dead-letter topic."""
         failures = {each.record_range[:3]: each.failure for each in found}
         rows = evaluated.where(_in_ranges(each.record_range for each in found)).collect()
         now_ms, chance = int(time.time() * 1000), random.Random()
         made = []
         for row in rows:
             record = row[RECORD]
-            place = (record["topic"], record["partition"], record["offset"])
-            failure_record = self._failure_record(record, row[ATTEMPTS], failures[place], now_ms, chance)
-            told = row.asDict() | {FAILURE_RECORD: _failure_record_value(failure_record), ROW_RESULT: DEAD}
-            made.append(tuple(told[name] for name in evaluated.columns))
+            record_id = (record["topic"], record["partition"], record["offset"])
+            failure_record = self._failure_record(record, row[ATTEMPTS], failures[record_id], now_ms, chance)
+            values = row.asDict() | {FAILURE_RECORD: _failure_record_value(failure_record), ROW_RESULT: DEAD}
+            made.append(tuple(values[name] for name in evaluated.columns))
         return evaluated.sparkSession.createDataFrame(made, evaluated.schema)
 
     def _failure_record(
@@ -479,7 +462,10 @@ class _BatchRun:
     ) -> Any:
         headers = None
         if record["headers"] is not None:
-            headers = [(each["key"], _bytes_or_none(each["value"])) for each in record["headers"]]
+            headers = [
+                (each["key"], None if each["value"] is None else bytes(each["value"]))
+                for each in record["headers"]
+            ]
         origin = Origin(
             topic=record["topic"],
             partition=record["partition"],
@@ -505,32 +491,22 @@ def _failure_record_value(failure_record: Any) -> tuple[Any, ...]:
     return row["topic"], row["partition"], headers, None
 
 
-def _bytes_or_none(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
-
-
 def _batch_ranges(evaluated: Any) -> list[RecordRange]:
-    """The offsets that rows of the batch are from."""
-    from pyspark.sql import functions as f
-
-    place = [f.col(f"{RECORD}.topic").alias("topic"), f.col(f"{RECORD}.partition").alias("partition")]
+    """Return the range of offsets in each partition of the batch."""
+    partition = [f.col(f"{RECORD}.topic").alias("topic"), f.col(f"{RECORD}.partition").alias("partition")]
     offset = f.col(f"{RECORD}.offset")
-    rows = evaluated.groupBy(*place).agg(f.min(offset).alias("first"), f.max(offset).alias("last")).collect()
+    rows = (
+        evaluated.groupBy(*partition).agg(f.min(offset).alias("first"), f.max(offset).alias("last")).collect()
+    )
     found = (RecordRange(row["topic"], row["partition"], row["first"], row["last"] + 1) for row in rows)
     return sorted(found)
 
 
 def _in_ranges(record_ranges: Any) -> Any:
-    """A condition: rows of these offsets."""
-    from pyspark.sql import functions as f
-
+    """Return the condition that selects the rows of these offsets."""
     topic, partition, offset = (f.col(f"{RECORD}.{name}") for name in _RECORD_ID_COLUMNS)
     found = f.lit(False)
     for each in record_ranges:
-        is_there = (topic == each.topic) & (partition == each.partition)
-        found = found | (is_there & (offset >= each.start) & (offset < each.end))
+        is_partition = (topic == each.topic) & (partition == each.partition)
+        found = found | (is_partition & (offset >= each.start) & (offset < each.end))
     return found
-
-
-def _ranges_text(record_ranges: Sequence[RecordRange]) -> str:
-    return ", ".join(map(str, record_ranges))

@@ -1,6 +1,7 @@
 """The checkpoint of a pipeline: a folder for each generation, with a log next to them.
 
-It contains the id of the query, and the evaluated rows of a batch in case the batch is repeated.
+It contains the id of the query, and the evaluated rows of a batch in case the batch is repeated. Functions import
+pyspark themselves, because commands that start no query import this module.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 class CheckpointMoved(ClientError):
-    """The pipeline already has a checkpoint in another place."""
+    """The pipeline already has a checkpoint in another folder."""
 
 
 def is_uri(checkpoints: str) -> bool:
@@ -101,5 +102,5 @@ def refuse_moved_checkpoint(before: PipelineStatus | None, mine: PipelineStatus)
     if is_same and before.batch is not None:
         raise CheckpointMoved(
             f"the checkpoint of {mine.name} is {before.checkpoint} on {before.host}; with {mine.checkpoint} it would "
-            f"begin anew. Name the folder with --checkpoints, or begin anew with `penstock pipeline reset {mine.name}`"
+            f"start over. Name the folder with --checkpoints, or start over with `penstock pipeline reset {mine.name}`"
         )

@@ -123,7 +123,7 @@ def row_function(
     again after a backoff. If it raises `DeadLetter`, or after the last attempt, the row goes to the dead-letter topic.
     """
     if not isinstance(schema, str) or not schema.strip():
-        raise PipelineError('a row function names the columns that it returns: @row_function("id STRING")')
+        raise PipelineError('a row function needs the columns that it returns: @row_function("id STRING")')
     return lambda function: RowFunction(call=function, schema=schema)
 
 
@@ -291,7 +291,7 @@ def _source(name: str, source: str | Sequence[str] | Source) -> Source:
     if isinstance(source, Sequence) and all(isinstance(each, str) for each in source):
         return Source(topics=tuple(source))
     raise PipelineError(
-        f"pipeline {name}: its source is a topic, a list of topics or a Source, not {source!r}"
+        f"pipeline {name}: source must be a topic, a list of topics or a Source, not {source!r}"
     )
 
 
@@ -320,7 +320,7 @@ def validate_pipeline(declared: Pipeline) -> None:
     """Raise PipelineError, with a message that says what is wrong, if the declaration is invalid."""
     if not isinstance(declared.name, str) or _NAME.fullmatch(declared.name) is None:
         raise PipelineError(
-            f"a pipeline cannot be called {declared.name!r}: use letters, digits, '.', '_', '-'"
+            f"a pipeline cannot be named {declared.name!r}: use letters, digits, '.', '_', '-'"
         )
     for flaw in _mistakes(declared):
         raise PipelineError(f"pipeline {declared.name}: {flaw}")
@@ -337,13 +337,13 @@ def _mistakes(declared: Pipeline) -> list[str]:
 
 def _source_mistakes(source: Source) -> list[str]:
     if bool(source.topics) == (source.pattern is not None):
-        return ["its source is either topics or a pattern"]
-    flaws = [f"{topic!r} is no name of a topic" for topic in source.topics if not _TOPIC.fullmatch(topic)]
+        return ["source must have either topics or a pattern"]
+    flaws = [f"{topic!r} is not a valid topic name" for topic in source.topics if not _TOPIC.fullmatch(topic)]
     if source.pattern is not None:
         try:
             re.compile(source.pattern)
         except re.error as flaw:
-            flaws.append(f"{source.pattern!r} is no pattern ({flaw})")
+            flaws.append(f"{source.pattern!r} is not a regular expression ({flaw})")
     return flaws
 
 
@@ -351,13 +351,15 @@ def _sink_mistakes(declared: Pipeline) -> list[str]:
     flaws = []
     sink = declared.sink
     if sink is not None and not isinstance(sink, TopicSink | BatchSink):
-        flaws.append(f"its sink is a topic, or has write, describe and prepare; {sink!r} has not")
+        flaws.append(
+            f"sink must be a topic, or have the methods write, describe and prepare; {sink!r} has not"
+        )
     if isinstance(sink, TopicSink) and sink.topic is not None and not _TOPIC.fullmatch(sink.topic):
-        flaws.append(f"{sink.topic!r} is no name of a topic")
+        flaws.append(f"{sink.topic!r} is not a valid topic name")
     if isinstance(sink, TopicSink) and sink.topic in declared.source.topics:
-        flaws.append(f"it would read what it writes: {sink.topic} is both source and sink")
+        flaws.append(f"{sink.topic} is both source and sink: the pipeline would read its own output")
     if declared.delivery is Contract.AT_MOST_ONCE and declared.stateful:
-        flaws.append("what remembers rows cannot be at-most-once: choose at-least-once or exactly-once")
+        flaws.append("a stateful pipeline cannot be at-most-once: choose at-least-once or exactly-once")
     if declared.output_mode not in _OUTPUT_MODES:
         flaws.append(f"output_mode={declared.output_mode!r} must be one of {', '.join(_OUTPUT_MODES)}")
     return flaws
@@ -366,22 +368,22 @@ def _sink_mistakes(declared: Pipeline) -> list[str]:
 def _row_mistakes(declared: Pipeline) -> list[str]:
     flaws = []
     if declared.parse is not None and not hasattr(declared.parse, "prepared"):
-        flaws.append(f"parse={declared.parse!r} is no parser; use json_rows or avro_rows")
+        flaws.append(f"parse={declared.parse!r} is not a parser; use json_rows or avro_rows")
     for each in declared.rows:
         if not isinstance(each, RowFunction):
             name = getattr(each, "__name__", repr(each))
             flaws.append(f'{name} needs its output columns: @row_function("id STRING, total DOUBLE")')
     if declared.transform is not None and not callable(declared.transform):
-        flaws.append(f"{declared.transform!r} is no function of a DataFrame")
+        flaws.append(f"{declared.transform!r} is not a function of a DataFrame")
     return flaws
 
 
 def _error_mistakes(errors: Errors) -> list[str]:
     flaws = []
     if errors.attempts < 1:
-        flaws.append(f"a row is tried at least once, not {errors.attempts} times")
+        flaws.append(f"errors.attempts must be at least 1, not {errors.attempts}")
     if errors.isolated_max < 0:
-        flaws.append("errors.isolated_max counts records, and is at least 0")
+        flaws.append(f"errors.isolated_max must be at least 0, not {errors.isolated_max}")
     return flaws
 
 

@@ -13,7 +13,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 from penstock.client.deadletters.headers import Failure, is_for_group
 from penstock.spark.pipelines.arrow_values import arrow_struct, struct_from_rows
@@ -28,10 +35,6 @@ from penstock.spark.pipelines.declaration import (
 from penstock.spark.pipelines.failure_topics import FailureRecord, FailureRouting
 from penstock.spark.pipelines.parsers import struct_type
 from penstock.spark.schema import COLUMN_TYPES
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 RECORD: Final = "_record"
 ATTEMPTS: Final = "_attempts"
@@ -48,9 +51,10 @@ DROPPED: Final = 3
 #: A record in a retry topic that belongs to another group.
 FOREIGN: Final = 4
 
+_HEADERS_TYPE: Final = COLUMN_TYPES["headers"]
 RECORD_FIELDS: Final = ", ".join(f"{name}: {kind}" for name, kind in COLUMN_TYPES.items())
 _FAILURE_RECORD_TYPE: Final = (
-    f"struct<topic: string, partition: int, headers: {COLUMN_TYPES['headers']}, timestamp: timestamp>"
+    f"struct<topic: string, partition: int, headers: {_HEADERS_TYPE}, timestamp: timestamp>"
 )
 ADDED_COLUMNS: Final = (
     f"{RECORD} struct<{RECORD_FIELDS}>, {ATTEMPTS} int, "
@@ -72,8 +76,6 @@ class RowSchemas(NamedTuple):
 
 def build_row_schemas(pipeline: Pipeline) -> RowSchemas:
     """Build the schemas and check their column names. Raises PipelineError."""
-    from pyspark.sql.types import StructType
-
     what = f"pipeline {pipeline.name}"
     parsed = None
     if pipeline.parse is not None:
@@ -85,7 +87,8 @@ def build_row_schemas(pipeline: Pipeline) -> RowSchemas:
     )
     last = rows[-1] if rows else parsed
     assert last is not None, f"{what} evaluates nothing"
-    columns = _nullable(last)
+    # Failed rows have no values, so all columns are nullable.
+    columns = StructType([StructField(field.name, field.dataType, True) for field in last.fields])
     added = struct_type(ADDED_COLUMNS, what)
     return RowSchemas(parsed, rows, columns, StructType([*columns.fields, *added.fields]))
 
@@ -94,19 +97,10 @@ def _check_column_names(schema: Any, what: str) -> Any:
     names = [field.name.lower() for field in schema.fields]
     for name in names:
         if name in (RECORD, *INTERNAL_COLUMNS):
-            raise PipelineError(
-                f"{what}: a column cannot be called {name}, which is used for the record itself"
-            )
+            raise PipelineError(f"{what}: a column cannot be named {name}, which is reserved")
         if names.count(name) > 1:
             raise PipelineError(f"{what}: there are two columns {name}")
     return schema
-
-
-def _nullable(schema: Any) -> Any:
-    """Make all columns nullable, because failed rows have no values."""
-    from pyspark.sql.types import StructField, StructType
-
-    return StructType([StructField(field.name, field.dataType, True) for field in schema.fields])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,24 +123,20 @@ class _TaskEvaluation:
     """The evaluation inside a task, with its parser prepared."""
 
     def __init__(self, evaluation: Evaluation) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
         self.functions = evaluation.rows
         self.kinds = [arrow_struct(each) for each in evaluation.row_schemas.rows]
         self.columns = arrow_struct(evaluation.row_schemas.columns)
         self.schema = to_arrow_schema(evaluation.row_schemas.evaluated, timezone="UTC")
-        self.letters = _FailureRecords(evaluation.routing, self.schema)
+        self.failure_records = _FailureRecords(evaluation.routing, self.schema)
         self.parse: Callable[[Any], Any] | None = None
         if evaluation.parse is not None:
             self.parse = evaluation.parse.prepared(evaluation.row_schemas.parsed)
 
     def evaluated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrivals = self.letters.arrive(batch)
-        rows, failures, dropped = self._rows(batch, arrivals.foreign)
-        letters, row_results = self.letters.route(arrivals, failures, dropped)
-        import pyarrow as pa
-
-        columns = [*rows.flatten(), arrivals.records, arrivals.attempts, letters, row_results]
+        published = self.failure_records.published(batch)
+        rows, failures, dropped = self._rows(batch, published.foreign)
+        failure_records, row_results = self.failure_records.route(published, failures, dropped)
+        columns = [*rows.flatten(), published.records, published.attempts, failure_records, row_results]
         fitted = [
             column.cast(field.type) if column.type != field.type else column
             for column, field in zip(columns, self.schema, strict=True)
@@ -186,7 +176,9 @@ class _TaskEvaluation:
             errors: dict[int, str] = {}
             made = struct_from_rows(current, kind, errors).rows
             for number, error in errors.items():
-                failures[number] = _wrong_columns(function, error)
+                message = f"{function.name} returned a row that does not fit its columns: {error}"
+                failure = Failure(error_class="TypeError", message=message)
+                failures[number] = _RowFailure(failure, is_retriable=False)
         return made, failures, dropped
 
 
@@ -228,11 +220,6 @@ def failure_from_exception(error: BaseException) -> Failure:
     )
 
 
-def _wrong_columns(function: RowFunction, error: str) -> _RowFailure:
-    message = f"{function.name} returned what does not fit its columns: {error}"
-    return _RowFailure(Failure(error_class="TypeError", message=message), is_retriable=False)
-
-
 # Records and their failure records
 
 
@@ -252,13 +239,10 @@ class _FailureRecords:
     def __init__(self, routing: FailureRouting, schema: pa.Schema) -> None:
         self.routing = routing
         self.record_type = schema.field(RECORD).type
-        self.letter_type = schema.field(FAILURE_RECORD).type
+        self.failure_record_type = schema.field(FAILURE_RECORD).type
         self.chance = random.Random()
 
-    def arrive(self, batch: pa.RecordBatch) -> _PublishedRecords:
-        import numpy as np
-        import pyarrow as pa
-
+    def published(self, batch: pa.RecordBatch) -> _PublishedRecords:
         origins, foreign = self._retries(batch)
         attempts = np.ones(batch.num_rows, np.int32)
         columns = {name: batch.column(name) for name in COLUMN_TYPES}
@@ -271,60 +255,54 @@ class _FailureRecords:
         return _PublishedRecords(batch, records, pa.array(attempts), foreign, origins)
 
     def _retries(self, batch: pa.RecordBatch) -> tuple[dict[int, Any], frozenset[int]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if not self.routing.retries:
             return {}, frozenset()
         known = pa.array(list(self.routing.retries), pa.string())
         origins, foreign = {}, []
         for number in pc.indices_nonzero(pc.is_in(batch.column("topic"), known)).to_pylist():
             record = _record_for_routing(batch, number)
-            origins[number] = self.routing.arrival(record)
+            origins[number] = self.routing.read_origin(record)
             if not is_for_group(record["headers"], self.routing.group):
                 foreign.append(number)
         return origins, frozenset(foreign)
 
     def _original(self, batch: pa.RecordBatch, origins: dict[int, Any]) -> dict[str, Any]:
         """Return the columns topic, partition, offset, timestamp and headers as records were first published."""
-        import pyarrow as pa
-
-        told = {name: batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "headers")}
+        values = {
+            name: batch.column(name).to_pylist() for name in ("topic", "partition", "offset", "headers")
+        }
         times = _milliseconds(batch.column("timestamp")).to_pylist()
         for number, origin in origins.items():
-            headers = _header_pairs(told["headers"][number])
-            own = self.routing.own_headers(told["topic"][number], headers)
-            told["headers"][number] = _header_rows(own)
-            told["topic"][number], told["partition"][number] = origin.topic, origin.partition
-            told["offset"][number], times[number] = origin.offset, origin.timestamp_ms
-        columns = {name: pa.array(values, self.record_type.field(name).type) for name, values in told.items()}
+            headers = _header_pairs(values["headers"][number])
+            own = self.routing.own_headers(values["topic"][number], headers)
+            values["headers"][number] = _header_rows(own)
+            values["topic"][number], values["partition"][number] = origin.topic, origin.partition
+            values["offset"][number], times[number] = origin.offset, origin.timestamp_ms
+        columns = {name: pa.array(each, self.record_type.field(name).type) for name, each in values.items()}
         columns["timestamp"] = pa.array([_microseconds(at) for at in times], pa.timestamp("us", "UTC"))
         return columns
 
     def route(
-        self, arrivals: _PublishedRecords, failures: dict[int, _RowFailure], dropped: set[int]
+        self, published: _PublishedRecords, failures: dict[int, _RowFailure], dropped: set[int]
     ) -> tuple[Any, Any]:
         """Return the failure records, null for most rows, and the result of each row."""
-        import numpy as np
-        import pyarrow as pa
-
-        row_results = np.zeros(arrivals.batch.num_rows, np.int8)
+        row_results = np.zeros(published.batch.num_rows, np.int8)
         row_results[sorted(dropped)] = DROPPED
-        row_results[sorted(arrivals.foreign)] = FOREIGN
-        letters: list[dict[str, Any] | None] = [None] * arrivals.batch.num_rows
+        row_results[sorted(published.foreign)] = FOREIGN
+        found: list[dict[str, Any] | None] = [None] * published.batch.num_rows
         now_ms = int(time.time() * 1000)
         for number, failed in failures.items():
-            failure_record = self._failure_record(arrivals, number, failed, now_ms)
+            failure_record = self._failure_record(published, number, failed, now_ms)
             row_results[number] = RETRIED if failure_record.is_retry else DEAD
-            letters[number] = failure_record_row(failure_record)
-        return pa.array(letters, self.letter_type), pa.array(row_results)
+            found[number] = failure_record_row(failure_record)
+        return pa.array(found, self.failure_record_type), pa.array(row_results)
 
     def _failure_record(
-        self, arrivals: _PublishedRecords, number: int, failed: _RowFailure, now_ms: int
+        self, published: _PublishedRecords, number: int, failed: _RowFailure, now_ms: int
     ) -> FailureRecord:
-        record = _record_for_routing(arrivals.batch, number)
+        record = _record_for_routing(published.batch, number)
         return self.routing.failure_record(
-            arrivals.origins.get(number) or self.routing.arrival(record),
+            published.origins.get(number) or self.routing.read_origin(record),
             self.routing.source_of(record["topic"]),
             self.routing.own_headers(record["topic"], record["headers"]),
             failed.failure,
@@ -356,9 +334,6 @@ def _record_for_routing(batch: pa.RecordBatch, number: int) -> dict[str, Any]:
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return pc.divide(column.cast(pa.int64()), 1000)
 
 
@@ -376,7 +351,6 @@ def _header_rows(headers: Any) -> list[dict[str, Any]] | None:
 
 #: Becomes the timestamp of records. Null means the time at which they are written.
 TIMESTAMP_COLUMN: Final = "timestamp"
-_HEADERS_TYPE: Final = COLUMN_TYPES["headers"]
 _RECORD_COLUMNS: Final = ("key", "headers", "topic", "partition")
 _TEXT_TYPES: Final = ("string", "binary")
 #: Formats timestamps with microseconds, so that they are the same when they are read again.
@@ -388,33 +362,23 @@ JSON_FORMAT: Final = {
 
 def as_evaluated_rows(frame: Any) -> Any:
     """Return rows of the source as good rows, for a pipeline that does not evaluate rows."""
-    from pyspark.sql import functions as f
-
     record = f.struct(*[f.col(name) for name in COLUMN_TYPES]).alias(RECORD)
     return frame.select(
         record,
         f.lit(1).alias(ATTEMPTS),
-        f.lit(None).cast(_failure_record_type()).alias(FAILURE_RECORD),
+        f.lit(None).cast(_FAILURE_RECORD_TYPE).alias(FAILURE_RECORD),
         f.lit(GOOD).cast("tinyint").alias(ROW_RESULT),
     )
 
 
-def _failure_record_type() -> str:
-    return f"struct<topic: string, partition: int, headers: {_HEADERS_TYPE}, timestamp: timestamp>"
-
-
 def good_rows(pipeline: Pipeline, evaluated: Any) -> Any:
     """Return the good rows with the columns that the transform receives."""
-    from pyspark.sql import functions as f
-
     good = evaluated.where(f.col(ROW_RESULT) == GOOD)
     return good.drop(*INTERNAL_COLUMNS) if pipeline.evaluates else good.select(f"{RECORD}.*")
 
 
 def failure_records(evaluated: Any) -> Any:
     """Return the failed rows as records for retry and dead-letter topics."""
-    from pyspark.sql import functions as f
-
     return evaluated.where(f.col(FAILURE_RECORD).isNotNull()).select(
         f.col(f"{FAILURE_RECORD}.topic").alias("topic"),
         f.col(f"{FAILURE_RECORD}.partition").alias("partition"),
@@ -430,8 +394,6 @@ def output_records(pipeline: Pipeline, output: Any, sink: TopicSink) -> Any:
 
     Raises PipelineError if the type of a column cannot be written.
     """
-    from pyspark.sql import functions as f
-
     kinds = {field.name.lower(): field for field in output.schema.fields}
     whole = None if "value" in kinds or RECORD not in kinds else RECORD
     _refuse_type(pipeline, kinds, "value", _TEXT_TYPES)
@@ -441,7 +403,7 @@ def output_records(pipeline: Pipeline, output: Any, sink: TopicSink) -> Any:
     _refuse_type(pipeline, kinds, "topic", ("string",))
     if sink.topic is None and "topic" not in kinds:
         raise PipelineError(
-            f"pipeline {pipeline.name}: nothing says where to write; name a topic, or add a column topic"
+            f"pipeline {pipeline.name}: no topic to write to: name one, or add a column topic"
         )
     topic = f.lit(sink.topic) if sink.topic is not None else f.col("topic")
     return output.select(
@@ -465,8 +427,6 @@ def _refuse_type(pipeline: Pipeline, kinds: dict[str, Any], name: str, wanted: t
 
 
 def _output_column(kinds: dict[str, Any], name: str, whole: str | None) -> Any:
-    from pyspark.sql import functions as f
-
     if name in kinds:
         return f.col(f"`{kinds[name].name}`")
     return f.lit(None) if whole is None else f.col(f"{whole}.{name}")
@@ -474,8 +434,6 @@ def _output_column(kinds: dict[str, Any], name: str, whole: str | None) -> Any:
 
 def _output_value(output: Any, kinds: dict[str, Any]) -> Any:
     """Return the column `value` if there is one, or all columns as JSON."""
-    from pyspark.sql import functions as f
-
     if "value" in kinds:
         return f.col(f"`{kinds['value'].name}`")
     names = [name for name in output.columns if name.lower() not in (*_RECORD_COLUMNS, RECORD)]

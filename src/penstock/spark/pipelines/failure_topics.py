@@ -39,12 +39,12 @@ _TO_BE_TRIED_AGAIN: Final = "to be tried again"
 
 
 class FailureRecord(NamedTuple):
-    """Under which topic, partition, headers and time a record is published again."""
+    """The topic, partition, headers and timestamp with which a failed record is published again."""
 
     topic: str
     partition: int
     headers: list[Header]
-    #: None: when it is written.
+    #: When a retry is due. None for a dead letter, which gets the time of writing.
     timestamp_ms: int | None
 
     @property
@@ -54,25 +54,25 @@ class FailureRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRouting:
-    """For the rows of one pipeline."""
+    """Decides which topic the failed rows of one pipeline go to."""
 
     group: str
     attempts_max: int
     backoff: Backoff
-    #: Retry topics that are read, and whose they are.
+    #: Retry topic that the pipeline reads -> its source topic.
     retries: Mapping[str, str] = field(default_factory=dict)
-    #: How many partitions retry and dead-letter topics have.
+    #: Number of partitions of each retry and dead-letter topic.
     partitions: Mapping[str, int] = field(default_factory=dict)
 
-    def arrival(self, record: Mapping[str, Any]) -> Origin:
-        """Where it was first, with the attempts before this one. Only in retry topics are headers asked for that."""
+    def read_origin(self, record: Mapping[str, Any]) -> Origin:
+        """Return where the record was first published, and how often it was tried. Only retries have such headers."""
         source = self.retries.get(record["topic"])
-        place = {name: record[name] for name in ("topic", "partition", "offset", "timestamp_ms")}
-        told = read_origin(record["headers"] if source is not None else None, **place)
-        if source is None or told.topic == source:
-            return told
-        # Somebody has put it there by hand, and nobody knows where it is from.
-        return Origin(**place, attempts=told.attempts, group=told.group)
+        position = {name: record[name] for name in ("topic", "partition", "offset", "timestamp_ms")}
+        origin = read_origin(record["headers"] if source is not None else None, **position)
+        if source is None or origin.topic == source:
+            return origin
+        # The headers name another source: the record was copied into this retry topic, so its origin is unknown.
+        return Origin(**position, attempts=origin.attempts, group=origin.group)
 
     def source_of(self, topic: str) -> str:
         return self.retries.get(topic, topic)
@@ -91,7 +91,7 @@ class FailureRouting:
         now_ms: int,
         chance: random.Random,
     ) -> FailureRecord:
-        """`source` is the topic whose letters these are, and `headers` are the record's own."""
+        """Return the failure record. `source` is the original topic, and `headers` are the record's own."""
         attempts = origin.attempts + 1
         level = retry_topic(source, attempts)
         if is_retriable and attempts < self.attempts_max and level in self.retries:
@@ -109,31 +109,31 @@ class FailureRouting:
         reason: str,
         due_ms: int | None,
     ) -> FailureRecord:
-        told = Failure(
+        failed = Failure(
             error_class=failure.error_class, message=failure.message, stack=failure.stack, reason=reason
         )
         return FailureRecord(
             topic=topic,
-            # The source may have grown since these topics were made.
+            # The source may have more partitions than this topic.
             partition=origin.partition % self.partitions.get(topic, origin.partition + 1),
-            headers=failure_headers(headers, origin, told, group=self.group, attempts=origin.attempts + 1),
+            headers=failure_headers(headers, origin, failed, group=self.group, attempts=origin.attempts + 1),
             timestamp_ms=due_ms,
         )
 
 
-#: At the end of a pattern's beginning: not what other pipelines have for letters.
+#: Prefix of a source pattern that excludes retry and dead-letter topics.
 _NO_FAILURE_TOPICS: Final = r"(?!.*\.(?:retry\.[1-9][0-9]*|dlq|dlq\.replayed)$)"
 
 
 def source_pattern(pipeline: Pipeline) -> str:
-    """Of the topics that a pattern means: without letters, which would come back for ever."""
+    """Return the source pattern without failure topics: a pipeline that reads its own dead letters would never end."""
     pattern = pipeline.source.pattern
     assert pattern is not None
     return f"(?:{pattern})" if pipeline.source.letters else f"{_NO_FAILURE_TOPICS}(?:{pattern})"
 
 
 def source_topics(cluster: Cluster, pipeline: Pipeline) -> dict[str, TopicInfo]:
-    """As they are now. Raises PipelineError where one that is named does not exist; Unavailable, Refused."""
+    """Return the current source topics. Raises PipelineError if a named topic does not exist; Unavailable, Refused."""
     if pipeline.source.pattern is not None:
         return cluster.topics(re.compile(source_pattern(pipeline)))
     found = cluster.topics(pipeline.source.topics)
@@ -146,9 +146,9 @@ def source_topics(cluster: Cluster, pipeline: Pipeline) -> dict[str, TopicInfo]:
 def ensure_failure_topics(
     cluster: Cluster, pipeline: Pipeline, topics: Mapping[str, TopicInfo]
 ) -> FailureRouting:
-    """Make those that are missing, and let those grow whose source has grown.
+    """Create missing retry and dead-letter topics, and add partitions to those whose source has more now.
 
-    Raises PipelineError where a source asks for more than the pipeline promises; Unavailable, Refused.
+    Raises PipelineError if a source topic requires a stronger contract than the pipeline has; Unavailable, Refused.
     """
     _check_contracts(cluster, pipeline, topics)
     partitions = {}
@@ -177,7 +177,7 @@ def _check_contracts(cluster: Cluster, pipeline: Pipeline, topics: Iterable[str]
 
 
 def _retry_topics(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str]:
-    """Only row functions can be tried again. Levels of earlier declarations may still have something in them."""
+    """Return the retry topics to read. Those of an earlier declaration may still contain records."""
     wanted = {retry_topic(source, level) for level in range(1, pipeline.errors.attempts)}
     if not pipeline.evaluates:
         return []
@@ -191,7 +191,7 @@ def _retry_topics(cluster: Cluster, pipeline: Pipeline, source: str) -> list[str
 
 
 def with_new_topics(routing: FailureRouting, cluster: Cluster, pipeline: Pipeline) -> FailureRouting:
-    """Dead letters of topics that a pattern has come to match. Their retries begin when the pipeline starts anew.
+    """Create the dead-letter topics of new topics that the pattern matches. Their retries need a restart.
 
     Raises Unavailable, Refused.
     """

@@ -1,6 +1,6 @@
-"""JSON objects to Arrow columns: msgspec reads each value for its columns only.
+"""JSON objects to Arrow columns. msgspec decodes from each value only the fields that are columns.
 
-The columns of a pipeline become types for msgspec, and words for the error messages of values that do not fit.
+The columns of a pipeline become msgspec types, and descriptions for the error messages.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired, TypedDict
+from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 import msgspec
+import pyarrow as pa
 from msgspec import Meta
+from pyspark.sql import types
 
 from penstock.spark.pipelines.arrow_values import arrow_struct, struct_from_columns
 from penstock.spark.pipelines.declaration import Parsed, PipelineError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-#: The first number that is infinite as one of 32 bits.
+#: The smallest number that is infinite as a 32-bit float.
 _FLOAT_END: Final = 3.4028235677973366e38
 
 
@@ -63,16 +61,16 @@ _INDEX: Final = re.compile(r"\[(?:\d+|\.\.\.)\]")
 
 
 class ExpectedTypes:
-    """What a value must be, by its path; elements of lists and maps have [] in theirs."""
+    """A description of each expected type, by path. The path of an element in a list or map contains []."""
 
     def __init__(self) -> None:
         self._wanted = {"": "an object"}
 
-    def want(self, path: str, words: str) -> None:
-        self._wanted[_INDEX.sub("[]", path)] = words
+    def add(self, path: str, description: str) -> None:
+        self._wanted[_INDEX.sub("[]", path)] = description
 
-    def told(self, error: msgspec.ValidationError) -> str:
-        """In our words; in those of msgspec where we have none."""
+    def describe(self, error: msgspec.ValidationError) -> str:
+        """Return a message in our expected, or in those of msgspec if the path is unknown."""
         text, path = str(error), ""
         if found := _AT.match(text):
             text, path = found.groups()
@@ -85,61 +83,59 @@ class ExpectedTypes:
         if wanted is None:
             return f"{name} does not fit: {text}"
         return f"{name} must be {wanted}" + (
-            f", and is {_JSON_TYPE_NAMES.get(got[1], got[1])}" if got is not None else ""
+            f", but is {_JSON_TYPE_NAMES.get(got[1], got[1])}" if got is not None else ""
         )
 
 
-def row_type(schema: Any, words: ExpectedTypes) -> type[msgspec.Struct]:
-    """Fields are named c0, c1...; what JSON calls them may be no names for Python. Raises PipelineError."""
+def row_type(schema: Any, expected: ExpectedTypes) -> type[msgspec.Struct]:
+    """Return the msgspec type. Its fields are c0, c1...: JSON names may be invalid in Python. Raises PipelineError."""
     names = [field.name for field in schema.fields]
     for name in names:
         if names.count(name) > 1:
             raise PipelineError(f"there are two columns {name}")
-    fields = [(f"c{number}", *_struct_field(field, words)) for number, field in enumerate(schema.fields)]
-    # What JSON is made of has no cycles for a collector to look for.
+    fields = [(f"c{number}", *_struct_field(field, expected)) for number, field in enumerate(schema.fields)]
+    # Decoded JSON has no cycles, so the garbage collector need not track it.
     return msgspec.defstruct("Row", fields, kw_only=True, gc=False)
 
 
-def _struct_field(field: Any, words: ExpectedTypes) -> tuple[Any, Any]:
-    kind = _msgspec_type(field.dataType, field.name, words)
+def _struct_field(field: Any, expected: ExpectedTypes) -> tuple[Any, Any]:
+    kind = _msgspec_type(field.dataType, field.name, expected)
     if field.nullable:
         return kind | None, msgspec.field(name=field.name, default=None)
     return kind, msgspec.field(name=field.name)
 
 
-def _msgspec_type(kind: Any, path: str, words: ExpectedTypes) -> Any:
-    from pyspark.sql import types
-
+def _msgspec_type(kind: Any, path: str, expected: ExpectedTypes) -> Any:
     match kind:
         case types.StructType():
-            words.want(path, "an object")
-            return _object_type(kind, path, words)
+            expected.add(path, "an object")
+            return _object_type(kind, path, expected)
         case types.ArrayType():
-            words.want(path, "a list")
-            return list[_element_type(kind.elementType, kind.containsNull, path, words)]  # type: ignore[misc]
+            expected.add(path, "a list")
+            return list[_element_type(kind.elementType, kind.containsNull, path, expected)]  # type: ignore[misc]
         case types.MapType() if isinstance(kind.keyType, types.StringType):
-            words.want(path, "an object")
-            return dict[str, _element_type(kind.valueType, kind.valueContainsNull, path, words)]  # type: ignore[misc]
+            expected.add(path, "an object")
+            return dict[str, _element_type(kind.valueType, kind.valueContainsNull, path, expected)]  # type: ignore[misc]
         case types.DecimalType():
-            words.want(path, "a number")
+            expected.add(path, "a number")
             return Decimal
     if kind.typeName() not in _SCALAR_TYPES:
         raise PipelineError(f"column {path} is {kind.simpleString()}, which cannot be read from JSON")
     scalar, wanted = _SCALAR_TYPES[kind.typeName()]
-    words.want(path, wanted)
+    expected.add(path, wanted)
     return scalar
 
 
-def _element_type(kind: Any, may_be_null: bool, path: str, words: ExpectedTypes) -> Any:
-    found = _msgspec_type(kind, f"{path}[]", words)
+def _element_type(kind: Any, may_be_null: bool, path: str, expected: ExpectedTypes) -> Any:
+    found = _msgspec_type(kind, f"{path}[]", expected)
     return found | None if may_be_null else found
 
 
-def _object_type(schema: Any, path: str, words: ExpectedTypes) -> Any:
-    """Objects within are dicts, as Arrow takes them."""
+def _object_type(schema: Any, path: str, expected: ExpectedTypes) -> Any:
+    """Return the type of a nested object, which is decoded to a dict, as Arrow expects it."""
     fields = {}
     for field in schema.fields:
-        kind = _msgspec_type(field.dataType, f"{path}.{field.name}", words)
+        kind = _msgspec_type(field.dataType, f"{path}.{field.name}", expected)
         fields[field.name] = NotRequired[kind | None] if field.nullable else kind
     typed_dict: Any = TypedDict
     return typed_dict("Object", fields)
@@ -150,16 +146,16 @@ _Decode = Callable[[bytes], msgspec.Struct]
 
 class JsonReader:
     def __init__(self, schema: Any) -> None:
-        """Raises PipelineError for types that JSON has no way to write."""
+        """Raises PipelineError for a type that cannot be read from JSON."""
         self.kind = arrow_struct(schema)
-        self._words = ExpectedTypes()
-        kind = row_type(schema, self._words)
+        self._expected = ExpectedTypes()
+        kind = row_type(schema, self._expected)
         self._decode: _Decode = msgspec.json.Decoder(kind).decode
         self._getters = [attrgetter(name) for name in kind.__struct_fields__]
         self._nothing = kind(**dict.fromkeys(kind.__struct_fields__))
 
     def parse(self, values: pa.Array) -> Parsed:
-        # What msgspec skips it does not look into: text that is not UTF-8 would pass there.
+        # msgspec does not check skipped fields, so it would accept text there that is not UTF-8.
         rows, errors = self._read(values.to_pylist(), self._decode if _is_utf8(values) else self._decode_text)
         columns = [list(map(getter, rows)) for getter in self._getters]
         return struct_from_columns(columns, self.kind, [False] * len(rows), errors)
@@ -173,21 +169,21 @@ class JsonReader:
         reading = map(decode, values)
         while True:
             try:
-                # A list keeps what it was given before the error, and the iterator goes on after it.
+                # On an error, the list keeps what it has received, and the iterator continues after the failed value.
                 rows.extend(reading)
                 return rows, errors
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError) as error:
-                errors[len(rows)] = self._told(error, values[len(rows)])
+                errors[len(rows)] = self._describe(error, values[len(rows)])
                 rows.append(self._nothing)
 
-    def _told(self, error: Exception, value: bytes | None) -> str:
+    def _describe(self, error: Exception, value: bytes | None) -> str:
         if value is None:
             return "there is no value"
         match error:
             case msgspec.ValidationError():
-                return self._words.told(error)
+                return self._expected.describe(error)
             case msgspec.DecodeError():
-                return f"the value is no JSON: {str(error).removeprefix('JSON is malformed: ')}"
+                return f"the value is not valid JSON: {str(error).removeprefix('JSON is malformed: ')}"
             case UnicodeDecodeError():
                 return f"the value is not UTF-8 (byte {error.start})"
             case RecursionError():
@@ -196,8 +192,6 @@ class JsonReader:
 
 
 def _is_utf8(values: pa.Array) -> bool:
-    import pyarrow as pa
-
     try:
         values.cast(pa.string())
     except pa.ArrowException:

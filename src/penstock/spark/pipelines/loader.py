@@ -20,14 +20,14 @@ from penstock.spark.pipelines.declaration import Job, Pipeline
 
 
 class BuiltIn(NamedTuple):
-    #: `module:function` of what makes it. Settings are its parameters.
+    #: `module:function` of the factory. Settings on the command line are its parameters.
     factory: str
     help: str
 
 
 BUILT_IN: Final = {
     "archive": BuiltIn("penstock.spark.archive:archive", "topic -> Delta table, every record once"),
-    "dedupe": BuiltIn("penstock.spark.analytics:dedupe", "topic -> topic, less what comes again"),
+    "dedupe": BuiltIn("penstock.spark.analytics:dedupe", "topic -> topic, without duplicates"),
     "hotkeys": BuiltIn("penstock.spark.analytics:hotkeys", "the heaviest keys of a topic's partitions"),
     "metrics": BuiltIn(
         "penstock.spark.analytics:metrics", "windowed rates, sizes, lag and errors -> topic, table"
@@ -39,41 +39,39 @@ BUILT_IN: Final = {
 
 
 Runnable = Pipeline | Job
-#: What of Python's parameters is a setting by name.
+#: Kinds of parameters that can be passed by name.
 _NAMED: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class LoadingError(ClientError):
-    """What is named is not there, or is no pipeline."""
+    """The pipeline does not exist, or cannot be loaded."""
 
 
 def load(target: str, settings: Mapping[str, str]) -> Runnable:
-    """`file.py`, `file.py:name`, `package.module:name`, or the name of a built-in one. Raises LoadingError."""
+    """Load `file.py`, `file.py:name`, `package.module:name`, or a built-in pipeline by name. Raises LoadingError."""
     if target in BUILT_IN:
         module, _, name = BUILT_IN[target].factory.partition(":")
         return _build_runnable(getattr(_import(module), name), target, settings)
-    place, colon, name = target.rpartition(":") if ":" in target else (target, "", "")
-    if place.endswith(".py"):
-        module_found = _load_file(Path(place))
+    location, colon, name = target.rpartition(":") if ":" in target else (target, "", "")
+    if location.endswith(".py"):
+        module_found = _load_file(Path(location))
     elif colon:
-        module_found = _import_here(place)
+        module_found = _import_here(location)
     else:
-        raise LoadingError(_unknown_target(target))
-    found = _named_runnable(module_found, place, name) if name else _only_runnable(module_found, place)
+        near = difflib.get_close_matches(target, BUILT_IN, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"the built-in pipelines are {', '.join(BUILT_IN)}"
+        raise LoadingError(
+            f"{target} is neither file.py, file.py:name, package.module:name nor a built-in pipeline; {advice}"
+        )
+    found = _named_runnable(module_found, location, name) if name else _only_runnable(module_found, location)
     return _build_runnable(found, target, settings)
-
-
-def _unknown_target(target: str) -> str:
-    near = difflib.get_close_matches(target, BUILT_IN, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"built in are {', '.join(BUILT_IN)}"
-    return f"{target} is neither file.py, file.py:name, package.module:name nor built in; {advice}"
 
 
 # Files and modules
 
 
 def _load_file(path: Path) -> ModuleType:
-    """As `python file.py` would find what it imports; its functions travel to workers by value."""
+    """Load a file with the import path of `python file.py`. Its functions are pickled by value for workers."""
     if not path.is_file():
         raise LoadingError(f"there is no file {path}")
     _add_import_path(path.resolve().parent)
@@ -94,7 +92,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _add_import_path(folder: Path) -> None:
-    """Here and in workers that this process will start."""
+    """Add a folder to the import path of this process and of workers that it will start."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     known = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
@@ -105,12 +103,12 @@ def _pickle_by_value(module: ModuleType) -> None:
     try:
         from pyspark import cloudpickle
     except ImportError:
-        return  # nothing travels without Spark
+        return  # without Spark there are no workers
     cloudpickle.register_pickle_by_value(module)
 
 
 def _import_here(name: str) -> ModuleType:
-    """With the folder that we are in, as `python -m` does it."""
+    """Import with the current folder on the import path, as `python -m` does."""
     here = Path.cwd()
     _add_import_path(here)
     module = _import(name)
@@ -131,7 +129,7 @@ def _import(name: str) -> ModuleType:
 
 @contextmanager
 def _errors_with_line(what: str) -> Iterator[None]:
-    """An error in what is loaded, in one sentence with the line that it comes from."""
+    """Turn an error in the loaded code into a LoadingError that names the line."""
     try:
         yield
     except (ModuleNotFoundError, ClientError):
@@ -145,20 +143,20 @@ def _errors_with_line(what: str) -> Iterator[None]:
         raise LoadingError(f"{where}: {type(error).__name__}: {error}") from None
 
 
-# What is in them
+# Pipelines in a module
 
 
-def _only_runnable(module: ModuleType, place: str) -> Any:
+def _only_runnable(module: ModuleType, location: str) -> Any:
     found = _runnables(module)
     if not found:
-        raise LoadingError(f"{place} declares no pipeline: put @pipeline(...) over a function")
+        raise LoadingError(f"{location} declares no pipeline: decorate a function with @pipeline(...)")
     if len(found) > 1:
-        raise LoadingError(f"{place} declares {', '.join(found)}: say which one, as {place}:NAME")
+        raise LoadingError(f"{location} declares {', '.join(found)}: select one with {location}:NAME")
     return next(iter(found.values()))
 
 
-def _named_runnable(module: ModuleType, place: str, name: str) -> Any:
-    """By the name of the variable, or by its own."""
+def _named_runnable(module: ModuleType, location: str, name: str) -> Any:
+    """Find a pipeline by the name of its variable, or by its own name."""
     if hasattr(module, name):
         return getattr(module, name)
     found = _runnables(module)
@@ -166,11 +164,11 @@ def _named_runnable(module: ModuleType, place: str, name: str) -> Any:
         return found[name]
     near = difflib.get_close_matches(name, [*found, *vars(module)], n=1)
     advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(found) or 'no pipelines'}"
-    raise LoadingError(f"{place} has no {name}; {advice}")
+    raise LoadingError(f"{location} has no {name}; {advice}")
 
 
 def _runnables(module: ModuleType) -> dict[str, Runnable]:
-    """By their own names, each once however many variables it has."""
+    """Return all pipelines and jobs by their own names. One may be in several variables."""
     return {each.name: each for each in vars(module).values() if _is_runnable(each)}
 
 
@@ -182,24 +180,22 @@ def _is_runnable(found: object) -> bool:
 
 
 def _build_runnable(found: Any, target: str, settings: Mapping[str, str]) -> Runnable:
-    """The thing itself, or what a function makes of the settings."""
+    """Return the pipeline, or call the factory with the settings."""
     if _is_runnable(found):
         if settings:
-            raise LoadingError(
-                f"{target} is declared as it is, and takes no settings such as {min(settings)}"
-            )
+            raise LoadingError(f"{target} takes no settings, and {min(settings)} is given")
         made: Runnable = found
         return made
     if not callable(found):
-        raise LoadingError(f"{target} is no pipeline but a {type(found).__name__}")
+        raise LoadingError(f"{target} is not a pipeline but a {type(found).__name__}")
     made = found(**_arguments(found, target, settings))
     if not _is_runnable(made):
-        raise LoadingError(f"{target} makes no pipeline but a {type(made).__name__}")
+        raise LoadingError(f"{target} does not return a pipeline but a {type(made).__name__}")
     return made
 
 
 def _arguments(factory: Callable[..., Any], target: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Raises LoadingError for settings that are missing or unknown, with all that there are."""
+    """Return the arguments of the factory. Raises LoadingError for missing and unknown settings."""
     parameters = inspect.signature(factory).parameters.values()
     known = {_setting_name(each.name): each for each in parameters if each.kind in _NAMED}
     given = {name.replace("-", "_"): value for name, value in settings.items()}
@@ -212,7 +208,7 @@ def _arguments(factory: Callable[..., Any], target: str, settings: Mapping[str, 
 
 
 def settings_usage(name: str) -> str:
-    """What a built-in one takes. Raises LoadingError."""
+    """Return the settings of a built-in pipeline. Raises LoadingError."""
     module, _, function = BUILT_IN[name].factory.partition(":")
     parameters = inspect.signature(getattr(_import(module), function)).parameters.values()
     return usage(each for each in parameters if each.kind in _NAMED)
@@ -230,5 +226,5 @@ def _usage(parameter: inspect.Parameter) -> str:
 
 
 def _setting_name(name: str) -> str:
-    """`from_` stands for `from`, which Python keeps for itself."""
+    """The parameter `from_` is the setting `from`, which is a keyword of Python."""
     return name.removesuffix("_")

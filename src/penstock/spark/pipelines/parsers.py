@@ -47,11 +47,11 @@ _AVRO_LOGICAL: Final = {
 
 
 def columns_of_json_schema(document: Any, name: str) -> str:
-    """JSON Schema, or what `df.schema.json()` gives, as the latter. Raises PipelineError."""
+    """Convert a JSON Schema to Spark's JSON schema, which is also accepted as it is. Raises PipelineError."""
     if isinstance(document, dict) and document.get("type") == "struct":
         return json.dumps(document)
     if not isinstance(document, dict) or "properties" not in document:
-        raise PipelineError(f"the schema {name} describes no object with properties")
+        raise PipelineError(f"the schema {name} does not describe an object with properties")
     return json.dumps(_json_object(document, name, ""))
 
 
@@ -65,7 +65,7 @@ def _json_object(document: dict[str, Any], name: str, path: str) -> dict[str, An
 
 
 def _json_type(kind: Any, name: str, path: str) -> tuple[_Type, bool]:
-    """The column type, and whether null is allowed."""
+    """Return the column type, and whether null is allowed."""
     if not isinstance(kind, dict):
         raise _unsupported_type(name, path, kind)
     named = kind.get("type")
@@ -91,32 +91,28 @@ def _json_type(kind: Any, name: str, path: str) -> tuple[_Type, bool]:
 
 
 def columns_of_avro_schema(document: Any, name: str) -> str:
-    """A record of Avro as JSON of Spark. Raises PipelineError."""
+    """Convert the schema of an Avro record to Spark's JSON schema. Raises PipelineError."""
     if not isinstance(document, dict) or document.get("type") != "record":
-        raise PipelineError(f"the schema {name} describes no Avro record")
+        raise PipelineError(f"the schema {name} does not describe an Avro record")
     known: dict[str, Any] = {}
     return json.dumps(_avro_record(document, name, "", known))
 
 
 def _avro_record(document: dict[str, Any], name: str, path: str, known: dict[str, Any]) -> dict[str, Any]:
-    # A record within itself would have no end of columns: until it is read, it is not known.
+    # A type is known only after its fields are read, so a record that contains itself is refused.
     fields = []
     for field in document.get("fields", ()):
         kind, may_be_null = _avro_type(field["type"], name, f"{path}{field['name']}", known)
         fields.append(_struct_field(field["name"], kind, may_be_null, required=True))
     if not fields:
-        # Nor fixed values of no bytes: a list of what takes no bytes is as long as its writer says.
+        # A value of no bytes is refused, because a list of them could be of any length without using memory.
         raise _unsupported_type(name, path.removesuffix(".") or "the record", document)
-    _remember(document, known)
+    known[_short_name(str(document.get("name", "")))] = document
     return {"type": "struct", "fields": fields}
 
 
-def _remember(document: dict[str, Any], known: dict[str, Any]) -> None:
-    """Named types may be used again by name, with a namespace or without."""
-    known[_short_name(str(document.get("name", "")))] = document
-
-
 def _short_name(name: str) -> str:
+    """Return the name without its namespace: a type may be used again with the namespace or without."""
     return name.rpartition(".")[2]
 
 
@@ -155,7 +151,7 @@ def _avro_complex(kind: dict[str, Any], name: str, path: str, known: dict[str, A
         case "int" | "long" | "string" if logical in _AVRO_LOGICAL:
             return _AVRO_LOGICAL[logical]
         case str() as scalar if scalar in _AVRO_SCALARS:
-            _remember(kind, known)
+            known[_short_name(str(kind.get("name", "")))] = kind
             return _AVRO_SCALARS[scalar]
     raise _unsupported_type(name, path, kind)
 
@@ -173,11 +169,13 @@ def _map_type(value: _Type, *, contains_null: bool) -> dict[str, Any]:
 
 
 def _unsupported_type(name: str, path: str, kind: object) -> PipelineError:
-    return PipelineError(f"the schema {name}: {path} is of type {json.dumps(kind)}, which no column can be")
+    return PipelineError(
+        f"the schema {name}: {path} has the type {json.dumps(kind)}, for which there is no column type"
+    )
 
 
 _FRAME_BYTES: Final = 5
-#: fastavro's own decimals take minutes for a megabyte of digits; these refuse what no column can hold.
+#: fastavro needs minutes for a decimal with a megabyte of digits. Our reader refuses decimals that fit no column.
 _DECIMAL: Final = "penstock-decimal"
 _DECIMAL_BYTES_MAX: Final = 256
 _DECIMAL_CONTEXT: Final = Context(prec=1000)
@@ -185,12 +183,13 @@ _DECIMAL_CONTEXT: Final = Context(prec=1000)
 
 class AvroReader:
     def __init__(self, avro: str, schema: Any, *, framed: bool) -> None:
-        """Raises PipelineError."""
+        """Raises PipelineError if fastavro is not installed."""
+        # fastavro is optional, and slow to import.
         try:
             from fastavro import parse_schema, schemaless_reader
             from fastavro.read import LOGICAL_READERS
         except ImportError:
-            raise PipelineError("Avro needs a package more: pip install fastavro") from None
+            raise PipelineError("Avro needs the package fastavro: pip install fastavro") from None
         LOGICAL_READERS |= {f"{kind}-{_DECIMAL}": _read_decimal for kind in ("bytes", "fixed")}
         self.kind = arrow_struct(schema)
         self._schema = parse_schema(_with_our_decimals(json.loads(avro)))
@@ -207,18 +206,20 @@ class AvroReader:
         try:
             row = self._read_one(stream, self._schema)
         except Exception as error:
-            # Whatever its reader stumbles over, it is the value that is wrong.
-            told = f" ({error})" if str(error) else ""
-            raise RowError(f"the value is no Avro of this schema: {type(error).__name__}{told}") from None
+            # fastavro raises many kinds of errors, all of which mean that the value is wrong.
+            detail = f" ({error})" if str(error) else ""
+            raise RowError(
+                f"the value does not fit the Avro schema: {type(error).__name__}{detail}"
+            ) from None
         rest = len(value) - (_FRAME_BYTES if self._framed else 0) - stream.tell()
         if rest:
-            raise RowError(f"the value goes on for {rest} bytes after its end by the schema")
+            raise RowError(f"the value has {rest} bytes more than the schema describes")
         assert isinstance(row, dict)
         return row
 
     def _unframed(self, value: bytes) -> bytes:
         if len(value) < _FRAME_BYTES or value[0]:
-            raise RowError("the value does not begin with the five bytes of a schema registry")
+            raise RowError("the value does not start with the five bytes of the schema registry format")
         return value[_FRAME_BYTES:]
 
 
@@ -233,7 +234,7 @@ def _with_our_decimals(document: Any) -> Any:
 
 def _read_decimal(data: bytes, writer_schema: Any, reader_schema: Any = None) -> Decimal:
     if len(data) > _DECIMAL_BYTES_MAX:
-        raise ValueError(f"a decimal of {len(data)} bytes")
+        raise ValueError(f"a decimal of {len(data)} bytes is too long")
     return Decimal(int.from_bytes(data, signed=True)).scaleb(-writer_schema.get("scale", 0), _DECIMAL_CONTEXT)
 
 
@@ -241,8 +242,10 @@ _SCHEMA_SUFFIXES: Final = (".json", ".avsc", ".ddl", ".sql", ".txt")
 
 
 def json_rows(schema: str | Path) -> JsonRows:
-    """Values are JSON objects. The schema is DDL ("id STRING NOT NULL, amount DOUBLE"), or a file with DDL, JSON Schema
-    or Spark's own JSON; what is NOT NULL must be there. Raises PipelineError.
+    """Return a parser of JSON objects. Raises PipelineError.
+
+    schema: DDL such as "id STRING NOT NULL, amount DOUBLE", or a file with DDL, a JSON Schema or Spark's JSON schema.
+        Values must contain the columns that are NOT NULL
     """
     text = _read_schema(schema)
     if text.lstrip().startswith("{"):
@@ -251,9 +254,10 @@ def json_rows(schema: str | Path) -> JsonRows:
 
 
 def avro_rows(schema: str | Path, *, framed: bool = False) -> AvroRows:
-    """Values are Avro, as a schema file (.avsc) says; `framed` with five bytes before, as schema registries want it.
+    """Return a parser of Avro values. Raises PipelineError.
 
-    Raises PipelineError.
+    schema: an Avro schema, or a file with one (.avsc)
+    framed: whether values start with the five bytes of the schema registry format
     """
     text = _read_schema(schema)
     document = _parse_schema(text, schema)
@@ -263,7 +267,7 @@ def avro_rows(schema: str | Path, *, framed: bool = False) -> AvroRows:
 
 
 def _read_schema(schema: str | Path) -> str:
-    """What a file of this name holds, or the schema itself."""
+    """Return the content of the file with this name, or the schema itself if it is not a file name."""
     is_file = isinstance(schema, Path) or (
         isinstance(schema, str) and schema.strip().lower().endswith(_SCHEMA_SUFFIXES) and "\n" not in schema
     )
@@ -281,7 +285,7 @@ def _parse_schema(text: str, schema: str | Path) -> Any:
         return json.loads(text)
     except ValueError as error:
         name = f"the schema {schema}" if len(str(schema)) < 200 else "the schema"
-        raise PipelineError(f"{name} is no JSON: {error}") from None
+        raise PipelineError(f"{name} is not valid JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +293,7 @@ class JsonRows:
     schema: str
 
     def prepared(self, schema: Any) -> Callable[[Any], Parsed]:
+        # msgspec belongs to the extra `spark`, and a pipeline can be declared without it.
         from penstock.spark.pipelines.json_parser import JsonReader
 
         return JsonReader(schema).parse
@@ -301,12 +306,12 @@ class AvroRows:
     framed: bool
 
     def prepared(self, schema: Any) -> Callable[[Any], Parsed]:
-
         return AvroReader(self.avro, schema, framed=self.framed).parse
 
 
 def struct_type(text: str, what: str) -> Any:
-    """DDL, or JSON of Spark, as a StructType; needs a session. Raises PipelineError."""
+    """Parse DDL or Spark's JSON schema. Needs a session. Raises PipelineError."""
+    # A pipeline can be declared without pyspark.
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
@@ -316,7 +321,7 @@ def struct_type(text: str, what: str) -> Any:
         found = StructType.fromDDL(text)
     except (PySparkException, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PipelineError(f"{what}: {text!r} are no columns ({reason})") from None
+        raise PipelineError(f"{what}: {text!r} is not a valid schema ({reason})") from None
     if not isinstance(found, StructType):
-        raise PipelineError(f"{what}: {text!r} are no columns")
+        raise PipelineError(f"{what}: {text!r} is not a valid schema")
     return found

@@ -1,6 +1,6 @@
-"""Streaming queries as a runner sees them: what they have finished, whether they may be stopped, why they failed.
+"""Streaming queries as a runner sees them: finished batches, whether they may be stopped, why they failed.
 
-An error of Spark is reduced to its cause: the error of the user's function if there is one, in its own words.
+The report of an error of Spark names its cause: the error of the user's function, if there is one.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from penstock.spark.pipelines.status import ErrorInfo
 from penstock.spark.sink.records import RecordTooLarge, WrongRow
 from penstock.spark.workers import OWN_ERROR
 
-#: The last line of a traceback: a class, and what it says.
+#: The last line of a traceback: a class, and its message.
 _LAST_TRACEBACK_LINE: Final = re.compile(
     r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|[A-Z]\w*)): ?(?P<message>.*)$"
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
-#: What comes of stopping a query in the middle of a batch.
+#: Errors that appear when a query is stopped in the middle of a batch.
 _STOPPED: Final = (
     "java.lang.InterruptedException",
     "java.nio.channels.ClosedByInterruptException",
     "SPARK_JOB_CANCELLED",
 )
 _OWN_MODULES: Final = "penstock."
-#: What Python raises where something is not installed. No row is the reason, and the next attempt lacks it too.
+#: Errors for a module that is not installed. No row is the cause, and a retry fails in the same way.
 MISSING_MODULE: Final = ("ImportError", "ModuleNotFoundError")
-#: Of our errors those that single rows are the reason of, by the names under which Spark tells of them.
+#: Our errors that single rows cause, by their full class names.
 _RECORD_ERRORS: Final = frozenset(
     f"{kind.__module__}.{kind.__qualname__}" for kind in (RecordsRefused, RecordTooLarge, WrongRow)
 )
-#: How Spark tells where a query stood that has failed: before its last batch, and after it.
+#: Titles in an error of Spark before the positions of the query before and after its last batch.
 _COMMITTED_TITLE: Final = "Current Committed Offsets: "
 _AVAILABLE_TITLE: Final = "Current Available Offsets: "
 _POSITION_START: Final = '{"version"'
 
 
 def is_caused_by_rows(error: Exception) -> bool:
-    """Whether rows may be the reason: nobody has stopped the query, and we have said nothing else ourselves."""
+    """Return whether rows may be the cause: the query was not stopped, and the error is not another one of ours."""
     if isinstance(error, ClientError) or any(words in str(error) for words in _STOPPED):
         return False
     kind = failure_from_spark(error).error_class
@@ -54,7 +54,7 @@ def is_caused_by_rows(error: Exception) -> bool:
 
 
 def is_caused_by_records(error: Exception) -> bool:
-    """Whether rows are the reason which have become records already, that a topic does not take."""
+    """Return whether the cause is a row that was converted to a record which its topic does not accept."""
     return failure_from_spark(error).error_class in _RECORD_ERRORS
 
 
@@ -69,7 +69,7 @@ def _error_text(error: BaseException) -> str:
 
 
 def _python_failure(text: str) -> Failure | None:
-    """The innermost traceback of Python in it."""
+    """Return the innermost Python traceback in the text."""
     at = text.rfind(_TRACEBACK)
     if at < 0:
         return None
@@ -83,7 +83,7 @@ def _python_failure(text: str) -> Failure | None:
 
 
 def _own_failure(text: str) -> Failure | None:
-    """What we tell without a traceback."""
+    """Return an error of ours that was reported without a traceback."""
     found = OWN_ERROR.findall(text)
     return Failure(error_class=found[-1][0], message=found[-1][1]) if found else None
 
@@ -98,12 +98,12 @@ def _condition(error: Any) -> str | None:
     try:
         return str(error.getCondition() or "") or None
     except Exception:
-        # Not all of Spark's errors have one, and those of Java have none here.
+        # Some errors of Spark have no condition, and those of Java have no such method.
         return None
 
 
 def first_line(error: BaseException) -> str:
-    """What is wrong, without plans and stacks."""
+    """Return the first line of the message, without query plans and stacks."""
     if isinstance(error, PipelineError):
         return str(error)
     text = _error_text(error)
@@ -111,18 +111,18 @@ def first_line(error: BaseException) -> str:
 
 
 def failed_range(error: BaseException) -> str | None:
-    """The offsets of the batch that failed, of an error with which a streaming query has ended."""
+    """Return the offsets of the failed batch, from the error with which a streaming query has ended."""
     text = str(error)
     after = list(_positions(text, _AVAILABLE_TITLE))
     before = list(_positions(text, _COMMITTED_TITLE))
     before += [Position({})] * (len(after) - len(before))
     found = [each for start, end in zip(before, after, strict=False) for each in ranges_between(start, end)]
-    told = [f"{each.topic}[{each.partition}] {each.start} to {each.end - 1}" for each in found]
-    return ", ".join(told) or None
+    texts = [f"{each.topic}[{each.partition}] {each.start} to {each.end - 1}" for each in found]
+    return ", ".join(texts) or None
 
 
 def _positions(text: str, title: str) -> Iterator[Position]:
-    """One for each source, which is what comes before it in the line."""
+    """Yield the positions of all sources in the line with this title."""
     _, _, rest = text.partition(title)
     line = rest.partition("\n")[0]
     while (at := line.find(_POSITION_START)) >= 0:
@@ -131,13 +131,13 @@ def _positions(text: str, title: str) -> Iterator[Position]:
         line = line[end:]
 
 
-#: Asking for offsets and waiting are the steps of a trigger in which nothing of a batch is done yet.
+#: Steps of a trigger before the batch starts.
 _BEFORE_BATCH: Final = ("Getting offsets", "Waiting", "Initializing")
-#: Steps that say nothing about whether there is something to read.
+#: Steps in which the query does not know yet whether there is data to read.
 _UNDECIDED: Final = ("Getting offsets", "Initializing")
 _PROCESSING: Final = ("Writing offsets", "Processing")
 
-#: Whatever is tried again fails again.
+#: Errors that would occur again in every restart.
 _PERMANENT_ERRORS: Final = frozenset(
     {
         "AnalysisException",
@@ -155,19 +155,19 @@ _PERMANENT_ERRORS: Final = frozenset(
         "UnsupportedVersion",
     }
 )
-#: The last line of a traceback of Python, and the first words of an error of Spark.
+#: The last line of a Python traceback, and the first line of an error of Spark.
 _PYTHON_ERROR: Final = re.compile(r"^(?!pyspark\.)(?:\w+\.)*([A-Z]\w*): ([^\n]*)", re.M)
 _SPARK_ERROR: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] ([^\n]*)")
-#: Where Spark begins to tell of itself.
+#: What follows the message in an error of Spark.
 _MESSAGE_END: Final = re.compile(r"\n=== Streaming Query ===|\n+JVM stacktrace:|\n SQLSTATE:| SQLSTATE: \w+")
 _MESSAGE_CHARS_MAX: Final = 600
 _INSTALL_HINT: Final = (
-    " (install it wherever tasks of this pipeline run; what Penstock needs is in 'penstock[spark]')"
+    " (install it wherever tasks of this pipeline run; 'penstock[spark]' contains what Penstock needs)"
 )
 
 
 class QueryFailed(Exception):
-    """Of a query that ran, with what Spark knows about it."""
+    """A running query has failed."""
 
     def __init__(self, trouble: ErrorInfo) -> None:
         super().__init__(trouble.message)
@@ -176,12 +176,12 @@ class QueryFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedBatch:
-    """A batch of a query, with something in it."""
+    """A batch of a query that read at least one row."""
 
     query: str
     batch: int
     rows: int
-    #: 0 where the sink does not tell.
+    #: 0 if the sink does not report it.
     rows_out: int
     batch_ms: int
     rows_per_s: float
@@ -190,24 +190,24 @@ class FinishedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryActivity:
-    """At a query, at one moment."""
+    """What a query does at present."""
 
     is_active: bool
-    #: Whether it knows if there is something to read.
+    #: Whether the query knows if there is data to read.
     is_decided: bool
     is_at_work: bool
-    #: Whether it can be stopped without leaving a batch half done.
+    #: Whether the query can be stopped without interrupting a batch.
     is_between: bool
 
 
 class WatchedQuery:
-    """One query, and what it last told."""
+    """A query, and which of its batches were reported."""
 
     def __init__(self, query: Any) -> None:
         self.query = query
-        self._told_at = ""
+        self._reported_at = ""
 
-    def look(self) -> QueryActivity:
+    def activity(self) -> QueryActivity:
         status = self.query.status
         step, is_triggered = str(status["message"]), bool(status["isTriggerActive"])
         return QueryActivity(
@@ -218,48 +218,48 @@ class WatchedQuery:
         )
 
     def new_batches(self) -> list[FinishedBatch]:
-        """The batches that it has finished since this was last asked, less those that had nothing to read."""
+        """Return the batches with rows that the query has finished since the last call."""
         last = self.query.lastProgress
-        if last is None or last.timestamp == self._told_at:
+        if last is None or last.timestamp == self._reported_at:
             return []
-        before, self._told_at = self._told_at, last.timestamp
-        told = [each for each in self.query.recentProgress if each.timestamp > before]
-        return [_finished_batch(each) for each in told if each.numInputRows]
+        before, self._reported_at = self._reported_at, last.timestamp
+        new = [each for each in self.query.recentProgress if each.timestamp > before]
+        return [_finished_batch(each) for each in new if each.numInputRows]
 
-    def refuse_failed(self) -> None:
-        """Raises QueryFailed where it ended by itself."""
+    def raise_failure(self) -> None:
+        """Raise QueryFailed if the query has ended with an error."""
         error = self.query.exception()
         if error is not None:
             raise QueryFailed(error_info(error))
 
 
-def _finished_batch(told: Any) -> FinishedBatch:
-    end = told.sources[0].endOffset if told.sources else None
-    seconds = max(told.batchDuration, 1) / 1000
+def _finished_batch(progress: Any) -> FinishedBatch:
+    end = progress.sources[0].endOffset if progress.sources else None
+    seconds = max(progress.batchDuration, 1) / 1000
     return FinishedBatch(
-        query=str(told.id),
-        batch=int(told.batchId),
-        rows=int(told.numInputRows),
-        rows_out=max(int(told.sink.numOutputRows), 0),
-        batch_ms=int(told.batchDuration),
-        rows_per_s=round(told.numInputRows / seconds, 1),
+        query=str(progress.id),
+        batch=int(progress.batchId),
+        rows=int(progress.numInputRows),
+        rows_out=max(int(progress.sink.numOutputRows), 0),
+        batch_ms=int(progress.batchDuration),
+        rows_per_s=round(progress.numInputRows / seconds, 1),
         end=_parse_position(end),
     )
 
 
-def _parse_position(told: str | None) -> Position:
-    """Nowhere, where a transform has brought another source with it and Spark tells of that one first."""
+def _parse_position(text: str | None) -> Position:
+    """Parse a position. Returns an empty one if the transform has added another source that Spark lists first."""
     try:
-        return Position.from_json(json.loads(told)) if told else Position({})
+        return Position.from_json(json.loads(text)) if text else Position({})
     except (ClientError, ValueError):
         return Position({})
 
 
-# Why
+# Errors
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """An error in a sentence: what was raised at its bottom, not how it came up through Spark."""
+    """Return the class and message of the innermost error, without what Spark adds."""
     if isinstance(error, QueryFailed):
         return error.trouble
     if isinstance(error, ClientError):

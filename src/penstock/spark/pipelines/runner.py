@@ -60,7 +60,7 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """Somebody wants it to end, and why."""
+    """A request to stop the run, with its reason."""
 
     def __init__(self) -> None:
         self._event = SignalEvent()
@@ -70,7 +70,7 @@ class StopRequest:
     def is_requested(self) -> bool:
         return self._event.is_set()
 
-    def want(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
@@ -80,13 +80,13 @@ class StopRequest:
 
 
 class StopNow(BaseException):
-    """A second signal: not even the batch is waited for."""
+    """A second signal: stop without waiting for the current batch."""
 
 
 @contextmanager
 def handle_signals(stopping: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # who runs several in one process stops them in another way
+        yield  # only the main thread may set signal handlers; `Runner.stop` works in every thread
         return
     before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     install_signal_handlers(stopping)
@@ -98,63 +98,65 @@ def handle_signals(stopping: StopRequest) -> Iterator[None]:
 
 
 def install_signal_handlers(stopping: StopRequest) -> None:
-    """A session of Spark takes Ctrl-C for itself."""
+    """Install the signal handlers, also after a session of Spark has replaced the one of SIGINT."""
     if threading.current_thread() is not threading.main_thread():
         return
 
     def handle(number: int, _frame: object) -> None:
         if stopping.is_requested:
             raise StopNow
-        stopping.want(signal.Signals(number).name)
+        stopping.request(signal.Signals(number).name)
 
     for number in _STOP_SIGNALS:
-        # Who started us with nohup does not want us to notice that the terminal is gone.
+        # With nohup, SIGHUP is ignored and must stay so.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
 
 
 _BATCH_LIMIT_OPTION: Final = "maxOffsetsPerTrigger"
-#: Large enough that what a batch costs by itself does not count, small enough to fit anywhere.
+#: Large enough that the fixed cost of a batch does not matter, small enough for the memory of any machine.
 _BATCH_OFFSETS_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
+    """The offsets that a run with an end has to read."""
+
     starts: Mapping[TopicPartition, int]
     ends: Mapping[TopicPartition, int]
 
     @classmethod
     def of(cls, cluster: Cluster, pipeline: Pipeline, starting: str | None) -> Backlog:
-        """From where the group stands, else from where the pipeline begins. Raises Unavailable, Refused."""
+        """Measure from the committed offsets, or else from the start of the pipeline. Raises Unavailable, Refused."""
         source = pipeline.source
         wanted = re.compile(source.pattern) if source.pattern is not None else source.topics
-        places = [
+        partitions = [
             (name, part.index) for name, topic in cluster.topics(wanted).items() for part in topic.partitions
         ]
-        ends = _edge_offsets(cluster, places, LATEST)
-        known = committed_offsets(cluster, pipeline.group, places, stable=False) if places else {}
+        ends = _edge_offsets(cluster, partitions, LATEST)
+        known = committed_offsets(cluster, pipeline.group, partitions, stable=False) if partitions else {}
         is_latest = (starting or source.starting) == "latest"
-        starts = ends if is_latest else _edge_offsets(cluster, places, EARLIEST)
-        return cls(starts=starts | {place: at.offset for place, at in known.items()}, ends=ends)
+        starts = ends if is_latest else _edge_offsets(cluster, partitions, EARLIEST)
+        return cls(starts=starts | {tp: at.offset for tp, at in known.items()}, ends=ends)
 
     @property
     def total(self) -> int:
-        return sum(max(end - self.starts.get(place, end), 0) for place, end in self.ends.items())
+        return sum(max(end - self.starts.get(tp, end), 0) for tp, end in self.ends.items())
 
-    def extent(self, reached: Position) -> RunProgress:
-        at = dict(self.starts) | reached.offsets
-        left = sum(max(end - at.get(place, end), 0) for place, end in self.ends.items())
+    def progress(self, position: Position) -> RunProgress:
+        at = dict(self.starts) | position.offsets
+        left = sum(max(end - at.get(tp, end), 0) for tp, end in self.ends.items())
         return RunProgress(done=max(self.total - left, 0), total=self.total)
 
 
-def _edge_offsets(cluster: Cluster, places: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
-    wanted = dict.fromkeys(places, edge)
-    found = list_offsets(cluster, wanted, isolation=IsolationLevel.READ_COMMITTED) if places else {}
-    return {place: at.offset for place, at in found.items() if at is not None}
+def _edge_offsets(cluster: Cluster, partitions: list[TopicPartition], edge: int) -> dict[TopicPartition, int]:
+    wanted = dict.fromkeys(partitions, edge)
+    found = list_offsets(cluster, wanted, isolation=IsolationLevel.READ_COMMITTED) if partitions else {}
+    return {tp: at.offset for tp, at in found.items() if at is not None}
 
 
 def with_batch_limit(pipeline: Pipeline) -> Pipeline:
-    """A backlog is not read in one go, however large it is, so that it can be seen getting smaller."""
+    """Limit the batches of a run with an end, so that its progress can be seen."""
     options = pipeline.source.options
     if any(name.lower() == _BATCH_LIMIT_OPTION.lower() for name in options):
         return pipeline
@@ -164,12 +166,12 @@ def with_batch_limit(pipeline: Pipeline) -> Pipeline:
 
 RESTART_BACKOFF: Final = Backoff(base_ms=1_000, cap_ms=60_000)
 _POLL_S: Final = 0.25
-#: Who waits for the gap between two batches must not miss it.
+#: A short pause, so that the runner does not miss the gap between two batches.
 _STOP_POLL_S: Final = 0.01
 STOP_MS_MAX: Final = 60_000
-#: So long after its last batch a query counts as at work.
+#: A query without a batch for this long is idle.
 _IDLE_AFTER_MS: Final = 2_000
-#: The board is for those who watch, and waits for no broker as long as the data does.
+#: The status may be late, so requests for it wait less for brokers than requests for data do.
 _STATUS_DEADLINE_MS: Final = 10_000
 
 Start = Callable[[Any, Pipeline, RunSettings], Sequence[Any]]
@@ -178,25 +180,25 @@ Listener = Callable[[PipelineStatus], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
-    """What whoever runs a pipeline decides."""
+    """How to run a pipeline: the options of the command line."""
 
     bootstrap: str
     checkpoints: str
     connection: Mapping[str, str] = field(default_factory=dict, repr=False)
     master: str = LOCAL_MASTER
-    #: Settings of Spark.
+    #: Settings of the Spark session.
     conf: Mapping[str, str] = field(default_factory=dict)
-    #: Read what is there now, and end.
+    #: Read what is available now, and end.
     once: bool = False
-    #: How often in a row a query that fails is started again; None: always.
+    #: How often in a row a failed query is started again. None: without limit.
     restarts: int | None = None
     take_over: bool = False
 
-    def cluster(self, *, patience_ms: int | None = None) -> Cluster:
-        """Raises ClientError."""
+    def cluster(self, *, deadline_ms: int | None = None) -> Cluster:
+        """Return a client for the cluster. Raises ClientError."""
         settings = {"client.id": "penstock-pipeline", **self.connection, "bootstrap.servers": self.bootstrap}
         parsed = ConnectionSettings.parse(settings)
-        return Cluster(parsed if patience_ms is None else replace(parsed, retry_deadline_ms=patience_ms))
+        return Cluster(parsed if deadline_ms is None else replace(parsed, retry_deadline_ms=deadline_ms))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +208,14 @@ class RunOutcome:
 
 
 def _start_queries(spark: Any, pipeline: Pipeline, run: RunSettings) -> Sequence[Any]:
+    # This module is also imported by commands that start no query and need no pyspark.
     from penstock.spark.pipelines.assembly import start
 
     return start(spark, pipeline, run)
 
 
 class _LastBatch:
-    """Of a query that is watched: how fast it was, and whether that was just now."""
+    """The speed of a query's last batch, and whether that batch was recent."""
 
     def __init__(self) -> None:
         self.rows_per_s = 0.0
@@ -227,7 +230,7 @@ class _LastBatch:
 
 
 class Runner:
-    """Of one pipeline or job, once: in the main thread, or in any other with a session that is given."""
+    """Runs one pipeline or job once: in the main thread, or in any other thread with a given session."""
 
     def __init__(
         self,
@@ -241,7 +244,7 @@ class Runner:
         chance: random.Random | None = None,
         spark: Any = None,
     ) -> None:
-        """A session that is given is the caller's, who may run several pipelines in it, and is not ended here."""
+        """A given session belongs to the caller, who may run several pipelines in it. It is not stopped here."""
         self._runnable = runnable
         self._launch = launch
         self._listener = listener
@@ -257,8 +260,8 @@ class Runner:
         self._backlog: Backlog | None = None
 
     def run(self) -> RunOutcome:
-        """Raises ClientError for what keeps it from even beginning."""
-        with self._launch.cluster(patience_ms=_STATUS_DEADLINE_MS) as cluster:
+        """Run until the end. Raises ClientError if the run cannot start."""
+        with self._launch.cluster(deadline_ms=_STATUS_DEADLINE_MS) as cluster:
             self._begin(DocumentStore(cluster))
         with handle_signals(self._stop_request):
             self._reporter.start()
@@ -273,8 +276,8 @@ class Runner:
         return outcome
 
     def stop(self, reason: str) -> None:
-        """Between two batches; may be called by any thread, and does not wait for the end."""
-        self._stop_request.want(reason)
+        """Stop after the current batch. Any thread may call this. It does not wait."""
+        self._stop_request.request(reason)
 
     def _begin(self, store: DocumentStore) -> None:
         name = self._runnable.name
@@ -287,7 +290,7 @@ class Runner:
             before = refuse_second_runner(store, mine, now_ms=int(time.time() * 1000))
             refuse_moved_checkpoint(before, mine)
         if before is not None:
-            # Until its queries run again, these are what `release` knows it by.
+            # Keep the old query ids until the new queries run: they identify open transactions.
             mine = replace(mine, queries=before.queries)
             self._release(store.cluster, before)
         self._run_settings = RunSettings(
@@ -298,11 +301,11 @@ class Runner:
             master=self._launch.master,
             once=self._launch.once,
         )
-        telling = self._launch.cluster(patience_ms=_STATUS_DEADLINE_MS)
-        self._reporter = StatusReporter(telling, mine, on_stop=self._stop_request.want)
+        status_cluster = self._launch.cluster(deadline_ms=_STATUS_DEADLINE_MS)
+        self._reporter = StatusReporter(status_cluster, mine, on_stop=self._stop_request.request)
 
     def _release(self, cluster: Cluster, before: PipelineStatus) -> None:
-        """Whoever waits for what it had left open need not wait until Spark has started."""
+        """End open transactions of the previous run now, so that consumers need not wait until Spark has started."""
         queries = sink_queries(before)
         count = len(list_open_transactions(cluster, queries))
         if not count:
@@ -310,17 +313,17 @@ class Runner:
         try:
             end_open_transactions(cluster, queries)
         except SinkError as error:
-            self._warn(str(error))  # whether that may be is for the query to say, by failOnDataLoss
+            self._warn(str(error))  # the query decides, by failOnDataLoss, whether this is an error
         else:
-            self._note(f"ended {count} open transactions of the run before")
+            self._note(f"ended {count} open transactions of the previous run")
 
     def _close(self, outcome: RunOutcome) -> None:
-        """A server of Spark Connect goes on without us; a Spark of our own ends."""
+        """Stop our own Spark session. A Spark Connect server keeps running."""
         is_cut_short = outcome.trouble is _STOPPED_IN_BATCH
         if self._is_own_session and self._spark is not None and not is_cut_short and not forget_dead_jvm():
             self._spark.stop()
 
-    # Again and again
+    # Restarts
 
     def _run_with_restarts(self) -> RunOutcome:
         while True:
@@ -338,25 +341,23 @@ class Runner:
         if self._spark is None or is_remote(self._launch.master) or not is_jvm_dead():
             return error_info(error)
         log = log_path(self._launch.checkpoints, self._runnable.name)
-        return ErrorInfo(
-            kind="SparkFailed", message=f"Spark's own process has ended; its last words are in {log}"
-        )
+        return ErrorInfo(kind="SparkFailed", message=f"the JVM of Spark has exited; see {log}")
 
     def _has_no_restarts_left(self) -> bool:
         limit = self._launch.restarts
         if limit is None and not isinstance(self._runnable, Pipeline):
-            limit = 0  # whoever started a job is there to start it again
+            limit = 0  # the user who started a job can start it again
         return limit is not None and self._failures >= limit
 
     def _wait_before_restart(self, trouble: ErrorInfo) -> None:
         delay_ms = RESTART_BACKOFF.delay_ms(self._failures, self._chance)
         self._failures += 1
         self._restarts += 1
-        self._reporter.tell(
+        self._reporter.update(
             state=PipelineState.RESTARTING, error=trouble, restarts=self._restarts, rows_per_s=0.0
         )
         self._listener(self._reporter.status)
-        self._warn(f"{trouble.kind}: {trouble.message}; starts again in {delay_ms / 1000:.0f} s")
+        self._warn(f"{trouble.kind}: {trouble.message}; restart in {delay_ms / 1000:.0f} s")
         self._stop_request.wait(delay_ms / 1000)
 
     def _run_once(self) -> PipelineState:
@@ -373,21 +374,21 @@ class Runner:
         while True:
             queries = self._start(spark, pipeline, self._run_settings)
             state = self._watched(queries)
-            # A query that reads what another one writes has come to its end once that one has.
+            # A query that reads the output of another query must run again after that one has ended.
             if state is not PipelineState.FINISHED or rounds == len(queries):
                 return state
             rounds += 1
 
     def _measure(self, pipeline: Pipeline) -> None:
-        """How much there is to read, once: what comes after a failure is still the same work."""
+        """Measure how much there is to read. A restart continues the same work, so this is done once."""
         if self._backlog is None:
             with self._launch.cluster() as cluster:
                 self._backlog = Backlog.of(cluster, pipeline, self._run_settings.starting)
-            self._reporter.tell(extent=RunProgress(done=0, total=self._backlog.total))
+            self._reporter.update(extent=RunProgress(done=0, total=self._backlog.total))
             self._listener(self._reporter.status)
 
     def _session(self) -> Any:
-        """One that is there is used again, unless its JVM is gone."""
+        """Return the session, or a new one if its JVM has exited."""
         is_ours = not is_remote(self._launch.master)
         if self._spark is not None and is_ours and forget_dead_jvm():
             self._spark = None
@@ -405,31 +406,31 @@ class Runner:
     # Watching
 
     def _watched(self, queries: Sequence[Any]) -> PipelineState:
-        self._reporter.tell(queries=tuple(str(query.id) for query in queries))
+        self._reporter.update(queries=tuple(str(query.id) for query in queries))
         try:
             return self._watch([WatchedQuery(query) for query in queries])
         except Exception:
             for query in queries:
-                with suppress(Exception):  # where Spark itself is gone, they are too
+                with suppress(Exception):  # without its JVM, the query has ended too
                     query.stop()
             raise
 
     def _watch(self, queries: Sequence[WatchedQuery]) -> PipelineState:
-        """The first query is the one that reads the source; its batches are those that people count."""
+        """Watch the queries until they end. The first query reads the source, and its batches are reported."""
         last = _LastBatch()
         while not self._stop_request.wait(_POLL_S):
-            looks = [query.look() for query in queries]
-            for query, seen in zip(queries, looks, strict=True):
-                if not seen.is_active:
-                    query.refuse_failed()
-            self._tell(last, queries[0].new_batches(), looks)
-            if not any(seen.is_active for seen in looks):
+            activities = [query.activity() for query in queries]
+            for query, activity in zip(queries, activities, strict=True):
+                if not activity.is_active:
+                    query.raise_failure()
+            self._report(last, queries[0].new_batches(), activities)
+            if not any(activity.is_active for activity in activities):
                 return PipelineState.FINISHED
         self._stop(queries)
         return PipelineState.STOPPED
 
-    def _tell(
-        self, last: _LastBatch, new_batches: Sequence[FinishedBatch], looks: Sequence[QueryActivity]
+    def _report(
+        self, last: _LastBatch, new_batches: Sequence[FinishedBatch], activities: Sequence[QueryActivity]
     ) -> None:
         changes: dict[str, Any] = {}
         for done in new_batches:
@@ -438,40 +439,40 @@ class Runner:
             self._failures = 0
             changes = {"batch": done.batch, "batch_ms": done.batch_ms, "error": None}
             if self._backlog is not None:
-                changes["extent"] = self._backlog.extent(done.end)
-        if any(seen.is_decided for seen in looks):
-            is_busy = last.is_recent or any(seen.is_at_work for seen in looks)
+                changes["extent"] = self._backlog.progress(done.end)
+        if any(activity.is_decided for activity in activities):
+            is_busy = last.is_recent or any(activity.is_at_work for activity in activities)
             changes["state"] = PipelineState.RUNNING if is_busy else PipelineState.IDLE
             changes["rows_per_s"] = last.rows_per_s if is_busy else 0.0
         if any(getattr(self._reporter.status, name) != value for name, value in changes.items()):
-            self._reporter.tell(**changes)
+            self._reporter.update(**changes)
         self._listener(self._reporter.status)
 
     def _count(self, done: FinishedBatch) -> None:
-        """Batches count their rows themselves, except where Spark alone knows them."""
+        """Count the rows of a stateful query, which only Spark knows. Other batches count their own rows."""
         pipeline = self._runnable
         if isinstance(pipeline, Pipeline) and pipeline.stateful and not pipeline.evaluates:
             batch = MicroBatch(done.query, done.batch)
             self._reporter.count(batch, RowCounts(rows_in=done.rows, rows_out=done.rows_out))
 
     def _stop(self, queries: Sequence[WatchedQuery]) -> None:
-        """Each between two of its batches, or after a minute wherever it is."""
+        """Stop each query between two of its batches, or after `STOP_MS_MAX` in any case."""
         deadline = Deadline(STOP_MS_MAX)
         left = list(queries)
-        is_told = False
+        has_warned = False
         while left and not deadline.is_over:
             for query in tuple(left):
-                seen = query.look()
-                if seen.is_between or not seen.is_active:
+                activity = query.activity()
+                if activity.is_between or not activity.is_active:
                     query.query.stop()
                     left.remove(query)
-            if left and not is_told:
+            if left and not has_warned:
                 self._warn(f"stops when its batch is done ({self._stop_request.reason})")
-                is_told = True
+                has_warned = True
             time.sleep(_STOP_POLL_S)
         for query in left:
             self._warn(
-                f"a batch is not done after {STOP_MS_MAX / 1000:.0f} s: it is left, and done again next time"
+                f"a batch is not done after {STOP_MS_MAX / 1000:.0f} s: it is interrupted, and repeated in the next run"
             )
             query.query.stop()
 
@@ -479,10 +480,10 @@ class Runner:
 
     def _run_job(self, job: Job, spark: Any) -> PipelineState:
         def progress(done: int, total: int | None) -> None:
-            self._reporter.tell(extent=RunProgress(done=done, total=total))
+            self._reporter.update(extent=RunProgress(done=done, total=total))
             self._listener(self._reporter.status)
 
-        self._reporter.tell(state=PipelineState.RUNNING)
+        self._reporter.update(state=PipelineState.RUNNING)
         job.run(
             JobContext(
                 spark=spark,
@@ -496,7 +497,7 @@ class Runner:
 
 
 _STOPPED_IN_BATCH: Final = ErrorInfo(
-    kind="StopNow", message="stopped in the middle of a batch, which is done again next time"
+    kind="StopNow", message="stopped in the middle of a batch, which the next run repeats"
 )
 
 

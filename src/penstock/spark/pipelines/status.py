@@ -1,4 +1,4 @@
-"""The status of a pipeline: who runs it, how far it has come, what it has counted, and its lag.
+"""The status of a pipeline: where it runs, its progress, its row counts and its lag.
 
 The status is a document in the topic `penstock-pipelines`. `StatusReporter` writes it in a thread of its own, so that a
 slow broker never delays a batch. The same thread reads stop requests, and notices if another runner has taken over.
@@ -40,31 +40,29 @@ _RECORD_BYTES_MAX: Final = 64 << 20
 
 
 def group_lag(cluster: Cluster, group: str) -> int | None:
-    """Records up to the last stable offset that the group has not read; None while it has no positions.
+    """Return how many records below the last stable offset the group has not read; None without committed offsets.
 
     Raises Unavailable, Refused.
     """
     positions = committed_offsets(cluster, group, stable=False)
-    there = cluster.topics({topic for topic, _ in positions})
-    known = {place: at.offset for place, at in positions.items() if place[0] in there}
+    existing = cluster.topics({topic for topic, _ in positions})
+    known = {tp: at.offset for tp, at in positions.items() if tp[0] in existing}
     if not known:
         return None
     ends = list_offsets(cluster, dict.fromkeys(known, LATEST), isolation=IsolationLevel.READ_COMMITTED)
-    unread = {place: (known[place], end.offset) for place, end in ends.items() if end is not None}
-    return sum(
-        _count_unread(cluster, group, place, *each) for place, each in unread.items() if each[0] < each[1]
-    )
+    unread = {tp: (known[tp], end.offset) for tp, end in ends.items() if end is not None}
+    return sum(_count_unread(cluster, group, tp, *each) for tp, each in unread.items() if each[0] < each[1])
 
 
-def _count_unread(cluster: Cluster, group: str, place: TopicPartition, start: int, end: int) -> int:
+def _count_unread(cluster: Cluster, group: str, tp: TopicPartition, start: int, end: int) -> int:
     reader = PartitionReader(
-        cluster, place[0], None, place[1], isolation=IsolationLevel.READ_COMMITTED, bytes_max=_FETCH_BYTES
+        cluster, tp[0], None, tp[1], isolation=IsolationLevel.READ_COMMITTED, bytes_max=_FETCH_BYTES
     )
     try:
         fetched = reader.fetch(start, wait_ms=0)
     except OutOfRange:
-        return end - start  # its position is gone, and the pipeline will say so
-    names_group = retry_level(place[0]) is not None
+        return end - start  # the records are gone, which the pipeline itself will report
+    names_group = retry_level(tp[0]) is not None
     found = 0
     for view in visible_batches(checked_batches(fetched.data), fetched.aborted):
         if names_group or view.header.base_offset < start or view.header.last_offset >= end:
@@ -81,25 +79,25 @@ def _count_records(view: BatchView, group: str | None, start: int, end: int) -> 
     )
 
 
-#: Who has not been heard of for so long is gone.
+#: A run whose status has not been updated for this long is lost.
 STATUS_AGE_MS_MAX: Final = 15_000
 HEARTBEAT_MS: Final = 5_000
-#: Queries of a pipeline whose last batch is remembered; each generation has new ones.
+#: How many queries of a pipeline the document of row counts keeps. Each generation has new ones.
 _QUERIES_MAX: Final = 8
 
 
 class PipelineState(Enum):
     STARTING = "starting"
     RUNNING = "running"
-    #: Nothing to read at present.
+    #: There is nothing to read at present.
     IDLE = "idle"
-    #: Failed, and waits before it is tried again.
+    #: Failed, and will start again after a backoff.
     RESTARTING = "restarting"
     FAILED = "failed"
     STOPPED = "stopped"
-    #: It had an end, and has come to it.
+    #: A run with an end is complete.
     FINISHED = "finished"
-    #: Never written: who should have told how it is does not tell any more.
+    #: Never written: readers derive it when a status is too old.
     LOST = "lost"
 
     @property
@@ -118,21 +116,21 @@ class RowCounts:
 
     rows_in: int = 0
     rows_out: int = 0
-    #: Sent to a retry topic, and to the dead letters.
+    #: Sent to a retry topic, and to the dead-letter topic.
     retried: int = 0
     dead: int = 0
-    #: Not given again to who may have seen them: at-most-once.
+    #: At-most-once: not delivered again after an attempt that may have failed.
     skipped: int = 0
 
     def __add__(self, other: RowCounts) -> RowCounts:
         return RowCounts(**{name: getattr(self, name) + getattr(other, name) for name in _COUNT_NAMES})
 
     def to_json(self) -> Document:
-        return {told: getattr(self, name) for name, told in _COUNT_NAMES.items()}
+        return {key: getattr(self, name) for name, key in _COUNT_NAMES.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> RowCounts:
-        return cls(**{name: int(document.get(told, 0)) for name, told in _COUNT_NAMES.items()})
+        return cls(**{name: int(document.get(key, 0)) for name, key in _COUNT_NAMES.items()})
 
 
 _COUNT_NAMES: Final = {
@@ -146,7 +144,7 @@ _COUNT_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorInfo:
-    """An error as people are told of it."""
+    """The class and message of an error, as users see them."""
 
     kind: str
     message: str
@@ -154,7 +152,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Of something that has an end: how much of it is done."""
+    """How much of a run with an end is done."""
 
     done: int
     total: int | None
@@ -175,23 +173,23 @@ class PipelineStatus:
     generation: int = 1
     checkpoint: str | None = None
     queries: tuple[str, ...] = ()
-    #: The last one that is finished.
+    #: The last finished batch.
     batch: int | None = None
     batch_ms: int | None = None
     rows_per_s: float | None = None
-    #: Records that it will read and has not read yet; None while nobody knows.
+    #: Records that it will read and has not read yet. None: unknown.
     lag: int | None = None
     extent: RunProgress | None = None
     restarts: int = 0
     error: ErrorInfo | None = None
-    #: In this state, and heard of.
+    #: When it entered this state, and when the status was last written.
     since_ms: int = 0
     updated_ms: int = 0
-    #: Kept under a key of its own, where the batches add to it.
+    #: Stored under its own key, because batches add to it.
     rows: RowCounts = field(default_factory=RowCounts)
 
     def to_json(self) -> Document:
-        """As it is shown; without `rows` it is what is written on the board."""
+        """Return the status as users see it. What is stored has no `rows`."""
         return asdict(self) | {
             "state": self.state.value,
             "queries": list(self.queries),
@@ -200,7 +198,7 @@ class PipelineStatus:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], rows: RowCounts) -> PipelineStatus:
-        """What a newer version has added is left out."""
+        """Parse a stored status, without fields that a newer version has added."""
         known = {name: document[name] for name in _STATUS_NAMES if name in document}
         extent, error = document.get("extent"), document.get("error")
         return cls(
@@ -214,8 +212,8 @@ class PipelineStatus:
             }
         )
 
-    def seen(self, now_ms: int) -> PipelineState:
-        """The state that it must be in by now."""
+    def current_state(self, now_ms: int) -> PipelineState:
+        """Return the state, or LOST if the status is too old."""
         is_silent = not self.state.is_over and now_ms - self.updated_ms > STATUS_AGE_MS_MAX
         return PipelineState.LOST if is_silent else self.state
 
@@ -224,11 +222,11 @@ _STATE_NAMES: Final = frozenset(each.value for each in PipelineState)
 _STATUS_NAMES: Final = frozenset(each.name for each in fields(PipelineStatus))
 
 
-# On the board. Names of pipelines have no slash.
+# Documents. Names of pipelines contain no slash.
 
 
 def read_statuses(store: DocumentStore) -> dict[str, PipelineStatus]:
-    """Of all pipelines, by name. Raises Unavailable, Refused."""
+    """Return the status of all pipelines by name. Raises Unavailable, Refused."""
     documents = store.read()
     return {
         name: PipelineStatus.from_json(document, _totals(documents.get(_rows_key(name))))
@@ -244,7 +242,7 @@ def write_status(store: DocumentStore, status: PipelineStatus) -> None:
 
 
 def forget_pipeline(store: DocumentStore, name: str) -> None:
-    """Take all that is known of a pipeline from the board."""
+    """Delete all documents of a pipeline."""
     for key in (name, _rows_key(name), _stop_request_key(name), _generation_key(name)):
         if key in store.read():
             store.write(key, None)
@@ -252,10 +250,10 @@ def forget_pipeline(store: DocumentStore, name: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A pipeline begins anew with each: another checkpoint, another place to begin at."""
+    """A reset starts another generation of a pipeline, with another checkpoint and another start."""
 
     number: int = 1
-    #: As `startingOffsets` takes it; None: where the pipeline itself says.
+    #: As the option startingOffsets. None: as the pipeline declares.
     starting: str | None = None
 
 
@@ -267,13 +265,13 @@ def read_generation(store: DocumentStore, name: str) -> Generation:
 
 
 def write_generation(store: DocumentStore, name: str, generation: Generation) -> None:
-    """What was counted belongs to the generation before."""
+    """Start a generation. The row counts of the previous one are dropped."""
     store.write(_rows_key(name), {"totals": RowCounts().to_json(), "batches": {}})
     store.write(_generation_key(name), {"generation": generation.number, "starting": generation.starting})
 
 
 def read_stop_request(store: DocumentStore, name: str) -> str | None:
-    """The id of the last one, which whoever has seen it before has fulfilled."""
+    """Return the id of the last stop request. A runner ignores the one that it found when it started."""
     found = store.read().get(_stop_request_key(name))
     return None if found is None else str(found.get("stop"))
 
@@ -282,13 +280,16 @@ def request_stop(store: DocumentStore, name: str, request_id: str) -> None:
     store.write(_stop_request_key(name), {"stop": request_id})
 
 
-# Counting
+# Row counts
 
 _STORES: weakref.WeakKeyDictionary[Cluster, DocumentStore] = weakref.WeakKeyDictionary()
 
 
 def add_counts(cluster: Cluster, name: str, batch: MicroBatch, counts: RowCounts) -> RowCounts:
-    """At the end of a batch; one that is done again adds nothing. Returns the totals. Raises Unavailable, Refused."""
+    """Add the counts of a finished batch, and return the totals. A repeated batch adds nothing.
+
+    Raises Unavailable, Refused.
+    """
     store = _STORES.setdefault(cluster, DocumentStore(cluster))
     found = store.read().get(_rows_key(name))
     totals, last = _totals(found), dict(found["batches"] if found is not None else {})
@@ -311,7 +312,7 @@ def _rows_key(name: str) -> str:
 
 
 def _stop_request_key(name: str) -> str:
-    return f"{name}/wish"
+    return f"{name}/wish"  # the key that earlier versions have written
 
 
 def _generation_key(name: str) -> str:
@@ -322,7 +323,7 @@ def _generation_key(name: str) -> str:
 
 
 def with_lag(cluster: Cluster, status: PipelineStatus) -> PipelineStatus:
-    """With what the brokers know of it at this moment. Raises Unavailable, Refused."""
+    """Add what brokers know: the lag, and the skipped records. Raises Unavailable, Refused."""
     group, rows = status.group, status.rows
     if group is None:
         return status
@@ -333,28 +334,28 @@ def with_lag(cluster: Cluster, status: PipelineStatus) -> PipelineStatus:
 
 _LOG: Final = logging.getLogger("penstock.spark")
 _REPORT_EVERY_S: Final = 0.5
-#: The lag costs two questions to brokers.
+#: Measuring the lag takes two requests to brokers.
 _LAG_EVERY_MS: Final = 2_000
 _LAST_REPORT_WAIT_S: Final = 15.0
 
 
 class RunningAlready(ClientError):
-    """The same pipeline runs somewhere else."""
+    """The pipeline is running elsewhere."""
 
 
 def refuse_second_runner(store: DocumentStore, mine: PipelineStatus, *, now_ms: int) -> PipelineStatus | None:
-    """What was last known of the pipeline. Raises RunningAlready while another runner tells of it."""
+    """Return the last status of the pipeline. Raises RunningAlready if another runner still updates it."""
     found = read_statuses(store).get(mine.name)
-    if found is None or found.seen(now_ms).is_over or _is_dead_on_this_host(found, mine):
+    if found is None or found.current_state(now_ms).is_over or _is_dead_on_this_host(found, mine):
         return found
     age_s = max(now_ms - found.updated_ms, 0) / 1000
     raise RunningAlready(
-        f"{mine.name} runs already on {found.host} (process {found.pid}), which told so {age_s:.0f} s ago"
+        f"{mine.name} is already running on {found.host} (process {found.pid}), updated {age_s:.0f} s ago"
     )
 
 
 def _is_dead_on_this_host(found: PipelineStatus, mine: PipelineStatus) -> bool:
-    """Killed on this very machine, so that nobody need wait for it to fall silent."""
+    """Return whether the runner was killed on this host, so that there is no need to wait until its status expires."""
     if found.host != mine.host:
         return False
     if found.pid == mine.pid:
@@ -369,7 +370,7 @@ def _is_dead_on_this_host(found: PipelineStatus, mine: PipelineStatus) -> bool:
 
 
 class StatusReporter:
-    """Between `start` and `finish`. `tell` may be called by any thread, and never waits for brokers."""
+    """Writes the status between `start` and `finish`. Any thread may call `update`, which never waits for brokers."""
 
     def __init__(
         self,
@@ -387,12 +388,12 @@ class StatusReporter:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._is_closing = False
-        self._is_overtaken = False
+        self._is_replaced = False
         self._request_id: str | None = None
         self._written: PipelineStatus | None = None
         self._lag_age = Deadline(0)
         self._counted: deque[tuple[MicroBatch, RowCounts]] = deque()
-        self._thread = threading.Thread(target=self._run, name="herald", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="status-reporter", daemon=True)
 
     @property
     def status(self) -> PipelineStatus:
@@ -400,24 +401,24 @@ class StatusReporter:
             return self._status
 
     def start(self) -> None:
-        """The first word is the caller's: whoever cannot reach the board should know. Raises Unavailable, Refused."""
+        """Write the first status before this returns, so that the caller sees errors. Raises Unavailable, Refused."""
         self._request_id = read_stop_request(self._store, self._status.name)
         self._touch()
         self._write()
         self._thread.start()
 
-    def tell(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
         with self._lock:
             self._change(changes)
         self._wake.set()
 
     def count(self, batch: MicroBatch, counts: RowCounts) -> None:
-        """For a pipeline whose batches do not count themselves."""
+        """Add row counts, for a pipeline whose batches do not count their rows."""
         self._counted.append((batch, counts))
         self._wake.set()
 
     def finish(self, **changes: Any) -> None:
-        """The last word, which is waited for."""
+        """Write the last status, and wait until it is written."""
         with self._lock:
             self._change(changes)
             self._is_closing = True
@@ -433,14 +434,14 @@ class StatusReporter:
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    # In the thread
+    # In the reporter thread
 
     def _run(self) -> None:
         while not self._is_closing:
             self._wake.wait(_REPORT_EVERY_S)
             self._wake.clear()
             self._try(self._report_once)
-        if not self._is_overtaken:
+        if not self._is_replaced:
             self._try(self._report_last)
         self._store.close()
         self._cluster.close()
@@ -449,20 +450,20 @@ class StatusReporter:
         try:
             step()
         except ClientError as trouble:
-            _LOG.warning("the board does not show how %s is: %s", self._status.name, trouble)
+            _LOG.warning("the status of %s could not be written: %s", self._status.name, trouble)
 
     def _report_once(self) -> None:
         self._flush_counts()
         self._read_requests()
-        if self._is_overtaken:
+        if self._is_replaced:
             return
         if self._lag_age.is_over:
             self._measure()
-        told, now_ms = self.status, self._now_ms()
+        status, now_ms = self.status, self._now_ms()
         if (
             self._written is None
-            or _has_changed(told, self._written)
-            or now_ms - told.updated_ms >= HEARTBEAT_MS
+            or _has_changed(status, self._written)
+            or now_ms - status.updated_ms >= HEARTBEAT_MS
         ):
             self._touch()
             self._write()
@@ -485,7 +486,7 @@ class StatusReporter:
         request_id = read_stop_request(self._store, name)
         if request_id != self._request_id:
             self._request_id = request_id
-            self._on_stop("somebody wished it")
+            self._on_stop("stop request")
         if found is None:
             return
         with self._lock:
@@ -493,8 +494,8 @@ class StatusReporter:
             self._status = replace(self._status, rows=rows)
         is_another = (found.host, found.pid) != (self._status.host, self._status.pid)
         if is_another and not found.state.is_over and self._written is not None:
-            self._is_overtaken = True
-            self._on_stop(f"another runner on {found.host} (process {found.pid}) has taken it over")
+            self._is_replaced = True
+            self._on_stop(f"another runner on {found.host} (process {found.pid}) has taken over")
 
     def _measure(self) -> None:
         self._lag_age = Deadline(_LAG_EVERY_MS)
@@ -507,11 +508,11 @@ class StatusReporter:
             self._status = replace(self._status, updated_ms=self._now_ms())
 
     def _write(self) -> None:
-        told = self.status
-        write_status(self._store, told)
-        self._written = told
+        status = self.status
+        write_status(self._store, status)
+        self._written = status
 
 
-def _has_changed(told: PipelineStatus, written: PipelineStatus) -> bool:
-    """Whether there is news, other than that somebody is still there and what is kept elsewhere."""
-    return replace(told, updated_ms=0, rows=written.rows) != replace(written, updated_ms=0)
+def _has_changed(status: PipelineStatus, written: PipelineStatus) -> bool:
+    """Return whether there is more to write than the time of the update. Row counts are stored elsewhere."""
+    return replace(status, updated_ms=0, rows=written.rows) != replace(written, updated_ms=0)

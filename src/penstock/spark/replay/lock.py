@@ -1,9 +1,9 @@
-"""The replay lock on the dead letters of a topic: one replay at a time, under whatever id, on Spark or without it.
+"""The replay lock on the dead letters of a topic: only one replay at a time, on Spark or without it.
 
-All replays of the dead letters of one topic are one "query" of the sink, and each of them has a range of its batch
-numbers. A replay acquires the lock when it decides for the first number of a new range, with no transactions in it.
-From then on earlier holders are fenced and cannot decide any more, and what they decided is committed, so that the list
-of replayed dead letters is complete.
+All replays of a dead-letter topic are one "query" of the exactly-once sink. Each run uses a range of the query's batch
+numbers. A run acquires the lock when it decides the first number of a new range, without transactions. From then on
+earlier holders are fenced: they cannot decide any more, and what they have decided is committed. So the list of
+replayed dead letters is complete.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from penstock.spark.exactly_once.two_phase_commit import commit_batch, resolve_t
 from penstock.spark.internal_topics import DECISIONS_TOPIC
 
 _LOG: Final = logging.getLogger("penstock.spark")
-#: More pieces than any replay has.
+#: The size of a range of batch numbers: more than any replay needs.
 _HOLDER_BATCHES: Final = 1 << 30
-#: Others may want the turn at the same time; one of them gets it.
+#: Several runs may try to acquire the lock at the same time. One of them succeeds.
 _ATTEMPTS_MAX: Final = 10
-#: Before any stretch.
+#: Lower than every batch number.
 _NO_BATCH: Final = -1
 
 
 def acquire_lock(cluster: Cluster, query: str) -> int:
-    """Take the turn. Returns the number before that of our first piece. Raises SinkError, Unavailable, Refused."""
+    """Acquire the lock. Return the batch number before the first one to use. Raises SinkError, Unavailable, Refused."""
     for attempt in range(_ATTEMPTS_MAX):
         try:
             return _try_acquire(cluster, query)
-        except SinkError as overtaken:
-            _LOG.info("taking the turn (%d): %s", attempt, overtaken)
-    raise SinkError(f"others replay the same dead letters all the time ({query}); try again later")
+        except SinkError as error:
+            _LOG.info("attempt %d to acquire the replay lock failed: %s", attempt, error)
+    raise SinkError(f"other replays of the same dead letters keep the lock ({query}); try again later")
 
 
 def _try_acquire(cluster: Cluster, query: str) -> int:
-    with DecisionLog(cluster, query) as looking:
-        last = looking.take()
+    with DecisionLog(cluster, query) as decision_log:
+        last = decision_log.take()
     number = 0 if last is None else (last // _HOLDER_BATCHES + 1) * _HOLDER_BATCHES
     with DecisionLog(cluster, query) as decision_log:
         if last is None:
             if decision_log.take() is not None:
-                raise SinkError(f"somebody else began to replay ({query})")
+                raise SinkError(f"another replay has acquired the lock ({query})")
         else:
-            # Finishes what was decided last, should whoever did that be gone.
+            # Finish the last decided batch, in case its driver has died.
             commit_batch(decision_log, MicroBatch(query, last), [])
         decision_log.decide(Decision(batch=MicroBatch(query, number), transactions=()))
     resolve_transactions(cluster, query)
@@ -60,17 +60,19 @@ def _try_acquire(cluster: Cluster, query: str) -> int:
 
 
 def check_lock(cluster: Cluster, batch: MicroBatch) -> None:
-    """Raises SinkError where somebody else has the turn by now, so that this batch was not written."""
-    mark = last_decided_batch(cluster, batch.query, stable=True)
-    if mark is not None and mark.number > batch.number:
-        raise SinkError(f"another replay of the same dead letters has begun since; {batch} was left to it")
+    """Raise SinkError if another replay has acquired the lock, so that this batch was not written."""
+    decided = last_decided_batch(cluster, batch.query, stable=True)
+    if decided is not None and decided.number > batch.number:
+        raise SinkError(
+            f"another replay of the same dead letters has acquired the lock; {batch} was not written"
+        )
 
 
 class SparkReplayLock:
-    """`client.deadletters.turns.Turn`, for who replays, edits or purges letters without Spark.
+    """Implements `client.deadletters.writer.ReplayLock` for replays, edits and purges of dead letters without Spark.
 
-    Whoever begins a stretch takes this turn, because both are had by the same transactional id; and whoever takes this
-    turn begins a stretch, where there has been a replay on Spark before.
+    It uses the transactional id of replays on Spark, so that each fences the other. If a replay on Spark has run
+    before, it also starts a new range of batch numbers.
     """
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
@@ -83,12 +85,12 @@ class SparkReplayLock:
         return sink_transactional_id(self._query)
 
     def take(self) -> None:
-        """Raises SinkError, Unavailable, Refused."""
+        """Acquire the lock. Raises SinkError, Unavailable, Refused."""
         is_used = bool(self._cluster.topics([DECISIONS_TOPIC]))
         self._number = acquire_lock(self._cluster, self._query) if is_used else _NO_BATCH
 
     def check(self) -> None:
-        """Raises Overtaken, Unavailable, Refused."""
+        """Raise ReplayFenced if another replay has acquired the lock; Unavailable, Refused."""
         try:
             check_lock(self._cluster, MicroBatch(self._query, self._number))
         except SinkError as error:

@@ -1,4 +1,4 @@
-"""What a replay is asked to do, from settings that are text. Times are milliseconds or dates. Pure."""
+"""The request of a replay, parsed from settings that are text. Times are milliseconds or dates. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.spark.option_reader import invalid_option
 
 
 def parse_time_ms(name: str, text: str) -> int | None:
-    """Milliseconds since 1970, or a date with or without a time, which is of UTC where it does not say.
+    """Parse milliseconds since 1970, or a date with or without a time. UTC is the default time zone.
 
-    None where nothing is given. Raises OptionError, which names the setting.
+    Returns None for an empty text. Raises OptionError, which names the setting.
     """
     if not text:
         return None
@@ -40,39 +40,39 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 
 class ReplayError(ClientError):
-    """A replay cannot be done as it was asked for."""
+    """The request is invalid, or cannot be carried out."""
 
 
 class SourceKind(Enum):
-    """Where records come from, by the setting that names it."""
+    """The source of the records. The values are the settings that name it."""
 
     TOPIC = "topic"
     ARCHIVE = "archive"
-    LETTERS = "letters"
+    DEAD_LETTERS = "letters"
 
 
 class TimestampMode(Enum):
-    """Which time records have where they go."""
+    """The timestamps of the replayed records."""
 
-    #: The moment in which they are written, as of any other record.
+    #: The time of writing.
     NOW = "now"
-    #: The one that they had; brokers may delete old records at once.
+    #: The original timestamp. Brokers may delete old records at once.
     KEEP = "keep"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayJobRequest:
     kind: SourceKind
-    #: The topic, the folder of the archive, or the topic of the dead letters.
+    #: The topic, the folder of the archive, or the dead-letter topic.
     source: str
-    #: None: where each dead letter is from; "group": the retries of the group that gave it up.
+    #: A topic. None: the original topic of each dead letter. "group": the retry topics of the group that failed.
     to: str | None = None
-    #: SQL over the columns of the source.
+    #: A SQL condition over the columns of the source.
     where: str | None = None
-    #: Offsets, as `startingOffsets` and `endingOffsets` of Spark's sources take them.
+    #: As the options startingOffsets and endingOffsets of the source.
     starting: str = _EARLIEST
     ending: str = _LATEST
-    #: since <= timestamp < until, by the time of the first record at or after each.
+    #: since <= timestamp < until.
     since_ms: int | None = None
     until_ms: int | None = None
     times: TimestampMode = TimestampMode.NOW
@@ -81,12 +81,12 @@ class ReplayJobRequest:
 
     @property
     def is_to_group(self) -> bool:
-        """Back to the group that gave each letter up, and nobody else."""
-        return self.kind is SourceKind.LETTERS and self.to == ReplayTarget.GROUP.value
+        """Whether each dead letter goes to a retry topic, where only the group that failed reads it."""
+        return self.kind is SourceKind.DEAD_LETTERS and self.to == ReplayTarget.GROUP.value
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes it this replay and no other; how fast it goes does not."""
+        """The settings that identify the replay. The rate is not one of them."""
         return {
             "from": {self.kind.value: self.source},
             "to": self.to,
@@ -115,15 +115,13 @@ def parse_request(
     rate: str = "",
     id: str = "",
 ) -> ReplayJobRequest:
-    """Raises ReplayError or OptionError, which name the setting."""
+    """Parse the settings. Raises ReplayError or OptionError, which name the setting."""
     if from_:
         kind, source = _kind_of_source(from_), from_
     else:
         kind, source = _source(topic=topic, archive=archive, letters=letters)
-    if not to and kind is not SourceKind.LETTERS:
-        raise ReplayError(
-            "to= names the topic that records go to; only dead letters know where they are from"
-        )
+    if not to and kind is not SourceKind.DEAD_LETTERS:
+        raise ReplayError("to= is missing: only dead letters can go back to their original topics")
     request = ReplayJobRequest(
         kind=kind,
         source=source,
@@ -142,25 +140,24 @@ def parse_request(
 
 
 def _target(kind: SourceKind, to: str) -> str | None:
-    """The words that the command line has for letters mean the same here."""
-    is_home = not to or (kind is SourceKind.LETTERS and to == ReplayTarget.ORIGINAL.value)
-    return None if is_home else to
+    """Return the target. The name of the default on the command line is accepted too."""
+    is_original = not to or (kind is SourceKind.DEAD_LETTERS and to == ReplayTarget.ORIGINAL.value)
+    return None if is_original else to
 
 
 def _kind_of_source(source: str) -> SourceKind:
-    """A folder is an archive, and dead letters are known by the name of their topic."""
+    """Return the kind: a path is an archive, and dead-letter topics have a suffix."""
     if "/" in source:
         return SourceKind.ARCHIVE
     is_dead = is_failure_topic(source) and original_topic(source) != source and retry_level(source) is None
-    return SourceKind.LETTERS if is_dead else SourceKind.TOPIC
+    return SourceKind.DEAD_LETTERS if is_dead else SourceKind.TOPIC
 
 
 def _source(**named: str) -> tuple[SourceKind, str]:
     given = {name: value for name, value in named.items() if value}
     if len(given) != 1:
-        told = f"not {' and '.join(given)}" if given else "none of them is given"
         names = ", ".join(f"{name}=" for name in ("from", *named))
-        raise ReplayError(f"one of {names} says what to replay; {told}")
+        raise ReplayError(f"exactly one of {names} is needed (given: {', '.join(given) or 'none'})")
     ((name, value),) = given.items()
     return SourceKind(name), value
 
@@ -169,10 +166,10 @@ def _refuse_two_ranges(request: ReplayJobRequest) -> None:
     is_by_time = request.since_ms is not None or request.until_ms is not None
     is_by_offset = (request.starting, request.ending) != (_EARLIEST, _LATEST)
     if is_by_time and is_by_offset:
-        raise ReplayError("a range is either by time (since=, until=) or by offset (starting=, ending=)")
+        raise ReplayError("give a range either by time (since=, until=) or by offset (starting=, ending=)")
     if is_by_offset and request.kind is SourceKind.ARCHIVE:
         raise ReplayError(
-            "a range of an archive is by time (since=, until=) or by where=, such as _offset < 10"
+            "give the range of an archive by time (since=, until=) or by where=, such as _offset < 10"
         )
     if None not in (request.since_ms, request.until_ms) and request.since_ms >= request.until_ms:  # type: ignore[operator]
         raise ReplayError("since= must be before until=")
@@ -198,7 +195,7 @@ def _rate(text: str) -> float | None:
 
 
 def _with_id(request: ReplayJobRequest) -> ReplayJobRequest:
-    """With an id: the one that was given, or one that is the same whenever the same is asked for."""
+    """Set the id if it is missing. The same request gets the same id every time."""
     if request.id and _ID.fullmatch(request.id) is None:
         raise ReplayError(f"id={request.id}: use up to 120 letters, digits, '.', '_', '-'")
     if request.id:

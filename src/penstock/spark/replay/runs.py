@@ -1,7 +1,7 @@
-"""The kinds of replays: topics and archives are replayed as often as asked, dead letters once.
+"""The kinds of replays: topics and archives can be replayed again under another id, dead letters only once.
 
-A piece is read from the topic, or from the archive, where offsets say which rows belong to it, whatever files hold them
-by now. It goes out in one write of the sink that is done once, however often it is repeated.
+A piece is read by its offsets, from the topic or from the archive, whichever files contain the rows. It is written as
+one batch of the exactly-once sink, so it is written once even if a run repeats it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from uuid import UUID
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as F
 
 from penstock.client.deadletters.headers import retry_topic
 from penstock.client.deadletters.reader import wait_for_open_transactions
@@ -43,13 +46,13 @@ _READ_OPTIONS = {"kafka.isolation.level": "read_committed", "includeHeaders": "t
 def requested_ranges(
     cluster: Cluster, request: ReplayJobRequest, options: Mapping[str, str]
 ) -> list[OffsetRange]:
-    """The offsets of a topic that are asked for, up to its end at this moment. Raises OptionError, DataLoss."""
+    """Return the requested offsets of a topic, up to its current end. Raises OptionError, DataLoss."""
     given = {**options, **_READ_OPTIONS, "subscribe": request.source}
     given |= {"startingOffsets": request.starting, "endingOffsets": request.ending}
     if request.since_ms is not None:
         given |= {
             "startingTimestamp": str(request.since_ms),
-            # Nothing that late is nothing to replay.
+            # If no record is that late, there is nothing to replay.
             "startingOffsetsByTimestampStrategy": "latest",
         }
     if request.until_ms is not None:
@@ -60,7 +63,7 @@ def requested_ranges(
 def topic_rows(
     spark: Any, cluster: Cluster, ranges: Iterable[OffsetRange], options: Mapping[str, str]
 ) -> Any:
-    """A DataFrame with one task for each range, so that the order within partitions is kept. Raises TopicChanged."""
+    """Return a DataFrame with one task for each range, which keeps the order in partitions. Raises TopicChanged."""
     wanted = list(ranges)
     if not wanted:
         return spark.createDataFrame([], table_schema(include_headers=True))
@@ -70,14 +73,14 @@ def topic_rows(
         **options,
         **_READ_OPTIONS,
         "assign": _partitions_to_json(wanted),
-        "startingOffsets": _offsets_to_json({each.place: each.start for each in wanted}),
-        "endingOffsets": _offsets_to_json({each.place: each.end for each in wanted}),
+        "startingOffsets": _offsets_to_json({each.topic_partition: each.start for each in wanted}),
+        "endingOffsets": _offsets_to_json({each.topic_partition: each.end for each in wanted}),
     }
     return spark.read.format("penstock").options(**given).load()
 
 
 def _partitions_to_json(wanted: Iterable[OffsetRange]) -> str:
-    found = by_topic((each.place, None) for each in wanted)
+    found = by_topic((each.topic_partition, None) for each in wanted)
     return json.dumps({topic: [part for part, _ in parts] for topic, parts in found.items()})
 
 
@@ -87,39 +90,35 @@ def _offsets_to_json(offsets: Mapping[TopicPartition, int]) -> str:
 
 
 def within_time(rows: Any, request: ReplayJobRequest, column: str = "timestamp") -> Any:
-    """Less what is older or younger, which lies between the others where clocks of publishers differ."""
-    from pyspark.sql import functions as F
-
-    moment = F.unix_millis(F.col(column))
+    """Filter rows by time. Offsets are not ordered by time, because the clocks of producers differ."""
+    time_ms = F.unix_millis(F.col(column))
     if request.since_ms is not None:
-        rows = rows.where(moment >= request.since_ms)
+        rows = rows.where(time_ms >= request.since_ms)
     if request.until_ms is not None:
-        rows = rows.where(moment < request.until_ms)
+        rows = rows.where(time_ms < request.until_ms)
     return rows
 
 
 def open_archive(folder: str) -> ArchiveTable:
-    """Raises ArchiveError, ReplayError where it is no archive of a topic."""
+    """Open an archive. Raises ArchiveError, or ReplayError if the table is not an archive of a topic."""
     found = open_table(TableLocation.of(folder))
     if TOPIC_PROPERTY not in found.properties:
-        raise ReplayError(f"table {folder} is no archive of a topic")
+        raise ReplayError(f"table {folder} is not an archive of a topic")
     return found
 
 
 def has_parsed_values(table: ArchiveTable) -> bool:
-    """Whether values were parsed, so that they can be written as JSON of the columns only."""
+    """Return whether the archive has parsed columns. Then values are written as JSON of the columns."""
     return VALUE_FORMAT_PROPERTY in table.properties
 
 
 def archive_ranges(rows: Any, table: ArchiveTable) -> list[OffsetRange]:
-    """The offsets of these rows."""
-    from pyspark.sql import functions as F
-
+    """Return the offsets of these rows."""
     ends = rows.groupBy(PARTITION_COLUMN).agg(
         F.min(OFFSET_COLUMN).alias("first"), F.max(OFFSET_COLUMN).alias("last")
     )
-    topic, told = table.properties[TOPIC_PROPERTY], table.properties.get(TOPIC_ID_PROPERTY)
-    topic_id = None if told is None else UUID(told)
+    topic, id_text = table.properties[TOPIC_PROPERTY], table.properties.get(TOPIC_ID_PROPERTY)
+    topic_id = None if id_text is None else UUID(id_text)
     return [
         OffsetRange(topic, topic_id, row[PARTITION_COLUMN], row["first"], row["last"] + 1)
         for row in sorted(ends.collect(), key=lambda row: row[PARTITION_COLUMN])
@@ -127,9 +126,7 @@ def archive_ranges(rows: Any, table: ArchiveTable) -> list[OffsetRange]:
 
 
 def archive_rows(spark: Any, table: ArchiveTable, ranges: Iterable[OffsetRange] | None = None) -> Any:
-    """Rows with the archive's own columns: all, or those of some offsets."""
-    from pyspark.sql import functions as F
-
+    """Return rows with the archive's columns: all rows, or those of these offsets."""
     rows = table_rows(spark, table)
     if ranges is None:
         return rows
@@ -142,9 +139,7 @@ def archive_rows(spark: Any, table: ArchiveTable, ranges: Iterable[OffsetRange] 
 
 
 def archive_records(rows: Any, table: ArchiveTable) -> Any:
-    """Key, value, headers and timestamp, those of a partition in one task and in their order."""
-    from pyspark.sql import functions as F
-
+    """Return key, value, headers and timestamp. The rows of a partition are in one task and in order."""
     ordered = rows.repartition(F.col(PARTITION_COLUMN)).sortWithinPartitions(PARTITION_COLUMN, OFFSET_COLUMN)
     return ordered.select(
         F.col(KEY).alias("key"),
@@ -155,8 +150,6 @@ def archive_records(rows: Any, table: ArchiveTable) -> Any:
 
 
 def _archive_value(rows: Any, table: ArchiveTable) -> Any:
-    from pyspark.sql import functions as F
-
     if not has_parsed_values(table):
         return F.col(VALUE)
     columns = [F.col(f"`{name}`") for name in rows.columns if name not in ARCHIVE_COLUMNS]
@@ -167,26 +160,20 @@ _FORMAT: Final = "penstock"
 
 
 def filter_rows(rows: Any, where: str | None) -> Any:
-    """Raises ReplayError where the condition is none."""
-    from pyspark.errors import AnalysisException, ParseException
-
+    """Apply the user's condition. Raises ReplayError if it is invalid."""
     if where is None:
         return rows
     try:
         kept = rows.where(where)
-        # Where Spark runs elsewhere it looks at the condition only when it has to tell something of it.
+        # Spark Connect checks the condition only when the schema is needed.
         _ = kept.schema
     except (AnalysisException, ParseException) as flaw:
-        raise ReplayError(f"where={where}: {_first_line(flaw)}") from None
+        raise ReplayError(f"where={where}: {str(flaw).strip().splitlines()[0]}") from None
     return kept
 
 
-def _first_line(flaw: Exception) -> str:
-    return str(flaw).strip().splitlines()[0]
-
-
 def write_once(rows: Any, batch: MicroBatch, options: Mapping[str, str], request: ReplayJobRequest) -> None:
-    """Nothing where that batch is written already. Raises what Spark raises."""
+    """Write the batch unless it is already written. Raises the errors of Spark."""
     given = {
         **options,
         "contract": "exactly-once",
@@ -199,14 +186,12 @@ def write_once(rows: Any, batch: MicroBatch, options: Mapping[str, str], request
 
 
 def topic_records(rows: Any, request: ReplayJobRequest) -> Any:
-    """Records as they are, to the partition of their key."""
-    from pyspark.sql import functions as F
-
+    """Return the records for the target topic. The key determines the partition."""
     return rows.select(F.lit(request.to).alias("topic"), "key", "value", "headers", "timestamp")
 
 
 class TopicReplay:
-    """A range of a topic or an archive. The plan is on the board, and every piece is a batch of the sink."""
+    """Replays a range of a topic. The plan is stored, and each piece is a batch of the sink."""
 
     def __init__(self, cluster: Cluster, request: ReplayJobRequest, context: JobContext) -> None:
         self._cluster = cluster
@@ -215,8 +200,8 @@ class TopicReplay:
         self._options = context.run.options()
         self._query = f"replay-{request.id}"
         filter_rows(self._rows([]), request.where)
-        self.plan, is_known = self._agree()
-        # What a predecessor has decided is finished, and what it has left behind is aborted.
+        self.plan, is_known = self._agree_on_plan()
+        # Commit what an earlier run has decided, and abort its other transactions.
         resolve_transactions(cluster, self._query)
         with DecisionLog(cluster, self._query) as decision_log:
             last = decision_log.last_batch()
@@ -224,18 +209,19 @@ class TopicReplay:
         if is_known and self.first:
             context.note(_resume_note(request, self.first, self.plan.pieces))
 
-    def _agree(self) -> tuple[ReplayJobPlan, bool]:
+    def _agree_on_plan(self) -> tuple[ReplayJobPlan, bool]:
         store = DocumentStore(self._cluster)
         try:
-            return agree_on_plan(store, self._request, self._make)
+            return agree_on_plan(store, self._request, self._make_plan)
         finally:
             store.close()
 
-    def _make(self) -> ReplayJobPlan:
-        ranges = tuple(self._pinned())
-        return ReplayJobPlan(ranges=ranges, offsets_max=piece_offsets(self._request.rate_per_s))
+    def _make_plan(self) -> ReplayJobPlan:
+        return ReplayJobPlan(
+            ranges=tuple(self._ranges()), offsets_max=piece_offsets(self._request.rate_per_s)
+        )
 
-    def _pinned(self) -> list[OffsetRange]:
+    def _ranges(self) -> list[OffsetRange]:
         return requested_ranges(self._cluster, self._request, self._options)
 
     def _rows(self, ranges: list[OffsetRange]) -> Any:
@@ -252,19 +238,19 @@ class TopicReplay:
         return counted.found().get("rows", 0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 class ArchiveReplay(TopicReplay):
-    """The same for a Delta table that an archive is kept in; rows are known by the offsets that they had."""
+    """Replays rows of an archive, which are identified by their original offsets."""
 
     def __init__(self, cluster: Cluster, request: ReplayJobRequest, context: JobContext) -> None:
         self._archive = open_archive(request.source)
         if has_parsed_values(self._archive):
-            context.note(f"{request.source} holds columns: values are written as JSON of them")
+            context.note(f"{request.source} has parsed columns: values are written as JSON of the columns")
         super().__init__(cluster, request, context)
 
-    def _pinned(self) -> list[OffsetRange]:
+    def _ranges(self) -> list[OffsetRange]:
         return archive_ranges(self._wanted(archive_rows(self._spark, self._archive)), self._archive)
 
     def _rows(self, ranges: list[OffsetRange]) -> Any:
@@ -279,12 +265,12 @@ class ArchiveReplay(TopicReplay):
 
 def _resume_note(request: ReplayJobRequest, first: int, pieces: int) -> str:
     if first >= pieces:
-        return f"replay {request.id} is done already: give it another id= to do it again"
-    return f"replay {request.id} goes on after {first} of {pieces} pieces"
+        return f"replay {request.id} is already done: use another id= to repeat it"
+    return f"replay {request.id} continues after {first} of {pieces} pieces"
 
 
 class DeadLetterReplay:
-    """Dead letters that were not replayed before, by whatever replay. Every run plans anew what is left."""
+    """Replays dead letters that no replay has replayed before. Every run plans the remaining ones again."""
 
     first = 0
 
@@ -305,7 +291,7 @@ class DeadLetterReplay:
         self._partitions = self._targets(list(ranges))
 
     def _read_list(self) -> Any:
-        """Of letters that were replayed before this run, whose own need not be looked for."""
+        """Return the dead letters that were replayed before this run."""
         ends = wait_for_open_transactions(
             self._cluster, [(self._list.name, p.index) for p in self._list.partitions]
         )
@@ -316,7 +302,7 @@ class DeadLetterReplay:
         return dead_letters.replayed_offsets(rows, self._topic_id).persist()
 
     def _dead_letters(self, ranges: list[OffsetRange]) -> Any:
-        """Letters with what they tell, less those that are not asked for. Raises ReplayError."""
+        """Return the requested dead letters, with the columns of their headers. Raises ReplayError."""
         rows = topic_rows(self._context.spark, self._cluster, ranges, self._options)
         return filter_rows(
             dead_letters.with_header_columns(within_time(rows, self._request)), self._request.where
@@ -326,52 +312,44 @@ class DeadLetterReplay:
         return dead_letters.without_replayed(self._dead_letters(ranges), self._replayed)
 
     def _targets(self, ranges: list[OffsetRange]) -> dict[str, int]:
-        """The partitions of all topics that letters go to. Raises ReplayError where one does not exist."""
-        from pyspark.sql import functions as F
-
+        """Return the partition counts of all target topics. Raises ReplayError if one does not exist."""
         found = (
             self._not_replayed(ranges)
             .groupBy("origin_topic")
             .agg(
-                F.count_if(F.col("without_record").isNull()).alias("letters"),
-                F.count_if(F.col("without_record").isNotNull()).alias("bare"),
+                F.count_if(F.col("without_record").isNull()).alias("with_record"),
+                F.count_if(F.col("without_record").isNotNull()).alias("without_record"),
             )
         )
         rows = found.collect()
-        self._note_left_out(rows)
-        origins = sorted(row["origin_topic"] for row in rows if row["origin_topic"] and row["letters"])
+        self._note_skipped(rows)
+        origins = sorted(row["origin_topic"] for row in rows if row["origin_topic"] and row["with_record"])
         if self._request.is_to_group:
-            return self._retry_topics(origins)
+            retry_topics = [retry_topic(name, 1) for name in origins]
+            advice = "no group retries there; omit to= to send the records to their original topics"
+            return self._partition_counts(retry_topics, advice)
         if self._request.to is not None:
             return {}
-        there = self._cluster.topics(origins)
-        missing = [name for name in origins if name not in there]
+        return self._partition_counts(origins, "name another topic with to=, or exclude them with where=")
+
+    def _partition_counts(self, names: list[str], advice: str) -> dict[str, int]:
+        found = self._cluster.topics(names)
+        missing = [name for name in names if name not in found]
         if missing:
             raise ReplayError(
-                f"letters of {self._request.source} are from topics that do not exist: {', '.join(missing)}; "
-                "name another with to=, or leave them out with where="
+                f"dead letters of {self._request.source} would go to topics that do not exist: "
+                f"{', '.join(missing)}; {advice}"
             )
-        return {name: len(topic.partitions) for name, topic in there.items()}
+        return {name: len(topic.partitions) for name, topic in found.items()}
 
-    def _retry_topics(self, origins: list[str]) -> dict[str, int]:
-        wanted = [retry_topic(name, 1) for name in origins]
-        there = self._cluster.topics(wanted)
-        missing = [name for name in wanted if name not in there]
-        if missing:
-            raise ReplayError(
-                f"nobody retries there, so that to=group finds no one: {', '.join(missing)} does not exist; "
-                "leave to= out to send them to the topic that they are from"
-            )
-        return {name: len(topic.partitions) for name, topic in there.items()}
-
-    def _note_left_out(self, rows: list[Any]) -> None:
-        bare = sum(row["bare"] for row in rows)
-        if bare:
-            self._context.note(f"{bare} letters have no record in them, and are left out")
-        strays = sum(row["letters"] for row in rows if row["origin_topic"] is None)
-        if strays and (self._request.to is None or self._request.is_to_group):
+    def _note_skipped(self, rows: list[Any]) -> None:
+        without_record = sum(row["without_record"] for row in rows)
+        if without_record:
+            self._context.note(f"skips {without_record} dead letters that do not contain their record")
+        without_origin = sum(row["with_record"] for row in rows if row["origin_topic"] is None)
+        if without_origin and (self._request.to is None or self._request.is_to_group):
             self._context.note(
-                f"{strays} records do not tell where they are from, and are left out without to="
+                f"skips {without_origin} records whose original topic is unknown; name a topic with to="
             )
 
     def write(self, index: int, ranges: list[OffsetRange]) -> int:

@@ -1,21 +1,20 @@
-"""The options of the sink, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+"""The options of the sink, with the names of Spark's own Kafka connector. Pure: it connects to no broker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from penstock.client.errors import ClientError
 from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.compression import Codec
 from penstock.spark.exactly_once.decisions import QUERY_SEPARATOR, MicroBatch
-from penstock.spark.option_reader import CONNECTION_PREFIX, OptionError, OptionReader, invalid_option
+from penstock.spark.option_reader import OptionError, OptionReader, invalid_option
 
-#: Those that Spark itself hands on to every sink.
+#: Options that Spark itself passes to every sink.
 _SPARK_OPTIONS: Final = ("checkpointLocation", "outputMode", "path", "queryName")
-#: Of the connector, about reading; who writes what it has read often gives both the same options.
+#: Options of the source. Programs often pass the same options to source and sink.
 _IGNORED_OPTIONS: Final = ("includeHeaders",)
 SINK_OPTIONS: Final = (
     *_IGNORED_OPTIONS,
@@ -32,25 +31,25 @@ SINK_OPTIONS: Final = (
     "txnAppId",
     "txnVersion",
 )
-#: Settings of producers that would contradict what the sink itself decides.
+#: Producer settings that would conflict with how the sink works.
 _REFUSED_SETTINGS: Final = {
-    "key.serializer": "keys are binary or string; convert them with functions of Spark",
-    "value.serializer": "values are binary or string; convert them with functions of Spark",
-    "transactional.id": "a query writes under the id of its checkpoint; set contract=exactly-once",
+    "key.serializer": "keys are binary or string; convert them with Spark functions",
+    "value.serializer": "values are binary or string; convert them with Spark functions",
+    "transactional.id": "the sink derives it from the checkpoint; set contract=exactly-once",
 }
-_ACKS: Final = ("all", "-1")
+#: With fewer acknowledgements, records could be lost.
+_ACKS: Final = {"all": "all", "-1": "all"}
 _CODECS: Final = {each.name.lower(): each for each in Codec}
-_FLAGS: Final = {"true": True, "false": False}
-#: As much as a topic takes at once unless it is told otherwise.
+#: The default of max.message.bytes.
 _BATCH_BYTES_MAX: Final = 1 << 20
-#: What Apache Kafka and Penstock allow at most unless told otherwise.
+#: The default of transaction.max.timeout.ms.
 _TIMEOUT_MS: Final = 900_000
+_INT32_MAX: Final = (1 << 31) - 1
 
 
 class Contract(Enum):
-    """How often a row is written, whatever fails."""
+    """How often a row is delivered if something fails."""
 
-    #: Attempts at a task that are not the first write nothing; a source with this contract gives nothing twice.
     AT_MOST_ONCE = "at-most-once"
     AT_LEAST_ONCE = "at-least-once"
     EXACTLY_ONCE = "exactly-once"
@@ -59,80 +58,75 @@ class Contract(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     connection: ConnectionSettings
-    #: Where all rows go; None where a column says that.
+    #: The topic of all rows. None: each row has a column `topic`.
     topic: str | None = None
-    #: Which column holds the time of each record; None where all are of now.
+    #: The column with the timestamps of records. None: the time of writing.
     timestamp_column: str | None = None
-    #: Of a batch write that is to be done once, however often it is repeated; None where it has no name.
+    #: The id of a batch write that may be retried and is done once. None: the write has no id.
     idempotent_write: MicroBatch | None = None
     contract: Contract = Contract.AT_LEAST_ONCE
     codec: Codec = Codec.NONE
     batch_bytes_max: int = _BATCH_BYTES_MAX
-    #: Ask for transactions that stay open until the driver ends them, where brokers allow that.
+    #: Use two-phase commit if brokers support it: transactions stay open until the driver ends them.
     two_phase: bool = True
-    #: How long they stay open else.
+    #: The timeout of transactions without two-phase commit.
     transaction_timeout_ms: int = _TIMEOUT_MS
-    #: Where the query keeps how far it has come, if that is known.
+    #: The location of the checkpoint, if it is known.
     checkpoint: str | None = None
-    #: Stop when what was decided to be written has been aborted meanwhile.
+    #: Fail if a transaction was aborted after it was decided to commit it.
     fail_on_data_loss: bool = True
-    #: Look at all rows as a write does, and send none of them.
+    #: Check and encode all rows, but send nothing.
     dry_run: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-        """Raises OptionError, which names the option."""
+        """Parse the options. Raises OptionError, which names the option."""
         given = OptionReader(options)
-        settings = given.connection()
         idempotent_write = _parse_idempotent_write(given, streaming=streaming)
+        given.choice("kafka.acks", _ACKS, "all")
+        if not given.flag("kafka.enable.idempotence", default=True):
+            raise invalid_option(
+                "kafka.enable.idempotence", "false", "must be true: retries would write duplicates"
+            )
+        dry_run = given.flag("dryRun", default=False)
+        contract = _contract(given, idempotent_write)
+        bytes_max = given.number("kafka.max.request.size", at_most=_INT32_MAX)
+        timeout_ms = given.number("kafka.transaction.timeout.ms", at_most=_INT32_MAX)
         parsed = cls(
             topic=given.text("topic") or None,
             timestamp_column=given.text("timestampColumn") or None,
-            idempotent_write=idempotent_write,
+            # A dry run writes nothing, so it needs no transactions and no claims.
+            idempotent_write=None if dry_run else idempotent_write,
             checkpoint=given.text("checkpointLocation") or None,
-            contract=_contract(given, idempotent_write),
+            contract=Contract.AT_LEAST_ONCE if dry_run else contract,
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
-            dry_run=given.flag("dryRun", default=False),
-            codec=_codec(settings.pop("compression.type", "none")),
-            batch_bytes_max=_number(settings, "max.request.size", _BATCH_BYTES_MAX),
-            # Nobody would end what the driver of a batch write that is not repeated leaves behind when it dies.
-            two_phase=_flag(
-                settings,
-                "transaction.two.phase.commit.enable",
+            dry_run=dry_run,
+            codec=given.choice("kafka.compression.type", _CODECS, Codec.NONE),
+            batch_bytes_max=_BATCH_BYTES_MAX if bytes_max is None else bytes_max,
+            # If the driver dies, nothing would end the open transactions of a batch write without an id.
+            two_phase=given.flag(
+                "kafka.transaction.two.phase.commit.enable",
                 default=streaming or idempotent_write is not None,
             ),
-            transaction_timeout_ms=_number(settings, "transaction.timeout.ms", _TIMEOUT_MS),
-            connection=_connection(settings),
+            transaction_timeout_ms=_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+            connection=given.connection(_REFUSED_SETTINGS),
         )
         for name in (*_SPARK_OPTIONS, *_IGNORED_OPTIONS):
             given.text(name)
         given.refuse_unknown(SINK_OPTIONS)
-        return parsed._as_dry_run() if parsed.dry_run else parsed
-
-    def _as_dry_run(self) -> SinkOptions:
-        """Where nothing is written there is nothing to keep count of."""
-        return replace(self, contract=Contract.AT_LEAST_ONCE, idempotent_write=None)
+        return parsed
 
 
-def parse_contract(text: str | None) -> Contract | None:
-    """None where nothing is said. Raises OptionError."""
-    names = [each.value for each in Contract]
-    if text is None:
-        return None
-    if text.lower() not in names:
-        raise invalid_option("contract", text, f"must be one of {', '.join(names)}")
-    return Contract(text.lower())
+CONTRACTS: Final = {each.value: each for each in Contract}
 
 
 def _contract(given: OptionReader, idempotent_write: MicroBatch | None) -> Contract:
-    asked = parse_contract(given.text("contract"))
     if idempotent_write is None:
-        return asked or Contract.AT_LEAST_ONCE
-    if asked not in (None, Contract.EXACTLY_ONCE):
-        raise invalid_option(
-            "contract", asked.value, "must be exactly-once where txnAppId and txnVersion are given"
-        )
-    return Contract.EXACTLY_ONCE
+        return given.choice("contract", CONTRACTS, Contract.AT_LEAST_ONCE)
+    asked = given.choice("contract", CONTRACTS, Contract.EXACTLY_ONCE)
+    if asked is not Contract.EXACTLY_ONCE:
+        raise invalid_option("contract", asked.value, "must be exactly-once with txnAppId and txnVersion")
+    return asked
 
 
 def _parse_idempotent_write(given: OptionReader, *, streaming: bool) -> MicroBatch | None:
@@ -141,50 +135,10 @@ def _parse_idempotent_write(given: OptionReader, *, streaming: bool) -> MicroBat
         return None
     if streaming:
         raise OptionError(
-            "options txnAppId and txnVersion are for batch writes: a stream goes by its checkpoint"
+            "options txnAppId and txnVersion are for batch writes: a stream uses its checkpoint"
         )
     if app is None or version is None:
-        raise OptionError("options txnAppId and txnVersion name a write together: both are needed")
+        raise OptionError("options txnAppId and txnVersion must be given together")
     if QUERY_SEPARATOR in app:
-        raise invalid_option("txnAppId", app, f"must not have {QUERY_SEPARATOR} in it")
+        raise invalid_option("txnAppId", app, f"must not contain {QUERY_SEPARATOR}")
     return MicroBatch(app, version)
-
-
-def _codec(text: str) -> Codec:
-    name = text.strip().lower()
-    if name not in _CODECS:
-        raise invalid_option("kafka.compression.type", text, f"must be one of {', '.join(_CODECS)}")
-    return _CODECS[name]
-
-
-def _number(settings: dict[str, str], name: str, default: int) -> int:
-    text = settings.pop(name, str(default)).strip()
-    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
-        raise invalid_option(CONNECTION_PREFIX + name, text, "must be a whole number of at least 1")
-    return int(text)
-
-
-def _flag(settings: dict[str, str], name: str, *, default: bool) -> bool:
-    text = settings.pop(name, str(default)).strip().lower()
-    if text not in _FLAGS:
-        raise invalid_option(CONNECTION_PREFIX + name, text, "must be true or false")
-    return _FLAGS[text]
-
-
-def _connection(settings: dict[str, str]) -> ConnectionSettings:
-    for name, advice in _REFUSED_SETTINGS.items():
-        if name in settings:
-            raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
-    acks = settings.pop("acks", _ACKS[0]).strip().lower()
-    if acks not in _ACKS:
-        raise invalid_option(
-            "kafka.acks", acks, "must be all: what fewer replicas have could be lost, and be missed"
-        )
-    if not _flag(settings, "enable.idempotence", default=True):
-        raise invalid_option(
-            "kafka.enable.idempotence", "false", "must be true: nothing is gained by writing twice"
-        )
-    try:
-        return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
-    except ClientError as refused:
-        raise OptionError(f"option {CONNECTION_PREFIX}{refused}") from None

@@ -1,7 +1,8 @@
 """Rows of a query as records: which columns they come from, which partition each goes to, and what its topic accepts.
 
 The limits of a topic are checked before anything is sent, so that a record which a broker would refuse fails with an
-error that says why.
+error that says why. Spark imports this module also in workers that only plan; so the functions that run in tasks import
+pyarrow, numpy and the kernels themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _TEXT: Final = ("string", "binary")
-#: What each column may be, by the names and types of Spark's Kafka connector.
+#: The types that each column may have, by the names and types of Spark's Kafka connector.
 _TYPES: Final = {
     "key": _TEXT,
     "value": _TEXT,
@@ -33,42 +34,42 @@ _TYPES: Final = {
     "topic": ("string",),
     "partition": ("int",),
 }
-#: Of the column that an option names.
+#: The name here of the column that the option timestampColumn names.
 _TIMESTAMP: Final = "timestamp"
 _RECORD_COLUMNS: Final = ("key", "value", "headers", _TIMESTAMP)
-#: Rows are collected to about this much before they go apart by partition, so that batches do not become small.
+#: Rows are combined to about this size before they are split by partition, so that record batches do not become small.
 _ROWS_WANTED: Final = 1 << 16
 _BYTES_WANTED: Final = 8 << 20
 
 
 class WrongRow(ClientError):
-    """A row cannot be written where it is to go: that is none, or takes no such record."""
+    """A row cannot be written: its topic or partition does not exist, or the topic does not accept the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkColumns:
-    """Where in a row its record is; all other columns are left alone."""
+    """The positions of the record's columns in a row. Other columns are ignored."""
 
     positions: dict[str, int]
     topic: str | None
 
     @classmethod
     def of(cls, schema: Any, topic: str | None, timestamp_column: str | None = None) -> SinkColumns:
-        """Raises OptionError where a column is missing or of a type that cannot be written."""
+        """Find the columns. Raises OptionError if one is missing, or has a type that cannot be written."""
         positions = {}
         for position, field in enumerate(schema.fields):
             name, kind = field.name.lower(), field.dataType.simpleString()
             if name not in _TYPES:
                 continue
-            # The name of a collation follows the type, and does not change what is written.
+            # The type may end with a collation, which does not change what is written.
             if kind.split(" collate ")[0] not in _TYPES[name]:
                 wanted = " or ".join(_TYPES[name])
                 raise OptionError(f"column {field.name} is {kind}; it must be {wanted} to be written")
             positions[name] = position
         if "value" not in positions:
-            raise OptionError("there is no column value; it holds what is written, as string or binary")
+            raise OptionError("there is no column value; it contains what is written, as string or binary")
         if topic is None and "topic" not in positions:
-            raise OptionError("nothing says where to write: set the option topic, or add a column topic")
+            raise OptionError("no topic to write to: set the option topic, or add a column topic")
         if timestamp_column is not None:
             positions[_TIMESTAMP] = _timestamp_position(schema, timestamp_column)
         return cls(positions=positions, topic=topic)
@@ -77,7 +78,7 @@ class SinkColumns:
         return rows.column(self.positions[name]) if name in self.positions else None
 
     def records(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Key, value, headers and timestamp, as `columns.encode` takes them."""
+        """Return key, value, headers and timestamp, as `columns.encode` takes them."""
         import pyarrow as pa
 
         found = {name: self.column(rows, name) for name in _RECORD_COLUMNS}
@@ -95,20 +96,17 @@ def _timestamp_position(schema: Any, name: str) -> int:
 
 
 def combine_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a good size, none of them empty."""
+    """Yield the same rows in larger batches. No batch is empty."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         if batch.num_rows:
             held.append(batch)
-        if sum(each.num_rows for each in held) >= _ROWS_WANTED or _total_bytes(held) >= _BYTES_WANTED:
+        size = sum(int(each.nbytes) for each in held)
+        if sum(each.num_rows for each in held) >= _ROWS_WANTED or size >= _BYTES_WANTED:
             yield _concatenated(held)
             held = []
     if held:
         yield _concatenated(held)
-
-
-def _total_bytes(held: list[pa.RecordBatch]) -> int:
-    return sum(int(each.nbytes) for each in held)
 
 
 def _concatenated(held: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -124,9 +122,9 @@ def records_by_partition(
     *,
     seed: int,
 ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
-    """The records of each partition. A row without a partition goes where its key says, or where `seed` does.
+    """Yield the records of each partition. A row without a partition goes by its key, or by `seed` if it has no key.
 
-    Raises WrongRow, and whatever `partition_count` of a topic does.
+    Raises WrongRow, and the errors of `partition_count`.
     """
     from penstock.spark.columns import split_by_partition
 
@@ -188,64 +186,68 @@ _LIMITS_AGE_MS_MAX: Final = 60_000
 
 
 class RecordTooLarge(WrongRow):
-    """A topic does not take a record of this size."""
+    """The record is larger than its topic accepts."""
 
 
 class TopicLimits(NamedTuple):
-    #: Of a batch, as it is sent. None where brokers do not tell.
+    #: The largest batch, as it is sent. None if brokers do not report it.
     bytes_max: int | None = None
-    #: Which one says so.
+    #: The setting that the limit comes from.
     bytes_setting: str = MESSAGE_BYTES_SETTING
     needs_keys: bool = False
 
 
-#: What this process has heard, by whom it asked; all of it is asked for anew after a while.
+#: The limits that this process knows. They are read again after `_LIMITS_AGE_MS_MAX`.
 _KNOWN_LIMITS: Final[dict[ConnectionSettings, tuple[dict[str, TopicLimits], Deadline]]] = {}
 
 
 class LimitChecker:
-    """Of the topics that one task writes to. What others have heard lately is not held against a row."""
+    """Checks records against the limits of the topics that a task writes to.
 
-    def __init__(self, cluster: Cluster, *, afresh: bool = False) -> None:
+    Limits may be out of date, so they are read again before a row is refused.
+    """
+
+    def __init__(self, cluster: Cluster, *, use_cache: bool = True) -> None:
         self._cluster = cluster
-        self._known = {} if afresh else _known_limits(cluster.settings)
+        self._known = _known_limits(cluster.settings) if use_cache else {}
 
     def partition_count(self, topic: str) -> int:
-        """Raises WrongRow where there can be no such topic; Refused, Unavailable."""
+        """Raises WrongRow if the topic's name is invalid; Refused, Unavailable."""
         try:
             found = self._cluster.topic_to_write(topic)
         except Refused as error:
             if error.code is not ErrorCode.invalid_topic_exception:
                 raise
             raise WrongRow(
-                f"there can be no topic {topic!r}: a name is 1 to 249 of A-Z, a-z, 0-9, dot, dash and underscore, "
-                "and differs from others in more than dots and underscores"
+                f"{topic!r} is not a valid topic name: it must have 1 to 249 characters of A-Z, a-z, 0-9, '.', '-' and "
+                "'_', and must differ from other topics in more than '.' and '_'"
             ) from None
         if found.is_internal:
-            raise WrongRow(f"a row is for topic {topic}, which brokers keep for themselves")
+            raise WrongRow(f"a row is for {topic}, which is an internal topic of the brokers")
         return len(found.partitions)
 
     def bytes_max(self, topic: str, wanted: int) -> int:
-        """Of a batch that is made for it."""
+        """Return the largest batch to make for this topic: `wanted`, or less if the topic accepts less."""
         limit = self._of(topic).bytes_max
         return wanted if limit is None else min(wanted, limit)
 
     def check_keys(self, topic: str, records: pa.RecordBatch) -> None:
-        """Raises WrongRow."""
-        if not self._of(topic).needs_keys or _has_keys(records):
+        """Raise WrongRow if the topic is compacted and a record has no key."""
+        has_keys = "key" in records.schema.names and not records.column("key").null_count
+        if has_keys or not self._of(topic).needs_keys:
             return
         if self._of_now(topic).needs_keys:
-            raise WrongRow(f"a row for topic {topic} has no key, which a compacted topic needs")
+            raise WrongRow(f"a row for topic {topic} has no key, and compacted topics need keys")
 
-    def takes(self, topic: str, size: int) -> bool:
-        """Whether a batch of that size is one for this topic."""
+    def accepts(self, topic: str, size: int) -> bool:
+        """Return whether the topic accepts a batch of this size."""
         return _is_within(size, self._of(topic)) or _is_within(size, self._of_now(topic))
 
     def too_large(self, topic: str, size: int) -> RecordTooLarge:
         limits = self._of(topic)
         return RecordTooLarge(
             f"a record of {size} bytes is too large for topic {topic}, "
-            f"which takes at most {limits.bytes_setting}={limits.bytes_max}"
+            f"which accepts at most {limits.bytes_setting}={limits.bytes_max}"
         )
 
     def _of(self, topic: str) -> TopicLimits:
@@ -265,13 +267,13 @@ def _known_limits(settings: ConnectionSettings) -> dict[str, TopicLimits]:
 
 
 def _fetch_limits(cluster: Cluster, topic: str) -> TopicLimits:
-    """Raises Unavailable."""
+    """Read the topic's limits. Raises Unavailable."""
     try:
-        told = topic_settings(cluster, topic)
+        settings = topic_settings(cluster, topic)
     except (Refused, UnsupportedVersion):
-        return TopicLimits()  # not everyone may look at settings
-    sizes = [(int(size), name) for name in _SIZE_SETTINGS if (size := told.get(name))]
-    policies = (told.get(_CLEANUP_SETTING) or "").split(",")
+        return TopicLimits()  # this user may not describe configs
+    sizes = [(int(size), name) for name in _SIZE_SETTINGS if (size := settings.get(name))]
+    policies = (settings.get(_CLEANUP_SETTING) or "").split(",")
     needs_keys = "compact" in map(str.strip, policies)
     bytes_max, setting = min(sizes, default=(None, MESSAGE_BYTES_SETTING))
     return TopicLimits(bytes_max, setting, needs_keys=needs_keys)
@@ -279,7 +281,3 @@ def _fetch_limits(cluster: Cluster, topic: str) -> TopicLimits:
 
 def _is_within(size: int, limits: TopicLimits) -> bool:
     return limits.bytes_max is None or size <= limits.bytes_max
-
-
-def _has_keys(records: pa.RecordBatch) -> bool:
-    return "key" in records.schema.names and not records.column("key").null_count

@@ -55,24 +55,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: Every client can read it, whatever is installed beside it.
+#: A codec that every client can read without further packages.
 _LARGE_RECORD_CODEC: Final = Codec.GZIP
 
 
 class AttemptResult(NamedTuple):
-    """What became of it. Nothing is prepared where there were no rows, or the batch was decided before."""
+    """The result of an attempt. Nothing is prepared if there were no rows, or if the batch was already decided."""
 
     rows: int
     prepared: PreparedTransaction | None = None
-    #: Rows that this attempt does not write, because another one may have.
+    #: Rows that this attempt did not write, because another attempt may have written them.
     skipped: int = 0
 
 
 def write_dry_run(
     cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
 ) -> AttemptResult:
-    """All of it but the sending. Raises WrongRow, Unavailable, Refused."""
-    limits = LimitChecker(cluster, afresh=True)
+    """Check and encode all rows, but send nothing. Raises WrongRow, Unavailable, Refused."""
+    limits = LimitChecker(cluster, use_cache=False)
     sent = _send(limits, options, columns, combine_batches(batches), lambda *_: None)
     return AttemptResult(sent)
 
@@ -80,7 +80,7 @@ def write_dry_run(
 def write_at_least_once(
     cluster: Cluster, options: SinkOptions, columns: SinkColumns, batches: Iterable[pa.RecordBatch]
 ) -> AttemptResult:
-    """Returns when all is acknowledged. Raises WrongRow, Unavailable, Refused, TopicChanged."""
+    """Write the rows and wait for all acknowledgements. Raises WrongRow, Unavailable, Refused, TopicChanged."""
     rows = combine_batches(batches)
     first = next(rows, None)
     if first is None:
@@ -99,7 +99,7 @@ def write_at_most_once(
     batches: Iterable[pa.RecordBatch],
     may_write: Callable[[], bool],
 ) -> AttemptResult:
-    """Nothing where another attempt at this task may have written before. Raises as `write_at_least_once` does."""
+    """Write the rows unless another attempt may have. Raises the same errors as `write_at_least_once`."""
     rows = combine_batches(batches)
     first = next(rows, None)
     if first is None:
@@ -116,20 +116,20 @@ def write_exactly_once(
     batch: MicroBatch,
     batches: Iterable[pa.RecordBatch],
     *,
-    name: str,
+    transactional_id: str,
 ) -> AttemptResult:
-    """Leaves all in a transaction of that name, acknowledged, for the driver to end.
+    """Write the rows in a transaction and prepare it. The driver ends it.
 
-    Raises WrongRow, Unavailable, Refused, TopicChanged; then the transaction is aborted.
+    Raises WrongRow, Unavailable, Refused, TopicChanged, after it has aborted the transaction.
     """
     rows = combine_batches(batches)
     first = next(rows, None)
     if first is None:
         return AttemptResult(0)
-    with _begin_transaction(cluster, options, name) as producer:
-        # The name is taken before this question: `concluding.sweep` tells why.
-        mark = last_decided_batch(cluster, batch.query, stable=False)
-        if mark is not None and mark.number >= batch.number:
+    with _begin_transaction(cluster, options, transactional_id) as producer:
+        # Look for a decision only after the transactional id is initialized: see `abort_undecided`.
+        decided = last_decided_batch(cluster, batch.query, stable=False)
+        if decided is not None and decided.number >= batch.number:
             drain_rows(rows)
             return AttemptResult(0)
         try:
@@ -142,7 +142,7 @@ def write_exactly_once(
 
 
 def drain_rows(rows: Iterator[pa.RecordBatch]) -> None:
-    """Spark takes a task for done when it has seen the end of its rows."""
+    """Read the rows to their end, which Spark waits for."""
     for _ in rows:
         pass
 
@@ -159,7 +159,7 @@ def _send(
     rows: Iterable[pa.RecordBatch],
     send: Callable[[str, int, bytearray], object],
 ) -> int:
-    """How many rows. Raises WrongRow, and what `send` raises."""
+    """Send the rows, and return how many there were. Raises WrongRow, and the errors of `send`."""
     count = 0
     for each in rows:
         seed = random.getrandbits(31)
@@ -176,34 +176,35 @@ def _send(
 def _encode_batches(
     limits: LimitChecker, options: SinkOptions, topic: str, records: pa.RecordBatch
 ) -> Iterator[bytearray]:
-    """Batches that the topic takes. Raises RecordTooLarge."""
+    """Yield batches that the topic accepts. Raises RecordTooLarge."""
+    # A planning worker imports this module and encodes nothing, so it does not load the kernels.
     from penstock.spark.columns import encode
 
     now_ms, at = int(time.time() * 1000), 0
     bytes_max = limits.bytes_max(topic, options.batch_bytes_max)
     for encoded in encode(records, timestamp_ms=now_ms, codec=options.codec, batch_bytes_max=bytes_max):
         data = encoded.data
-        if encoded.count == 1 and not limits.takes(topic, len(data)):
-            # It may have been compressed where it comes from.
+        if encoded.count == 1 and not limits.accepts(topic, len(data)):
+            # The record may have been compressed in the topic that it was read from.
             (smaller,) = encode(records.slice(at, 1), timestamp_ms=now_ms, codec=_LARGE_RECORD_CODEC)
-            if not limits.takes(topic, len(smaller.data)):
+            if not limits.accepts(topic, len(smaller.data)):
                 raise limits.too_large(topic, len(data))
             data = smaller.data
         yield data
         at += encoded.count
 
 
-# Beginning transactions
+# Transactions of attempts
 
-#: For how long brokers that know no second phase keep a transaction open; asked once by each process.
+#: How long brokers without two-phase commit keep a transaction open. Each process asks once.
 _TRANSACTION_TIMEOUTS_MS: Final[dict[ConnectionSettings, int]] = {}
 
 
-def _begin_transaction(cluster: Cluster, options: SinkOptions, name: str) -> RawProducer:
+def _begin_transaction(cluster: Cluster, options: SinkOptions, transactional_id: str) -> RawProducer:
     timeout_ms = _TRANSACTION_TIMEOUTS_MS.get(cluster.settings) if options.two_phase else None
     producer = RawProducer(
         cluster,
-        transactional_id=name,
+        transactional_id=transactional_id,
         transaction_timeout_ms=timeout_ms or options.transaction_timeout_ms,
         two_phase=options.two_phase and timeout_ms is None,
     )
@@ -219,15 +220,15 @@ _QUERIES_MAX: Final = 1_000
 class AttemptIds:
     """Transactional ids for the attempts of one worker process, each for one attempt at one batch.
 
-    A process uses its ids again: those of a batch two batches later, when all of them have ended. It remembers this of
-    the queries that it worked for lately.
+    A process reuses the ids of a batch two batches later, when all of their transactions have ended. It counts the ids
+    of the queries that it worked for recently.
     """
 
     def __init__(self) -> None:
         self._renew()
 
     def _renew(self) -> None:
-        """With another token, which keeps apart what is forgotten from what is to come."""
+        """Start over with another token, so that new ids differ from those that are no longer counted."""
         self._owner = os.getpid()
         self._token = uuid.uuid4().hex
         self._used: dict[str, tuple[int, int]] = {}
@@ -254,28 +255,28 @@ _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteResult(WriterCommitMessage):  # type: ignore[misc, unused-ignore]
-    """What a task tells the driver."""
+    """What a task reports to the driver."""
 
     rows: int
-    #: With at-most-once: rows that were left out because another attempt may have written them.
+    #: With at-most-once: rows that were not written because another attempt may have written them.
     skipped: int = 0
-    #: With exactly-once.
+    #: With exactly-once: the batch, and the transaction with its rows.
     batch: MicroBatch | None = None
     prepared: PreparedTransaction | None = None
-    #: Why this task has written nothing that lasts. Another attempt at it would find the same, so the driver fails.
+    #: Why this task wrote nothing. Another attempt would fail in the same way, so the driver fails the batch.
     flaw: WrongRow | None = None
 
 
 def refuse_overwrite(overwrite: bool) -> None:
     if overwrite:
-        raise OptionError('a topic can only be added to: use mode("append") or outputMode("append")')
+        raise OptionError('a topic cannot be overwritten: use mode("append") or outputMode("append")')
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
-    """All tasks of a job write under one id: that which the user gave, so that it can be repeated, or a new one."""
+    """Writes a DataFrame. All tasks write under one id: the one that the user gave, for a retry, or a new one."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        """Called once, before there are tasks. Raises SinkError, Unavailable, Refused."""
+        """Spark calls this once, before the tasks start. Raises SinkError, Unavailable, Refused."""
         warn_of_unknown_settings(options)
         self.options = options
         self.columns = columns
@@ -302,9 +303,9 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
 
     @without_traceback()
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was decided before stands."""
+        """Abort the transactions that no decision includes."""
         if self.options.idempotent_write is None:
-            # Decides that nothing is written, so that attempts which come late know.
+            # Decide that nothing is written, so that a late attempt writes nothing.
             self._commit_once([])
             return
         with self._decision_log() as decision_log:
@@ -324,7 +325,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc, unused-ignore]
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ignore]
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        """Called once for the tasks of each batch, and again for its commit. Raises Unavailable, Refused."""
+        """Spark calls this once for the tasks of each batch, and again for its commit. Raises Unavailable, Refused."""
         self.options = options
         self.columns = columns
         self.task_claim = _task_claim_for(options)
@@ -355,7 +356,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc, unused-ig
 
 
 def checkpoint_name(location: str | None) -> str | None:
-    """The same for all who mean the same folder: a path means another one on another machine."""
+    """Return a name for the checkpoint folder. It includes the host if the folder is on a local disk."""
     if location is None:
         return None
     parts = urlsplit(location)
@@ -364,7 +365,7 @@ def checkpoint_name(location: str | None) -> str | None:
 
 
 def _task_claim_for(options: SinkOptions) -> TaskClaim | None:
-    """What the attempts at each task know each other by."""
+    """Return the claim for the tasks of this write, if it delivers at most once."""
     is_needed = options.contract is Contract.AT_MOST_ONCE
     return new_task_claim(task_cluster(options.connection)) if is_needed else None
 
@@ -377,33 +378,22 @@ def _write_task(
     task_claim: TaskClaim | None,
     batches: Iterable[Any],
 ) -> WriteResult:
-
     rows = iter(batches)
+    cluster = task_cluster(options.connection)
     try:
-        return _write_rows(options, columns, find_batch, task_claim, rows)
+        if options.dry_run:
+            return WriteResult(rows=write_dry_run(cluster, options, columns, rows).rows)
+        if task_claim is not None:
+            return _write_at_most_once(cluster, options, columns, task_claim, rows)
+        if options.contract is not Contract.EXACTLY_ONCE:
+            return WriteResult(rows=write_at_least_once(cluster, options, columns, rows).rows)
+        batch = find_batch()
+        transactional_id = ATTEMPT_IDS.take(batch)
+        done = write_exactly_once(cluster, options, columns, batch, rows, transactional_id=transactional_id)
+        return WriteResult(rows=done.rows, batch=batch, prepared=done.prepared)
     except WrongRow as flaw:
         drain_rows(rows)
         return WriteResult(rows=0, flaw=flaw)
-
-
-def _write_rows(
-    options: SinkOptions,
-    columns: SinkColumns,
-    find_batch: Callable[[], MicroBatch],
-    task_claim: TaskClaim | None,
-    batches: Iterable[Any],
-) -> WriteResult:
-
-    cluster = task_cluster(options.connection)
-    if options.dry_run:
-        return WriteResult(rows=write_dry_run(cluster, options, columns, batches).rows)
-    if task_claim is not None:
-        return _write_at_most_once(cluster, options, columns, task_claim, batches)
-    if options.contract is not Contract.EXACTLY_ONCE:
-        return WriteResult(rows=write_at_least_once(cluster, options, columns, batches).rows)
-    batch = find_batch()
-    done = write_exactly_once(cluster, options, columns, batch, batches, name=ATTEMPT_IDS.take(batch))
-    return WriteResult(rows=done.rows, batch=batch, prepared=done.prepared)
 
 
 def _write_at_most_once(
@@ -413,49 +403,48 @@ def _write_at_most_once(
     task_claim: TaskClaim,
     batches: Iterable[Any],
 ) -> WriteResult:
-
     attempt = current_attempt()
     own = task_claim._replace(number=attempt.partition)
     done = write_at_most_once(cluster, options, columns, batches, lambda: claim_task(cluster, own, attempt))
     if done.skipped:
         _LOG.warning(
-            "attempt %d at task %d does not write its %d rows: another attempt may have",
+            "attempt %d at task %d does not write its %d rows: another attempt may have written them",
             *(attempt.attempt, attempt.partition, done.skipped),
         )
     return WriteResult(rows=done.rows, skipped=done.skipped)
 
 
 def current_batch() -> MicroBatch:
-    """Of the query that this task works for. Raises SinkError."""
+    """Return the batch that this task belongs to. Raises SinkError outside of a streaming query."""
     context = TaskContext.get()
     query = context.getLocalProperty(_QUERY_ID_PROPERTY) if context is not None else None
     number = context.getLocalProperty(_BATCH_ID_PROPERTY) if context is not None else None
     if query is None or number is None:
         raise SinkError(
-            "Spark does not tell which batch of which query this is, so it cannot be written once"
+            "Spark does not say which batch of which query this is, so it cannot be written exactly once"
         )
     return MicroBatch(query, int(number))
 
 
 def batch_of_messages(messages: Iterable[WriterCommitMessage | None], number: int) -> MicroBatch | None:
-    """None where no task has told anything. Raises SinkError where they tell of different batches."""
+    """Return the batch of the tasks, or None if no task reports one. Raises SinkError if they report different ones."""
     found = {each.batch for each in messages if isinstance(each, WriteResult) and each.batch is not None}
     if not found:
         return None
     if len(found) > 1 or next(iter(found)).number != number:
         raise SinkError(
-            f"tasks of {', '.join(map(str, sorted(found)))} are to be committed as batch {number}"
+            f"tasks of {', '.join(map(str, sorted(found)))} cannot be committed as batch {number}"
         )
     return next(iter(found))
 
 
 def raise_wrong_row(messages: Iterable[WriterCommitMessage | None]) -> None:
-    """Raises WrongRow. Spark then has the writer abort."""
+    """Raise the WrongRow that a task reports. Spark then calls `abort`."""
     for each in messages:
         if isinstance(each, WriteResult) and each.flaw is not None:
             raise each.flaw
 
 
 def prepared_transactions(messages: Iterable[WriterCommitMessage | None]) -> list[PreparedTransaction]:
-    told = (each.prepared for each in messages if isinstance(each, WriteResult))
-    return [prepared for prepared in told if prepared is not None]
+    found = (each.prepared for each in messages if isinstance(each, WriteResult))
+    return [prepared for prepared in found if prepared is not None]

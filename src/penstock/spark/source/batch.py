@@ -1,6 +1,6 @@
-"""`spark.read.format("penstock")`: reads what lies between two positions, planned once.
+"""`spark.read.format("penstock")`: reads the offsets between two positions, planned once.
 
-Filters that Spark pushes down leave out partitions, offsets and times before anything is read. This part is pure.
+Filters that Spark pushes down exclude topics, partitions, offsets and times before anything is read.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.task import RangePartition, read_task, warn_of_unknown_settings
 from penstock.spark.workers import without_traceback
 
-#: Never null, so that asking for what is not null asks for nothing.
+#: Columns that are never null, so that the filter IsNotNull always holds.
 _NEVER_NULL: Final = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushedFilters:
-    """What all filters together leave. None leaves everything."""
+    """What remains after all pushed filters. None means no restriction."""
 
     topics: frozenset[str] | None = None
     partitions: frozenset[int] | None = None
     start: int | None = None
     end: int | None = None
-    #: Records before this time do not matter.
+    #: Records before this time are not needed.
     since_ms: int | None = None
 
     def narrowed(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-        """By all but the time, which only brokers can translate to offsets."""
+        """Apply all filters but the time, for which only brokers know the offsets."""
         kept = [
             each._replace(
                 start=max(each.start, self.start if self.start is not None else each.start),
@@ -50,13 +50,13 @@ class PushedFilters:
         return [each for each in kept if each.size]
 
     def narrow(self, column: str, relation: str, value: Any) -> tuple[PushedFilters, bool]:
-        """With one more filter, and whether that leaves nothing of it for Spark to do."""
+        """Return the filters with one more, and whether Spark need not apply that one again."""
         if relation == "IsNotNull":
             return self, column in _NEVER_NULL
         rule = _RULES.get((column, relation))
         if rule is None or value is None:
             return self, False
-        # Other records of a partition may be older than the first one that is young enough.
+        # Records are not ordered by time, so later offsets may have earlier timestamps.
         return rule(self, value), column != "timestamp"
 
 
@@ -85,10 +85,10 @@ def _before_offset(pushed_filters: PushedFilters, end: int) -> PushedFilters:
     return replace(pushed_filters, end=end if pushed_filters.end is None else min(pushed_filters.end, end))
 
 
-def _from_time(pushed_filters: PushedFilters, moment: datetime) -> PushedFilters:
-    """Records have milliseconds and Spark microseconds: a millisecond that has only begun may still matter."""
-    moment = moment if moment.tzinfo is not None else moment.astimezone()
-    since_ms = (moment - _EPOCH) // _MILLISECOND
+def _from_time(pushed_filters: PushedFilters, start: datetime) -> PushedFilters:
+    """Round down: timestamps of records have milliseconds, those of Spark have microseconds."""
+    start = start if start.tzinfo is not None else start.astimezone()
+    since_ms = (start - _EPOCH) // _MILLISECOND
     return replace(
         pushed_filters,
         since_ms=since_ms if pushed_filters.since_ms is None else max(pushed_filters.since_ms, since_ms),
@@ -141,10 +141,10 @@ class BatchReader(DataSourceReader):  # type: ignore[misc, unused-ignore]
 
 
 class FilterPushDown:
-    """`pushFilters` of a reader, called only where `spark.sql.python.filterPushdown.enabled` is set.
+    """The method `pushFilters` of a reader, which Spark calls if `spark.sql.python.filterPushdown.enabled` is set.
 
-    Spark refuses a reader whose class defines `pushFilters` where that is not set, instead of not calling it. It knows
-    one by `__func__`, so this carries that of the class it stands for.
+    If it is not set, Spark refuses a reader whose class overrides `pushFilters`. Spark compares `__func__` to find out,
+    so this object has the `__func__` of the base class.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -153,7 +153,7 @@ class FilterPushDown:
         self._reader = reader
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        """Takes what can be left out when planning; returns the filters that Spark still has to apply."""
+        """Keep the filters that planning can apply, and return those that Spark still has to apply."""
         left = []
         for each in filters:
             column, relation = ".".join(getattr(each, "attribute", ())), type(each).__name__
@@ -169,11 +169,11 @@ class FilterPushDown:
 def plan_batch_read(
     cluster: Cluster, options: SourceOptions, pushed_filters: PushedFilters
 ) -> list[OffsetRange]:
-    """The ranges of a batch read, one for each task. Raises OptionError, DataLoss, Unavailable, Refused."""
+    """Return the ranges of a batch read, one for each task. Raises OptionError, DataLoss, Unavailable, Refused."""
     discovery = Discovery(cluster, options)
     topics = discovery.topics()
-    starting, ending = (discovery.position(bound, topics) for bound in (options.starting, options.ending))
-    wanted = pushed_filters.narrowed(ranges_between(starting, ending))
+    start, end = (discovery.position(bound, topics) for bound in (options.start, options.end))
+    wanted = pushed_filters.narrowed(ranges_between(start, end))
     if pushed_filters.since_ms is not None:
         wanted = _ranges_since(discovery, wanted, pushed_filters.since_ms)
     there = discovery.readable(wanted)
@@ -183,7 +183,7 @@ def plan_batch_read(
 
 
 def _ranges_since(discovery: Discovery, wanted: list[OffsetRange], since_ms: int) -> list[OffsetRange]:
-    first = discovery.first_at({each.place: max(since_ms, 0) for each in wanted})
-    found = ((each, first[each.place]) for each in wanted)
+    first = discovery.first_at({each.topic_partition: max(since_ms, 0) for each in wanted})
+    found = ((each, first[each.topic_partition]) for each in wanted)
     later = [each._replace(start=max(each.start, at)) for each, at in found if at is not None]
     return [each for each in later if each.size]

@@ -1,4 +1,4 @@
-"""The options of the source, by the names of Spark's own Kafka connector. Pure: nothing here talks to a broker."""
+"""The options of the source, with the names of Spark's own Kafka connector. Pure: it connects to no broker."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.client.errors import ClientError
 from penstock.client.wire.metadata import IsolationLevel, TopicPartition
 from penstock.client.wire.offsets import EARLIEST, LATEST
 from penstock.client.wire.settings import ConnectionSettings
 from penstock.spark.option_reader import (
-    CONNECTION_PREFIX,
     OptionError,
     OptionReader,
     assigned_partitions,
     invalid_option,
     numbers_by_partition,
 )
-from penstock.spark.sink.options import Contract, parse_contract
+from penstock.spark.sink.options import CONTRACTS, Contract
 
 _SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
-#: Those of Spark's connector that say how it asks, not what for; they change nothing here.
+#: Options of Spark's connector about how it fetches. They have no effect here.
 _IGNORED_OPTIONS: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
@@ -54,25 +52,25 @@ SOURCE_OPTIONS: Final = (
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _ISOLATIONS: Final = {each.name.lower(): each for each in IsolationLevel}
 _TRIGGER_DELAY_MS: Final = 15 * 60_000
-#: Settings of consumers that would contradict what the query itself decides.
+#: Consumer settings that would conflict with how the source works.
 _REFUSED_SETTINGS: Final = {
     "auto.offset.reset": "use startingOffsets",
-    "enable.auto.commit": "a query commits the end of its batches when they are finished",
-    "key.deserializer": "keys are binary; convert them with functions of Spark",
-    "value.deserializer": "values are binary; convert them with functions of Spark",
+    "enable.auto.commit": "a query commits the end of each finished batch",
+    "key.deserializer": "keys are binary; convert them with Spark functions",
+    "value.deserializer": "values are binary; convert them with Spark functions",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """Topics by name, by pattern of the whole name, or single partitions: one of the three."""
+    """Topics by name, topics whose whole name matches a pattern, or single partitions: one of the three."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPartition, ...] = ()
 
     def names_topic(self, topic: str) -> bool:
-        """Whether a topic of this name would be read."""
+        """Return whether a topic of this name would be read."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.names or any(topic == name for name, _ in self.assigned)
@@ -85,7 +83,7 @@ class AtEdge:
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """For every partition an offset, EARLIEST or LATEST."""
+    """An offset, EARLIEST or LATEST for every partition."""
 
     offsets: Mapping[TopicPartition, int]
 
@@ -96,7 +94,7 @@ class AtTime:
 
     timestamps_ms: int | Mapping[TopicPartition, int]
     option: str
-    #: Where no record is that late: take the end of the log, or refuse.
+    #: If no record is that late: use the end of the log, or fail.
     or_latest: bool
 
 
@@ -107,9 +105,9 @@ OffsetBound = AtEdge | AtOffsets | AtTime
 class SourceOptions:
     connection: ConnectionSettings
     subscription: Subscription
-    starting: OffsetBound
-    ending: OffsetBound = AtEdge(LATEST)
-    #: As everything else of Penstock reads; Spark's own connector reads what is not committed too.
+    start: OffsetBound
+    end: OffsetBound = AtEdge(LATEST)
+    #: Spark's own connector reads uncommitted records too.
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
     group_id: str | None = None
     fail_on_data_loss: bool = True
@@ -119,23 +117,22 @@ class SourceOptions:
     trigger_offsets_max: int | None = None
     trigger_offsets_min: int | None = None
     trigger_delay_ms_max: int = _TRIGGER_DELAY_MS
-    #: Of these topics only what is due: a record waits until its timestamp has come, and with it all behind it.
+    #: In these topics, a record whose timestamp is in the future is not read yet, nor are the records after it.
     due_topics: tuple[str, ...] = ()
     contract: Contract = Contract.AT_LEAST_ONCE
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-        """Raises OptionError, which names the option."""
+        """Parse the options. Raises OptionError, which names the option."""
         given = OptionReader(options)
-        settings = given.connection()
         subscription = _subscription(given)
-        group_id, isolation = settings.pop("group.id", None), _isolation(settings)
+        group_id = given.text("kafka.group.id")
         parsed = cls(
-            connection=_connection(settings),
+            isolation=given.choice("kafka.isolation.level", _ISOLATIONS, IsolationLevel.READ_COMMITTED),
+            connection=given.connection(_REFUSED_SETTINGS),
             subscription=subscription,
-            starting=_starting(given, streaming=streaming),
-            ending=_ending(given, streaming=streaming),
-            isolation=isolation,
+            start=_start(given, streaming=streaming),
+            end=_end(given, streaming=streaming),
             group_id=group_id or None,
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             include_headers=given.flag("includeHeaders", default=False),
@@ -150,106 +147,83 @@ class SourceOptions:
         for name in _IGNORED_OPTIONS:
             given.text(name)
         given.refuse_unknown(SOURCE_OPTIONS)
-        return _checked(parsed)
+        least, most = parsed.trigger_offsets_min, parsed.trigger_offsets_max
+        if least is not None and most is not None and least > most:
+            raise invalid_option(
+                "minOffsetsPerTrigger", least, f"must not be more than maxOffsetsPerTrigger={most}"
+            )
+        return parsed
 
 
-def _checked(options: SourceOptions) -> SourceOptions:
-    least, most = options.trigger_offsets_min, options.trigger_offsets_max
-    if least is not None and most is not None and least > most:
-        raise invalid_option(
-            "minOffsetsPerTrigger", least, f"must not be more than maxOffsetsPerTrigger={most}"
-        )
-    return options
-
-
-def _connection(settings: Mapping[str, str]) -> ConnectionSettings:
-    for name, advice in _REFUSED_SETTINGS.items():
-        if name in settings:
-            raise OptionError(f"option {CONNECTION_PREFIX}{name} cannot be set: {advice}")
-    try:
-        return ConnectionSettings.parse({"client.id": "penstock-spark", **settings})
-    except ClientError as refused:
-        raise OptionError(f"option {CONNECTION_PREFIX}{refused}") from None
-
-
-def _isolation(settings: dict[str, str]) -> IsolationLevel:
-    text = settings.pop("isolation.level", "read_committed").strip().lower()
-    if text not in _ISOLATIONS:
-        raise invalid_option("kafka.isolation.level", text, f"must be one of {', '.join(_ISOLATIONS)}")
-    return _ISOLATIONS[text]
-
-
-# Which topics
+# Topics
 
 
 def _subscription(given: OptionReader) -> Subscription:
     values = {name: value for name in _SUBSCRIPTIONS if (value := given.text(name))}
     if len(values) != 1:
-        told = f"not {' and '.join(values)}" if values else "none of them is given"
-        raise OptionError(f"one of the options {', '.join(_SUBSCRIPTIONS)} says what to read; {told}")
+        known = ", ".join(_SUBSCRIPTIONS)
+        raise OptionError(
+            f"exactly one of the options {known} is needed (given: {', '.join(values) or 'none'})"
+        )
     ((name, text),) = values.items()
     match name:
         case "subscribe":
             names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
             if not names:
-                raise invalid_option(name, text, "names no topic")
+                raise invalid_option(name, text, "contains no topic")
             return Subscription(names=names)
         case "subscribePattern":
-            return Subscription(pattern=_pattern(name, text))
+            try:
+                re.compile(text)
+            except re.error as flaw:
+                raise invalid_option(name, text, f"is not a regular expression ({flaw})") from None
+            return Subscription(pattern=text)
         case _:
             return Subscription(assigned=assigned_partitions(name, text))
-
-
-def _pattern(name: str, text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as flaw:
-        raise invalid_option(name, text, f"is no pattern ({flaw})") from None
-    return text
 
 
 def _due_topics(given: OptionReader, read: Subscription, *, streaming: bool) -> tuple[str, ...]:
     text = given.text("readWhenDue") or ""
     names = tuple(sorted({part.strip() for part in text.split(",") if part.strip()}))
     if names and not streaming:
-        raise OptionError("option readWhenDue is for streams: a batch read does not wait")
+        raise OptionError("option readWhenDue is for streams: a batch read does not wait for records")
     for name in names:
         if not read.names_topic(name):
             raise invalid_option("readWhenDue", text, f"{name} is not among the topics that are read")
     return names
 
 
-# How often
+# Delivery contract
 
 
 def _contract(given: OptionReader, group_id: str | None, *, streaming: bool) -> Contract:
-    """A source that gives everything at least once is all that an exactly-once sink needs."""
-    asked = parse_contract(given.text("contract")) or Contract.AT_LEAST_ONCE
+    """Parse the contract. An exactly-once sink needs a source that delivers at least once."""
+    asked = given.choice("contract", CONTRACTS, Contract.AT_LEAST_ONCE)
     if asked is Contract.AT_MOST_ONCE and not streaming:
-        raise invalid_option("contract", asked.value, "is for streams: a batch read reads what it is told to")
+        raise invalid_option(
+            "contract", asked.value, "is for streams: a batch read reads its whole range every time"
+        )
     if asked is Contract.AT_MOST_ONCE and not group_id:
         raise invalid_option(
-            "contract", asked.value, "needs kafka.group.id, the group whose positions say what was given"
+            "contract", asked.value, "needs kafka.group.id, the group that commits the delivered offsets"
         )
     return asked
 
 
-# Where to begin and to end
+# Start and end
 
 
-def _starting(given: OptionReader, *, streaming: bool) -> OffsetBound:
-    strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
-    if strategy not in ("error", "latest"):
-        raise invalid_option("startingOffsetsByTimestampStrategy", strategy, "must be error or latest")
-    bound = _bound(
-        given, "starting", default=LATEST if streaming else EARLIEST, or_latest=strategy == "latest"
+def _start(given: OptionReader, *, streaming: bool) -> OffsetBound:
+    or_latest = given.choice(
+        "startingOffsetsByTimestampStrategy", {"error": False, "latest": True}, default=False
     )
+    bound = _bound(given, "starting", default=LATEST if streaming else EARLIEST, or_latest=or_latest)
     if not streaming and LATEST in _edges_of(bound):
         raise invalid_option("startingOffsets", "latest", "a batch read that starts at the end reads nothing")
     return bound
 
 
-def _ending(given: OptionReader, *, streaming: bool) -> OffsetBound:
+def _end(given: OptionReader, *, streaming: bool) -> OffsetBound:
     if streaming:
         for name in _ENDINGS:
             if given.text(name) is not None:
@@ -263,7 +237,7 @@ def _ending(given: OptionReader, *, streaming: bool) -> OffsetBound:
 
 
 def _bound(given: OptionReader, side: str, *, default: int, or_latest: bool) -> OffsetBound:
-    """The time for all, the time for each, and offsets: the first of these that is given counts."""
+    """Parse a bound. A timestamp for all partitions overrides timestamps by partition, which override offsets."""
     for_all = given.number(f"{side}Timestamp", at_least=0)
     by_time, by_offset = given.text(f"{side}OffsetsByTimestamp"), given.text(f"{side}Offsets")
     if for_all is not None:

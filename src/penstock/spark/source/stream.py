@@ -44,14 +44,14 @@ from penstock.spark.workers import without_traceback
 
 
 class ReadTask(NamedTuple):
-    """What one task reads; with a ticket only if it is the first to redeem that."""
+    """The range that one task reads. With a claim, only the first attempt that uses the claim gets the records."""
 
     wanted: OffsetRange
     task_claim: TaskClaim | None = None
 
 
 class StreamPlan:
-    """Of one query, in the one process that plans it."""
+    """The plan of one query, in the process that plans it."""
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class StreamPlan:
         self._cluster = Cluster(options.connection)
         self._discovery = Discovery(self._cluster, options)
         is_claiming = options.contract is Contract.AT_MOST_ONCE
-        # Who claims tells the group by that, and nothing else may move its positions.
+        # The claims are the committed offsets of the group, so nothing else may commit to it.
         self._progress = GroupProgress(options.connection, None if is_claiming else options.group_id)
         self._claims = (
             OffsetClaims(self._cluster, options.group_id) if is_claiming and options.group_id else None
         )
-        #: Topics that are known to ask for no more than is promised.
+        #: Topics whose contract this query satisfies.
         self._allowed: set[str] = set()
         self._clock = clock
         self._wall = wall
         self._last_batch_s: float | None = None
-        #: How far a query goes that reads what is there now and then ends.
+        #: The end of a query with the trigger availableNow; None for other triggers.
         self._target: Position | None = None
-        #: What there was to read when somebody last looked.
+        #: The end of the data when the query last looked for more.
         self.seen: Position | None = None
 
     def close(self) -> None:
@@ -85,25 +85,29 @@ class StreamPlan:
         self._cluster.close()
         self._progress.close()
 
-    def starting(self) -> Position:
-        """Raises OptionError, DataLoss, ClaimError, LesserContract, Unavailable, Refused."""
-        found = self._discovery.position(self._options.starting, self._discovery.topics())
+    def initial_position(self) -> Position:
+        """Return the start of the query. Raises OptionError, DataLoss, ClaimError, InsufficientContract, Unavailable,
+        Refused.
+        """
+        found = self._discovery.position(self._options.start, self._discovery.topics())
         self._check_contracts(found.topics)
-        return (found if self._claims is None else self._claims.starting(found)).as_initial()
+        return (found if self._claims is None else self._claims.skip_claimed(found)).as_initial()
 
-    def aim(self) -> None:
-        """From now on, go as far as there is something to read at this moment, and no further."""
-        nowhere = Position({})
-        self._target = self._due(nowhere, self._discovery.latest(nowhere))
+    def set_target(self) -> None:
+        """Read what is available now, and no more."""
+        empty = Position({})
+        self._target = self._due(empty, self._discovery.latest(empty))
 
     def next_end(self, start: Position, offsets_max: int | None, offsets_min: int | None) -> Position:
-        """The end of the batch after `start`, which is the end of the last finished one; `start` to wait for more.
+        """Return the end of the batch that begins at `start`. It equals `start` if the query should wait for more data.
+
+        All batches before `start` are finished.
 
         Raises DataLoss, ClaimError, Unavailable, Refused.
         """
-        self._progress.tell(start)
+        self._progress.commit(start)
         if self._claims is not None:
-            self._claims.repeat()
+            self._claims.refresh()
         self.seen = self._discovery.latest(start)
         return start.next_position(self._next_topics(start, self.seen, offsets_max, offsets_min))
 
@@ -115,7 +119,7 @@ class StreamPlan:
         else:
             available = self._due(start, available)
         ids, ends = available.ids, available.offsets
-        begins = {place: start_offset(start, place[0], ids[place[0]], place[1]) for place in ends}
+        begins = {tp: start_offset(start, tp[0], ids[tp[0]], tp[1]) for tp in ends}
         total = sum(unread_offsets(begins, ends).values())
         if total == 0:
             return available.topics
@@ -136,22 +140,22 @@ class StreamPlan:
         return is_batch_due(total, offsets_min, waited_ms, self._options.trigger_delay_ms_max)
 
     def _limited(self, available: Position, begins: dict[tuple[str, int], int], offsets_max: int) -> Position:
-        """Counted from where the logs begin: what is gone takes no place in a batch."""
+        """Limit the batch. Offsets of deleted records do not count towards the limit."""
         first, ends = self._discovery.beginnings(begins), available.offsets
-        there = {place: max(begin, min(first[place], ends[place])) for place, begin in begins.items()}
+        there = {tp: max(begin, min(first[tp], ends[tp])) for tp, begin in begins.items()}
         return Position.of(limit_offsets(there, ends, offsets_max), available.ids)
 
     def tasks(self, start: Position, end: Position) -> list[ReadTask]:
-        """Raises DataLoss, ClaimError, LesserContract, Unavailable, Refused."""
+        """Return the tasks of a batch. Raises DataLoss, ClaimError, InsufficientContract, Unavailable, Refused."""
         wanted = ranges_between(start, end)
         self._check_contracts(each.topic for each in wanted)
         if self._claims is None:
             return [ReadTask(each) for each in self._split(wanted)]
-        pieces = self._split(self._claims.cut(wanted))
+        pieces = self._split(self._claims.without_claimed(wanted))
         return [ReadTask(*each) for each in zip(pieces, self._claims.claim(pieces), strict=True)]
 
     def _check_contracts(self, topics: Iterable[str]) -> None:
-        """At most once: a topic may ask for more. What another source promises is for its sink to keep, or not."""
+        """Check the contracts of new topics if this source delivers at most once. Otherwise the sink decides."""
         new = set(topics) - self._allowed
         if self._claims is None or not new:
             return
@@ -168,22 +172,22 @@ class StreamPlan:
 
 
 def _up_to_target(start: Position, available: Position, target: Position) -> Position:
-    """What is available up to the target, and never less than what is behind us."""
+    """Limit the available offsets to the target, but do not go back behind `start`."""
     found = {}
     for (topic, partition), end in available.offsets.items():
         known = target.topics.get(topic)
-        is_aimed_at = known is not None and known.is_same_topic(available.topics[topic].id)
-        aim = known.offsets.get(partition) if known is not None and is_aimed_at else None
+        is_in_target = known is not None and known.is_same_topic(available.topics[topic].id)
+        goal = known.offsets.get(partition) if known is not None and is_in_target else None
         behind = start.topics[topic].offsets.get(partition) if topic in start.topics else None
-        if aim is not None:
-            found[topic, partition] = min(end, max(aim, behind or 0))
+        if goal is not None:
+            found[topic, partition] = min(end, max(goal, behind or 0))
         elif behind is not None:
             found[topic, partition] = min(end, behind)
     return Position.of(found, available.ids)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc, unused-ignore]
-    """Made in several processes; only the one that is asked for offsets connects to brokers."""
+    """Spark creates readers in several processes. Only the one that plans the query connects to brokers."""
 
     def __init__(self, options: SourceOptions, projection: Projection) -> None:
         self.options = options
@@ -199,7 +203,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     @without_traceback()
     def initialOffset(self) -> dict[str, Any]:
-        return self.plan.starting().to_json()
+        return self.plan.initial_position().to_json()
 
     @without_traceback()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -209,7 +213,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self.plan.next_end(Position.from_json(start), offsets_max, offsets_min).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark takes one limit from Python; the least that a batch waits for is known here anyway."""
+        """Return the limit of a batch. Spark accepts one limit; `latestOffset` applies the minimum."""
         if self.options.trigger_offsets_max is not None:
             return ReadMaxRows(self.options.trigger_offsets_max)
         if self.options.trigger_offsets_min is not None:
@@ -222,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     @without_traceback()
     def prepareForTriggerAvailableNow(self) -> None:
-        self.plan.aim()
+        self.plan.set_target()
 
     @without_traceback()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -17,7 +17,7 @@ from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.fetch import FetchResult, PartitionReader, checked_batches, visible_batches
 from penstock.client.wire.metadata import IsolationLevel
 from penstock.client.wire.settings import ConnectionSettings
-from penstock.spark.at_most_once.task_claims import TaskClaim
+from penstock.spark.at_most_once.task_claims import TaskClaim, claim_task, current_attempt, record_skipped
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.schema import Projection
 from penstock.spark.sink.options import SinkOptions
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-#: What is asked for is there as a rule; this is for leaders that have just begun to lead.
+#: The planned records are normally there. A new leader may need this time to make them visible.
 _WAIT_MS: Final = 500
-#: An answer without records is believed the second time: the rest of the range was compacted away.
+#: After this many empty fetches of offsets that exist, the rest of the range must have been compacted.
 _EMPTY_FETCHES_MAX: Final = 2
 
 
 class RangeReader:
-    """Fetches ahead: the next answer is on its way while the last one is decoded and handed to Spark."""
+    """Reads one range, and fetches ahead while Spark takes the decoded batches."""
 
     def __init__(self, cluster: Cluster, wanted: OffsetRange, options: SourceOptions) -> None:
         self._cluster = cluster
@@ -48,11 +48,12 @@ class RangeReader:
         )
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Raises DataLoss, TopicChanged, CorruptRecords, Unavailable, Refused."""
+        """Yield decoded batches. Raises DataLoss, TopicChanged, CorruptRecords, Unavailable, Refused."""
+        # A planning worker imports this module and decodes nothing, so it does not load the kernels.
         from penstock.spark.columns import decode
 
         wanted = self._wanted
-        for fetched in self._ahead():
+        for fetched in self._fetch_ahead():
             aborted = fetched.aborted if self._isolation is IsolationLevel.READ_COMMITTED else None
             inside = takewhile(
                 lambda view: view.header.base_offset < wanted.end, checked_batches(fetched.data)
@@ -66,16 +67,15 @@ class RangeReader:
                 columns=columns,
             )
 
-    def _ahead(self) -> Iterator[FetchResult]:
-        answers = self._answers()
-        with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as ahead:
-            coming = ahead.submit(next, answers, None)
-            while (fetched := coming.result()) is not None:
-                coming = ahead.submit(next, answers, None)
+    def _fetch_ahead(self) -> Iterator[FetchResult]:
+        results = self._fetch_range()
+        with ThreadPoolExecutor(1, thread_name_prefix="penstock-fetch") as executor:
+            pending = executor.submit(next, results, None)
+            while (fetched := pending.result()) is not None:
+                pending = executor.submit(next, results, None)
                 yield fetched
 
-    def _answers(self) -> Iterator[FetchResult]:
-        """All that lies in the range, as it comes."""
+    def _fetch_range(self) -> Iterator[FetchResult]:
         position, empty = self._wanted.start, 0
         deadline = Deadline(self._cluster.settings.retry_deadline_ms)
         while position < self._wanted.end:
@@ -90,45 +90,46 @@ class RangeReader:
                 empty += self._is_there(fetched)
                 if empty >= _EMPTY_FETCHES_MAX:
                     return
-                self._refuse_waiting(deadline, position, fetched)
+                self._refuse_timeout(deadline, position, fetched)
 
     def _fetch(self, position: int) -> FetchResult | int:
-        """What is there, or where to go on when that is gone and nobody minds."""
+        """Fetch at this offset. If the records are lost, and losses are allowed, return the offset to continue at."""
         try:
             return self._reader.fetch(position, wait_ms=_WAIT_MS)
         except OutOfRange as error:
             loss = lost_outside_log(error, self._wanted.end)
         except TopicChanged as error:
-            loss = self._loss(position, str(error))
+            wanted = self._wanted
+            loss = LostRange(
+                topic=wanted.topic,
+                partition=wanted.partition,
+                start=position,
+                end=wanted.end,
+                why=str(error),
+            )
         report_losses([loss], fails=self._fails)
         assert loss.end is not None
         return loss.end
 
     def _is_there(self, fetched: FetchResult) -> bool:
-        """Whether the leader knows of all that was planned."""
+        """Return whether the leader has all records of the range."""
         is_committed = self._isolation is IsolationLevel.READ_COMMITTED
         return (fetched.last_stable_offset if is_committed else fetched.high_watermark) >= self._wanted.end
 
-    def _refuse_waiting(self, deadline: Deadline, position: int, fetched: FetchResult) -> None:
+    def _refuse_timeout(self, deadline: Deadline, position: int, fetched: FetchResult) -> None:
         if deadline.is_over:
             raise Unavailable(
-                f"offsets {position} to {self._wanted.end - 1} of {self._reader.topic}[{self._reader.partition}] "
-                f"could not be had within {deadline.timeout_ms / 1000:g} s: "
-                f"its leader knows of {fetched.high_watermark} offsets"
+                f"{self._reader.topic}[{self._reader.partition}]: offsets {position} to {self._wanted.end - 1} "
+                f"could not be read within {deadline.timeout_ms / 1000:g} s: "
+                f"the high watermark of its leader is {fetched.high_watermark}"
             )
-
-    def _loss(self, position: int, why: str) -> LostRange:
-        wanted = self._wanted
-        return LostRange(
-            topic=wanted.topic, partition=wanted.partition, start=position, end=wanted.end, why=why
-        )
 
 
 _THREAD_LOCAL: Final = threading.local()
 
 
 def task_cluster(settings: ConnectionSettings) -> Cluster:
-    """The connections of this worker process, which outlive its tasks: the next one finds them open."""
+    """Return the connections of this worker process. They stay open for its next task."""
     known: Cluster | None = getattr(_THREAD_LOCAL, "cluster", None)
     if known is not None and known.settings == settings:
         return known
@@ -141,7 +142,7 @@ def task_cluster(settings: ConnectionSettings) -> Cluster:
 def read_range(
     options: SourceOptions, wanted: OffsetRange, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Raises DataLoss, TopicChanged, CorruptRecords, Unavailable, Refused."""
+    """Read a range in a task. Raises DataLoss, TopicChanged, CorruptRecords, Unavailable, Refused."""
     return RangeReader(task_cluster(options.connection), wanted, options).read(columns)
 
 
@@ -149,7 +150,7 @@ _LOG: Final = logging.getLogger("penstock.spark")
 
 
 class RangePartition(InputPartition):  # type: ignore[misc, unused-ignore]
-    """One task's part of a read."""
+    """The part of a read that one task does."""
 
     def __init__(self, wanted: OffsetRange, task_claim: TaskClaim | None = None) -> None:
         super().__init__(wanted)
@@ -158,8 +159,7 @@ class RangePartition(InputPartition):  # type: ignore[misc, unused-ignore]
 
 
 def read_task(options: SourceOptions, projection: Projection, partition: Any) -> Iterator[Any]:
-    """Arrow batches; none for the partition that Spark makes up where a read has none."""
-
+    """Yield Arrow batches. Spark may pass an empty partition of its own if the read has none; it yields nothing."""
     if not isinstance(partition, RangePartition):
         return
     with without_traceback():
@@ -172,8 +172,6 @@ def read_task(options: SourceOptions, projection: Projection, partition: Any) ->
 
 
 def _claim_range(options: SourceOptions, task_claim: TaskClaim, wanted: OffsetRange) -> bool:
-    from penstock.spark.at_most_once.task_claims import claim_task, current_attempt, record_skipped
-
     cluster, attempt = task_cluster(options.connection), current_attempt()
     if claim_task(cluster, task_claim, attempt):
         return True
@@ -184,4 +182,4 @@ def _claim_range(options: SourceOptions, task_claim: TaskClaim, wanted: OffsetRa
 def warn_of_unknown_settings(options: SourceOptions | SinkOptions) -> None:
     if options.connection.unknown:
         names = ", ".join(f"kafka.{name}" for name in options.connection.unknown)
-        _LOG.warning("settings without effect: %s", names)
+        _LOG.warning("unknown settings are ignored: %s", names)
