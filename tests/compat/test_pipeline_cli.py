@@ -114,7 +114,7 @@ def test_who_does_not_tell_any_more_is_lost(
     write_status(DocumentStore(cluster), silent)
     assert answer("pipeline", "status", told.name)["state"] == "lost"
     assert "ValueError: no" in penstock("pipeline", "status", told.name)[0]
-    assert "does not run: it is lost" in penstock("pipeline", "stop", told.name)[1]
+    assert "is not running: it is lost" in penstock("pipeline", "stop", told.name)[1]
 
 
 def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: PipelineStatus) -> None:
@@ -122,7 +122,7 @@ def test_an_unknown_name_is_a_sentence(penstock: Any, cluster: Cluster, told: Pi
     for verb in ("status", "stop", "reset"):
         _, complaint = penstock("pipeline", verb, told.name + "x", code=1)
         assert complaint == (
-            f"error: there is no pipeline {told.name}x\n       did you mean {told.name}?\n"
+            f"error: pipeline {told.name}x does not exist\n       did you mean {told.name}?\n"
         ), verb
 
 
@@ -143,7 +143,7 @@ def test_stop_reaches_the_running_process_and_waits(
     obeying.join()
     assert words == f"{told.name} stopped\n"
     assert read_statuses(DocumentStore(cluster))[told.name].state is PipelineState.STOPPED
-    assert "does not run: it is stopped" in penstock("pipeline", "stop", told.name)[1]
+    assert "is not running: it is stopped" in penstock("pipeline", "stop", told.name)[1]
 
 
 def test_stop_does_not_wait_for_ever(
@@ -206,7 +206,7 @@ def test_reset_begins_another_generation(
 
     write_status(store, told)
     assert penstock("pipeline", "reset", told.name, "--yes", code=1)[1] == (
-        f"error: {told.name} is running\n       penstock pipeline stop {told.name}\n"
+        f"error: {told.name} is running\n       `penstock pipeline stop {told.name}` stops it\n"
     )
     write_status(store, replace(told, state=PipelineState.STOPPED))
     add_counts(cluster, told.name, MicroBatch("q", 0), RowCounts(rows_in=4))
@@ -287,7 +287,7 @@ def test_what_a_killed_pipeline_holds_back_is_shown_and_released(
         assert row["partitions"] == [{"topic": topic, "partition": 0}]
         assert abs(row["since_ms"] - now_ms()) < 600_000
         assert command in penstock("pipeline", "status", told.name)[0]
-        assert f"left transactions open in {topic}: {command}" in penstock("pipeline", "list")[1]
+        assert f"left transactions open in {topic}; `{command}`" in penstock("pipeline", "list")[1]
         shown = {each["transactional_id"]: each for each in answer("transaction", "list", "--open")}
         assert shown[name]["owner"] == owner
         (described,) = answer("topic", "describe", topic)
@@ -302,7 +302,7 @@ def test_what_a_killed_pipeline_holds_back_is_shown_and_released(
         assert "needs a confirmation" in penstock("pipeline", "release", told.name, code=2)[1]
         assert answer("pipeline", "release", told.name, "--yes")["released"]
     assert answer("topic", "describe", topic)[0]["held_back_by"] == []
-    assert "nothing of" in penstock("pipeline", "release", told.name)[1]
+    assert "has no open transactions" in penstock("pipeline", "release", told.name)[1]
     write_status(DocumentStore(cluster), replace(told, queries=(query,)))
     assert "is running" in penstock("pipeline", "release", told.name, "--yes", code=1)[1]
 
@@ -315,7 +315,7 @@ def test_what_a_query_of_no_pipeline_holds_back_is_released_by_its_id(
         (described,) = answer("topic", "describe", topic)
         assert [each["owner"] for each in described["held_back_by"]] == [f"query {query}"]
         penstock("pipeline", "release", query, "--yes")
-    assert "there is no pipeline" in penstock("pipeline", "release", query, "--yes", code=1)[1]
+    assert "does not exist" in penstock("pipeline", "release", query, "--yes", code=1)[1]
 
 
 def test_a_restart_ends_what_the_run_before_has_left_open(
@@ -383,7 +383,7 @@ def test_reset_of_a_job_ends_what_it_has_left_open(
         producer.flush()
     penstock("pipeline", "reset", name, "--dry-run")
     assert list(list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))) == [left]
-    assert "goes on where it left off" in "".join(penstock("pipeline", "reset", name, "--yes"))
+    assert "continues when it runs again" in "".join(penstock("pipeline", "reset", name, "--yes"))
     assert not list_transactions(cluster, f"penstock-sink-{query}", ("Ongoing",))
 
 
@@ -442,7 +442,7 @@ def test_the_group_of_a_query_is_not_moved_behind_its_back(
     ]:
         commit_offsets(cluster, name, {(topic, 0): 0}, metadata=GROUP_METADATA)
         _, complaint = penstock("group", "reset", name, "--to-latest", "--yes", code=1)
-        assert "moving it would not move the query" in complaint
+        assert "a reset would not move the query" in complaint
         assert hint in complaint
     commit_offsets(cluster, group + "-plain", {(topic, 0): 0})
     penstock("group", "reset", group + "-plain", "--to-latest", "--yes")

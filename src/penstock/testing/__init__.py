@@ -8,7 +8,7 @@
     ...     producer.produce(topic, b"hello")
     ...     assert producer.flush(10) == 0
 
-With pytest, ask for the `penstock` fixture instead; see `penstock.testing.plugin`.
+With pytest, use the `penstock` fixture instead; see `penstock.testing.plugin`.
 """
 
 from typing import TYPE_CHECKING, Any

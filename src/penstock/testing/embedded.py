@@ -114,7 +114,7 @@ class EmbeddedBroker:
     def start(self) -> Self:
         """Returns when clients can connect. Raises the error that keeps the broker from starting."""
         if self._running is not None:
-            raise RuntimeError(f"{self} runs already")
+            raise RuntimeError(f"{self} is already running")
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._running = _NodeThread.start(self._settings(), self.faults)
         self._port = self._running.node.listeners[0].port

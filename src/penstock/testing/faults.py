@@ -205,9 +205,9 @@ def _error_response(request: FaultyRequest, error: ErrorCode) -> Any:
 def _metadata_error_response(request: FaultyRequest, error: ErrorCode) -> Any:
     """Lists the brokers, because clients ignore metadata without any. A request without topics asks for all topics."""
     image = request.context.node.image
-    asked = request.body
-    if not asked.topics:
-        asked = SimpleNamespace(
+    wanted = request.body
+    if not wanted.topics:
+        wanted = SimpleNamespace(
             topics=[SimpleNamespace(name=t.name, topic_id=t.id) for t in image.topics.values()]
         )
     broker = schema_class("metadata.v13.response:MetadataResponseBroker")
@@ -216,7 +216,7 @@ def _metadata_error_response(request: FaultyRequest, error: ErrorCode) -> Any:
         for each, at in reachable_brokers(image, request.listener)
     )
     return replace(
-        error_response(METADATA, request.version, asked, error, _error_message(error)), brokers=brokers
+        error_response(METADATA, request.version, wanted, error, _error_message(error)), brokers=brokers
     )
 
 
@@ -242,7 +242,7 @@ class Fault:
         when: FaultCondition | None,
     ) -> None:
         if times is not None and times < 1:
-            raise ValueError(f"times must be at least 1, or None for no end, not {times}")
+            raise ValueError(f"times must be at least 1, or None for no limit, not {times}")
         self.hits = 0
         self._faults = faults
         self._what = what
@@ -313,7 +313,7 @@ class Faults:
     ) -> Fault:
         """Serves the request that much later; further requests on the same connection wait behind it."""
         if seconds < 0:
-            raise ValueError(f"seconds must not be negative, and {seconds} is")
+            raise ValueError(f"seconds must be at least 0, not {seconds}")
         what = f"by {seconds:g} s"
         return self._add("delay", api, lambda hook, request: hook.hold(request, seconds), times, when, what)
 
@@ -441,15 +441,15 @@ def _find_api(name: str) -> Api:
     api = known.get(name.lower().replace("_", "").replace("-", ""))
     if api is None:
         names = ", ".join(sorted(api.name for api in APIS.values()))
-        raise ValueError(f"no request is called {name!r}; there are {names}")
+        raise ValueError(f"{name!r} is not a request; the requests are {names}")
     return api
 
 
 def _parse_error_code(error: ErrorCode | str) -> ErrorCode:
     if isinstance(error, str):
         if error.lower() not in ErrorCode.__members__:
-            raise ValueError(f"no error is called {error!r}")
+            raise ValueError(f"{error!r} is not an error code")
         error = ErrorCode[error.lower()]
     if error is ErrorCode.none:
-        raise ValueError("ErrorCode.none is no error")
+        raise ValueError("ErrorCode.none is not an error")
     return error

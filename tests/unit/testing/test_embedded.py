@@ -195,7 +195,7 @@ def test_a_port_in_use_is_named() -> None:
 
 
 def test_using_it_wrongly_is_told(penstock: EmbeddedBroker) -> None:
-    with pytest.raises(RuntimeError, match="runs already"):
+    with pytest.raises(RuntimeError, match="is already running"):
         penstock.start()
     penstock.stop()
     penstock.stop()

@@ -338,11 +338,11 @@ def test_faults_come_and_go_from_any_thread(penstock: EmbeddedBroker) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda faults: faults.drop("prodoce"), "no request is called 'prodoce'; there are .*produce"),
-        (lambda faults: faults.fail("produce", "no_such_error"), "no error is called"),
-        (lambda faults: faults.fail("produce", ErrorCode.none), "no error"),
+        (lambda faults: faults.drop("prodoce"), "'prodoce' is not a request; the requests are .*produce"),
+        (lambda faults: faults.fail("produce", "no_such_error"), "is not an error code"),
+        (lambda faults: faults.fail("produce", ErrorCode.none), "not an error"),
         (lambda faults: faults.drop("produce", times=0), "times must be at least 1"),
-        (lambda faults: faults.delay("produce", seconds=-1), "must not be negative"),
+        (lambda faults: faults.delay("produce", seconds=-1), "must be at least 0"),
     ],
 )
 def test_mistakes_are_told(make: Any, message: str) -> None:
