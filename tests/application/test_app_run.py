@@ -96,7 +96,9 @@ def test_it_ends_with_what_starts_it_again(
     """A terminal that is closed takes the process that watches files, and must not leave the application behind."""
     write("bills.py", "bill")
     app.publish(topic, 1)
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, processes inherit that it is ignored
+    ignored = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # under nohup, processes inherit that it is ignored
     try:
         program = start("bills:app", "--reload")
     finally:
