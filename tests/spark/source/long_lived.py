@@ -169,7 +169,7 @@ class Life:
         topics = [admin.list_topics(self.source, timeout=WITHIN_S).topics[self.source] for admin in admins]
         return all(len(each.partitions) == self.partitions for each in topics)
 
-    def topic_is_made_anew(self) -> None:
+    def topic_is_recreated(self) -> None:
         """Recreate the topic while the query runs: it fails with a clear error until losses are allowed."""
         self.publish()
         self.await_all()
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
-    every = {"leader_dies": 7, "partitions_are_added": 11, "driver_dies": 12, "topic_is_made_anew": 30}
+    every = {"leader_dies": 7, "partitions_are_added": 11, "driver_dies": 12, "topic_is_recreated": 30}
     with tempfile.TemporaryDirectory(prefix="long-lived-") as folder:
         life = Life(Path(folder), random.Random(arguments.seed))
         try:

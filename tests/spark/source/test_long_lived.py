@@ -20,7 +20,7 @@ def life(tmp_path: Path) -> Iterator[Life]:
 
 @pytest.mark.slow
 def test_each_row_once_through_all_faults(life):
-    every = {"leader_dies": 2, "partitions_are_added": 1, "driver_dies": 3, "topic_is_made_anew": 3}
+    every = {"leader_dies": 2, "partitions_are_added": 1, "driver_dies": 3, "topic_is_recreated": 3}
     live(life, 3, every)
     assert life.tally["leader killed"] == life.tally["driver killed"] == life.tally["topic recreated"] == 1
     assert life.tally["restarts"] == life.tally["partition added"] == 3

@@ -217,7 +217,7 @@ async def test_a_transaction_is_still_open_after_a_restart(stage: Stage, commit:
 async def test_what_is_not_in_the_transaction_is_refused(
     stage: Stage, version: int, error: ErrorCode
 ) -> None:
-    """It came too late, or never was: nobody would end it."""
+    """A request that is too late would begin a hanging transaction."""
     producer = await stage.producer(version)
     assert await producer.stage_offset(5) is error
     await producer.begin()

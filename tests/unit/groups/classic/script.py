@@ -245,12 +245,12 @@ class Script:
         for name, *given in self.log:
             getattr(self.shard, name)(*given)
         for token in self.waiting:
-            yield f"{_name(token)}: nobody will answer"
+            yield f"{_name(token)}: no reply"
         self.waiting.clear()
         yield from self._apply(self.shard.loaded(self.now_ms))
 
     def _waiting(self, *_: Any) -> Iterator[str]:
-        yield ", ".join(_name(token) for token in self.waiting) or "nobody"
+        yield ", ".join(_name(token) for token in self.waiting) or "none"
 
     # What comes of them
 

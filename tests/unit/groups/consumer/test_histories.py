@@ -1,6 +1,6 @@
 """Whatever members of both protocols do, with lost replies, crashes and other coordinators in between:
 
-never two owners, a fenced member cannot commit, and whoever is left alone comes to rest with everything assigned.
+never two owners, a fenced member cannot commit, and without disturbance the group becomes stable with everything assigned.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ async def test_a_repeated_marker_of_the_newer_protocol_is_not_written_again(
 async def test_what_was_verified_before_a_marker_came_is_not_appended(
     bench: TransactionBench, log: Log
 ) -> None:
-    """Otherwise it would begin a transaction that nobody ends."""
+    """Otherwise it would begin a hanging transaction."""
     guard = log.producers.begin_verification(*ANNA)
     await through(bench, bench.end(ANNA, committed=False))
     late = bench.begin(bench.put_pending(ANNA, guard, a="1"))

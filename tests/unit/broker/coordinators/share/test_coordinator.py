@@ -66,7 +66,7 @@ async def test_the_five_requests(tmp_path: Path) -> None:
     answers = await ask(node, *(InitializeState(where, 0, 0) for where in (key, far, elsewhere)))
     unknown = ErrorCode.unknown_topic_or_partition
     assert [answer.error for answer in answers] == [ErrorCode.none, unknown, unknown]
-    # What cannot be stored, or cannot be at all, is refused and hurts nobody.
+    # Impossible values are refused and change nothing.
     for question in (
         InitializeState(key._replace(group="ü" * 20_000), 0, 0),
         InitializeState(key._replace(partition=-1), 0, 0),
@@ -75,7 +75,7 @@ async def test_the_five_requests(tmp_path: Path) -> None:
         WriteState(key, 0, 1, 0, 0, [(5, 5, 7, 1)]),
         WriteState(key, 0, 1, 0, 0, [(-5, 5, 2, 1)]),
         WriteState(key, 0, 1, 0, 0, [(5, 5, 2, -1)]),
-        # Epochs that nobody has had would shut out everyone who has a true one.
+        # Epochs from the future would fence every real leader.
         InitializeState(key, 2**31 - 1, 0),
         WriteState(key, 0, 2**31 - 1, 0, 0, []),
         ReadState(key, 2**31 - 1),

@@ -24,7 +24,7 @@ _AT_MOST_ONCE = {"penstock_share_delivery": "at-most-once"}
 
 
 async def _with_new_connection(node: Node, member: Member) -> Member:
-    """The same member, whose old connection nobody has heard of yet."""
+    """The same member on a new connection, before the old one is known to be dead."""
     again = await Member.join(node)
     again.name = member.name
     return again
@@ -43,7 +43,7 @@ async def _long_poll(node: Node, member: Member, wait_ms: int = _LONG_MS) -> "as
 async def test_a_long_poll_of_before_takes_nothing_from_the_session_that_follows(
     node: Node, settings: dict[str, str]
 ) -> None:
-    """Its connection may be dead, and then nobody would hear of the records."""
+    """Its connection may be dead, and then no member would get the records."""
     await share_topic(node, **settings)
     member = await Member.join(node)
     before = await _long_poll(node, member)
@@ -147,7 +147,7 @@ async def test_a_state_that_cannot_be_read_yet_is_nothing_to_have(
 
 
 async def test_at_most_once_no_more_is_made_final_than_was_asked_for(node: Node) -> None:
-    """Whatever the number of partitions: what is final and with nobody is lost with the leader."""
+    """For any number of partitions: records that are final and not delivered are lost with the leader."""
     await create_topic(node, "t", partitions=3)
     await share_topic(node, **_AT_MOST_ONCE)
     topic_id = node.image.topics["t"].id

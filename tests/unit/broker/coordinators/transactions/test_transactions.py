@@ -192,7 +192,7 @@ async def test_all_partitions_of_a_request_are_verified_by_one_question(
     for values in (("a", "b"), ("c", "d")):
         batches = {index: producer.batch(value, partition=index) for index, value in enumerate(values)}
         assert await producer.send_batches(batches) == [NONE] * 2
-    assert asked == [[0, 1]], "what follows in the same transaction asks nobody"
+    assert asked == [[0, 1]], "later batches of the transaction send no request"
     assert await producer.end(commit=True) is NONE
     await stage.settled(producer)
     assert (await stage.committed(0), await stage.committed(1)) == (["a", "c"], ["b", "d"])

@@ -134,7 +134,7 @@ class Script:
     def do_ask(self, offset: str, delivery_count: str, delay_ms: str) -> Iterator[str]:
         """OFFSET DELIVERY MS: how long the record is to rest if it is released."""
         is_held = self.rules.request_delay(int(offset), int(delivery_count), int(delay_ms))
-        yield "noted" if is_held else "nobody has it from this delivery"
+        yield "noted" if is_held else "not acquired by this delivery"
 
     def do_idle(self) -> Iterator[str]:
         yield "idle" if self.rules.is_idle else "busy"

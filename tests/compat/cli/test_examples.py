@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.brokers import BrokerProcess, executable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0
 
 

@@ -178,7 +178,7 @@ sys.stdin.read()
 
 def greedy(*arguments: str) -> tuple[subprocess.Popen[str], list[int]]:
     """A member that takes messages and does nothing with them, and the offsets that it has."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", _GREEDY, *arguments],
         cwd=root,

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, ClusterProcesses
-from tests.compat import ailing
+from tests.compat.cluster import failing_node
 from tests.compat.raw_client import describe_cluster, describe_quorum, send_request
 from tests.waiting import eventually
 
@@ -25,12 +25,12 @@ HOUR_S = 3600
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClusterProcesses]:
     program = tmp_path / "penstock"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ailing.__file__} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {failing_node.__file__} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PENSTOCK_TEST_EXECUTABLE", str(program))
     processes = ClusterProcesses(tmp_path)
     for node in processes.nodes.values():
-        ailing.ails_of(node.data_dir).mkdir()
+        failing_node.failures_of(node.data_dir).mkdir()
     processes.start()
     eventually(lambda: len(seen_quorum(processes).voters) == len(processes.nodes), what="all nodes voting")
     yield processes
@@ -168,18 +168,18 @@ def test_a_disk_that_fails_to_sync_ends_the_node_and_another_leads(
 ) -> None:
     create(admin, "orders", [1, 2, 3])
     assert publish(cluster.bootstrap_servers, "orders", "before") == []
-    ailing_node = cluster.nodes[leader(admin, "orders")]
-    (ailing.ails_of(ailing_node.data_dir) / "sync").touch()
+    broken_node = cluster.nodes[leader(admin, "orders")]
+    (failing_node.failures_of(broken_node.data_dir) / "sync").touch()
     # The write that meets the failing disk is acknowledged by another leader, never on the strength of a failed sync.
     assert publish(cluster.bootstrap_servers, "orders", "during") == []
 
     def has_ended() -> bool:
         """Leadership may have moved since it was looked up; a follower meets its disk with the next write."""
         assert publish(cluster.bootstrap_servers, "orders", "more") == []
-        return ailing_node.exit_code not in (None, 0)
+        return broken_node.exit_code not in (None, 0)
 
     eventually(has_ended, what="the end of the node")
-    eventually(lambda: leader(admin, "orders") not in (-1, ailing_node.node_id), what="another leader")
+    eventually(lambda: leader(admin, "orders") not in (-1, broken_node.node_id), what="another leader")
     assert {"before", "during"} <= set(read(cluster.bootstrap_servers, "orders", 3))
 
 
@@ -192,7 +192,7 @@ def test_a_clock_that_jumps_expires_no_member_and_loses_nothing(
     assert publish(cluster.bootstrap_servers, "orders", "before") == []
     epochs = _leader_epochs(cluster)
     for node in cluster.nodes.values():
-        (ailing.ails_of(node.data_dir) / "clock").write_text(str(jump_s))
+        (failing_node.failures_of(node.data_dir) / "clock").write_text(str(jump_s))
     assert publish(cluster.bootstrap_servers, "orders", "during") == []
     found = [message.value() for message in _poll(consumer, 2)]
     assert found == [b"before", b"during"]

@@ -1,6 +1,6 @@
-"""`penstock` with a clock and a disk that misbehave when told to, by files in the folder `ails` beside its data.
+"""`penstock` with a clock and a disk that misbehave when told to, by files in the folder `failures` beside its data.
 
-`ails/clock` holds the seconds by which the wall clock is wrong; while `ails/sync` exists, every sync is an I/O error.
+`failures/clock` holds the error of the wall clock in seconds; while `failures/sync` exists, every sync is an I/O error.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Any
 LOOK_EVERY_S = 0.02
 
 
-class Ails:
+class Failures:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._wrong_ns = 0
@@ -45,13 +45,13 @@ class Ails:
         return sync
 
 
-def ails_of(data_dir: Path) -> Path:
-    return data_dir.parent / "ails"
+def failures_of(data_dir: Path) -> Path:
+    return data_dir.parent / "failures"
 
 
 if __name__ == "__main__":
     data = next(word.partition("=")[2] for word in sys.argv if word.startswith("log.dirs="))
-    Ails(ails_of(Path(data))).begin()
+    Failures(failures_of(Path(data))).begin()
     from penstock.cli import main
 
     sys.exit(main())

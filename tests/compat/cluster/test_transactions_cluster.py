@@ -16,9 +16,9 @@ from kio.schema.init_producer_id.v5 import request as init
 from kio.schema.produce.v12 import request as produce
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
+from tests.compat.clients.test_transactions_confluent import end, send
 from tests.compat.message import values
 from tests.compat.raw_client import send_request
-from tests.compat.test_transactions_confluent import end, send
 from tests.waiting import eventually
 
 from penstock.protocol.errors import ErrorCode
