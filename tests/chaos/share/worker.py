@@ -1,8 +1,8 @@
-"""`python -m tests.chaos.share.worker JOB`: shares work until it is killed, now and then by its own hand.
+"""`python -m tests.chaos.share.worker JOB`: a worker of a share group that runs until it is killed or crashes on purpose.
 
-What becomes of a message is drawn for each delivery, except that some are poison: never accepted, or the death of
-whoever holds them. What it got is written to a journal before anything is said about it, and so is whether what it said
-was stored, one JSON line each.
+The outcome of a message is drawn for each delivery, except for poison messages, which are never accepted or crash the
+worker. The worker writes each delivery to a journal before it acknowledges it, and then whether the
+acknowledgement was stored, one JSON line each.
 """
 
 import faulthandler

@@ -1,6 +1,6 @@
-"""Whatever members of both protocols do, with lost replies, crashes and other coordinators in between:
+"""Invariants of consumer groups with members of both protocols, lost replies, crashes and other coordinators.
 
-never two owners, a fenced member cannot commit, and without disturbance the group becomes stable with everything assigned.
+A partition never has two owners, a fenced member cannot commit, and an undisturbed group becomes stable.
 """
 
 from __future__ import annotations
