@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.share.worker JOB`: a worker of a share group that runs until it is killed or crashes on purpose.
+"""`python -m tests.chaos.share.worker JOB`: a worker of a share group that runs until it is killed, or crashes itself.
 
 The outcome of a message is drawn for each delivery, except for poison messages, which are never accepted or crash the
 worker. The worker writes each delivery to a journal before it acknowledges it, and then whether the
