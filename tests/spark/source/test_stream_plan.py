@@ -232,21 +232,21 @@ def test_new_topics_of_a_pattern_are_read_from_the_beginning(topics, plan, uniqu
     assert end.offsets == {(f"{prefix}-1", 0): 0, (new, 0): 4}
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
-def test_a_deleted_or_recreated_topic_is_reported(topics, plan, unique, is_made_anew):
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_deleted_or_recreated_topic_is_reported(topics, plan, unique, is_recreated):
     topic = topics.create(unique("t"))
     topics.count(topic, range(5))
     query = plan(subscribe=topic)
     end = next_position(query, query.initial_position())
     topics.delete(topic)
-    if is_made_anew:
+    if is_recreated:
         topics.create(topic)
         topics.count(topic, range(9))
-    words = "created again" if is_made_anew else "was deleted"
+    words = "created again" if is_recreated else "was deleted"
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] from offset 5 on .*{words}"):
         next_position(plan(subscribe=topic), end)
     with pytest.raises(DataLoss, match=rf"{topic}\[0\] offsets 0 to 4 .*{words}"):
-        plan(subscribe=topic).tasks(query.initial_position() if is_made_anew else NOTHING, end)
+        plan(subscribe=topic).tasks(query.initial_position() if is_recreated else NOTHING, end)
 
 
 def test_a_query_continues_with_a_recreated_topic_if_losses_are_allowed(topics, plan, unique):
