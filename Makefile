@@ -19,7 +19,7 @@ SOURCES := src tests tools benchmarks examples
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 FAST := -m "not slow"
-# Tests that start no broker process, and of tests/unit all but those of the broker's shells: 2 minutes on 2 cores.
+# All of tests/unit except the shells of the broker, the embedded broker and the benchmarks: 2 minutes on 2 cores.
 CHECKED := tests/properties tests/unit/test_requirements.py $(addprefix tests/unit/, \
 	cli client cluster groups log protocol raft replication scheduling tools transactions)
 
