@@ -12,13 +12,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.cluster import metadata_records as kinds
+from penstock.cluster import metadata_records
 from penstock.cluster.metadata_records import NO_LEADER, MetadataRecord
 from penstock.cluster.security_image import SecurityImage
 from penstock.cluster.topic_names import collision_key
 
 if TYPE_CHECKING:
-    from penstock.cluster import rare_records as seldom
+    from penstock.cluster import rare_records
 
 
 class ResourceType(IntEnum):
@@ -164,7 +164,7 @@ _EMPTY_DELTA = ImageDelta()
 _TRANSACTION_KEYS: Final = frozenset({23, 24, 25})
 
 #: What readers see, and what equality compares.
-_CONTENTS: Final = ("topics", "brokers", "configs", "features", "next_producer_id", "tenants")
+_CONTENTS: Final = ("topics", "brokers", "configs", "features", "next_producer_id", "security")
 
 
 class ClusterImage:
@@ -179,7 +179,7 @@ class ClusterImage:
         "configs",
         "features",
         "next_producer_id",
-        "tenants",
+        "security",
         "topics",
         "topics_by_id",
     )
@@ -191,7 +191,7 @@ class ClusterImage:
         self.configs: dict[ConfigResource, dict[str, str]] = {}
         self.features: dict[str, int] = {}
         self.next_producer_id = 0
-        self.tenants = SecurityImage()
+        self.security = SecurityImage()
         self._collisions: dict[str, frozenset[str]] = {}
         self._own_topics: set[UUID] = set()  # the others are shared with the image that this was forked from
         self._notes = DeltaBuilder()
@@ -236,7 +236,7 @@ class ClusterImage:
         image.topics, image.topics_by_id = dict(self.topics), dict(self.topics_by_id)
         image.brokers, image.configs = dict(self.brokers), dict(self.configs)
         image.features, image.next_producer_id = dict(self.features), self.next_producer_id
-        image.tenants = self.tenants.fork()
+        image.security = self.security.fork()
         image._collisions = dict(self._collisions)
         image._transaction = None if self._transaction is None else list(self._transaction)
         return image
@@ -257,23 +257,23 @@ class ClusterImage:
         if handler is not None:
             handler(self, record)
         else:
-            self.tenants.replay(record)
+            self.security.replay(record)
 
-    def _begin_transaction(self, _: "seldom.BeginTransactionRecord") -> None:
+    def _begin_transaction(self, _: "rare_records.BeginTransactionRecord") -> None:
         assert self._transaction is None, "metadata transactions do not nest"
         self._transaction = []
 
-    def _end_transaction(self, _: "seldom.EndTransactionRecord") -> None:
+    def _end_transaction(self, _: "rare_records.EndTransactionRecord") -> None:
         pending, self._transaction = self._transaction, None
         assert pending is not None, "no metadata transaction to end"
         for record in pending:
             self.replay(record)
 
-    def _abort_transaction(self, _: "seldom.AbortTransactionRecord") -> None:
+    def _abort_transaction(self, _: "rare_records.AbortTransactionRecord") -> None:
         assert self._transaction is not None, "no metadata transaction to abort"
         self._transaction = None
 
-    def _topic(self, record: kinds.TopicRecord) -> None:
+    def _topic(self, record: metadata_records.TopicRecord) -> None:
         assert record.name not in self.topics, f"topic {record.name} exists"
         assert record.topic_id not in self.topics_by_id, f"topic id {record.topic_id} exists"
         topic = TopicState(name=record.name, id=record.topic_id, partitions={})
@@ -283,7 +283,7 @@ class ClusterImage:
         self._collisions[key] = self._collisions.get(key, frozenset()) | {topic.name}
         self._notes.topic_created(topic)
 
-    def _remove_topic(self, record: kinds.RemoveTopicRecord) -> None:
+    def _remove_topic(self, record: metadata_records.RemoveTopicRecord) -> None:
         topic = self.topics_by_id.pop(record.topic_id)
         del self.topics[topic.name]
         self.configs.pop(ConfigResource(ResourceType.TOPIC, topic.name), None)
@@ -301,19 +301,19 @@ class ClusterImage:
             self._own_topics.add(topic_id)
         return topic
 
-    def _partition(self, record: kinds.PartitionRecord) -> None:
+    def _partition(self, record: metadata_records.PartitionRecord) -> None:
         topic = self._own_topic(record.topic_id)
         topic.partitions[record.partition_id] = _new_partition(record)
         self._notes.partition_changed(topic, record.partition_id)
 
-    def _partition_change(self, record: kinds.PartitionChangeRecord) -> None:
+    def _partition_change(self, record: metadata_records.PartitionChangeRecord) -> None:
         topic = self._own_topic(record.topic_id)
         topic.partitions[record.partition_id] = changed_partition(
             topic.partitions[record.partition_id], record
         )
         self._notes.partition_changed(topic, record.partition_id)
 
-    def _config(self, record: kinds.ConfigRecord) -> None:
+    def _config(self, record: metadata_records.ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)
         values = dict(self.configs.get(resource, {}))
         if record.value is None:
@@ -326,7 +326,7 @@ class ClusterImage:
             self.configs.pop(resource, None)
         self._notes.configs[resource] = None
 
-    def _register_broker(self, record: kinds.RegisterBrokerRecord) -> None:
+    def _register_broker(self, record: metadata_records.RegisterBrokerRecord) -> None:
         self.brokers[record.broker_id] = BrokerState(
             id=record.broker_id,
             epoch=record.broker_epoch,
@@ -340,18 +340,18 @@ class ClusterImage:
         )
         self._notes.brokers[record.broker_id] = None
 
-    def _unregister_broker(self, record: "seldom.UnregisterBrokerRecord") -> None:
+    def _unregister_broker(self, record: "rare_records.UnregisterBrokerRecord") -> None:
         self._current_broker(record.broker_id, record.broker_epoch)
         del self.brokers[record.broker_id]
         self._notes.brokers[record.broker_id] = None
 
-    def _fence_broker(self, record: "seldom.FenceBrokerRecord") -> None:
+    def _fence_broker(self, record: "rare_records.FenceBrokerRecord") -> None:
         self._change_broker(record.id, record.epoch, fenced=True)
 
-    def _unfence_broker(self, record: "seldom.UnfenceBrokerRecord") -> None:
+    def _unfence_broker(self, record: "rare_records.UnfenceBrokerRecord") -> None:
         self._change_broker(record.id, record.epoch, fenced=False)
 
-    def _broker_registration_change(self, record: "seldom.BrokerRegistrationChangeRecord") -> None:
+    def _broker_registration_change(self, record: "rare_records.BrokerRegistrationChangeRecord") -> None:
         changes: dict[str, Any] = {}
         if record.fenced:
             changes["fenced"] = record.fenced > 0
@@ -370,18 +370,18 @@ class ClusterImage:
         assert broker.epoch == epoch, f"broker {broker_id} is at epoch {broker.epoch}, the record at {epoch}"
         return broker
 
-    def _feature_level(self, record: kinds.FeatureLevelRecord) -> None:
+    def _feature_level(self, record: metadata_records.FeatureLevelRecord) -> None:
         if record.feature_level == 0:
             self.features.pop(record.name, None)
         else:
             self.features[record.name] = record.feature_level
         self._notes.features_changed = True
 
-    def _producer_ids(self, record: kinds.ProducerIdsRecord) -> None:
+    def _producer_ids(self, record: metadata_records.ProducerIdsRecord) -> None:
         assert record.next_producer_id > self.next_producer_id, "producer ids are never given out twice"
         self.next_producer_id = record.next_producer_id
 
-    def _no_op(self, _: "seldom.NoOpRecord") -> None:
+    def _no_op(self, _: "rare_records.NoOpRecord") -> None:
         pass
 
     # --- checking ---
@@ -400,7 +400,7 @@ class ClusterImage:
         assert {name for names in self._collisions.values() for name in names} == set(self.topics)
 
 
-def _new_partition(record: kinds.PartitionRecord) -> PartitionState:
+def _new_partition(record: metadata_records.PartitionRecord) -> PartitionState:
     return PartitionState(
         replicas=record.replicas,
         isr=record.isr,
@@ -416,9 +416,9 @@ def _new_partition(record: kinds.PartitionRecord) -> PartitionState:
     )
 
 
-def changed_partition(old: PartitionState, record: kinds.PartitionChangeRecord) -> PartitionState:
+def changed_partition(old: PartitionState, record: metadata_records.PartitionChangeRecord) -> PartitionState:
     """Returns the partition after the change. A reply is built from it before the record is replayed."""
-    new_leader = record.leader != kinds.NO_LEADER_CHANGE
+    new_leader = record.leader != metadata_records.NO_LEADER_CHANGE
     return PartitionState(
         replicas=_or(record.replicas, old.replicas),
         isr=_or(record.isr, old.isr),
@@ -436,9 +436,9 @@ def changed_partition(old: PartitionState, record: kinds.PartitionChangeRecord) 
     )
 
 
-def next_leader_epoch(old: PartitionState, record: kinds.PartitionChangeRecord) -> int:
+def next_leader_epoch(old: PartitionState, record: metadata_records.PartitionChangeRecord) -> int:
     """A record that names a leader starts an epoch, even for the same leader: a restarted leader needs a new one."""
-    return old.leader_epoch + (record.leader != kinds.NO_LEADER_CHANGE)
+    return old.leader_epoch + (record.leader != metadata_records.NO_LEADER_CHANGE)
 
 
 def _or(new: Any, old: Any) -> Any:
@@ -463,30 +463,30 @@ def _check_partition(partition: PartitionState) -> None:
 
 
 _REPLAY: dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]] = {
-    kinds.TopicRecord: ClusterImage._topic,
-    kinds.RemoveTopicRecord: ClusterImage._remove_topic,
-    kinds.PartitionRecord: ClusterImage._partition,
-    kinds.PartitionChangeRecord: ClusterImage._partition_change,
-    kinds.ConfigRecord: ClusterImage._config,
-    kinds.RegisterBrokerRecord: ClusterImage._register_broker,
-    kinds.FeatureLevelRecord: ClusterImage._feature_level,
-    kinds.ProducerIdsRecord: ClusterImage._producer_ids,
+    metadata_records.TopicRecord: ClusterImage._topic,
+    metadata_records.RemoveTopicRecord: ClusterImage._remove_topic,
+    metadata_records.PartitionRecord: ClusterImage._partition,
+    metadata_records.PartitionChangeRecord: ClusterImage._partition_change,
+    metadata_records.ConfigRecord: ClusterImage._config,
+    metadata_records.RegisterBrokerRecord: ClusterImage._register_broker,
+    metadata_records.FeatureLevelRecord: ClusterImage._feature_level,
+    metadata_records.ProducerIdsRecord: ClusterImage._producer_ids,
 }
 
 
 @cache
 def _replay_rare() -> dict[type[MetadataRecord], Callable[[ClusterImage, Any], None]]:
-    from penstock.cluster import rare_records as seldom
+    from penstock.cluster import rare_records
 
     return {
-        seldom.BeginTransactionRecord: ClusterImage._begin_transaction,
-        seldom.EndTransactionRecord: ClusterImage._end_transaction,
-        seldom.AbortTransactionRecord: ClusterImage._abort_transaction,
-        seldom.UnregisterBrokerRecord: ClusterImage._unregister_broker,
-        seldom.FenceBrokerRecord: ClusterImage._fence_broker,
-        seldom.UnfenceBrokerRecord: ClusterImage._unfence_broker,
-        seldom.BrokerRegistrationChangeRecord: ClusterImage._broker_registration_change,
-        seldom.NoOpRecord: ClusterImage._no_op,
+        rare_records.BeginTransactionRecord: ClusterImage._begin_transaction,
+        rare_records.EndTransactionRecord: ClusterImage._end_transaction,
+        rare_records.AbortTransactionRecord: ClusterImage._abort_transaction,
+        rare_records.UnregisterBrokerRecord: ClusterImage._unregister_broker,
+        rare_records.FenceBrokerRecord: ClusterImage._fence_broker,
+        rare_records.UnfenceBrokerRecord: ClusterImage._unfence_broker,
+        rare_records.BrokerRegistrationChangeRecord: ClusterImage._broker_registration_change,
+        rare_records.NoOpRecord: ClusterImage._no_op,
     }
 
 

@@ -48,7 +48,7 @@ def _records(image: ClusterImage) -> Iterator[MetadataRecord]:
         yield from (_partition(topic, index, partition) for index, partition in topic.partitions.items())
     if image.next_producer_id:
         yield ProducerIdsRecord(broker_id=-1, broker_epoch=-1, next_producer_id=image.next_producer_id)
-    yield from image.tenants.records()
+    yield from image.security.records()
 
 
 def _broker(broker: BrokerState) -> RegisterBrokerRecord:

@@ -8,9 +8,9 @@ class adds half a millisecond to the start-up time.
 
 import io
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 from uuid import UUID
 
 from kio.serial import entity_reader, entity_writer
@@ -18,34 +18,19 @@ from kio.serial.errors import SerialError
 from kio.serial.readers import read_unsigned_varint
 from kio.serial.writers import write_unsigned_varint
 
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
 
-class MetadataRecord:
-    """The attributes that kio requires of a record; all records are flexible from their first version."""
+
+class MetadataRecord(RecordSchema):
+    """All metadata records are flexible from their first version."""
 
     __slots__ = ()
     __api_key__: ClassVar[int]
-    __version__: ClassVar[int] = 0
     #: The oldest version with the same layout, tagged fields aside.
     __readable_from__: ClassVar[int] = 0
-    __flexible__: ClassVar[bool] = True
 
 
-class Struct:
-    """A structure inside a record."""
-
-    __slots__ = ()
-    __version__: ClassVar[int] = 0
-    __flexible__: ClassVar[bool] = True
-
-
-def wire(kafka_type: str, *, default: object = MISSING, tag: int | None = None) -> Any:
-    """Returns a dataclass field with its wire type; a tagged field is written only if it is not its default."""
-    assert tag is None or default is not MISSING
-    metadata = {"kafka_type": kafka_type} if tag is None else {"kafka_type": kafka_type, "tag": tag}
-    return field(default=default, metadata=metadata)
-
-
-# ruff: noqa: RUF009 - wire() is dataclasses.field()
+# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
 
 #: The leader id of a partition without a leader.
@@ -57,20 +42,20 @@ UNASSIGNED_DIRECTORY: Final = UUID(int=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerEndpoint(Struct):
+class BrokerEndpoint(NestedSchema):
     __version__: ClassVar[int] = 3
-    name: str = wire("string")
-    host: str = wire("string")
-    port: int = wire("uint16")
-    security_protocol: int = wire("int16")
+    name: str = kafka_field("string")
+    host: str = kafka_field("string")
+    port: int = kafka_field("uint16")
+    security_protocol: int = kafka_field("int16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerFeature(Struct):
+class BrokerFeature(NestedSchema):
     __version__: ClassVar[int] = 3
-    name: str = wire("string")
-    min_supported_version: int = wire("int16")
-    max_supported_version: int = wire("int16")
+    name: str = kafka_field("string")
+    min_supported_version: int = kafka_field("int16")
+    max_supported_version: int = kafka_field("int16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +63,23 @@ class RegisterBrokerRecord(MetadataRecord):
     __api_key__: ClassVar[int] = 0
     __version__: ClassVar[int] = 3
     __readable_from__: ClassVar[int] = 2
-    broker_id: int = wire("int32")
-    is_migrating_zk_broker: bool = wire("bool", default=False)
-    incarnation_id: UUID = wire("uuid")
-    broker_epoch: int = wire("int64")
+    broker_id: int = kafka_field("int32")
+    is_migrating_zk_broker: bool = kafka_field("bool", default=False)
+    incarnation_id: UUID = kafka_field("uuid")
+    broker_epoch: int = kafka_field("int64")
     end_points: tuple[BrokerEndpoint, ...]
     features: tuple[BrokerFeature, ...] = ()
-    rack: str | None = wire("string", default=None)
-    fenced: bool = wire("bool", default=True)
-    in_controlled_shutdown: bool = wire("bool", default=False)
-    log_dirs: tuple[UUID, ...] = wire("uuid", default=(), tag=0)
+    rack: str | None = kafka_field("string", default=None)
+    fenced: bool = kafka_field("bool", default=True)
+    in_controlled_shutdown: bool = kafka_field("bool", default=False)
+    log_dirs: tuple[UUID, ...] = kafka_field("uuid", default=(), tag=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRecord(MetadataRecord):
     __api_key__: ClassVar[int] = 2
-    name: str = wire("string")
-    topic_id: UUID = wire("uuid")
+    name: str = kafka_field("string")
+    topic_id: UUID = kafka_field("uuid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,28 +87,28 @@ class PartitionRecord(MetadataRecord):
     __api_key__: ClassVar[int] = 3
     __version__: ClassVar[int] = 2
     __readable_from__: ClassVar[int] = 1
-    partition_id: int = wire("int32")
-    topic_id: UUID = wire("uuid")
-    replicas: tuple[int, ...] = wire("int32")
-    isr: tuple[int, ...] = wire("int32")
-    removing_replicas: tuple[int, ...] = wire("int32", default=())
-    adding_replicas: tuple[int, ...] = wire("int32", default=())
-    leader: int = wire("int32")
-    leader_recovery_state: int = wire("int8", default=0, tag=0)
-    leader_epoch: int = wire("int32")
-    partition_epoch: int = wire("int32")
-    directories: tuple[UUID | None, ...] = wire("uuid")
-    eligible_leader_replicas: tuple[int, ...] | None = wire("int32", default=None, tag=1)
-    last_known_elr: tuple[int, ...] | None = wire("int32", default=None, tag=2)
+    partition_id: int = kafka_field("int32")
+    topic_id: UUID = kafka_field("uuid")
+    replicas: tuple[int, ...] = kafka_field("int32")
+    isr: tuple[int, ...] = kafka_field("int32")
+    removing_replicas: tuple[int, ...] = kafka_field("int32", default=())
+    adding_replicas: tuple[int, ...] = kafka_field("int32", default=())
+    leader: int = kafka_field("int32")
+    leader_recovery_state: int = kafka_field("int8", default=0, tag=0)
+    leader_epoch: int = kafka_field("int32")
+    partition_epoch: int = kafka_field("int32")
+    directories: tuple[UUID | None, ...] = kafka_field("uuid")
+    eligible_leader_replicas: tuple[int, ...] | None = kafka_field("int32", default=None, tag=1)
+    last_known_elr: tuple[int, ...] | None = kafka_field("int32", default=None, tag=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigRecord(MetadataRecord):
     __api_key__: ClassVar[int] = 4
-    resource_type: int = wire("int8")
-    resource_name: str = wire("string")
-    name: str = wire("string")
-    value: str | None = wire("string")
+    resource_type: int = kafka_field("int8")
+    resource_name: str = kafka_field("string")
+    name: str = kafka_field("string")
+    value: str | None = kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,23 +117,23 @@ class PartitionChangeRecord(MetadataRecord):
 
     __api_key__: ClassVar[int] = 5
     __version__: ClassVar[int] = 2
-    partition_id: int = wire("int32")
-    topic_id: UUID = wire("uuid")
-    isr: tuple[int, ...] | None = wire("int32", default=None, tag=0)
-    leader: int = wire("int32", default=NO_LEADER_CHANGE, tag=1)
-    replicas: tuple[int, ...] | None = wire("int32", default=None, tag=2)
-    removing_replicas: tuple[int, ...] | None = wire("int32", default=None, tag=3)
-    adding_replicas: tuple[int, ...] | None = wire("int32", default=None, tag=4)
-    leader_recovery_state: int = wire("int8", default=-1, tag=5)
-    eligible_leader_replicas: tuple[int, ...] | None = wire("int32", default=None, tag=6)
-    last_known_elr: tuple[int, ...] | None = wire("int32", default=None, tag=7)
-    directories: tuple[UUID | None, ...] | None = wire("uuid", default=None, tag=8)
+    partition_id: int = kafka_field("int32")
+    topic_id: UUID = kafka_field("uuid")
+    isr: tuple[int, ...] | None = kafka_field("int32", default=None, tag=0)
+    leader: int = kafka_field("int32", default=NO_LEADER_CHANGE, tag=1)
+    replicas: tuple[int, ...] | None = kafka_field("int32", default=None, tag=2)
+    removing_replicas: tuple[int, ...] | None = kafka_field("int32", default=None, tag=3)
+    adding_replicas: tuple[int, ...] | None = kafka_field("int32", default=None, tag=4)
+    leader_recovery_state: int = kafka_field("int8", default=-1, tag=5)
+    eligible_leader_replicas: tuple[int, ...] | None = kafka_field("int32", default=None, tag=6)
+    last_known_elr: tuple[int, ...] | None = kafka_field("int32", default=None, tag=7)
+    directories: tuple[UUID | None, ...] | None = kafka_field("uuid", default=None, tag=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTopicRecord(MetadataRecord):
     __api_key__: ClassVar[int] = 9
-    topic_id: UUID = wire("uuid")
+    topic_id: UUID = kafka_field("uuid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +141,8 @@ class FeatureLevelRecord(MetadataRecord):
     """Level 0 removes the feature."""
 
     __api_key__: ClassVar[int] = 12
-    name: str = wire("string")
-    feature_level: int = wire("int16")
+    name: str = kafka_field("string")
+    feature_level: int = kafka_field("int16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +150,9 @@ class ProducerIdsRecord(MetadataRecord):
     """The broker owns the block of ids that ends just below `next_producer_id`."""
 
     __api_key__: ClassVar[int] = 15
-    broker_id: int = wire("int32")
-    broker_epoch: int = wire("int64", default=-1)
-    next_producer_id: int = wire("int64")
+    broker_id: int = kafka_field("int32")
+    broker_epoch: int = kafka_field("int64", default=-1)
+    next_producer_id: int = kafka_field("int64")
 
 
 RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
@@ -247,6 +232,6 @@ def _record_type(key: int) -> type[MetadataRecord]:
 
 @cache
 def _rare_record_types() -> dict[int, type[MetadataRecord]]:
-    from penstock.cluster.rare_records import RARE_RECORD_TYPES, SECURITY_RECORD_TYPES
+    from penstock.cluster.rare_records import RARE_RECORD_TYPES  # start-up cost
 
-    return RARE_RECORD_TYPES | SECURITY_RECORD_TYPES
+    return RARE_RECORD_TYPES

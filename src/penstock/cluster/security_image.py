@@ -41,20 +41,20 @@ class SecurityImage:
         return state
 
     def replay(self, record: MetadataRecord) -> None:
-        from penstock.cluster import rare_records as kinds
+        from penstock.cluster import rare_records
 
         match record:
-            case kinds.AccessControlEntryRecord():
+            case rare_records.AccessControlEntryRecord():
                 self.acls[record.id] = record
-            case kinds.RemoveAccessControlEntryRecord():
+            case rare_records.RemoveAccessControlEntryRecord():
                 del self.acls[record.id]
-            case kinds.UserScramCredentialRecord():
+            case rare_records.UserScramCredentialRecord():
                 self.credentials[record.name, record.mechanism] = record
-            case kinds.RemoveUserScramCredentialRecord():
+            case rare_records.RemoveUserScramCredentialRecord():
                 del self.credentials[record.name, record.mechanism]
-            case kinds.ClientQuotaRecord():
+            case rare_records.ClientQuotaRecord():
                 self._quota(record)
-            case kinds.RegisterControllerRecord():
+            case rare_records.RegisterControllerRecord():
                 self.controllers[record.controller_id] = record
             case _:
                 raise AssertionError(f"no rule to replay {record!r}")

@@ -5,50 +5,18 @@ there, so every length is checked against the remaining bytes before it is used.
 """
 
 import struct
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeVar
+
+from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.wire import INT16, INT32, WireCursor
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
-#: Version, then the count of topics: every version of the format starts like this.
-_SUBSCRIPTION_HEAD: Final = struct.Struct(">hi")
-_STRING_LENGTH: Final = struct.Struct(">h")
-
-
-def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """None if the bytes are not a subscription: clients may send any bytes."""
-    if len(metadata) < _SUBSCRIPTION_HEAD.size:
-        return None
-    version, count = _SUBSCRIPTION_HEAD.unpack_from(metadata)
-    if version < 0 or not 0 <= count <= (len(metadata) - _SUBSCRIPTION_HEAD.size) // _STRING_LENGTH.size:
-        return None
-    topics, position = set(), _SUBSCRIPTION_HEAD.size
-    for _ in range(count):
-        topic, position = _read_string(metadata, position)
-        if topic is None:
-            return None
-        topics.add(topic)
-    return frozenset(topics)
-
-
-def _read_string(data: bytes, position: int) -> tuple[str | None, int]:
-    if position + _STRING_LENGTH.size > len(data):
-        return None, position
-    (length,) = _STRING_LENGTH.unpack_from(data, position)
-    start, end = position + _STRING_LENGTH.size, position + _STRING_LENGTH.size + length
-    if length < 0 or end > len(data):
-        return None, position
-    try:
-        return data[start:end].decode(), end
-    except UnicodeDecodeError:
-        return None, position
-
-
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
 _VERSION_MAX: Final = 3
 _OWNED_FROM_VERSION, _RACK_FROM_VERSION = 1, 3
 
 NamedPartitions = tuple[tuple[str, tuple[int, ...]], ...]
+T = TypeVar("T")
 
 
 class MalformedConsumerProtocol(ValueError):
@@ -62,87 +30,85 @@ class EmbeddedSubscription(NamedTuple):
     rack_id: str | None = None
 
 
-class _Reader:
-    __slots__ = ("_data", "_position")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._position = 0
-
-    def int16(self) -> int:
-        return int(_INT16.unpack(self._take(_INT16.size))[0])
-
-    def int32(self) -> int:
-        return int(_INT32.unpack(self._take(_INT32.size))[0])
-
-    def count(self, bytes_each: int) -> range:
-        number = self.int32()
-        if not 0 <= number <= (len(self._data) - self._position) // bytes_each:
-            raise MalformedConsumerProtocol(f"{number} items do not fit")
-        return range(number)
-
-    def string(self) -> str:
-        text = self.nullable_string()
-        if text is None:
-            raise MalformedConsumerProtocol("a name is missing")
-        return text
-
-    def nullable_string(self) -> str | None:
-        length = self.int16()
-        try:
-            return None if length == -1 else self._take(length).decode()
-        except UnicodeDecodeError:
-            raise MalformedConsumerProtocol("no text") from None
-
-    def skip_bytes(self) -> None:
-        length = self.int32()
-        if length != -1:
-            self._take(length)
-
-    def topic_partitions(self) -> NamedPartitions:
-        return tuple(
-            (self.string(), tuple(self.int32() for _ in self.count(_INT32.size)))
-            for _ in self.count(_INT16.size + _INT32.size)
-        )
-
-    def _take(self, length: int) -> bytes:
-        end = self._position + length
-        if length < 0 or end > len(self._data):
-            raise MalformedConsumerProtocol("too short")
-        piece = self._data[self._position : end]
-        self._position = end
-        return piece
+def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
+    """None if the bytes are not a subscription: clients may send any bytes."""
+    try:
+        _, topics = _parse(metadata, _read_topics)
+    except MalformedConsumerProtocol:
+        return None
+    return frozenset(topics)
 
 
 def parse_subscription(data: bytes) -> EmbeddedSubscription:
     """Raises MalformedConsumerProtocol. Newer versions only add fields at the end."""
-    reader = _Reader(data)
-    version = reader.int16()
-    if version < 0:
-        raise MalformedConsumerProtocol(f"version {version}")
-    topics = tuple(reader.string() for _ in reader.count(_INT16.size))
-    reader.skip_bytes()
-    owned = reader.topic_partitions() if version >= _OWNED_FROM_VERSION else ()
-    if version < _RACK_FROM_VERSION:
-        return EmbeddedSubscription(version, topics, owned)
-    reader.int32()  # the generation of `owned`
-    return EmbeddedSubscription(version, topics, owned, reader.nullable_string())
+    return _parse(data, _read_subscription)
 
 
 def parse_assignment(data: bytes) -> NamedPartitions:
     """Raises MalformedConsumerProtocol. A member without partitions may have an empty assignment."""
-    if not data:
-        return ()
-    reader = _Reader(data)
-    if reader.int16() < 0:
-        raise MalformedConsumerProtocol("version")
-    return reader.topic_partitions()
+    return _parse(data, _read_assignment) if data else ()
+
+
+def _parse(data: bytes, read: Callable[[WireCursor], T]) -> T:
+    try:
+        return read(WireCursor(memoryview(data), flexible=False))
+    except (MalformedFrame, struct.error, UnicodeDecodeError) as error:
+        raise MalformedConsumerProtocol(str(error)) from None
+
+
+def _read_subscription(cursor: WireCursor) -> EmbeddedSubscription:
+    version, topics = _read_topics(cursor)
+    user_data_size = cursor.length()
+    if user_data_size != -1:
+        cursor.take(user_data_size)
+    owned = _read_topic_partitions(cursor) if version >= _OWNED_FROM_VERSION else ()
+    if version < _RACK_FROM_VERSION:
+        return EmbeddedSubscription(version, topics, owned)
+    cursor.unpack(INT32)  # the generation of `owned`
+    rack_id = cursor.nullable_string()
+    return EmbeddedSubscription(version, topics, owned, None if rack_id is None else rack_id.decode())
+
+
+def _read_assignment(cursor: WireCursor) -> NamedPartitions:
+    _read_version(cursor)
+    return _read_topic_partitions(cursor)
+
+
+def _read_topics(cursor: WireCursor) -> tuple[int, tuple[str, ...]]:
+    """The version and the topics: every version of the subscription starts like this."""
+    version = _read_version(cursor)
+    return version, tuple(cursor.string().decode() for _ in _read_count(cursor, INT16.size))
+
+
+def _read_version(cursor: WireCursor) -> int:
+    version: int = cursor.unpack(INT16)[0]
+    if version < 0:
+        raise MalformedConsumerProtocol(f"version {version}")
+    return version
+
+
+def _read_topic_partitions(cursor: WireCursor) -> NamedPartitions:
+    return tuple(
+        (
+            cursor.string().decode(),
+            tuple(cursor.unpack(INT32)[0] for _ in _read_count(cursor, INT32.size)),
+        )
+        for _ in _read_count(cursor, INT16.size + INT32.size)
+    )
+
+
+def _read_count(cursor: WireCursor, element_bytes_min: int) -> range:
+    """The arrays of this protocol are never null."""
+    count = cursor.length()
+    if not 0 <= count * element_bytes_min <= cursor.end - cursor.position:
+        raise MalformedConsumerProtocol(f"array of {count} elements")
+    return range(count)
 
 
 def encode_assignment(partitions: Iterable[tuple[str, Iterable[int]]], version: int) -> bytes:
     topics = [(name.encode(), sorted(numbers)) for name, numbers in partitions]
-    parts = [_INT16.pack(min(version, _VERSION_MAX)), _INT32.pack(len(topics))]
+    parts = [INT16.pack(min(version, _VERSION_MAX)), INT32.pack(len(topics))]
     for name, numbers in topics:
-        parts += (_INT16.pack(len(name)), name, struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
-    parts.append(_INT32.pack(-1))  # no user data
+        parts += (INT16.pack(len(name)), name, struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
+    parts.append(INT32.pack(-1))  # no user data
     return b"".join(parts)

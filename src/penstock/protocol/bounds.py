@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.wire import read_uvarint
 
 #: A run of bytes, and what to put in its place.
 Patch = tuple[int, int, bytes]
@@ -27,7 +28,6 @@ _FIXED_BYTES = {
     "datetime_i64": 8,
 }  # fmt: skip
 _LENGTH_BYTES = {"string": 2, "bytes": 4, "records": 4}
-_UVARINT_BYTES_MAX = 5
 
 
 @cache
@@ -174,20 +174,6 @@ def apply_patches(data: memoryview, patches: list[Patch]) -> bytes:
         parts += (data[position:start], instead)
         position = end
     return b"".join((*parts, data[position:]))
-
-
-def read_uvarint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    """Returns (value, next position). Raises MalformedFrame."""
-    if position < end and data[position] < 0x80:  # nearly all of them
-        return data[position], position + 1
-    value = shift = 0
-    for index in range(position, min(position + _UVARINT_BYTES_MAX, end)):
-        byte = data[index]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, index + 1
-        shift += 7
-    raise MalformedFrame("varint is cut short or too long")
 
 
 def _compact_bytes(data: memoryview, position: int, end: int, patches: list[Patch]) -> int:

@@ -11,7 +11,7 @@ _MESSAGE_CHARS_MAX: Final = 2_000
 
 
 class ApiError(Exception):
-    """A request, or a part of one, that is answered with a protocol error code."""
+    """The request, or a part of it, is answered with a protocol error code."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         if message is not None and len(message) > _MESSAGE_CHARS_MAX:
@@ -25,12 +25,12 @@ class ApiError(Exception):
 
 
 class InvalidRecords(ApiError):
-    """Some records of a batch are at fault, named by their place in it, so that a producer fails just those."""
+    """Some records of a batch are invalid: those at `indexes`. The producer fails only those."""
 
-    def __init__(self, message: str, places: tuple[int, ...]) -> None:
+    def __init__(self, message: str, indexes: tuple[int, ...]) -> None:
         super().__init__(ErrorCode.invalid_record, message)
-        self.places = places
+        self.indexes = indexes
 
 
 class MalformedFrame(Exception):
-    """Bytes that are no request at all: the connection is closed, nothing else suffers."""
+    """The bytes are not a valid message. The broker closes the connection."""

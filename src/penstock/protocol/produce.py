@@ -9,14 +9,19 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.wire import (
+    INT16,
+    INT32,
+    encode_compact_string,
+    encode_uvarint,
+    read_uvarint,
+    skip_tags,
+)
 
-#: Of one request, topics and partitions together, which are handled in a single piece.
+#: The most topics and partitions of one request, which the broker handles in one piece.
 PARTITIONS_MAX: Final = 20_000
-#: In one place; there are none that we know of.
-TAGS_MAX: Final = 1_000
 FLEXIBLE_FROM: Final = 9
 TOPIC_IDS_FROM: Final = 13
 _LOG_START_FROM: Final = 5
@@ -24,8 +29,6 @@ _RECORD_ERRORS_FROM: Final = 8
 _LEADERS_FROM: Final = 10
 
 _ACKS_TIMEOUT = struct.Struct(">hi")
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
 _INDEX_AND_SIZE = struct.Struct(">ii")
 _RESULT = struct.Struct(">ihqq")  # index, error, base offset, append time
 _RESULT_V5 = struct.Struct(">ihqqq")  # and log start offset
@@ -47,12 +50,12 @@ class PartitionProduceResponse(NamedTuple):
     append_time_ms: int = -1
     log_start_offset: int = -1
     message: str | None = None
-    record_errors: tuple[int, ...] = ()  # places in the batch; the message is the same for all
-    current_leader: tuple[int, int] | None = None  # id and epoch, for who asked the wrong broker
+    record_errors: tuple[int, ...] = ()  # indexes in the batch; the message is the same for all
+    current_leader: tuple[int, int] | None = None  # id and epoch, if this broker is not the leader
 
 
 class NodeEndpoint(NamedTuple):
-    """Where a broker that is named as leader is found."""
+    """The address of a broker that the response names as leader."""
 
     node_id: int
     host: str
@@ -73,22 +76,22 @@ def parse_produce_request(frame: memoryview, position: int, version: int) -> Pro
 
 
 def _parse_legacy(frame: memoryview, position: int) -> ProduceRequest:
-    (size,) = _INT16.unpack_from(frame, position)
+    (size,) = INT16.unpack_from(frame, position)
     position += 2
     transactional_id = None
     if size >= 0:
         transactional_id = str(_take(frame, position, size), "utf-8")
         position += size
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
-    (topic_count,) = _INT32.unpack_from(frame, position + 6)
+    (topic_count,) = INT32.unpack_from(frame, position + 6)
     position += 10
     topics: list[ProduceTopic] = []
     left = _partitions_left(PARTITIONS_MAX, topic_count)
     for _ in range(topic_count):
-        (size,) = _INT16.unpack_from(frame, position)
+        (size,) = INT16.unpack_from(frame, position)
         name = bytes(_take(frame, position + 2, size))
         position += 2 + size
-        (partition_count,) = _INT32.unpack_from(frame, position)
+        (partition_count,) = INT32.unpack_from(frame, position)
         left = _partitions_left(left, partition_count)
         position += 4
         partitions: list[tuple[int, memoryview | None]] = []
@@ -126,7 +129,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
         left = _partitions_left(left, partition_count)
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(partition_count - 1):
-            (index,) = _INT32.unpack_from(frame, position)
+            (index,) = INT32.unpack_from(frame, position)
             size, position = read_uvarint(frame, position + 4, end)
             if size == 0:
                 partitions.append((index, None))
@@ -140,7 +143,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
 
 
 def _partitions_left(allowed: int, count: int) -> int:
-    """How many more parts a request may have."""
+    """How many more topics and partitions the request may have."""
     if count > allowed:
         raise MalformedFrame(f"more than {PARTITIONS_MAX} topics and partitions in one produce request")
     return allowed - max(count, 0)
@@ -152,65 +155,38 @@ def _take(frame: memoryview, position: int, size: int) -> memoryview:
     return frame[position : position + size]
 
 
-def skip_tags(frame: memoryview, position: int, end: int) -> int:
-    """Past the tagged fields of a struct whose tags we do not read."""
-    if frame[position] == 0:
-        return position + 1
-    count, position = read_uvarint(frame, position, end)
-    if count > TAGS_MAX:
-        raise MalformedFrame(f"{count} tagged fields in one place")
-    for _ in range(count):
-        _, position = read_uvarint(frame, position, end)
-        size, position = read_uvarint(frame, position, end)
-        position += size
-        if position > end:
-            raise MalformedFrame("tagged field is cut short")
-    return position
-
-
-def encode_uvarint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    out = bytearray()
-    while value >= 0x80:
-        out.append((value & 0x7F) | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def encode_produce_response(
     version: int,
     correlation_id: int,
     topics: list[tuple[bytes, list[PartitionProduceResponse]]],
     endpoints: Sequence[NodeEndpoint] = (),
 ) -> bytes:
-    """The whole frame, size prefix included. Never throttled here: quotas answer first and mute afterwards.
+    """The whole frame, size prefix included. `endpoints` are sent from v10 on.
 
-    `endpoints` is told from v10 on.
+    The throttle time is 0: quotas let the response through and mute the connection afterwards.
     """
     flexible = version >= FLEXIBLE_FROM
-    parts = [_INT32.pack(correlation_id)]
-    parts.append(b"\x00" + encode_uvarint(len(topics) + 1) if flexible else _INT32.pack(len(topics)))
+    parts = [INT32.pack(correlation_id)]
+    parts.append(b"\x00" + encode_uvarint(len(topics) + 1) if flexible else INT32.pack(len(topics)))
     for name, results in topics:
         if version >= TOPIC_IDS_FROM:
             parts += (name, encode_uvarint(len(results) + 1))
         elif flexible:
             parts += (encode_uvarint(len(name) + 1), name, encode_uvarint(len(results) + 1))
         else:
-            parts += (_INT16.pack(len(name)), name, _INT32.pack(len(results)))
+            parts += (INT16.pack(len(name)), name, INT32.pack(len(results)))
         parts += [_encode_result(version, result) for result in results]
         if flexible:
             parts.append(b"\x00")
     parts.append(b"\x00\x00\x00\x00")
     if flexible:
-        parts.append(encode_node_endpoints(endpoints if version >= _LEADERS_FROM else ()))
+        parts.append(encode_leader_endpoints(endpoints if version >= _LEADERS_FROM else ()))
     body = b"".join(parts)
-    return _INT32.pack(len(body)) + body
+    return INT32.pack(len(body)) + body
 
 
 def _encode_result(version: int, result: PartitionProduceResponse) -> bytes:
-    index, error, base_offset, append_time_ms, log_start_offset, message, places, leader = result
+    index, error, base_offset, append_time_ms, log_start_offset, message, indexes, leader = result
     if version < _LOG_START_FROM:
         return _RESULT.pack(index, error, base_offset, append_time_ms)
     packed = _RESULT_V5.pack(index, error, base_offset, append_time_ms, log_start_offset)
@@ -221,48 +197,50 @@ def _encode_result(version: int, result: PartitionProduceResponse) -> bytes:
     if version >= FLEXIBLE_FROM:
         return (
             packed
-            + _flexible_errors(message, places)
+            + _flexible_errors(message, indexes)
             + _leader_tag(leader if version >= _LEADERS_FROM else None)
         )
-    return packed + _legacy_errors(message, places)
+    return packed + _legacy_errors(message, indexes)
 
 
-def _flexible_errors(message: str | None, places: tuple[int, ...]) -> bytes:
-    text = _compact(message)
-    each = b"".join(_INT32.pack(place) + text + b"\x00" for place in places)
-    return encode_uvarint(len(places) + 1) + each + text
+def _flexible_errors(message: str | None, indexes: tuple[int, ...]) -> bytes:
+    text = encode_compact_string(message)
+    each = b"".join(INT32.pack(index) + text + b"\x00" for index in indexes)
+    return encode_uvarint(len(indexes) + 1) + each + text
 
 
 def _leader_tag(leader: tuple[int, int] | None) -> bytes:
     return b"\x00" if leader is None else b"\x01\x00\x09" + struct.pack(">ii", *leader) + b"\x00"
 
 
-def encode_node_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
-    """The tagged fields at the end of a Produce or Fetch response: where the leaders named in it are."""
+def encode_leader_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
+    """The tagged fields at the end of a Produce or Fetch response: the endpoints of the leaders named in it."""
     if not endpoints:
         return b"\x00"
-    rows = [encode_uvarint(len(endpoints) + 1)]
-    for node_id, host, port, rack in endpoints:
-        rows += (_INT32.pack(node_id), _compact(host), _INT32.pack(port), _compact(rack), b"\x00")
-    field = b"".join(rows)
+    field = encode_node_endpoints(endpoints)
     return b"\x01\x00" + encode_uvarint(len(field)) + field
 
 
-def _compact(text: str | None) -> bytes:
-    return b"\x00" if text is None else encode_uvarint(len(text.encode()) + 1) + text.encode()
+def encode_node_endpoints(endpoints: Sequence[NodeEndpoint]) -> bytes:
+    rows = [encode_uvarint(len(endpoints) + 1)]
+    for node_id, host, port, rack in endpoints:
+        rows += (
+            INT32.pack(node_id),
+            encode_compact_string(host),
+            INT32.pack(port),
+            encode_compact_string(rack),
+            b"\x00",
+        )
+    return b"".join(rows)
 
 
-def _legacy_errors(message: str | None, places: tuple[int, ...]) -> bytes:
-    text = b"\xff\xff" if message is None else _INT16.pack(len(message.encode())) + message.encode()
-    return _INT32.pack(len(places)) + b"".join(_INT32.pack(place) + text for place in places) + text
+def _legacy_errors(message: str | None, indexes: tuple[int, ...]) -> bytes:
+    text = b"\xff\xff" if message is None else INT16.pack(len(message.encode())) + message.encode()
+    return INT32.pack(len(indexes)) + b"".join(INT32.pack(index) + text for index in indexes) + text
 
 
 PRODUCER_VERSION_MIN: Final = 3
 PRODUCER_VERSION_MAX: Final = 13
-
-_PRODUCER_INT16 = struct.Struct(">h")
-_PRODUCER_INT32 = struct.Struct(">i")
-_PRODUCER_ACKS_TIMEOUT = struct.Struct(">hi")
 
 
 def encode_produce_request(
@@ -277,16 +255,16 @@ def encode_produce_request(
 ) -> list[BytesLike]:
     """The body of the request as buffers, to follow its header. `topic` is an id from v13 on, a name before."""
     flexible = version >= FLEXIBLE_FROM
-    one = b"\x02" if flexible else _PRODUCER_INT32.pack(1)
-    size = encode_uvarint(len(batch) + 1) if flexible else _PRODUCER_INT32.pack(len(batch))
+    one = b"\x02" if flexible else INT32.pack(1)
+    size = encode_uvarint(len(batch) + 1) if flexible else INT32.pack(len(batch))
     head = b"".join(
         (
             _encode_transactional_id(transactional_id, flexible),
-            _PRODUCER_ACKS_TIMEOUT.pack(acks, timeout_ms),
+            _ACKS_TIMEOUT.pack(acks, timeout_ms),
             one,
             _encode_topic(version, topic),
             one,
-            _PRODUCER_INT32.pack(partition),
+            INT32.pack(partition),
             size,
         )
     )
@@ -298,12 +276,10 @@ def _encode_transactional_id(transactional_id: str | None, flexible: bool) -> by
     if transactional_id is None:
         return b"\x00" if flexible else b"\xff\xff"
     encoded = transactional_id.encode()
-    return (encode_uvarint(len(encoded) + 1) if flexible else _PRODUCER_INT16.pack(len(encoded))) + encoded
+    return (encode_uvarint(len(encoded) + 1) if flexible else INT16.pack(len(encoded))) + encoded
 
 
 def _encode_topic(version: int, topic: bytes) -> bytes:
     if version >= TOPIC_IDS_FROM:
         return topic
-    return (
-        encode_uvarint(len(topic) + 1) if version >= FLEXIBLE_FROM else _PRODUCER_INT16.pack(len(topic))
-    ) + topic
+    return (encode_uvarint(len(topic) + 1) if version >= FLEXIBLE_FROM else INT16.pack(len(topic))) + topic

@@ -26,7 +26,7 @@ from kio.serial.errors import SerialError
 
 from penstock.protocol.bounds import Patch, apply_patches, bounds_check, classify_type
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import encode_uvarint
+from penstock.protocol.wire import encode_uvarint
 
 Upgrade = Callable[[Any], Any]
 

@@ -29,8 +29,8 @@ from penstock.broker.network.connection import PendingReply, Reply
 from penstock.broker.network.error_responses import METADATA, NoErrorField, error_response
 from penstock.broker.partition.client_view import reachable_brokers
 from penstock.protocol.errors import ErrorCode, MalformedFrame
-from penstock.protocol.produce import skip_tags
 from penstock.protocol.schemas import request_is_flexible, request_reader, schema_class
+from penstock.protocol.wire import skip_tags
 
 if TYPE_CHECKING:
     from penstock.broker.network.connection import Connection

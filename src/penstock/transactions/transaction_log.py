@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final
 
 from kio.static.primitive import i8, i16, i32, i64
 
-from penstock.protocol.produce import encode_uvarint
 from penstock.protocol.stored_records import (
     KeySchema,
     KeyValue,
@@ -27,6 +26,7 @@ from penstock.protocol.stored_records import (
     key_type,
     value_version,
 )
+from penstock.protocol.wire import encode_uvarint
 from penstock.transactions.messages import NO_PRODUCER_ID, TopicPartition
 from penstock.transactions.transaction import (
     NO_PRODUCER,

@@ -5,8 +5,7 @@ from uuid import UUID
 import pytest
 from tests.unit.cluster.clusters import broker, cluster, create, fence, register, unfence
 
-from penstock.cluster import rare_records as seldom
-from penstock.cluster import rare_records as tenants
+from penstock.cluster import rare_records
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.image import ClusterImage, PartitionState
 from penstock.cluster.image_snapshot import RECORDS_MAX, snapshot_records
@@ -39,15 +38,17 @@ def full() -> ClusterImage:
     )
     fence(image, 1)
     fence(image, 2)
-    entity = (tenants.QuotaEntity(entity_type="user", entity_name="u"),)
+    entity = (rare_records.QuotaEntity(entity_type="user", entity_name="u"),)
     image.apply(
         [
             ConfigRecord(resource_type=4, resource_name="", name="num.partitions", value="3"),
             FeatureLevelRecord(name="f", feature_level=2),
             ProducerIdsRecord(broker_id=1, broker_epoch=1, next_producer_id=3000),
-            tenants.ClientQuotaRecord(entity=entity, key="producer_byte_rate", value=5.0, remove=False),
-            tenants.ClientQuotaRecord(entity=entity, key="consumer_byte_rate", value=6.0, remove=False),
-            seldom.BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=3, in_controlled_shutdown=1),
+            rare_records.ClientQuotaRecord(entity=entity, key="producer_byte_rate", value=5.0, remove=False),
+            rare_records.ClientQuotaRecord(entity=entity, key="consumer_byte_rate", value=6.0, remove=False),
+            rare_records.BrokerRegistrationChangeRecord(
+                broker_id=3, broker_epoch=3, in_controlled_shutdown=1
+            ),
         ]
     )
     return image
@@ -58,7 +59,7 @@ def test_everything_is_there_again() -> None:
     made = again(image)
     assert made == image
     assert made.colliding_topic("a_b") == "a.b"
-    assert made.tenants.quotas == image.tenants.quotas
+    assert made.security.quotas == image.security.quotas
     assert any(partition.elr for partition in made.topics["a.b"].partitions.values())
 
 
@@ -68,7 +69,7 @@ def test_an_image_that_differs_is_not_equal() -> None:
         ConfigRecord(resource_type=4, resource_name="", name="num.partitions", value="4"),
         FeatureLevelRecord(name="f", feature_level=1),
         ProducerIdsRecord(broker_id=1, broker_epoch=1, next_producer_id=4000),
-        seldom.FenceBrokerRecord(id=3, epoch=3),
+        rare_records.FenceBrokerRecord(id=3, epoch=3),
     ):
         other = image.fork()
         assert other == image
@@ -96,7 +97,7 @@ def test_an_empty_image_needs_no_records() -> None:
 
 def test_half_a_transaction_has_no_snapshot() -> None:
     image = cluster(1)
-    image.replay(seldom.BeginTransactionRecord())
+    image.replay(rare_records.BeginTransactionRecord())
     with pytest.raises(AssertionError, match="transaction"):
         list(snapshot_records(image))
 

@@ -138,4 +138,4 @@ def test_what_cannot_be_scheduled_is_named(
     batch = encode_batch([Record(0, 1, None, b"good", ((AFTER, b"1"),)), Record(1, 1, None, b"bad", headers)])
     with pytest.raises(InvalidRecords, match=reason) as refused:
         parted(batch)
-    assert refused.value.places == (1,)
+    assert refused.value.indexes == (1,)

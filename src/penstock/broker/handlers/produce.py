@@ -163,12 +163,12 @@ def _note_retriable_error(partition: Partition, records: memoryview, error: ApiE
 
 def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionProduceResponse:
     ctx.node.metrics.count_error("produce", error.code.name)
-    places = error.places if isinstance(error, InvalidRecords) else ()
+    indexes = error.indexes if isinstance(error, InvalidRecords) else ()
     leader = None
     if error.code is ErrorCode.not_leader_or_follower:
         leader = _leader_hints(ctx).leader(topic, index, error.code)
     return PartitionProduceResponse(
-        index, error.code.value, message=error.message, record_errors=places, current_leader=leader
+        index, error.code.value, message=error.message, record_errors=indexes, current_leader=leader
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import skip_tags
 from penstock.protocol.share_failures import SHARE_FAILURES
+from penstock.protocol.wire import skip_tags
 
 PRODUCE: Final = 0
 FETCH: Final = 1

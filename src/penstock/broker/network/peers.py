@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from penstock.broker.network.apis import API_VERSIONS, APIS, FETCH
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import skip_tags
+from penstock.protocol.wire import skip_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,16 +6,15 @@ The values, version 0 of each, are packed by hand: kio's classes for them would 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, TypeVar, assert_never
+from typing import Final, NamedTuple, assert_never
 from uuid import UUID
 
-from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.produce import encode_uvarint, skip_tags
 from penstock.protocol.record_batch import CONTROL, Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.wire import WireCursor, encode_compact_string, encode_uvarint
 from penstock.raft.types import (
     Address,
     ControlRecord,
@@ -26,8 +25,6 @@ from penstock.raft.types import (
     Voters,
     VoterSet,
 )
-
-T = TypeVar("T")
 
 _NO_TAGS: Final = b"\x00"
 _VALUE_VERSION: Final = b"\x00\x00"  # every value starts with its version
@@ -70,7 +67,7 @@ def _voter(voter: Voter) -> bytes:
 
 
 def _address(at: Address) -> bytes:
-    return _text(at.name) + _text(at.host) + _UINT16.pack(at.port) + _NO_TAGS
+    return encode_compact_string(at.name) + encode_compact_string(at.host) + _UINT16.pack(at.port) + _NO_TAGS
 
 
 def _array(elements: Iterable[bytes]) -> bytes:
@@ -78,65 +75,30 @@ def _array(elements: Iterable[bytes]) -> bytes:
     return encode_uvarint(len(encoded) + 1) + b"".join(encoded)
 
 
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return encode_uvarint(len(encoded) + 1) + encoded
-
-
 def decode_voters(value: bytes) -> VoterSet:
     """Raises MalformedFrame."""
+    cursor = WireCursor(memoryview(value), len(_VALUE_VERSION))
     try:
-        return _Reader(value, len(_VALUE_VERSION)).voters()
+        return VoterSet(tuple(_read_voter(cursor) for _ in range(cursor.count())))
     except (struct.error, IndexError, UnicodeDecodeError):
         raise MalformedFrame("a voters record is cut short or damaged") from None
 
 
-class _Reader:
-    """A cursor over one value."""
+def _read_voter(cursor: WireCursor) -> Voter:
+    id, directory = cursor.unpack(_VOTER)
+    addresses = tuple(_read_address(cursor) for _ in range(cursor.count()))
+    cursor.take(len(_KRAFT_VERSIONS))
+    cursor.skip_tags()
+    cursor.skip_tags()
+    directory_id = UUID(bytes=directory)
+    return Voter(ReplicaKey(id, None if directory_id == _NO_DIRECTORY else directory_id), addresses)
 
-    def __init__(self, value: bytes, position: int) -> None:
-        self._value = memoryview(value)
-        self._position = position
 
-    def voters(self) -> VoterSet:
-        return VoterSet(tuple(self._array(self._voter)))
-
-    def _voter(self) -> Voter:
-        id, directory = self._unpack(_VOTER)
-        addresses = tuple(self._array(self._address))
-        self._position += len(_KRAFT_VERSIONS)
-        self._skip_tags()
-        self._skip_tags()
-        directory_id = UUID(bytes=directory)
-        return Voter(ReplicaKey(id, None if directory_id == _NO_DIRECTORY else directory_id), addresses)
-
-    def _address(self) -> Address:
-        name, host = self._text(), self._text()
-        (port,) = self._unpack(_UINT16)
-        self._skip_tags()
-        return Address(name, host, port)
-
-    def _array(self, element: Callable[[], T]) -> list[T]:
-        return [element() for _ in range(self._uvarint() - 1)]
-
-    def _text(self) -> str:
-        size = self._uvarint() - 1
-        if size < 0:
-            raise MalformedFrame("a voters record without a name")
-        self._position += size
-        return str(self._value[self._position - size : self._position], "utf-8")
-
-    def _unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        values = layout.unpack_from(self._value, self._position)
-        self._position += layout.size
-        return values
-
-    def _uvarint(self) -> int:
-        value, self._position = read_uvarint(self._value, self._position, len(self._value))
-        return value
-
-    def _skip_tags(self) -> None:
-        self._position = skip_tags(self._value, self._position, len(self._value))
+def _read_address(cursor: WireCursor) -> Address:
+    name, host = cursor.string().decode(), cursor.string().decode()
+    (port,) = cursor.unpack(_UINT16)
+    cursor.skip_tags()
+    return Address(name, host, port)
 
 
 #: Control records are small and never compressed.

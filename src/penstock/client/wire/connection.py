@@ -28,8 +28,8 @@ from penstock.client.wire.sasl import sasl_exchange
 from penstock.client.wire.settings import Address, ConnectionSettings, SaslSettings, TlsSettings
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ErrorCode, MalformedFrame
-from penstock.protocol.produce import skip_tags
 from penstock.protocol.schemas import request_encoder, request_is_flexible, response_reader, schema_class
+from penstock.protocol.wire import skip_tags
 
 
 def tls_context(tls: TlsSettings) -> ssl.SSLContext:

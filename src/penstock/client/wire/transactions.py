@@ -14,10 +14,9 @@ from penstock.client.wire.connection import Connection
 from penstock.client.wire.in_flight import NO_PRODUCER, NO_PRODUCER_ID, ProducerIdAndEpoch
 from penstock.client.wire.metadata import TopicPartition, by_topic
 from penstock.client.wire.offsets import CommittedOffset, offset_topics
-from penstock.protocol.bounds import read_uvarint
 from penstock.protocol.errors import ErrorCode, MalformedFrame
-from penstock.protocol.produce import encode_uvarint
 from penstock.protocol.schemas import schema_class
+from penstock.protocol.wire import encode_uvarint, read_uvarint
 
 #: From this level of the feature on every transaction has an epoch of its own, and leaders add partitions (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2

@@ -25,33 +25,26 @@ from penstock.groups.consumer.migration import upgrade_to_consumer_group
 from penstock.groups.consumer.reconciliation import advance_member, replace_static, target_due_in_ms
 from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH, Assignment
+from penstock.groups.modern_group import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    Assignment,
+    require_group,
+    run_operation,
+)
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
 def consumer_group_heartbeat(
     shard: GroupCoordinatorShard, request: ConsumerHeartbeatRequest, token: ReplyToken, *, now_ms: int
 ) -> CoordinatorResult:
-    operation = shard.operation(now_ms)
-    try:
+    def decide(operation: Operation) -> ConsumerHeartbeatReply:
         check_heartbeat_request(request, shard.settings)
         if request.member_epoch < JOIN_GROUP_MEMBER_EPOCH:
-            reply = leave_group(_require_consumer_group(shard, request.group_id), request, operation)
-        else:
-            reply = _process_heartbeat(_draft_for(shard, request, operation), request)
-    except ApiError as error:
-        # Records that the operation had collected before the error are discarded.
-        refusal = ConsumerHeartbeatReply(error=error.code, message=error.message)
-        return CoordinatorResult(replies=((token, refusal),))
-    operation.reply(token, reply)
-    return operation.work()
+            return leave_group(require_group(shard, request.group_id, ConsumerGroup), request, operation)
+        return _process_heartbeat(_draft_for(shard, request, operation), request)
 
-
-def _require_consumer_group(shard: GroupCoordinatorShard, group_id: str) -> ConsumerGroup:
-    group = shard.groups.get(group_id)
-    if not isinstance(group, ConsumerGroup):
-        raise ApiError(ErrorCode.group_id_not_found, f"Consumer group {group_id} not found.")
-    return group
+    return run_operation(shard, token, now_ms, decide, ConsumerHeartbeatReply)
 
 
 def _draft_for(
@@ -64,7 +57,7 @@ def _draft_for(
         check_group_size(group, is_known, operation)
         return ConsumerGroupDraft(group, operation)
     if request.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
-        _require_consumer_group(shard, request.group_id)
+        require_group(shard, request.group_id, ConsumerGroup)
     if group is None or group.can_be_replaced:
         if group is not None and group.stored is not None:
             operation.store_all(group.tombstones())

@@ -61,7 +61,9 @@ from penstock.groups.modern_group import (
     NO_PARTITIONS,
     Assignment,
     MemberState,
+    invalid_request,
     is_within,
+    refuse_blank,
     to_assignment,
     union,
 )
@@ -128,7 +130,7 @@ class DescribedConsumerGroup:
 
 
 def check_heartbeat_request(request: ConsumerHeartbeatRequest, settings: GroupCoordinatorConfig) -> None:
-    _check_not_empty(
+    refuse_blank(
         GroupId=request.group_id,
         MemberId=request.member_id,
         InstanceId=request.instance_id,
@@ -137,13 +139,13 @@ def check_heartbeat_request(request: ConsumerHeartbeatRequest, settings: GroupCo
     if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         _check_join_request(request)
     elif request.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH and request.instance_id is None:
-        raise _invalid_request("InstanceId can't be null.")
+        raise invalid_request("InstanceId can't be null.")
     elif request.member_epoch < LEAVE_GROUP_STATIC_MEMBER_EPOCH:
-        raise _invalid_request("MemberEpoch is invalid.")
+        raise invalid_request("MemberEpoch is invalid.")
     names = request.topic_names or ()
     texts = (request.instance_id, request.rack_id, request.client_id, request.topic_regex, *names)
     if not can_store(request.group_id, request.member_id, *(text for text in texts if text is not None)):
-        raise _invalid_request("A name is too long to be stored.")
+        raise invalid_request("A name is too long to be stored.")
     if request.assignor is not None and request.assignor not in settings.consumer_assignors:
         supported = ", ".join(settings.consumer_assignors)
         message = f"ServerAssignor {request.assignor} is not supported. Supported assignors: {supported}."
@@ -157,23 +159,13 @@ def check_heartbeat_request(request: ConsumerHeartbeatRequest, settings: GroupCo
 
 def _check_join_request(request: ConsumerHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise _invalid_request("RebalanceTimeoutMs must be provided in first request.")
+        raise invalid_request("RebalanceTimeoutMs must be provided in first request.")
     if request.owned is None or request.owned:
-        raise _invalid_request("TopicPartitions must be empty when (re-)joining.")
+        raise invalid_request("TopicPartitions must be empty when (re-)joining.")
     if request.topic_names is None and request.topic_regex is None:
-        raise _invalid_request(
+        raise invalid_request(
             "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
         )
-
-
-def _check_not_empty(**texts: str | None) -> None:
-    for name, text in texts.items():
-        if text is not None and not text.strip():
-            raise _invalid_request(f"{name} can't be empty.")
-
-
-def _invalid_request(message: str) -> ApiError:
-    return ApiError(ErrorCode.invalid_request, message)
 
 
 def check_group_size(group: ConsumerGroupData | ClassicGroup, is_known: bool, operation: Operation) -> None:

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from penstock.groups.share.state.share_state import UNSET, DeliveryTotals, SharePartitionKey, StateRange
-from penstock.protocol.bounds import read_uvarint
-from penstock.protocol.produce import encode_uvarint
 from penstock.protocol.share_failures import (
     ShareFailures,
     WorkerFailure,
@@ -20,6 +18,7 @@ from penstock.protocol.share_failures import (
     parse_share_failures,
 )
 from penstock.protocol.stored_records import UnknownVersion, value_version
+from penstock.protocol.wire import WireCursor, encode_uvarint, read_uvarint, skip_tags
 
 SHARE_SNAPSHOT: Final = 0
 SHARE_UPDATE: Final = 1
@@ -288,17 +287,8 @@ def _decode_tagged_batches(view: memoryview, position: int, count: int) -> tuple
     batches: list[StateRange] = []
     for _ in range(count):
         batches.append(_BATCH.unpack_from(view, position))
-        position = _skip_tags(view, position + _BATCH.size - 1)
+        position = skip_tags(view, position + _BATCH.size - 1, len(view))
     return batches, position
-
-
-def _skip_tags(view: memoryview, position: int) -> int:
-    count, position = read_uvarint(view, position, len(view))
-    for _ in range(count):
-        _, position = read_uvarint(view, position, len(view))
-        size, position = read_uvarint(view, position, len(view))
-        position += size
-    return position
 
 
 def _encode_complete_count(count: int) -> bytes:
@@ -306,14 +296,9 @@ def _encode_complete_count(count: int) -> bytes:
 
 
 def _decode_complete_count(value: bytes, position: int) -> int:
-    view = memoryview(value)
-    count, position = read_uvarint(view, position, len(view))
-    for _ in range(count):
-        tag, position = read_uvarint(view, position, len(view))
-        size, position = read_uvarint(view, position, len(view))
+    for tag, data in WireCursor(memoryview(value), position).tags():
         if tag == 0:
-            return int.from_bytes(view[position : position + size], "big", signed=True)
-        position += size
+            return int.from_bytes(data, "big", signed=True)
     return UNSET
 
 
