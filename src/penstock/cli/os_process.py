@@ -15,7 +15,8 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
 
@@ -53,6 +54,23 @@ def _terminate_when_stdin_ends() -> None:
     except OSError:
         pass  # stdin is not open: same as ended
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def stop_on_first_signal() -> Iterator[threading.Event]:
+    """Yields an event that SIGTERM or Ctrl-C sets. A second signal raises KeyboardInterrupt."""
+    # `serve` starts faster without it.
+    from penstock.client.signals import SignalEvent, stop_on_signals
+
+    stopping = SignalEvent()
+
+    def stop() -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    with stop_on_signals(stop):
+        yield stopping
 
 
 def raise_open_file_limit() -> None:

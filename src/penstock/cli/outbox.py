@@ -4,8 +4,6 @@ reject.
 
 import contextlib
 import logging
-import signal
-import threading
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -14,6 +12,7 @@ import typer
 from penstock.cli.connection import ConnectionOptions, librdkafka_connection
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes, expand_options
+from penstock.cli.os_process import stop_on_first_signal
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
 from penstock.client.outbox.database import (
     OutboxDatabase,
@@ -23,7 +22,6 @@ from penstock.client.outbox.database import (
     url_dialect,
 )
 from penstock.client.outbox.messages import OutboxError, RelayInterrupted, schema
-from penstock.client.signals import SignalEvent
 
 app = typer.Typer(
     help="Relay messages from a database to topics: the transactional outbox.", no_args_is_help=True
@@ -101,7 +99,7 @@ def relay(
         )
     settings = librdkafka_connection(connection)
     _silence_librdkafka()
-    with _errors_as_sentences(), _stop_on_signals() as stopping:
+    with _errors_as_sentences(), stop_on_first_signal() as stopping:
         open_database(database).close()
         relays = [
             Relay(
@@ -236,27 +234,6 @@ def _errors_as_sentences() -> Iterator[None]:
         yield
     except (OutboxError, RelayInterrupted) as error:
         raise CommandError(str(error)) from None
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-    """Lets the current batch finish first; a second signal interrupts it."""
-    stopping = SignalEvent()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.getsignal(kind) for kind in kinds]
-
-    def stop(number: int, _: object) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-
-    for kind in kinds:
-        signal.signal(kind, stop)
-    try:
-        yield stopping
-    finally:
-        for kind, handler in zip(kinds, before, strict=True):
-            signal.signal(kind, handler)
 
 
 def _silence_librdkafka() -> None:

@@ -8,7 +8,6 @@ stderr: a bar in a terminal, a line now and then in logs.
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 
 from penstock.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError
 from penstock.cli.options import parse_pairs
+from penstock.cli.os_process import stop_on_first_signal
 from penstock.cli.output import confirm, note, plural, print_json, print_table
 from penstock.client.deadletters.dead_letter import (
     DeadLetter,
@@ -280,25 +280,6 @@ def _progress_lines(total: int, noun: str) -> Callable[[int], None]:
     return report
 
 
-@contextmanager
-def watch_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether Ctrl-C or SIGTERM requested a stop. A second signal interrupts at once."""
-    is_requested = False
-
-    def request_stop(_number: int, _frame: object) -> None:
-        nonlocal is_requested
-        if is_requested:
-            raise KeyboardInterrupt
-        is_requested = True
-
-    before = {each: signal.signal(each, request_stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: is_requested
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def parse_destination(to: str, *, keeps_times: bool) -> ReplayDestination:
     if to in (ReplayTarget.ORIGINAL.value, ReplayTarget.GROUP.value):
         return ReplayDestination(target=ReplayTarget(to), keeps_times=keeps_times)
@@ -356,8 +337,8 @@ _TARGET_HINTS = {
 
 
 def _run_replay(cluster: Cluster, request: ReplayRequest, found: ReplayPlan) -> ReplayOutcome:
-    with watch_stop_signals() as should_stop, show_progress(found.total, "dead letters") as progress:
-        replay = Replay(cluster, request, found, progress=progress, should_stop=should_stop)
+    with stop_on_first_signal() as stopping, show_progress(found.total, "dead letters") as progress:
+        replay = Replay(cluster, request, found, progress=progress, should_stop=stopping.is_set)
         try:
             return replay.run(_replay_lock(cluster, request.topic))
         except ClientError as error:
