@@ -10,11 +10,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from penstock.broker.partition.partition import Partition
     from penstock.cluster.image import ClusterImage
     from penstock.log.flush import FlushJob
     from penstock.log.log import Log
@@ -70,6 +71,15 @@ class ImageView(Protocol):
     @property
     def image(self) -> ClusterImage:
         """The metadata image that is published now; it never changes, a new one replaces it."""
+
+
+class Partitions(Protocol):
+    """The partitions with a replica on this node; `partition.replica_manager.ReplicaManager` documents them."""
+
+    def __iter__(self) -> Iterator[Partition]: ...
+    def get(self, topic: str, index: int) -> Partition | None: ...
+    def led(self, topic: str, index: int) -> Partition | None: ...
+    def find(self, topic: str, index: int, leader_epoch: int = -1) -> Partition: ...
 
 
 class PeerCalls(Protocol):

@@ -10,8 +10,8 @@ import random
 import sys
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cached_property, partial
+from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -22,37 +22,35 @@ from penstock.broker.config.node_settings import NodeSettings
 from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.controller.channel import ControllerChannel
 from penstock.broker.controller.controller import Controller, LastController
-from penstock.broker.controller.features import SupportedFeature, feature_levels
 from penstock.broker.controller.producer_id_manager import ProducerIdManager
 from penstock.broker.controller.topic_creation import AutoTopicCreationManager, TopicCreator
 from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
 from penstock.broker.environment import Lazy, ProcessEnvironment, StartFailed, end_process
 from penstock.broker.metrics.counters import Metrics
-from penstock.broker.network.requests import call_local_broker
+from penstock.broker.network.dispatch import Dispatcher, FaultInjector
+from penstock.broker.network.requests import BrokerCalls
 from penstock.broker.network.server import Server
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.housekeeping import Housekeeping
-from penstock.broker.partition.produced_batch import DecompressionBudget, decompressed_bytes, prepare
+from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.broker.quorum import Quorum
 from penstock.broker.quorum.driver import QuorumFailed
 from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.quorum.storage import DamagedElection
+from penstock.broker.services import BrokerServices
 from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
 from penstock.cluster.metadata_records import UnreadableRecord
 from penstock.cluster.topic_names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.log.data_directory import InconsistentMetaProperties
 from penstock.log.log_manager import DataDirectoryLocked, LogManager
-from penstock.log.reader import DecompressionLimitReached
 from penstock.log.recovery import CorruptLog
 from penstock.log.segment_files import open_files_limit
-from penstock.protocol.compression import Codec, DecompressedTooLarge
-from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.raft.state import CommittedRecordsLost
 
 if TYPE_CHECKING:
-    from penstock.broker.coordinators.groups.group_config import GroupConfigManager
     from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
     from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
     from penstock.broker.coordinators.share.coordinator import ShareCoordinator
@@ -60,12 +58,11 @@ if TYPE_CHECKING:
     from penstock.broker.coordinators.share.state_reconciler import ShareStateReconciler
     from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
     from penstock.broker.metrics.client_telemetry import ClientTelemetry
-    from penstock.broker.network.connection import Connection
-    from penstock.broker.network.dispatch import Dispatcher
+    from penstock.broker.metrics.exposition import MetricSources
     from penstock.broker.network.http import HttpServer
     from penstock.broker.network.peers import Peers
-    from penstock.broker.network.requests import RequestContext
     from penstock.broker.network.response_cache import TopicResponseCache
+    from penstock.broker.partition.idempotent_append import PlannedAppends
     from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
@@ -75,7 +72,6 @@ logger = logging.getLogger("penstock.node")
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-FaultInjector = Callable[["RequestContext", "Connection", memoryview, "Dispatcher"], bool]
 
 #: How long the initial voters of a new cluster wait for each other to vote before they serve.
 _INITIAL_VOTERS_SECONDS_MAX: Final = 15.0
@@ -86,22 +82,8 @@ _OPEN_FILES_MIN: Final = 128
 _THREAD_SWITCH_S: Final = 0.0005
 #: How long a stopping node waits for pending replies.
 _DRAIN_SECONDS: Final = 2.0
-#: How much a search for a timestamp may decompress at first: enough for a batch of ordinary size.
-_TIMESTAMP_SEARCH_BYTES: Final = 1 << 20
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
 _RECOVERY_THREADS: Final = "num.recovery.threads.per.data.dir"
-_CODECS: Final = {
-    "uncompressed": Codec.NONE,
-    "gzip": Codec.GZIP,
-    "snappy": Codec.SNAPPY,
-    "lz4": Codec.LZ4,
-    "zstd": Codec.ZSTD,
-}
-
-#: Coordinators that are created when they are first needed, and the topics that hold their state.
-_LAZY_COORDINATORS: Final = {"transactions": TRANSACTION_STATE, "share_state": SHARE_GROUP_STATE}
-
-
 #: The requests that nodes send to each other while they elect a controller, register and report: AlterPartition, Vote,
 #: BeginQuorumEpoch, EndQuorumEpoch, Envelope, FetchSnapshot, BrokerRegistration and BrokerHeartbeat.
 _PEER_APIS: Final = (56, 52, 53, 54, 58, 59, 62, 63)
@@ -141,17 +123,31 @@ class Node:
             settings.integer("max.incremental.fetch.session.cache.slots"),
             partial(random.randint, 1, 2**31 - 1),
         )
-        self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
         self.housekeeping = Housekeeping(self)
         self.faults: FaultInjector | None = None
-        self.decompression = DecompressionBudget(
-            settings.integer("penstock.decompress.inflight.max.bytes"),
-            settings.integer("penstock.decompress.inflight.connection.max.bytes"),
-        )
-        #: Held by a request that goes through all groups, so that such requests run one after the other.
-        self.group_scan_lock = asyncio.Lock()
         self._peers = Lazy(self._new_peers)
+        self.brokers = BrokerCalls(lambda: self.services, self._peers)
+        self.preparer = BatchPreparer(
+            settings, self.environment, lambda partition: self.schedule().limits(partition)
+        )
+        self._fetchers = Lazy(self._new_fetchers)
+        self._isr = Lazy(self._new_isr)
+        self._leader_throttle = Lazy(self._new_leader_throttle)
+        self.auto_creation = Lazy(lambda: AutoTopicCreationManager(self.environment, self.topic_creator))
+        self.telemetry = Lazy(self._new_telemetry)
+        self.topic_responses = Lazy(self._new_topic_responses)
+        self.transactions = Lazy(self._new_transactions)
+        self.share_state = Lazy(self._new_share_state)
+        self.share = Lazy(self._new_share)
+        self.share_state_reconciler = Lazy(self._new_share_state_reconciler)
+        self.schedule = Lazy(self._new_schedule)
+        self.planned_appends = Lazy(self._new_planned_appends)
+        #: Coordinators that are built when they are first needed, and the topics that hold their state.
+        self._lazy_coordinators: tuple[tuple[Lazy[Any], str], ...] = (
+            (self.transactions, TRANSACTION_STATE),
+            (self.share_state, SHARE_GROUP_STATE),
+        )
         self.store: LogManager
         self.quorum: Quorum
         self.metadata: MetadataLog
@@ -160,12 +156,17 @@ class Node:
         self.lifecycle: BrokerLifecycleManager
         self.producer_ids: ProducerIdManager
         self.topic_creator: TopicCreator
-        self.server: Server
         self.groups: GroupCoordinator
+        self.server: Server
+        self.services: BrokerServices
         self.http: HttpServer | None = None
         self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 is replaced with the actual port
         self.state = "starting"
         self._stopping: asyncio.Task[None] | None = None
+        #: Closes the components that were built, in reverse order.
+        self._closers = AsyncExitStack()
+        self._closers.callback(self.environment.close)
+        self._closes_cleanly = True
         self.stopped_cleanly = True
 
     def __repr__(self) -> str:
@@ -191,16 +192,26 @@ class Node:
             await self.stop(clean=False)
             raise
         self.housekeeping.start()
+        self._closers.callback(self.housekeeping.stop)
 
     async def _start_http(self) -> None:
         if self.settings.http_address is None:
             return
-        from penstock.broker.network.http import start_http
+        # Imported here, because most nodes that start for a moment (tests, embedded ones) have no HTTP endpoint.
+        from penstock.broker.metrics.exposition import Exposition
+        from penstock.broker.network.http import HttpServer, NodeEndpoints
 
+        endpoints = NodeEndpoints(
+            self.node_id,
+            state=lambda: self.state,
+            exposition=Lazy(lambda: Exposition(self.metric_sources())),
+            groups=lambda: self.groups,
+        )
         try:
-            self.http = await start_http(self)
+            self.http = await HttpServer.start(self.settings.http_address, endpoints.routes())
         except OSError as error:
             raise StartFailed(str(error.strerror or error), hint="--http names another address") from None
+        self._closers.push_async_callback(self.http.close)
 
     async def _open_data(self) -> None:
         budget = descriptor_budget(self.settings.integer("penstock.open.files.max"))
@@ -217,6 +228,7 @@ class Node:
             )
         except (DataDirectoryLocked, InconsistentMetaProperties) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
+        self._closers.push_async_callback(self._close_store)
         self.store.files.tails.written_by_this_thread()
         self._build_quorum()
         try:
@@ -229,8 +241,18 @@ class Node:
             raise StartFailed(f"the metadata log is damaged: {error}", hint) from None
         self.metadata.open()
         self._build_controller()
+        self._closers.push_async_callback(self._close_quorum)
         self.dynamic.watch((_PRODUCER_EXPIRY, _RECOVERY_THREADS), self._configure_store)
-        self.groups = GroupCoordinator(self)
+        self._coordinator_context = CoordinatorContext(
+            node_id=self.node_id,
+            settings=self.settings,
+            metadata=self.metadata,
+            partitions=self.partitions,
+            environment=self.environment,
+            create_topics=self.topic_creator.create,
+        )
+        self.groups = GroupCoordinator(self._coordinator_context)
+        self._closers.callback(self._close_coordinators)
 
     def _build_quorum(self) -> None:
         self.quorum = Quorum(
@@ -257,7 +279,7 @@ class Node:
             self.quorum,
             self.metadata,
             peers=self._peers,
-            call_local=partial(call_local_broker, self),
+            call_local=self.brokers.call_local,
         )
         self.controller = Controller(
             self.environment,
@@ -317,10 +339,73 @@ class Node:
 
     async def _listen(self) -> None:
         self._check_node_listener()
-        self.server = Server(self)
+        self._build_server()
         self.listeners = await self._bind()
         if self._has_peers:
             await self.server.serve_inter_broker()
+
+    def _build_server(self) -> None:
+        self.server = Server(self.settings, self.dynamic, self.metrics)
+        self._closers.push_async_callback(self._close_server)
+        self.services = BrokerServices(
+            settings=self.settings,
+            environment=self.environment,
+            metrics=self.metrics,
+            metadata=self.metadata,
+            partitions=self.partitions,
+            store=self.store,
+            server=self.server,
+            quorum=self.quorum,
+            controller=self.controller,
+            channel=self.channel,
+            groups=self.groups,
+            brokers=self.brokers,
+            producer_ids=self.producer_ids,
+            topic_creator=self.topic_creator,
+            fetch_sessions=self.fetch_sessions,
+            housekeeping=self.housekeeping,
+            preparer=self.preparer,
+            selects_replicas=self.selects_replicas,
+            may_hold_scheduled_records=self.may_hold_scheduled_records,
+            transactions=self.transactions,
+            share_state=self.share_state,
+            share=self.share,
+            share_state_reconciler=self.share_state_reconciler,
+            schedule=self.schedule,
+            telemetry=self.telemetry,
+            topic_responses=self.topic_responses,
+            auto_creation=self.auto_creation,
+            isr=self._isr,
+            leader_throttle=self._leader_throttle,
+        )
+        self.dispatcher = Dispatcher(self.services, is_starting=lambda: self.state == "starting")
+        self.dispatcher.faults = self.faults
+        self.server.dispatch = self.dispatcher.dispatch
+
+    def metric_sources(self) -> MetricSources:
+        from penstock.broker.metrics.exposition import MetricSources
+
+        return MetricSources(
+            settings=self.settings,
+            listeners=self.listeners,
+            is_serving=lambda: self.state == "serving",
+            threads=self.environment,
+            metrics=self.metrics,
+            server=self.server,
+            store=self.store,
+            metadata=self.metadata,
+            quorum=self.quorum,
+            partitions=self.partitions,
+            fetch_sessions=self.fetch_sessions,
+            groups=self.groups,
+            brokers=self.brokers,
+            fetchers=self._fetchers,
+            telemetry=self.telemetry,
+            transactions=self.transactions,
+            share_state=self.share_state,
+            share=self.share,
+            schedule=self.schedule,
+        )
 
     def _check_node_listener(self) -> None:
         """Raises StartFailed."""
@@ -382,9 +467,9 @@ class Node:
     async def _start_coordinators(self) -> None:
         await self.groups.start()
         self._update_schedule(ImageDelta())
-        for name, topic in _LAZY_COORDINATORS.items():
+        for lazy, topic in self._lazy_coordinators:
             if topic in self.image.topics:
-                await self._coordinator(name).start()
+                await lazy().start()
 
     async def _bind(self) -> tuple[Listener, ...]:
         bound = []
@@ -412,29 +497,8 @@ class Node:
             self.state = "leaving"
             await self._hand_over()
         self.state = "stopping"
-        self.housekeeping.stop()
-        if hasattr(self, "server"):
-            await self.server.close(_DRAIN_SECONDS if clean else 0)
-        if hasattr(self, "groups"):
-            for coordinator in self._coordinators():
-                coordinator.close()
-        if "share" in self.__dict__:
-            self.share.close()
-        if "schedule" in self.__dict__:
-            self.schedule.close()
-        if hasattr(self, "lifecycle"):
-            await self.lifecycle.close()
-            if clean:
-                await self.quorum.stop()
-        await self._end_tasks()
-        for partition in self.partitions:
-            await partition.close()
-        if self.http is not None:
-            await self.http.close()
-        await self.environment.wait_for_threads()
-        if hasattr(self, "store"):
-            await self._close_store(clean)
-        self.environment.close()
+        self._closes_cleanly = clean
+        await self._closers.aclose()
         self.state = "stopped"
 
     async def _hand_over(self) -> None:
@@ -442,17 +506,36 @@ class Node:
         if self.settings.is_broker and self.settings.boolean("controlled.shutdown.enable"):
             await self.lifecycle.controlled_shutdown()
 
-    async def _end_tasks(self) -> None:
-        if "fetchers" in self.__dict__:
-            await self.fetchers.close()
-        await self.environment.cancel_tasks()
-        if self._peers.existing is not None:
-            await self._peers.existing.close()
+    async def _close_server(self) -> None:
+        await self.server.close(_DRAIN_SECONDS if self._closes_cleanly else 0)
 
-    async def _close_store(self, clean: bool) -> None:
+    def _close_coordinators(self) -> None:
+        for coordinator in self._coordinators():
+            coordinator.close()
+        for lazy in (self.share, self.schedule):
+            if (existing := lazy.existing) is not None:
+                existing.close()
+
+    async def _close_quorum(self) -> None:
+        await self.lifecycle.close()
+        if self._closes_cleanly:
+            await self.quorum.stop()
+
+    async def _close_store(self) -> None:
+        """Close the store once no task and no thread uses it."""
+        if (fetchers := self._fetchers.existing) is not None:
+            await fetchers.close()
+        await self.environment.cancel_tasks()
+        if (peers := self._peers.existing) is not None:
+            await peers.close()
+        for partition in self.partitions:
+            await partition.close()
+        await self.environment.wait_for_threads()
+        high_watermarks = self.partitions.high_watermarks()
         try:
-            high_watermarks = self.partitions.high_watermarks()
-            await self.in_thread(self.store.close, clean=clean, high_watermarks=high_watermarks)
+            await self.in_thread(
+                self.store.close, clean=self._closes_cleanly, high_watermarks=high_watermarks
+            )
         except OSError as error:
             self.stopped_cleanly = False
             logger.error("not closed cleanly; the next start recovers", extra={"reason": str(error)})
@@ -468,84 +551,114 @@ class Node:
         """Built when it is first needed; a standalone node never needs it."""
         return self._peers()
 
-    @cached_property
+    @property
     def fetchers(self) -> ReplicaFetcherManager:
+        return self._fetchers()
+
+    @property
+    def isr(self) -> AlterPartitionManager:
+        return self._isr()
+
+    # -- components that are built when they are first needed ----------------------------------------
+    #
+    # Each imports its module here, so that a node that never needs it starts faster.
+
+    def _new_fetchers(self) -> ReplicaFetcherManager:
         from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
 
         return ReplicaFetcherManager(self)
 
-    @cached_property
-    def leader_throttle(self) -> ReplicationQuota:
-        """The quota for what this node, as leader, sends to followers that are not in sync."""
+    def _new_leader_throttle(self) -> ReplicationQuota:
         from penstock.broker.partition.replica_fetcher import ReplicationQuota, replication_rate
 
         rate = replication_rate(self.dynamic, "leader.replication.throttled.rate")
         return ReplicationQuota(rate, asyncio.get_running_loop().time)
 
-    @cached_property
-    def telemetry(self) -> ClientTelemetry:
-        """Created when the first client requests a subscription."""
-        from penstock.broker.metrics.client_telemetry import ClientTelemetry
-
-        return ClientTelemetry(self)
-
-    @cached_property
-    def group_configs(self) -> GroupConfigManager:
-        from penstock.broker.coordinators.groups.group_config import GroupConfigManager
-
-        return GroupConfigManager(self)
-
-    @cached_property
-    def auto_creation(self) -> AutoTopicCreationManager:
-
-        return AutoTopicCreationManager(self.environment, self.topic_creator)
-
-    @cached_property
-    def isr(self) -> AlterPartitionManager:
+    def _new_isr(self) -> AlterPartitionManager:
         from penstock.broker.partition.isr import AlterPartitionManager
 
         changes = AlterPartitionManager(self)
         changes.start()
         return changes
 
-    @cached_property
-    def topic_answers(self) -> TopicResponseCache:
+    def _new_telemetry(self) -> ClientTelemetry:
+        from penstock.broker.metrics.client_telemetry import ClientTelemetry
+
+        return ClientTelemetry(self.settings, self.metadata, self.environment)
+
+    def _new_topic_responses(self) -> TopicResponseCache:
         from penstock.broker.network.response_cache import TopicResponseCache
 
-        return TopicResponseCache(self)
+        return TopicResponseCache(self.metadata, self.environment)
 
-    @cached_property
-    def transactions(self) -> TransactionCoordinator:
+    def _new_transactions(self) -> TransactionCoordinator:
         from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
 
-        return TransactionCoordinator(self)
+        return TransactionCoordinator(
+            self._coordinator_context,
+            groups=self.groups,
+            brokers=self.brokers,
+            new_producer_id=self.producer_ids.fresh,
+            dynamic=self.dynamic,
+            metrics=self.metrics,
+        )
 
-    @cached_property
-    def share_state(self) -> ShareCoordinator:
+    def _new_share_state(self) -> ShareCoordinator:
         from penstock.broker.coordinators.share.coordinator import ShareCoordinator
 
-        return ShareCoordinator(self)
+        return ShareCoordinator(
+            self._coordinator_context,
+            appends=self.planned_appends(),
+            peers=self._peers,
+            group_config=self.groups.config,
+        )
 
-    @cached_property
-    def share(self) -> SharePartitionManager:
-        """Created with the first share session."""
+    def _new_share(self) -> SharePartitionManager:
         from penstock.broker.coordinators.share.partitions import SharePartitionManager
 
-        return SharePartitionManager(self)
+        return SharePartitionManager(
+            settings=self.settings,
+            partitions=self.partitions,
+            environment=self.environment,
+            metrics=self.metrics,
+            persister=self.share_state().persister,
+            preparer=self.preparer,
+            group_config=self.groups.config,
+            response_bytes_left=self.server.response_bytes_left,
+        )
 
-    @cached_property
-    def share_state_reconciler(self) -> ShareStateReconciler:
-        """Created with the first share group."""
+    def _new_share_state_reconciler(self) -> ShareStateReconciler:
         from penstock.broker.coordinators.share.state_reconciler import ShareStateReconciler
 
-        return ShareStateReconciler(self)
+        return ShareStateReconciler(
+            settings=self.settings,
+            groups=self.groups,
+            persister=self.share_state().persister,
+            tasks=self.environment,
+        )
 
-    @cached_property
-    def schedule(self) -> ScheduleCoordinator:
-        """Created with the first partition that may hold scheduled records, or that belongs to the schedule topic."""
+    def _new_schedule(self) -> ScheduleCoordinator:
         from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
 
-        return ScheduleCoordinator(self)
+        return ScheduleCoordinator(
+            self._coordinator_context,
+            directory=self.store.directory,
+            appends=self.planned_appends(),
+            peers=self._peers,
+        )
+
+    def _new_planned_appends(self) -> PlannedAppends:
+        from penstock.broker.partition.idempotent_append import PlannedAppends
+
+        return PlannedAppends(
+            node_id=self.node_id,
+            metadata=self.metadata,
+            partitions=self.partitions,
+            environment=self.environment,
+            preparer=self.preparer,
+            peers=self._peers,
+            new_producer_id=self.producer_ids.fresh,
+        )
 
     @property
     def cluster_id(self) -> str:
@@ -553,81 +666,6 @@ class Node:
 
     def now_ms(self) -> int:
         return self.environment.now_ms()
-
-    def features(self) -> list[SupportedFeature]:
-        return feature_levels(self.image)
-
-    async def prepare_batch_in_thread(
-        self,
-        partition: Partition,
-        records: bytearray,
-        connection: Connection | None,
-        *,
-        is_owed: bool = False,
-    ) -> bytearray | memoryview:
-        """Run `prepare_batch` in a thread, once there is memory for the decompressed batch.
-
-        If the reply `is_owed` to a connection that ends meanwhile, the batch is abandoned. Raises ApiError.
-        """
-        max_bytes = self.settings.integer("penstock.decompress.max.bytes")
-        announced = decompressed_bytes(
-            records,
-            looks_inside=partition.is_compacted or partition.is_scheduled,
-            codec=None if partition.codec is None else _CODECS[partition.codec],
-            max_bytes=max_bytes,
-        )
-        # A batch that announces too many bytes is refused at once. A batch that holds more than it announces is tried
-        # once more, with the largest size.
-        sizes = (0,) if announced > max_bytes else (announced, max_bytes)
-        for size in sizes:
-            await self.decompression.take(connection, size)
-            try:
-                if is_owed and connection is not None and not connection.is_open:
-                    raise ApiError(ErrorCode.request_timed_out)
-                return await self.in_thread(self.prepare_batch, partition, records, size or max_bytes)
-            except DecompressedTooLarge:
-                if size in (0, max_bytes):
-                    raise
-            finally:
-                self.decompression.give_back(connection, size)
-        raise AssertionError("the last size is the largest")
-
-    def prepare_batch(
-        self, partition: Partition, records: bytearray, max_bytes: int | None = None
-    ) -> bytearray | memoryview:
-        """Return a batch in the form that the partition's topic requires; see `prepare`. Blocks. Raises ApiError."""
-        if max_bytes is None:
-            max_bytes = self.settings.integer("penstock.decompress.max.bytes")
-        return prepare(
-            memoryview(records),
-            compacted=partition.is_compacted,
-            codec=None if partition.codec is None else _CODECS[partition.codec],
-            max_bytes=max_bytes,
-            stored_bytes_max=partition.log.config.max_message_bytes,
-            schedule=self.schedule.limits(partition) if partition.is_scheduled else None,
-        )
-
-    async def search_log(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
-        """Search a log for a timestamp, once there is memory for what the search decompresses.
-
-        `look` is called in a thread with the number of bytes that it may decompress; None: as many as one batch. The
-        search is abandoned if the connection has ended meanwhile. Raises ApiError.
-        """
-        max_bytes = self.settings.integer("penstock.decompress.max.bytes")
-        for size, allowed in (
-            (min(_TIMESTAMP_SEARCH_BYTES, max_bytes), _TIMESTAMP_SEARCH_BYTES),
-            (max_bytes, None),
-        ):
-            await self.decompression.take(connection, size)
-            try:
-                if connection is not None and not connection.is_open:
-                    raise ApiError(ErrorCode.request_timed_out)
-                return await self.in_thread(look, allowed)
-            except DecompressionLimitReached:
-                pass
-            finally:
-                self.decompression.give_back(connection, size)
-        raise AssertionError("the last search raises no MoreToUnfold")
 
     # -- the environment -----------------------------------------------------------------------------
 
@@ -656,45 +694,39 @@ class Node:
         """Called once the new image is published."""
         if any(resource.type == ResourceType.BROKER for resource in delta.configs_changed):
             self.dynamic.image_changed(self.image)
-        if delta.brokers_changed and "fetchers" in self.__dict__:
-            self.fetchers.brokers_changed(delta.brokers_changed)
-        for name, topic in _LAZY_COORDINATORS.items():
-            if any(place[0] == topic and self.partitions.led(*place) for place in delta.partitions_changed):
-                self._coordinator(name)
+        if delta.brokers_changed and (fetchers := self._fetchers.existing) is not None:
+            fetchers.brokers_changed(delta.brokers_changed)
+        for lazy, topic in self._lazy_coordinators:
+            if any(key[0] == topic and self.partitions.led(*key) for key in delta.partitions_changed):
+                lazy()
         for coordinator in self._coordinators():
             coordinator.image_changed(delta)
-        if "share" in self.__dict__:
-            self.share.image_changed(delta)
+        if (share := self.share.existing) is not None:
+            share.image_changed(delta)
         self._update_schedule(delta)
 
     def may_hold_scheduled_records(self, partition: Partition) -> bool:
         """Whether a partition's log may contain records that are held back until they are due."""
-        return partition.is_scheduled or (
-            "schedule" in self.__dict__ and self.schedule.has_active_mover(partition)
-        )
+        if partition.is_scheduled:
+            return True
+        schedule = self.schedule.existing
+        return schedule is not None and schedule.has_active_mover(partition)
 
     def _update_schedule(self, delta: ImageDelta) -> None:
         """Update the schedule coordinator; a node without scheduled records never creates it."""
-        if "schedule" in self.__dict__ or any(map(_uses_schedule, self._changed_partitions(delta))):
-            self.schedule.image_changed(delta)
+        if self.schedule.existing is not None or any(map(_uses_schedule, self._changed_partitions(delta))):
+            self.schedule().image_changed(delta)
 
     def _changed_partitions(self, delta: ImageDelta) -> Iterable[Partition | None]:
         """Partitions whose role or settings may have changed."""
         if delta.configs_changed:
             return self.partitions
-        return (self.partitions.get(*place) for place in delta.partitions_changed)
-
-    def _coordinator(self, name: str) -> ShardedCoordinator[Any]:
-        """Return a coordinator, which is created if it does not exist yet."""
-        coordinator: ShardedCoordinator[Any] = getattr(self, name)
-        return coordinator
+        return (self.partitions.get(*key) for key in delta.partitions_changed)
 
     def _coordinators(self) -> list[ShardedCoordinator[Any]]:
         """Return the coordinators that exist."""
-        return [
-            self.groups,
-            *(self._coordinator(name) for name in _LAZY_COORDINATORS if name in self.__dict__),
-        ]
+        lazy = (coordinator.existing for coordinator, _ in self._lazy_coordinators)
+        return [self.groups, *(coordinator for coordinator in lazy if coordinator is not None)]
 
 
 def serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None = None) -> int:

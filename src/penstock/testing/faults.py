@@ -114,7 +114,7 @@ class FaultyRequest:
     def _topic_name(self, topic: Any) -> str | None:
         if isinstance(topic, str):
             return topic
-        known = self.context.node.image.topics_by_id.get(getattr(topic, "topic_id", None) or _NO_TOPIC_ID)
+        known = self.context.services.image.topics_by_id.get(getattr(topic, "topic_id", None) or _NO_TOPIC_ID)
         return known.name if known else getattr(topic, "name", None) or getattr(topic, "topic", None)
 
 
@@ -204,7 +204,7 @@ def _error_response(request: FaultyRequest, error: ErrorCode) -> Any:
 
 def _metadata_error_response(request: FaultyRequest, error: ErrorCode) -> Any:
     """Lists the brokers, because clients ignore metadata without any. A request without topics asks for all topics."""
-    image = request.context.node.image
+    image = request.context.services.image
     wanted = request.body
     if not wanted.topics:
         wanted = SimpleNamespace(

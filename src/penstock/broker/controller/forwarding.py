@@ -47,13 +47,13 @@ async def forward_to_controller(
 
     async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
         client_host = _packed_host(context.client_host)
-        reply = await context.node.channel.send_envelope(leader_id, frame, client_host, timeout_s)
+        reply = await context.services.channel.send_envelope(leader_id, frame, client_host, timeout_s)
         return _INT32.pack(len(reply)) + reply if reply else CLOSE_CONNECTION
 
     try:
         reply = await _handle_if_active(context, here)
         if reply is None:
-            reply = await context.node.channel.ask(here, there, _request_timeout_s(request))
+            reply = await context.services.channel.ask(here, there, _request_timeout_s(request))
         return reply
     except ApiError as error:
         return _error_reply(context, request, correlation_id, error)
@@ -80,7 +80,7 @@ async def handle_envelope(context: RequestContext, frame: bytes, client_host: st
         if error.code is ErrorCode.not_controller:
             raise
         reply = bytes(_error_reply(inner, request, header.correlation_id, error))
-    return ENVELOPE_OFFSET.pack(context.node.metadata.applied_offset) + reply[_SIZE_BYTES:]
+    return ENVELOPE_OFFSET.pack(context.services.metadata.applied_offset) + reply[_SIZE_BYTES:]
 
 
 def forwarded_call(channel: ControllerChannel, node_id: int, api_key: int, request: Any) -> RemoteCall[Any]:
@@ -103,7 +103,7 @@ async def _handle_if_active(
     context: RequestContext, here: Callable[[], Awaitable[bytes | bytearray]]
 ) -> bytes | bytearray | None:
     # A node that has not joined a cluster has no controller to forward to, and some requests are about just that.
-    if not context.node.metadata.is_active and context.node.quorum.has_cluster:
+    if not context.services.metadata.is_active and context.services.quorum.has_cluster:
         return None
     try:
         return await here()

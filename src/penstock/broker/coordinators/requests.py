@@ -43,7 +43,7 @@ def client_host(ctx: RequestContext) -> str:
 
 def check_id_lengths(ctx: RequestContext, *ids: str | None) -> None:
     """Check ids that clients choose and coordinators store. Raises ApiError INVALID_REQUEST if one is too long."""
-    bytes_max = ctx.node.settings.integer("penstock.id.max.bytes")
+    bytes_max = ctx.services.settings.integer("penstock.id.max.bytes")
     for id in ids:
         if id is not None and exceeds_utf8_bytes(id, bytes_max):
             raise ApiError(
@@ -60,7 +60,7 @@ def resolve_topic_name(ctx: RequestContext, topic: Any) -> tuple[str | None, Err
     """Return the name of a topic in a request (newer versions send its id), or the error code."""
     topic_id: UUID | None = getattr(topic, "topic_id", None)
     if topic_id is not None:
-        found = ctx.node.image.topics_by_id.get(topic_id)
+        found = ctx.services.image.topics_by_id.get(topic_id)
         return (None, ErrorCode.unknown_topic_id) if found is None else (found.name, ErrorCode.none)
     name = getattr(topic, "name", None)
     if name is None:
@@ -87,13 +87,13 @@ async def describe_groups(
     operations = (
         GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
     )
-    topics = ctx.node.groups.topics
+    topics = ctx.services.groups.topics
 
     async def describe(group_id: str) -> Any:
         try:
             if not group_id:
                 raise ApiError(ErrorCode.invalid_group_id)
-            found = await ctx.node.groups.read(group_id, lambda shard: described(shard, group_id))
+            found = await ctx.services.groups.read(group_id, lambda shard: described(shard, group_id))
         except ApiError as error:
             return _error_description(group_class, group_id, error)
         return group_class(

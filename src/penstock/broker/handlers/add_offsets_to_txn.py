@@ -33,10 +33,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 async def _add_offsets_partition(ctx: RequestContext, request: Any) -> ErrorCode:
     check_transactional_id(request.transactional_id)
-    transactions = ctx.node.transactions
+    transactions = ctx.services.transactions
     transactions.callers.check_newest_connection(ctx, request.transactional_id)
     # The topic may not exist yet: a producer can name a group before any client has looked up its coordinator.
-    await ctx.node.groups.ensure_topic()
+    await ctx.services.groups.ensure_topic()
     partition = transactions.offsets_partition(request.group_id)
     reply = await transactions.add_partitions(
         AddPartitionsRequest(

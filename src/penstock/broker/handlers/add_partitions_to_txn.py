@@ -35,7 +35,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         return await _handle_producer(ctx, request)
     results = await asyncio.gather(
         *(
-            ctx.node.transactions.join(_add_request(each), verify_only=each.verify_only)
+            ctx.services.transactions.join(_add_request(each), verify_only=each.verify_only)
             for each in request.transactions
         )
     )
@@ -84,7 +84,7 @@ def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
 
 
 async def _join(ctx: RequestContext, asked: AddPartitionsRequest) -> PartitionErrors:
-    transactions = ctx.node.transactions
+    transactions = ctx.services.transactions
     try:
         transactions.callers.check_newest_connection(ctx, asked.transactional_id)
     except ApiError as error:

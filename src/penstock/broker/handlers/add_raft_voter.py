@@ -22,7 +22,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             tuple(Address(at.name, at.host, int(at.port)) for at in request.listeners),
         )
         _check(voter)
-        await ctx.node.quorum.add_voter(voter)
+        await ctx.services.quorum.add_voter(voter)
     except ApiError as error:
         if error.code is ErrorCode.not_controller:
             raise

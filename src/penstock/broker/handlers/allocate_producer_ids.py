@@ -17,7 +17,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        block = await ctx.node.metadata.propose(
+        block = await ctx.services.metadata.propose(
             lambda image: allocate_producer_ids(
                 image, broker_id=request.broker_id, broker_epoch=request.broker_epoch
             )

@@ -26,17 +26,20 @@ from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ConfigResource
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.services import BrokerServices
 
 
 AlterDecision = Callable[..., Decision[tuple[AlterConfigsResult, ...]]]
 
 
 async def alter_cluster_configs(
-    node: Node, alter: AlterDecision, resources: Sequence[AlterConfigsResource], validate_only: bool
+    services: BrokerServices,
+    alter: AlterDecision,
+    resources: Sequence[AlterConfigsResource],
+    validate_only: bool,
 ) -> tuple[AlterConfigsResult, ...]:
-    rules = NodeConfig(node_settings=NODE_SETTINGS, node=node_layers(node.settings, node.image))
-    return await node.controller.propose(
+    rules = NodeConfig(node_settings=NODE_SETTINGS, node=node_layers(services.settings, services.image))
+    return await services.controller.propose(
         lambda image: alter(image, resources, rules=rules, validate_only=validate_only)
     )
 
@@ -49,7 +52,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         )
         for resource in request.resources
     ]
-    results = await alter_cluster_configs(ctx.node, replace_configs, resources, request.validate_only)
+    results = await alter_cluster_configs(ctx.services, replace_configs, resources, request.validate_only)
     return AlterConfigsResponse(
         throttle_time=timedelta(0),
         responses=tuple(

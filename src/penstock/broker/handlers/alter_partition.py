@@ -27,7 +27,7 @@ _NONE = -1
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.node.controller
+    controller = ctx.services.controller
     items = [_item(topic, partition) for topic in request.topics for partition in topic.partitions]
     try:
         results = await controller.propose(

@@ -26,7 +26,7 @@ from penstock.protocol.errors import ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.node.controller
+    controller = ctx.services.controller
     items = [
         Reassignment(topic=topic.name, partition=partition.partition_index, replicas=partition.replicas)
         for topic in request.topics

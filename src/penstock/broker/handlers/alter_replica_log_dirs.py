@@ -20,7 +20,7 @@ from penstock.protocol.errors import ErrorCode
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    data_dir = ctx.node.settings.data_dir
+    data_dir = ctx.services.settings.data_dir
     # A partition that is listed under two directories gets one result, for the last directory.
     asked = {
         (topic.name, index): directory.path
@@ -32,7 +32,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     for (topic, index), path in asked.items():
         if path != data_dir:
             error = ErrorCode.log_dir_not_found
-        elif ctx.node.partitions.get(topic, index) is None:
+        elif ctx.services.partitions.get(topic, index) is None:
             error = ErrorCode.unknown_topic_or_partition
         else:
             error = ErrorCode.none

@@ -36,7 +36,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        await ctx.node.groups.ensure_topic()
+        await ctx.services.groups.ensure_topic()
         reply, errors = await _alter(ctx, request.group_id, wanted)
     except ApiError as error:
         return _response(error, ())
@@ -53,18 +53,18 @@ async def _alter(
     }
     reply, errors = await _alter_once(ctx, group_id, possible)
     if reply.waits_for_deletion:
-        await ctx.node.share_state_reconciler.settle(group_id)
+        await ctx.services.share_state_reconciler.settle(group_id)
         reply, errors = await _alter_once(ctx, group_id, possible)
     if reply.waits_for_deletion:
-        raise ApiError(ErrorCode.coordinator_not_available, "The offsets of before are still being deleted.")
+        raise ApiError(ErrorCode.coordinator_not_available, "The earlier offsets are still being deleted.")
     return reply, errors
 
 
 async def _alter_once(
     ctx: RequestContext, group_id: str, wanted: StartOffsets
 ) -> tuple[AlterShareOffsetsReply, StateErrors]:
-    groups, upkeep = ctx.node.groups, ctx.node.share_state_reconciler
-    async with upkeep.turn(group_id):
+    groups, reconciler = ctx.services.groups, ctx.services.share_state_reconciler
+    async with reconciler.lock(group_id):
         reply: AlterShareOffsetsReply = await groups.write(
             group_id,
             lambda shard, token: begin_alter_offsets(shard, group_id, wanted, token, now_ms=groups.now_ms()),
@@ -78,7 +78,7 @@ async def _alter_once(
             if topic is not None
             for index in sorted(indexes)
         }
-        return reply, await upkeep.initialize(group_id, reply.epoch, starts)
+        return reply, await reconciler.initialize(group_id, reply.epoch, starts)
 
 
 # -- responses -----------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
 
 
 def _topic(ctx: RequestContext, topic: Any, reply: AlterShareOffsetsReply, errors: StateErrors) -> Any:
-    known = ctx.node.groups.topics.get(topic.topic_name)
+    known = ctx.services.groups.topics.get(topic.topic_name)
     topic_id = None if known is None else known.id
     partitions = []
     for part in topic.partitions:

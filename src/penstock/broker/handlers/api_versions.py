@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.broker.controller.features import feature_levels
 from penstock.broker.network.apis import ADVERTISED_MIN_VERSIONS, APIS
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.services import BrokerServices
 
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 #: A client's software name and version are truncated to this length.
@@ -29,6 +30,10 @@ _CLIENT_METRICS = frozenset({71, 72})
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
+    is_inter_broker = ctx.connection is not None and ctx.connection.is_inter_broker
+    api = APIS[ctx.api_key]
+    if not api.min_version <= ctx.version <= api.max_version:
+        return _response(ctx.services, 0, ErrorCode.unsupported_version, is_inter_broker=is_inter_broker)
     is_named = ctx.version < 3 or _has_valid_software(request)
     error = ErrorCode.none if is_named else ErrorCode.invalid_request
     if ctx.connection is not None and ctx.version >= 3 and is_named:
@@ -37,12 +42,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
             request.client_software_name[:_SOFTWARE_CHARS_MAX],
             request.client_software_version[:_SOFTWARE_CHARS_MAX],
         )
-    is_inter_broker = ctx.connection is not None and ctx.connection.is_inter_broker
-    return _response(ctx.node, ctx.version, error, is_inter_broker=is_inter_broker)
-
-
-def unsupported_version(node: Node, *, is_inter_broker: bool) -> Any:
-    return _response(node, 0, ErrorCode.unsupported_version, is_inter_broker=is_inter_broker)
+    return _response(ctx.services, ctx.version, error, is_inter_broker=is_inter_broker)
 
 
 def _has_valid_software(request: Any) -> bool:
@@ -52,15 +52,15 @@ def _has_valid_software(request: Any) -> bool:
     )
 
 
-def _response(node: Node, version: int, error: ErrorCode, *, is_inter_broker: bool) -> Any:
+def _response(services: BrokerServices, version: int, error: ErrorCode, *, is_inter_broker: bool) -> Any:
     from datetime import timedelta
 
     response = schema_class("api_versions.v4.response:ApiVersionsResponse")
     api = schema_class("api_versions.v4.response:ApiVersion")
     supported = schema_class("api_versions.v4.response:SupportedFeatureKey")
     finalized = schema_class("api_versions.v4.response:FinalizedFeatureKey")
-    features = node.features()
-    wants_metrics = node.telemetry.has_subscriptions
+    features = feature_levels(services.image)
+    wants_metrics = services.telemetry.has_subscriptions
     return response(
         error_code=error,
         api_keys=tuple(
@@ -70,7 +70,7 @@ def _response(node: Node, version: int, error: ErrorCode, *, is_inter_broker: bo
                 max_version=max_version,
             )
             for a in APIS.values()
-            if node.settings.is_broker or not a.broker_only
+            if services.settings.is_broker or not a.broker_only
             if a.key not in _CLIENT_METRICS or wants_metrics
             if (max_version := a.max_version_on(is_inter_broker=is_inter_broker)) >= a.min_version
         ),
@@ -80,7 +80,7 @@ def _response(node: Node, version: int, error: ErrorCode, *, is_inter_broker: bo
             for f in features
             if version >= _LEVEL_ZERO_FROM or f.level_min > 0
         ),
-        finalized_features_epoch=node.metadata.committed_offset,
+        finalized_features_epoch=services.metadata.committed_offset,
         finalized_features=tuple(
             finalized(name=f.name, max_version_level=f.level, min_version_level=f.level) for f in features
         ),

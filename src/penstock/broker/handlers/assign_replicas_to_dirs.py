@@ -31,7 +31,7 @@ _NONE = UUID(int=0)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.node.controller
+    controller = ctx.services.controller
     items = [
         DirectoryAssignment(topic.topic_id or _NONE, partition.partition_index, directory.id_ or _NONE)
         for directory in request.directories

@@ -19,11 +19,11 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         asked = metadata_partition(request.topics, "topic_name", "partition_index")
     except ApiError as error:
         return BeginQuorumEpochResponse(error_code=error.code, topics=())
-    reply = await ctx.node.quorum.handle(
+    reply = await ctx.services.quorum.handle(
         BeginEpochRequest(
             epoch=int(asked.leader_epoch),
             leader_id=int(asked.leader_id),
-            voter=ctx.node.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
+            voter=ctx.services.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
             addresses=tuple(Address(at.name, at.host, int(at.port)) for at in request.leader_endpoints),
         )
     )

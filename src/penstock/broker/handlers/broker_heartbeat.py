@@ -19,7 +19,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        reply = await ctx.node.controller.heartbeat(
+        reply = await ctx.services.controller.heartbeat(
             BrokerHeartbeat(
                 broker_id=request.broker_id,
                 broker_epoch=request.broker_epoch,

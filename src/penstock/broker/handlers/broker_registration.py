@@ -20,9 +20,9 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        if request.cluster_id != ctx.node.cluster_id:
+        if request.cluster_id != ctx.services.cluster_id:
             raise ApiError(ErrorCode.inconsistent_cluster_id)
-        epoch = await ctx.node.controller.register(
+        epoch = await ctx.services.controller.register(
             _registration(request), previous_epoch=request.previous_broker_epoch
         )
     except ApiError as error:

@@ -17,7 +17,6 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
@@ -31,9 +30,9 @@ _FEATURE: Final = "group.version"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     try:
-        if not ctx.node.image.features.get(_FEATURE):
+        if not ctx.services.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The consumer protocol is not enabled.")
         beat = _heartbeat_request(ctx, request)
         check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
@@ -50,7 +49,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 def _heartbeat_request(ctx: RequestContext, request: Any) -> ConsumerHeartbeatRequest:
-    config = effective_group_config(ctx.node, request.group_id)
+    config = ctx.services.groups.config(request.group_id)
     member_id = request.member_id
     if (
         not member_id

@@ -16,18 +16,18 @@ from penstock.protocol.errors import ErrorCode
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_more_partitions(topic) for topic in request.topics]
-    partitions_max = ctx.node.settings.integer("penstock.create.topics.partitions.max")
-    results = await ctx.node.metadata.propose(
+    partitions_max = ctx.services.settings.integer("penstock.create.topics.partitions.max")
+    results = await ctx.services.metadata.propose(
         lambda image: create_partitions(
             image,
             topics,
             partitions_max=partitions_max,
             draw=random.randrange,
             validate_only=request.validate_only,
-            broker_replicas_max=ctx.node.topic_creator.broker_replicas_max(),
+            broker_replicas_max=ctx.services.topic_creator.broker_replicas_max(),
         )
     )
-    without_room = ctx.node.topic_creator.topics_refused_by_disk()
+    without_room = ctx.services.topic_creator.topics_refused_by_disk()
     results = tuple(
         _with_storage_error(result) if result.name in without_room else result for result in results
     )

@@ -21,7 +21,9 @@ from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopi
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = [_new_topic(topic) for topic in request.topics]
-    results = await ctx.node.topic_creator.create_on_controller(topics, validate_only=request.validate_only)
+    results = await ctx.services.topic_creator.create_on_controller(
+        topics, validate_only=request.validate_only
+    )
     return CreateTopicsResponse(
         throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
     )

@@ -31,7 +31,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _delete(ctx: RequestContext, group_id: str) -> ErrorCode:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     try:
         if await groups.read(group_id, lambda shard: shard.kind_of(group_id)) == _SHARE:
             await _delete_share_state(ctx, group_id)
@@ -46,12 +46,8 @@ async def _delete(ctx: RequestContext, group_id: str) -> ErrorCode:
 
 async def _delete_share_state(ctx: RequestContext, group_id: str) -> None:
     """Raises ApiError if some of the state could not be deleted."""
-    from penstock.broker.coordinators.share.state_reconciler import (
-        check_offsets_may_be_deleted,
-        delete_share_offsets,
-    )
-
-    check_offsets_may_be_deleted(ctx.node, group_id)
-    deletion = await delete_share_offsets(ctx.node, group_id, None)
+    reconciler = ctx.services.share_state_reconciler
+    reconciler.check_offsets_may_be_deleted(group_id)
+    deletion = await reconciler.delete_offsets(group_id, None)
     for error in deletion.errors.values():
         raise error

@@ -87,7 +87,7 @@ def _requested_offsets(request: Any) -> dict[tuple[str, int], int]:
 
 async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _Result:
     try:
-        partition = ctx.node.partitions.find(topic, index)
+        partition = ctx.services.partitions.find(topic, index)
         if is_internal(topic):
             raise ApiError(
                 ErrorCode.invalid_topic_exception, f"Cannot delete records of internal topic {topic}"
@@ -98,8 +98,8 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
         before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
-        if ctx.node.may_hold_scheduled_records(partition):
-            await ctx.node.schedule.wait_until_moved(partition, before)
+        if ctx.services.may_hold_scheduled_records(partition):
+            await ctx.services.schedule.wait_until_moved(partition, before)
         partition.log.delete_records_before(before)
         partition.start_moved()
     except ApiError as error:
@@ -119,7 +119,7 @@ async def _wait_until_settled(partition: Partition) -> None:
 
 async def _make_durable(ctx: RequestContext) -> ErrorCode:
     try:
-        await ctx.node.in_thread(ctx.node.store.checkpoint)
+        await ctx.services.in_thread(ctx.services.store.checkpoint)
     except OSError:
         return ErrorCode.kafka_storage_error
     return ErrorCode.none
@@ -127,15 +127,15 @@ async def _make_durable(ctx: RequestContext) -> ErrorCode:
 
 async def _free_space_on_full_disk(ctx: RequestContext, results: dict[str, list[_Result]]) -> None:
     """On a full disk, applies retention now instead of in its next round, which retries what fails here."""
-    node = ctx.node
-    if not node.store.space.is_full:
+    services = ctx.services
+    if not services.store.space.is_full:
         return
     for topic, parts in results.items():
         for part in parts:
-            partition = node.partitions.led(topic, part.partition)
+            partition = services.partitions.led(topic, part.partition)
             if part.error is ErrorCode.none and partition is not None:
                 with suppress(ApiError, OSError):
-                    await node.housekeeping.apply_retention(partition)
+                    await services.housekeeping.apply_retention(partition)
 
 
 async def _wait_for_followers(
@@ -155,7 +155,7 @@ async def _wait_for_low_watermark(
 ) -> ErrorCode:
     """Waits until the start offset of every live replica has reached this leader's."""
     loop = asyncio.get_running_loop()
-    while (partition := ctx.node.partitions.led(topic, part.partition)) is not None:
+    while (partition := ctx.services.partitions.led(topic, part.partition)) is not None:
         leading = partition.leading
         if leading is None or leading.low_watermark(partial(_is_alive, ctx)) >= part.low_watermark:
             return ErrorCode.none
@@ -166,7 +166,7 @@ async def _wait_for_low_watermark(
 
 
 def _is_alive(ctx: RequestContext, broker_id: int) -> bool:
-    broker = ctx.node.image.brokers.get(broker_id)
+    broker = ctx.services.image.brokers.get(broker_id)
     return broker is not None and not broker.fenced
 
 

@@ -14,10 +14,6 @@ from kio.schema.delete_share_group_offsets.v0.response import (
 )
 
 from penstock.broker.coordinators.requests import NO_THROTTLE
-from penstock.broker.coordinators.share.state_reconciler import (
-    check_offsets_may_be_deleted,
-    delete_share_offsets,
-)
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -34,8 +30,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        check_offsets_may_be_deleted(ctx.node, request.group_id)
-        deletion = await delete_share_offsets(ctx.node, request.group_id, names)
+        reconciler = ctx.services.share_state_reconciler
+        reconciler.check_offsets_may_be_deleted(request.group_id)
+        deletion = await reconciler.delete_offsets(request.group_id, names)
     except ApiError as error:
         return _response(error, ())
     return _response(None, tuple(_topic(ctx, name, deletion) for name in names))
@@ -55,7 +52,7 @@ def _topic(ctx: RequestContext, name: str, deletion: ShareOffsetsDeletion) -> An
     if topic_id is not None:
         error = deletion.errors.get(topic_id, _NO_ERROR)
     else:
-        error = _UNKNOWN_TOPIC if ctx.node.groups.topics.get(name) is None else _NO_STATE
+        error = _UNKNOWN_TOPIC if ctx.services.groups.topics.get(name) is None else _NO_STATE
     return DeleteShareGroupOffsetsResponseTopic(
         topic_name=name, topic_id=topic_id, error_code=error.code, error_message=error.message
     )

@@ -18,7 +18,7 @@ _DELETION_DISABLED_FROM: Final = 3
 async def handle(ctx: RequestContext, request: Any) -> Any:
     topics = _requested_topics(ctx, request)
     _refuse_when_disabled(ctx)
-    results = await ctx.node.metadata.propose(lambda image: delete_topics(image, topics))
+    results = await ctx.services.metadata.propose(lambda image: delete_topics(image, topics))
     return DeleteTopicsResponse(
         throttle_time=timedelta(0),
         responses=tuple(
@@ -38,7 +38,7 @@ def _requested_topics(ctx: RequestContext, request: Any) -> list[TopicRef]:
 
 
 def _refuse_when_disabled(ctx: RequestContext) -> None:
-    if not ctx.node.settings.boolean("delete.topic.enable"):
+    if not ctx.services.settings.boolean("delete.topic.enable"):
         has_code = ctx.version >= _DELETION_DISABLED_FROM
         code = ErrorCode.topic_deletion_disabled if has_code else ErrorCode.invalid_request
         raise ApiError(code, "Topic deletion is disabled.")

@@ -31,13 +31,13 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     except ApiError as error:
         return _error_response(error)
     asked = request.include_cluster_authorized_operations
-    node = ctx.node
-    brokers = reachable_brokers(node.image, ctx.listener, with_fenced=request.include_fenced_brokers)
+    services = ctx.services
+    brokers = reachable_brokers(services.image, ctx.listener, with_fenced=request.include_fenced_brokers)
     return DescribeClusterResponse(
         throttle_time=timedelta(0),
         error_code=ErrorCode.none,
         endpoint_type=_BROKERS,
-        cluster_id=node.cluster_id if node.quorum.has_cluster else "",
+        cluster_id=services.cluster_id if services.quorum.has_cluster else "",
         controller_id=_controller(ctx, brokers),
         brokers=tuple(
             DescribeClusterBroker(
@@ -50,9 +50,9 @@ def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 def _controller(ctx: RequestContext, brokers: list[ReachableBroker]) -> int:
-    leader_id = ctx.node.quorum.leader_id
+    leader_id = ctx.services.quorum.leader_id
     is_reachable = any(found.broker.id == leader_id and not found.broker.fenced for found in brokers)
-    return leader_id if is_reachable else ctx.node.node_id
+    return leader_id if is_reachable else ctx.services.node_id
 
 
 def _refuse_other_endpoints(endpoint_type: int) -> None:

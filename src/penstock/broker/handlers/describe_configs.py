@@ -78,8 +78,8 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
         case ResourceType.BROKER_LOGGER:
             if not name:
                 raise ApiError(ErrorCode.invalid_request, "Broker id must not be empty")
-            if name != str(ctx.node.node_id):
-                message = f"Unexpected broker id, expected {ctx.node.node_id} but received {name}"
+            if name != str(ctx.services.node_id):
+                message = f"Unexpected broker id, expected {ctx.services.node_id} but received {name}"
                 raise ApiError(ErrorCode.invalid_request, message)
             return [(effective, False) for effective in _logger_levels()]
         case ResourceType.CLIENT_METRICS:
@@ -93,11 +93,11 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
 def _topic_settings(ctx: RequestContext, topic: str) -> dict[str, EffectiveSetting]:
     if (flaw := topic_name_error(topic)) is not None:
         raise ApiError(ErrorCode.invalid_topic_exception, flaw)
-    image = ctx.node.image
+    image = ctx.services.image
     if topic not in image.topics:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"The topic '{topic}' does not exist.")
     return effective_topic_settings(
-        image.config(ResourceType.TOPIC, topic), node_layers(ctx.node.settings, image)
+        image.config(ResourceType.TOPIC, topic), node_layers(ctx.services.settings, image)
     )
 
 
@@ -106,9 +106,9 @@ def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, EffectiveSe
 
     if not group_id:
         raise ApiError(ErrorCode.invalid_request, "Group name must not be empty")
-    image = ctx.node.image
+    image = ctx.services.image
     return effective_group_values(
-        image.config(ResourceType.GROUP, group_id), node_layers(ctx.node.settings, image)
+        image.config(ResourceType.GROUP, group_id), node_layers(ctx.services.settings, image)
     )
 
 
@@ -127,11 +127,11 @@ def _client_metrics(ctx: RequestContext, name: str) -> Iterable[EffectiveSetting
     if not name:
         message = "Client metrics subscription name must not be empty"
         raise ApiError(ErrorCode.invalid_request, message)
-    return effective_client_metrics(ctx.node.image.config(ResourceType.CLIENT_METRICS, name)).values()
+    return effective_client_metrics(ctx.services.image.config(ResourceType.CLIENT_METRICS, name)).values()
 
 
 def _broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
-    layers = node_layers(ctx.node.settings, ctx.node.image)
+    layers = node_layers(ctx.services.settings, ctx.services.image)
     found = []
     for name, setting in NODE_SETTINGS.items():
         synonyms = tuple(
@@ -146,10 +146,10 @@ def _broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
 def _unknown_settings(ctx: RequestContext) -> Iterable[EffectiveSetting]:
     stored: dict[str, list[ConfigSynonym]] = {}
     for resource, source in (
-        (str(ctx.node.node_id), ConfigSource.DYNAMIC_BROKER),
+        (str(ctx.services.node_id), ConfigSource.DYNAMIC_BROKER),
         ("", ConfigSource.DYNAMIC_DEFAULT_BROKER),
     ):
-        for name, text in ctx.node.image.config(ResourceType.BROKER, resource).items():
+        for name, text in ctx.services.image.config(ResourceType.BROKER, resource).items():
             if name not in NODE_SETTINGS:
                 stored.setdefault(name, []).append(ConfigSynonym(name, text, source))
     for name, synonyms in stored.items():
@@ -163,7 +163,7 @@ def _unknown_setting(name: str) -> Setting:
 def _default_broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
     """Settings as they are stored, including invalid ones that have no effect."""
     source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-    stored = ctx.node.image.config(ResourceType.BROKER, "")
+    stored = ctx.services.image.config(ResourceType.BROKER, "")
     usable = accepted_settings(stored)
     found = []
     for name, text in stored.items():
@@ -174,10 +174,10 @@ def _default_broker_settings(ctx: RequestContext) -> list[EffectiveSetting]:
 
 
 def _refuse_other_broker(ctx: RequestContext, name: str) -> None:
-    if name != str(ctx.node.node_id):
+    if name != str(ctx.services.node_id):
         raise ApiError(
             ErrorCode.invalid_request,
-            f"Unexpected broker id, expected {ctx.node.node_id} or empty string, but received {name}",
+            f"Unexpected broker id, expected {ctx.services.node_id} or empty string, but received {name}",
         )
 
 

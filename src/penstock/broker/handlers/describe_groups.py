@@ -34,7 +34,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
     try:
-        found = await ctx.node.groups.read(group_id, lambda shard: shard.describe(group_id))
+        found = await ctx.services.groups.read(group_id, lambda shard: shard.describe(group_id))
     except ApiError as error:
         return _empty_description(group_id, "", error.code, error.message)
     if found is None and ctx.version >= _NOT_FOUND_FROM:

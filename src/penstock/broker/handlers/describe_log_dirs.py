@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    directory = ctx.node.settings.data_dir
+    directory = ctx.services.settings.data_dir
     # statvfs runs in a thread, because a disk that hangs must not block the event loop.
-    disk = await ctx.node.in_thread(os.statvfs, directory)
+    disk = await ctx.services.in_thread(os.statvfs, directory)
     by_topic: dict[str, list[Any]] = defaultdict(list)
     for partition in _requested_partitions(ctx, request):
         by_topic[partition.topic].append(
@@ -56,9 +56,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 def _requested_partitions(ctx: RequestContext, request: Any) -> Iterator[Partition]:
     if request.topics is None:
-        yield from ctx.node.partitions
+        yield from ctx.services.partitions
         return
     for topic, index in dict.fromkeys((t.topic, index) for t in request.topics for index in t.partitions):
-        partition = ctx.node.partitions.get(topic, index)
+        partition = ctx.services.partitions.get(topic, index)
         if partition is not None:
             yield partition

@@ -37,7 +37,7 @@ def _partition(ctx: RequestContext, topic: str, index: int) -> Any:
     try:
         if (flaw := topic_name_error(topic)) is not None:
             raise ApiError(ErrorCode.invalid_topic_exception, flaw)
-        partitions = ctx.node.partitions
+        partitions = ctx.services.partitions
         partition = partitions.get(topic, index) or partitions.find(topic, index)
     except ApiError as error:
         return PartitionResponse(

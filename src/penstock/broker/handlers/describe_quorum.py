@@ -19,7 +19,7 @@ from penstock.raft.types import QuorumDescription, ReplicaDescription
 
 def handle(ctx: RequestContext, request: Any) -> Any:
     """Raises NOT_CONTROLLER if another node is the leader."""
-    quorum = ctx.node.quorum
+    quorum = ctx.services.quorum
     if not quorum.has_cluster:
         error = no_cluster_error()
         return _response(error.code, error.message, (), ())
@@ -52,7 +52,7 @@ def _partition(ctx: RequestContext, view: QuorumDescription) -> Any:
 
 
 def _replica(ctx: RequestContext, replica: ReplicaDescription) -> Any:
-    wall_clock_ms = ctx.node.quorum.wall_clock_ms
+    wall_clock_ms = ctx.services.quorum.wall_clock_ms
     return wire.ReplicaState(
         replica_id=replica.key.id,
         replica_directory_id=replica.key.directory,

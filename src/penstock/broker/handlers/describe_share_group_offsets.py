@@ -61,7 +61,7 @@ async def _describe(ctx: RequestContext, group: Any) -> Any:
 
 
 async def _requested_topics(ctx: RequestContext, group: Any) -> _RequestedTopics:
-    groups, group_id = ctx.node.groups, group.group_id
+    groups, group_id = ctx.services.groups, group.group_id
     if group.topics is not None:
         await groups.read(group_id, lambda shard: require_group(shard, group_id, ShareGroup))
         return [(topic.topic_name, list(dict.fromkeys(topic.partitions))) for topic in group.topics]
@@ -76,16 +76,16 @@ async def _read_offsets(
     answers = await asyncio.gather(*(_summary(ctx, group_id, place) for place in places))
     summaries = dict(zip(places, answers, strict=True))
     counted = [place for place, summary in summaries.items() if _has_lag(summary)]
-    ends = await end_offsets(ctx.node, counted)
+    ends = await end_offsets(ctx.services, ctx.services.brokers, counted)
     return {place: _partition_offsets(summary, ends.get(place)) for place, summary in summaries.items()}
 
 
 async def _summary(ctx: RequestContext, group_id: str, place: PartitionKey) -> ShareStateSummary | ApiError:
-    topic = ctx.node.groups.topics.get(place[0])
+    topic = ctx.services.groups.topics.get(place[0])
     if topic is None or place[1] not in topic.every_partition:
         return _UNKNOWN
     try:
-        return await ctx.node.share_state.persister.summary(group_id, topic.id, place[1])
+        return await ctx.services.share_state.persister.summary(group_id, topic.id, place[1])
     except ApiError as error:
         return error
 
@@ -123,7 +123,7 @@ def _group(group_id: str, topics: tuple[Any, ...], error: ApiError | None) -> An
 
 
 def _topic(ctx: RequestContext, name: str, partitions: list[Any]) -> Any:
-    topic = ctx.node.groups.topics.get(name)
+    topic = ctx.services.groups.topics.get(name)
     return DescribeShareGroupOffsetsResponseTopic(
         topic_name=name, topic_id=None if topic is None else topic.id, partitions=tuple(partitions)
     )

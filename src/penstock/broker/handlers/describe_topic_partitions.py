@@ -42,11 +42,11 @@ class _Pages:
     """Builds pages from the present image, as the client's listener sees it."""
 
     def __init__(self, ctx: RequestContext) -> None:
-        self._image = ctx.node.image
+        self._image = ctx.services.image
         self._viewer = PartitionViewer(self._image, ctx.listener)
-        self._answers = ctx.node.topic_answers
+        self._answers = ctx.services.topic_responses
         self._form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, TOPIC_AUTHORIZED_OPERATIONS)
-        self._partitions_max = ctx.node.settings.integer("max.request.partition.size.limit")
+        self._partitions_max = ctx.services.settings.integer("max.request.partition.size.limit")
 
     def encode_all_topics(self) -> Awaitable[None] | None:
         return self._answers.encode_all_topics(self._form, self._whole_topic)

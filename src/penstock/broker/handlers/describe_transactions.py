@@ -31,7 +31,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 async def _describe(ctx: RequestContext, transactional_id: str) -> DescribedTransaction:
     try:
         check_transactional_id(transactional_id)
-        return await ctx.node.transactions.describe(transactional_id)
+        return await ctx.services.transactions.describe(transactional_id)
     except ApiError as error:
         return DescribedTransaction(transactional_id, error.code)
 

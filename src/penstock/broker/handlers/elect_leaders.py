@@ -20,7 +20,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.node.controller
+    controller = ctx.services.controller
     election = _election(request)
     partitions = _requested_partitions(request)
     results = await controller.propose(

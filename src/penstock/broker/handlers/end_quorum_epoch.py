@@ -19,7 +19,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         asked = metadata_partition(request.topics, "topic_name", "partition_index")
     except ApiError as error:
         return EndQuorumEpochResponse(error_code=error.code, topics=())
-    reply = await ctx.node.quorum.handle(
+    reply = await ctx.services.quorum.handle(
         EndEpochRequest(
             epoch=int(asked.leader_epoch),
             leader_id=int(asked.leader_id),

@@ -29,8 +29,8 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         check_transactional_id(request.transactional_id)
         if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
-            ctx.node.transactions.callers.check_newest_connection(ctx, request.transactional_id)
-        reply = await ctx.node.transactions.end(
+            ctx.services.transactions.callers.check_newest_connection(ctx, request.transactional_id)
+        reply = await ctx.services.transactions.end(
             EndTxnRequest(
                 request.transactional_id,
                 request.producer_id,

@@ -17,7 +17,7 @@ from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    if not ctx.node.metadata.is_active:
+    if not ctx.services.metadata.is_active:
         return EnvelopeResponse(error_code=ErrorCode.not_controller)
     try:
         data = await handle_envelope(ctx, request.request_data, _host(request.client_host_address))

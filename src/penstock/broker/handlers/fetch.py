@@ -55,7 +55,7 @@ def handle(
     if connection.is_inter_broker and request.topics and request.topics[0][0] in _METADATA_TOPICS:
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
-    opened = ctx.node.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.node.now_ms())
+    opened = ctx.services.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.services.now_ms())
     fetch = _Fetch(ctx, request, correlation_id, opened)
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
@@ -64,7 +64,7 @@ def handle(
         collected = (
             fetch.collect()
             if request.replica_id == CONSUMER_REPLICA_ID
-            else ctx.node.server.gathered(fetch.collect)
+            else ctx.services.server.gathered(fetch.collect)
         )
     except NotCached as cold:
         return fetch.read_cold(connection, cold)
@@ -75,7 +75,7 @@ def handle(
 
 def _reject_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
     """Rejects the fetch, because a follower's fetch decides what counts as replicated: no client may send one."""
-    ctx.node.server.reject_inter_broker_request(connection, "fetch by a replica")
+    ctx.services.server.reject_inter_broker_request(connection, "fetch by a replica")
     if ctx.version < SESSIONS_FROM:
         return CLOSE_CONNECTION  # the response has no field for a top-level error
     error = ErrorCode.cluster_authorization_failed.value
@@ -90,15 +90,15 @@ def _fetch_metadata(
 
     async def answer() -> None:
         try:
-            reply = await ctx.node.quorum.answer_fetch(ctx, frame, position, correlation_id)
+            reply = await ctx.services.quorum.answer_fetch(ctx, frame, position, correlation_id)
         except MalformedFrame as error:
-            ctx.node.server.refuse(connection, str(error))
+            ctx.services.server.refuse(connection, str(error))
         except Exception:
-            ctx.node.server.failed(connection)
+            ctx.services.server.failed(connection)
         else:
             connection.fulfil(slot, reply)
 
-    ctx.node.spawn(answer())
+    ctx.services.spawn(answer())
     return slot
 
 
@@ -119,7 +119,7 @@ class _Fetch:
         self, ctx: RequestContext, request: FetchRequest, correlation_id: int, opened: FetchContext
     ) -> None:
         self._ctx = ctx
-        self._node = ctx.node
+        self._services = ctx.services
         self._request = request
         self._correlation_id = correlation_id
         self._opened = opened
@@ -172,8 +172,8 @@ class _Fetch:
             self._opened.session.dirty.pop(key, None)
 
     def _bytes_allowed(self) -> int:
-        allowed = min(self._request.max_bytes, self._node.fetch_bytes_max)
-        return min(allowed, max(self._node.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
+        allowed = min(self._request.max_bytes, self._services.fetch_bytes_max)
+        return min(allowed, max(self._services.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
 
     def is_satisfied_by(self, collected: _Collected) -> bool:
         request = self._request
@@ -202,7 +202,7 @@ class _Fetch:
             if session is not None:
                 self._remember_reported(key, wanted, read)
         if self._reads.throttled_bytes:
-            self._node.leader_throttle.take(self._reads.throttled_bytes)
+            self._services.leader_throttle.take(self._reads.throttled_bytes)
         hints = self._reads.hints
         return encode_fetch_response(
             self._ctx.version,
@@ -229,7 +229,9 @@ class _Fetch:
         """Checks the records on disk if the follower was sent them repeatedly: it may reject them as corrupt."""
         leading = partition.leading
         if leading is not None and leading.refetches.served(self._request.replica_id, offset):
-            self._node.spawn(leading.refetches.look(self._node, partition, offset, size))
+            services = self._services
+            check = leading.refetches.look(services.environment, services.partitions, partition, offset, size)
+            services.spawn(check)
 
     def _remember_reported(self, key: PartitionKey, wanted: RequestedPartition, read: LogReadResult) -> None:
         data, session = read.data, self._opened.session
@@ -320,10 +322,10 @@ class _Fetch:
         try:
             reply = self.reply([] if self._is_superseded else self.collect().answers)
         except NotCached as cold:
-            self._node.spawn(self._finish_cold(cold))
+            self._services.spawn(self._finish_cold(cold))
         except Exception:
             # An error here must not fail the append that woke up this reader.
-            self._node.server.failed(self._connection)
+            self._services.server.failed(self._connection)
         else:
             self._connection.fulfil(self._slot, reply)
 
@@ -349,7 +351,7 @@ class _Fetch:
     def read_cold(self, connection: Connection, cold: NotCached) -> PendingReply:
         self._open_slot(connection)
         assert self._slot is not None
-        self._node.spawn(self._finish_cold(cold))
+        self._services.spawn(self._finish_cold(cold))
         return self._slot
 
     async def _finish_cold(self, cold: NotCached) -> None:
@@ -359,13 +361,13 @@ class _Fetch:
             collected = await self._collect_from_disk(cold)
             self._connection.fulfil(self._slot, self.reply(collected.answers))
         except Exception:
-            self._node.server.failed(self._connection)
+            self._services.server.failed(self._connection)
 
     async def _collect_from_disk(self, cold: NotCached) -> _Collected:
         """Each round reads what the previous round found missing; an error is kept as the result of that read."""
         while True:
             try:
-                self._reads.from_disk[cold.place] = await self._node.in_thread(cold.read)
+                self._reads.from_disk[cold.place] = await self._services.in_thread(cold.read)
             except ApiError as error:
                 self._reads.from_disk[cold.place] = error
             try:

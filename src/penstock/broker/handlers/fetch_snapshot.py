@@ -20,7 +20,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         asked = metadata_partition(request.topics, "name", "partition")
     except ApiError as error:
         return wire.FetchSnapshotResponse(throttle_time=timedelta(0), error_code=error.code, topics=())
-    reply = await ctx.node.quorum.handle(
+    reply = await ctx.services.quorum.handle(
         FetchSnapshotRequest(
             epoch=int(asked.current_leader_epoch),
             replica=ReplicaKey(int(request.replica_id), asked.replica_directory_id),

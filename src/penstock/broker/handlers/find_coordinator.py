@@ -57,11 +57,11 @@ def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
 
 def _coordinator(ctx: RequestContext, key_type: int) -> ShardedCoordinator[Any] | None:
     if key_type == _GROUP:
-        return ctx.node.groups
+        return ctx.services.groups
     if key_type == _TRANSACTION:
-        return ctx.node.transactions
+        return ctx.services.transactions
     if key_type == _SHARE and ctx.version >= _SHARE_FROM:
-        return ctx.node.share_state
+        return ctx.services.share_state
     return None
 
 
@@ -94,7 +94,7 @@ def _find(
         leader = coordinator.leader_of(key)
     except ApiError as error:
         return _CoordinatorLocation(error.code, error.message)
-    broker = None if leader is None else ctx.node.image.brokers.get(leader)
+    broker = None if leader is None else ctx.services.image.brokers.get(leader)
     endpoint = None if broker is None else broker.endpoints.get(ctx.listener)
     if broker is None or endpoint is None:
         return _CoordinatorLocation(ErrorCode.coordinator_not_available)

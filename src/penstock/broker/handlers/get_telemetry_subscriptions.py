@@ -16,7 +16,7 @@ from penstock.protocol.errors import ErrorCode
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    telemetry = ctx.node.telemetry
+    telemetry = ctx.services.telemetry
     instance_id, asked = telemetry.ask(ctx, request.client_instance_id)
     return GetTelemetrySubscriptionsResponse(
         throttle_time=timedelta(0),

@@ -17,7 +17,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _heartbeat(ctx: RequestContext, request: Any) -> ErrorCode:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     if not request.group_id:
         return ErrorCode.invalid_group_id
     beat = HeartbeatRequest(

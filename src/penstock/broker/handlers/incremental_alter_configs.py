@@ -49,8 +49,8 @@ def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> A
     try:
         if (node_id := parse_node_id(name)) is None:
             raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-        if node_id != ctx.node.node_id:
-            message = f"Unexpected node id. Expected {ctx.node.node_id}, but received {name}"
+        if node_id != ctx.services.node_id:
+            message = f"Unexpected node id. Expected {ctx.services.node_id}, but received {name}"
             raise ApiError(ErrorCode.invalid_request, message)
         changes = (ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs)
         alter_loggers(changes, validate_only=validate_only)
@@ -70,7 +70,7 @@ def _response(resource: Any, error: ApiError | None) -> AlterConfigsResourceResp
 
 async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, ...]:
     try:
-        return tuple((await ctx.node.channel.call(ctx.api_key, request)).responses)
+        return tuple((await ctx.services.channel.call(ctx.api_key, request)).responses)
     except ApiError as error:
         return tuple(_response(resource, error) for resource in request.resources)
 
@@ -84,7 +84,7 @@ async def _alter(ctx: RequestContext, request: Any) -> Any:
         for resource in request.resources
     ]
     results = await alter_cluster_configs(
-        ctx.node, incremental_alter_configs, resources, request.validate_only
+        ctx.services, incremental_alter_configs, resources, request.validate_only
     )
     return IncrementalAlterConfigsResponse(
         throttle_time=timedelta(0),

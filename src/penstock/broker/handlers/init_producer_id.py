@@ -24,11 +24,11 @@ _FENCED_FROM: Final = 4
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         _check_request(request)
-        if not ctx.node.settings.is_broker:
+        if not ctx.services.settings.is_broker:
             raise ApiError(ErrorCode.coordinator_not_available)
         if request.transactional_id is not None:
             return await _init_transactional(ctx, request)
-        return _response(ErrorCode.none, await ctx.node.producer_ids.fresh(), 0)
+        return _response(ErrorCode.none, await ctx.services.producer_ids.fresh(), 0)
     except ApiError as error:
         return _response(error.code)
 
@@ -43,7 +43,7 @@ async def _init_transactional(ctx: RequestContext, request: Any) -> Any:
     from penstock.broker.coordinators.transactions.requests import error_for_version
     from penstock.transactions.messages import InitProducerIdRequest
 
-    reply = await ctx.node.transactions.init_producer_id(
+    reply = await ctx.services.transactions.init_producer_id(
         InitProducerIdRequest(
             request.transactional_id,
             milliseconds(request.transaction_timeout),

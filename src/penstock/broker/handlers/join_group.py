@@ -21,7 +21,7 @@ _SKIP_ASSIGNMENT_FROM: Final = 9
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     wanted = _join_request(ctx, request)
     try:
         check_id_lengths(ctx, wanted.instance_id)

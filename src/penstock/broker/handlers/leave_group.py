@@ -35,7 +35,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _leave(ctx: RequestContext, request: Any) -> LeaveReply:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     if not request.group_id:
         return LeaveReply(error=ErrorCode.invalid_group_id)
     leaving = LeaveRequest(group_id=request.group_id, members=_members(ctx, request))

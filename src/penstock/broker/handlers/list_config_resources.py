@@ -42,7 +42,7 @@ def _requested_types(ctx: RequestContext, request: Any) -> Iterable[int]:
 
 
 def _names(ctx: RequestContext, kind: int) -> Iterable[str]:
-    image = ctx.node.image
+    image = ctx.services.image
     match kind:
         case ResourceType.TOPIC:
             return sorted(image.topics)

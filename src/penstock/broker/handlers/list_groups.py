@@ -19,7 +19,7 @@ _GROUPS_PER_CHUNK: Final = 100
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    async with ctx.node.group_scan_lock:
+    async with ctx.services.groups.scan_lock:
         try:
             groups = await _encoded_groups(ctx, request)
         except ApiError as error:
@@ -34,7 +34,7 @@ async def _encoded_groups(ctx: RequestContext, request: Any) -> list[bytes]:
     types = {kind.strip().lower() for kind in request.types_filter}
     encode = response_element_encoder(ctx.api_key, ctx.version, "groups")
     encoded: list[bytes] = []
-    async for groups in ctx.node.groups.read_each(lambda shard: shard.list_groups()):
+    async for groups in ctx.services.groups.read_each(lambda shard: shard.list_groups()):
         for count, group in enumerate(groups, start=1):
             if _matches_filters(group, states, types):
                 encoded.append(encode(_listed(group)))

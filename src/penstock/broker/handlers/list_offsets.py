@@ -88,7 +88,7 @@ def _partition(
     try:
         if (topic, index) in repeated:
             raise ApiError(ErrorCode.invalid_request)
-        partition = ctx.node.partitions.find(topic, index, part.current_leader_epoch)
+        partition = ctx.services.partitions.find(topic, index, part.current_leader_epoch)
         found = _find(ctx, partition, part.timestamp, request.isolation_level == _READ_COMMITTED)
     except ApiError as error:
         return _error_response(ctx, index, error)
@@ -116,7 +116,7 @@ def _partition_response(index: int, found: _FoundOffset) -> Any:
 
 
 def _error_response(ctx: RequestContext, index: int, error: ApiError) -> Any:
-    ctx.node.metrics.count_error("list_offsets", error.code.name)
+    ctx.services.metrics.count_error("list_offsets", error.code.name)
     response = schema_class("list_offsets.v11.response:ListOffsetsPartitionResponse")
     return response(partition_index=index, error_code=error.code, timestamp=-1, offset=-1, leader_epoch=-1)
 
@@ -147,9 +147,9 @@ async def _find_later(
         case -1:
             return _latest(partition, min(end_offset, partition.high_watermark), read_committed)
         case -3:
-            found = await ctx.node.search_log(ctx.connection, log.offset_of_max_timestamp)
+            found = await ctx.services.preparer.search_log(ctx.connection, log.offset_of_max_timestamp)
         case _:
-            found = await ctx.node.search_log(
+            found = await ctx.services.preparer.search_log(
                 ctx.connection, lambda bytes_max: log.offset_for_timestamp(timestamp, bytes_max)
             )
     upto_offset = partition.last_stable_offset if read_committed else partition.high_watermark

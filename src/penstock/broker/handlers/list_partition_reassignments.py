@@ -20,7 +20,7 @@ from penstock.protocol.errors import ErrorCode
 
 def handle(ctx: RequestContext, request: Any) -> Any:
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
-    for ongoing in list_reassignments(ctx.node.image, _requested_partitions(request)):
+    for ongoing in list_reassignments(ctx.services.image, _requested_partitions(request)):
         by_topic[ongoing.topic].append(
             OngoingPartitionReassignment(
                 partition_index=ongoing.partition,

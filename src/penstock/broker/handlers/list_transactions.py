@@ -17,7 +17,7 @@ from penstock.transactions.messages import ListTransactionsFilters, ListTransact
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        replies = await ctx.node.transactions.list_transactions(_filters(request))
+        replies = await ctx.services.transactions.list_transactions(_filters(request))
     except ApiError as error:
         return _response(error.code, [])
     return _response(ErrorCode.none, replies)

@@ -54,18 +54,18 @@ class _MissingTopic(NamedTuple):
 def handle(ctx: RequestContext, request: Any) -> Any:
     if request.topics is None or (ctx.version == 0 and not request.topics):
         view = _View(ctx, request)
-        return ctx.node.topic_answers.all_topics_response(
+        return ctx.services.topic_responses.all_topics_response(
             view.form, view.cluster_operations, view.topic, view.response
         )
     if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
         return _error_response(ctx, request)
     asked = _requested_topics(ctx, request)
-    if request.allow_auto_topic_creation and ctx.node.settings.boolean("auto.create.topics.enable"):
+    if request.allow_auto_topic_creation and ctx.services.settings.boolean("auto.create.topics.enable"):
         absent = [
             t.name for t in asked if isinstance(t, _MissingTopic) and t.name is not None and t.is_unknown
         ]
         if absent:
-            ctx.node.auto_creation.begin_by_name(absent)
+            ctx.services.auto_creation.begin_by_name(absent)
     return _response(ctx, request, asked)
 
 
@@ -75,7 +75,7 @@ def _requested_topics(ctx: RequestContext, request: Any) -> list[TopicState | _M
 
 
 def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> TopicState | _MissingTopic:
-    image = ctx.node.image
+    image = ctx.services.image
     if topic_id is not None:
         return image.topics_by_id.get(topic_id) or _MissingTopic(ErrorCode.unknown_topic_id, None, topic_id)
     if name is None:
@@ -92,7 +92,7 @@ class _View:
 
     def __init__(self, ctx: RequestContext, request: Any) -> None:
         self._ctx = ctx
-        self._image = ctx.node.image
+        self._image = ctx.services.image
         self._viewer = PartitionViewer(self._image, ctx.listener)
         asked = request.include_topic_authorized_operations
         self._operations = TOPIC_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED
@@ -106,7 +106,7 @@ class _View:
         return _topic(self._ctx, self._viewer, topic, self._operations)
 
     def response(self, topics: Any) -> Any:
-        node = self._ctx.node
+        services = self._ctx.services
         brokers = tuple(
             MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
             for broker, at in reachable_brokers(self._image, self._ctx.listener)
@@ -114,8 +114,8 @@ class _View:
         fields: dict[str, Any] = {
             "throttle_time": timedelta(0),
             "brokers": brokers,
-            "cluster_id": node.cluster_id,
-            "controller_id": _controller(node.node_id, [broker.node_id for broker in brokers]),
+            "cluster_id": services.cluster_id,
+            "controller_id": _controller(services.node_id, [broker.node_id for broker in brokers]),
             "topics": topics,
         }
         if self.cluster_operations is not None:
@@ -125,7 +125,7 @@ class _View:
 
 def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _MissingTopic]) -> Any:
     view = _View(ctx, request)
-    encoded = ctx.node.topic_answers.topics(view.form)
+    encoded = ctx.services.topic_responses.topics(view.form)
     return view.response(
         EncodedElements(
             [
@@ -144,7 +144,7 @@ def _controller(node_id: int, reachable: list[int]) -> int:
 
 
 def _error_response(ctx: RequestContext, request: Any) -> Any:
-    viewer = PartitionViewer(ctx.node.image, ctx.listener)
+    viewer = PartitionViewer(ctx.services.image, ctx.listener)
     topics = [_MissingTopic(ErrorCode.invalid_request, t.name or "", t.topic_id) for t in request.topics]
     return MetadataResponseV10(
         throttle_time=timedelta(0),

@@ -34,7 +34,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     for topic_place, topic in enumerate(request.topics):
         name, error = resolve_topic_name(ctx, topic)
         for place, partition in enumerate(topic.partitions):
-            if name is None or ctx.node.image.partition(name, partition.partition_index) is None:
+            if name is None or ctx.services.image.partition(name, partition.partition_index) is None:
                 unknown = ErrorCode.unknown_topic_or_partition if error is ErrorCode.none else error
                 errors[_RequestIndex(topic_place, place)] = unknown
             else:
@@ -57,7 +57,7 @@ def _offset(topic: str, partition: Any) -> OffsetToCommit:
 
 
 async def _commit(ctx: RequestContext, request: Any, offsets: tuple[OffsetToCommit, ...]) -> PartitionsReply:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     commit = CommitRequest(
         group_id=request.group_id,
         member_id=request.member_id,

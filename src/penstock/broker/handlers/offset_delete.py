@@ -23,7 +23,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     asked = [
         (topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions
     ]
-    existing = [place for place in asked if ctx.node.image.partition(*place) is not None]
+    existing = [place for place in asked if ctx.services.image.partition(*place) is not None]
     reply = await _delete(ctx, request.group_id, existing)
     if reply.error is not ErrorCode.none:
         return OffsetDeleteResponse(error_code=reply.error, throttle_time=NO_THROTTLE, topics=())
@@ -35,7 +35,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _delete(ctx: RequestContext, group_id: str, places: list[tuple[str, int]]) -> PartitionsReply:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     if not group_id:
         return PartitionsReply(error=ErrorCode.invalid_group_id)
     try:

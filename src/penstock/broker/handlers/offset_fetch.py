@@ -81,7 +81,7 @@ async def _offsets(
             return error
         return shard.fetch(wanted.group_id, places, require_stable=require_stable)
 
-    offsets = await ctx.node.groups.read(wanted.group_id, read)
+    offsets = await ctx.services.groups.read(wanted.group_id, read)
     if isinstance(offsets, ErrorCode):
         raise ApiError(offsets)
     return offsets
@@ -90,7 +90,7 @@ async def _offsets(
 def _known_topics(ctx: RequestContext, offsets: tuple[FetchedOffset, ...]) -> Iterator[_Topic]:
     for name, fetched in group_by_topic((each.topic, each) for each in offsets):
         partitions = [_Partition(each.partition, each, _stability_error(each)) for each in fetched]
-        topic = ctx.node.image.topics.get(name)
+        topic = ctx.services.image.topics.get(name)
         if ctx.version < _TOPIC_IDS_FROM:
             yield _Topic(name, partitions)
         elif topic is not None:

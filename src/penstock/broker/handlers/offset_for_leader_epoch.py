@@ -27,7 +27,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
 def _end(ctx: RequestContext, topic: str, part: Any) -> Any:
     result = schema_class("offset_for_leader_epoch.v4.response:EpochEndOffset")
     try:
-        partition = ctx.node.partitions.find(topic, part.partition, part.current_leader_epoch)
+        partition = ctx.services.partitions.find(topic, part.partition, part.current_leader_epoch)
     except ApiError as error:
         return result(error_code=error.code, partition=part.partition, leader_epoch=-1, end_offset=-1)
     epoch, end_offset = partition.end_of_epoch(part.leader_epoch)

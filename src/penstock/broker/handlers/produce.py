@@ -65,10 +65,12 @@ Results = list[PartitionProduceResponse]
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
-    version, node = ctx.version, ctx.node
+    version, services = ctx.version, ctx.services
     request = parse_produce_request(frame, position, version)
-    partitions_of = node.partitions.by_raw_id if version >= TOPIC_IDS_FROM else node.partitions.by_raw_name
-    acks, now_ms = request.acks, node.now_ms()
+    partitions_of = (
+        services.partitions.by_raw_id if version >= TOPIC_IDS_FROM else services.partitions.by_raw_name
+    )
+    acks, now_ms = request.acks, services.now_ms()
     topics: list[tuple[bytes, Results]] = []
     waiting: _DelayedProduce | None = None
     for name, parts in request.topics:
@@ -85,7 +87,7 @@ def handle(
                 writer = None
                 if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
                     writer = _writer(ctx, request, records)
-                    if node.transactions.admission.must_wait(partition, writer):
+                    if services.transactions.admission.must_wait(partition, writer):
                         waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
                         waiting.verify(partition, records, results, writer)
                         continue
@@ -117,8 +119,8 @@ def handle(
 
 def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> ApiError:
     by_id = ctx.version >= TOPIC_IDS_FROM
-    topic = find_topic(ctx.node.image, name, by_id=by_id)
-    return missing_partition_error(ctx.node, topic, index, by_id=by_id)
+    topic = find_topic(ctx.services.image, name, by_id=by_id)
+    return missing_partition_error(ctx.services, topic, index, by_id=by_id)
 
 
 def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:
@@ -162,7 +164,7 @@ def _note_retriable_error(partition: Partition, records: memoryview, error: ApiE
 
 
 def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionProduceResponse:
-    ctx.node.metrics.count_error("produce", error.code.name)
+    ctx.services.metrics.count_error("produce", error.code.name)
     indexes = error.indexes if isinstance(error, InvalidRecords) else ()
     leader = None
     if error.code is ErrorCode.not_leader_or_follower:
@@ -173,7 +175,7 @@ def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError
 
 
 def _leader_hints(ctx: RequestContext) -> LeaderHints:
-    return LeaderHints(ctx.node, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
+    return LeaderHints(ctx.services, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
 
 
 def _response(
@@ -252,7 +254,7 @@ class _DelayedProduce:
         """Decodes the batch off the event loop."""
         late = self._begin(partition, records, results)
         turn = self._append_in_order(late, partition.last_turn, writer, None)
-        task = self._ctx.node.spawn(self._finish(turn, late))
+        task = self._ctx.services.spawn(self._finish(turn, late))
         partition.begin_turn(task)
         self._hold_memory(len(records), task)
 
@@ -264,7 +266,7 @@ class _DelayedProduce:
 
     def _enqueue_verification(self, writer: TransactionalWriter, batches: list[_DeferredBatch]) -> None:
         """Later batches of the same producer wait for these."""
-        task = self._ctx.node.transactions.admission.queue_append(
+        task = self._ctx.services.transactions.admission.queue_append(
             [late.partition for late in batches], writer, partial(self._append_verified, batches, writer)
         )
         self._hold_memory(sum(len(late.records) for late in batches), task)
@@ -282,7 +284,7 @@ class _DelayedProduce:
         return _DeferredBatch(partition, bytearray(records), results, place, self._opened(results, place))
 
     def _hold_memory(self, size: int, task: asyncio.Task[None]) -> None:
-        server = self._ctx.node.server
+        server = self._ctx.services.server
         server.buffers.hold(size)
         task.add_done_callback(lambda _: server.buffers.release(size))
         if server.buffers.is_full:
@@ -295,7 +297,7 @@ class _DelayedProduce:
         except ApiError as error:
             results[place] = self._refused(partition, error)
         except Exception:
-            self._ctx.node.server.failed(self._connection)
+            self._ctx.services.server.failed(self._connection)
         else:
             results[place] = PartitionProduceResponse(
                 partition.index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
@@ -317,9 +319,9 @@ class _DelayedProduce:
         guard: VerificationGuard | None,
     ) -> LogAppendInfo:
         """Prepares the batch in parallel with others, and appends it in the order of arrival."""
-        node, partition = self._ctx.node, late.partition
-        prepared = node.spawn(
-            node.prepare_batch_in_thread(
+        services, partition = self._ctx.services, late.partition
+        prepared = services.spawn(
+            services.preparer.prepare_in_thread(
                 partition, late.records, self._connection, is_owed=self._acks != _ACKS_NONE
             )
         )
@@ -339,9 +341,9 @@ class _DelayedProduce:
             await asyncio.wait(previous)
         partitions = [late.partition for late in batches]
         try:
-            verifications = await self._ctx.node.transactions.admission.verifications(partitions, writer)
+            verifications = await self._ctx.services.transactions.admission.verifications(partitions, writer)
         except Exception:
-            self._ctx.node.server.failed(self._connection)
+            self._ctx.services.server.failed(self._connection)
             return
         appending = [
             self._finish(self._append_if_verified(late, writer, verifications[late.partition]), late)
@@ -362,7 +364,7 @@ class _DelayedProduce:
             raise word
         if not partition.takes_turns:
             return self._append_prepared(partition, memoryview(records), writer, word)
-        turn = self._ctx.node.spawn(self._append_in_order(late, partition.last_turn, writer, word))
+        turn = self._ctx.services.spawn(self._append_in_order(late, partition.last_turn, writer, word))
         partition.begin_turn(turn)
         return await turn
 
@@ -374,15 +376,15 @@ class _DelayedProduce:
         guard: VerificationGuard | None,
     ) -> LogAppendInfo:
         """Checks the partition again, because it may have changed while the batch waited. Raises ApiError."""
-        node = self._ctx.node
+        services = self._ctx.services
         if partition.is_retired:
             raise ApiError(ErrorCode.unknown_topic_or_partition, "the topic was deleted")
         try:
             partition.check_leader()
             if writer is not None and guard is None:
-                node.transactions.admission.check_open(partition, writer)
+                services.transactions.admission.check_open(partition, writer)
             try:
-                return partition.append(batch, node.now_ms(), guard)
+                return partition.append(batch, services.now_ms(), guard)
             except ApiError as error:
                 return duplicate_or_raise(partition, batch, error)
         except ApiError as error:

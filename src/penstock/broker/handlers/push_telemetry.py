@@ -20,8 +20,8 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     push = MetricsPush(len(request.metrics), request.compression_type, request.terminating)
     code = ErrorCode.none
     try:
-        ctx.node.telemetry.record_push(ctx, request.client_instance_id, request.subscription_id, push)
+        ctx.services.telemetry.record_push(ctx, request.client_instance_id, request.subscription_id, push)
     except ApiError as error:
         code = error.code
-        ctx.node.metrics.count_error("push_telemetry", code.name)
+        ctx.services.metrics.count_error("push_telemetry", code.name)
     return PushTelemetryResponse(throttle_time=timedelta(0), error_code=code)

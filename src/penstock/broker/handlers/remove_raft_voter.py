@@ -17,7 +17,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     """Raises NOT_CONTROLLER if another node is the leader."""
     try:
         check_cluster(ctx, request.cluster_id)
-        await ctx.node.quorum.remove_voter(ReplicaKey(int(request.voter_id), request.voter_directory_id))
+        await ctx.services.quorum.remove_voter(ReplicaKey(int(request.voter_id), request.voter_directory_id))
     except ApiError as error:
         if error.code is ErrorCode.not_controller:
             raise

@@ -29,16 +29,16 @@ def handle(
         try:
             packed = encode_response(await _respond(ctx, ask))
         except Exception:
-            ctx.node.server.failed(connection)
+            ctx.services.server.failed(connection)
         else:
             connection.fulfil(slot, _HEAD.pack(len(packed) + 4, correlation_id) + packed)
 
-    ctx.node.spawn(answer())
+    ctx.services.spawn(answer())
     return slot
 
 
 async def _respond(ctx: RequestContext, ask: ScheduleRequest) -> ScheduleResponse:
     try:
-        return ScheduleResponse(ErrorCode.none, await ctx.node.schedule.answer(ask))
+        return ScheduleResponse(ErrorCode.none, await ctx.services.schedule.answer(ask))
     except ApiError as error:
         return ScheduleResponse(error.code)

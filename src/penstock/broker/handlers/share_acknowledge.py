@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.share.partitions import Acknowledgements, wait_until_stored
 from penstock.broker.coordinators.share.sessions import FINAL_EPOCH, check_group_and_member
 from penstock.broker.network.connection import Connection, PendingReply, Reply
@@ -27,14 +26,16 @@ def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
     request = parse_share_acknowledge_request(frame, position, ctx.version)
-    shares = ctx.node.share
+    shares = ctx.services.share
     try:
         group, member = check_group_and_member(
-            request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
+            request.group,
+            request.member,
+            group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
         )
         session = shares.sessions.acknowledge(group, member, request.session_epoch)
     except ApiError as error:
-        ctx.node.metrics.count_error("share_acknowledge", error.code.name)
+        ctx.services.metrics.count_error("share_acknowledge", error.code.name)
         return encode_share_acknowledge_response(
             ctx.version, correlation_id, error=error.code.value, message=error.message
         )
@@ -43,7 +44,7 @@ def handle(
     if not said.is_waiting and not released:
         return _reply(ctx, request, correlation_id, said)
     slot = connection.defer(ctx.api_key)
-    ctx.node.spawn(_reply_later(ctx, connection, slot, request, correlation_id, said, released))
+    ctx.services.spawn(_reply_later(ctx, connection, slot, request, correlation_id, said, released))
     return slot
 
 
@@ -61,14 +62,14 @@ async def _reply_later(
         await wait_until_stored(released)
         connection.fulfil(slot, _reply(ctx, request, correlation_id, said))
     except Exception:
-        ctx.node.server.failed(connection)
+        ctx.services.server.failed(connection)
 
 
 def _reply(
     ctx: RequestContext, request: ShareAcknowledgeRequest, correlation_id: int, said: Acknowledgements
 ) -> bytes:
     assert request.group is not None
-    hints = LeaderHints(ctx.node, ctx.listener, by_id=True)
+    hints = LeaderHints(ctx.services, ctx.listener, by_id=True)
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
     for (topic_id, index), (error, message) in said.outcomes.items():
         leader = hints.leader(topic_id, index, error)
@@ -77,7 +78,7 @@ def _reply(
     return encode_share_acknowledge_response(
         ctx.version,
         correlation_id,
-        lock_ms=effective_group_config(ctx.node, request.group).share_record_lock_duration_ms,
+        lock_ms=ctx.services.groups.config(request.group).share_record_lock_duration_ms,
         topics=topics.items(),
         endpoints=tuple(hints.endpoints.values()),
     )

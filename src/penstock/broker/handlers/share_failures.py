@@ -39,22 +39,22 @@ def handle(
         try:
             packed = encode_share_failures_response(await _store_failures(ctx, asked))
         except Exception:
-            ctx.node.server.failed(connection)
+            ctx.services.server.failed(connection)
         else:
             connection.fulfil(slot, _HEAD.pack(len(packed) + 4, correlation_id) + packed)
 
-    ctx.node.spawn(answer())
+    ctx.services.spawn(answer())
     return slot
 
 
 async def _store_failures(ctx: RequestContext, asked: ShareFailures) -> ErrorCode:
     try:
         if asked.for_coordinator:
-            (told,) = await ctx.node.share_state.ask([_explain_request(asked)])
+            (told,) = await ctx.services.share_state.ask([_explain_request(asked)])
             return told.error
         await _apply_at_leader(ctx, asked)
     except ApiError as error:
-        ctx.node.metrics.count_error("share_failures", error.code.name)
+        ctx.services.metrics.count_error("share_failures", error.code.name)
         return error.code
     return ErrorCode.none
 
@@ -67,7 +67,7 @@ def _explain_request(asked: ShareFailures) -> StoreWorkerErrors:
 
 async def _apply_at_leader(ctx: RequestContext, asked: ShareFailures) -> None:
     """Raises ApiError."""
-    led = ctx.node.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
+    led = ctx.services.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
     if led is None:
         raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
     await led.apply_failures(asked.failures)

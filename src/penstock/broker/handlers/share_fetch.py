@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.share.fetch import AcquiredRecords, DelayedShareFetch, ReadWouldBlock
 from penstock.broker.coordinators.share.partitions import (
     Acknowledgements,
@@ -46,12 +45,14 @@ def handle(
     request = parse_share_fetch_request(frame, position, ctx.version)
     try:
         group, member = check_group_and_member(
-            request.group, request.member, group_bytes_max=ctx.node.settings.integer("penstock.id.max.bytes")
+            request.group,
+            request.member,
+            group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
         )
         _check_renewal(request)
-        session = ctx.node.share.sessions.fetch(request, group, member, ctx.connection)
+        session = ctx.services.share.sessions.fetch(request, group, member, ctx.connection)
     except ApiError as error:
-        ctx.node.metrics.count_error("share_fetch", error.code.name)
+        ctx.services.metrics.count_error("share_fetch", error.code.name)
         refusal = encode_share_fetch_response(correlation_id, error=error.code.value, message=error.message)
         if error.code is ErrorCode.share_session_limit_reached:
             # The reply is delayed, because the client would retry at once.
@@ -65,7 +66,7 @@ def _reply_later(
     ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]
 ) -> PendingReply:
     slot = connection.defer(ctx.api_key)
-    task = ctx.node.spawn(_fulfil(ctx, connection, slot, reply))
+    task = ctx.services.spawn(_fulfil(ctx, connection, slot, reply))
     slot.on_lost = task.cancel
     return slot
 
@@ -78,7 +79,7 @@ async def _fulfil(
     except asyncio.CancelledError:
         raise
     except Exception:
-        ctx.node.server.failed(connection)
+        ctx.services.server.failed(connection)
 
 
 def _check_renewal(request: ShareFetchRequest) -> None:
@@ -97,7 +98,7 @@ class _ShareFetchReply:
         self._request = request
         self._correlation_id = correlation_id
         self._session = session
-        shares = ctx.node.share
+        shares = ctx.services.share
         self._said = Acknowledgements(
             shares, session.group, session.member, request.topics, may_renew=request.is_renewal
         )
@@ -129,19 +130,19 @@ class _ShareFetchReply:
         return self.reply()
 
     def reply(self) -> Reply:
-        node, session = self._ctx.node, self._session
+        services, session = self._ctx.services, self._session
         portions = {} if self._fetching is None else self._fetching.checked()
         places: dict[RawTopicIdPartition, None] = dict.fromkeys((*self._said.outcomes, *portions))
         if self._request.session_epoch == INITIAL_EPOCH:
             places |= session.places
-        hints = LeaderHints(node, self._ctx.listener, by_id=True)
+        hints = LeaderHints(services, self._ctx.listener, by_id=True)
         topics: dict[bytes, list[SharePartitionData]] = {}
         for place in places:
             row = _fetched_partition(place, self._said.outcomes.get(place), portions.get(place), hints)
             topics.setdefault(place[0], []).append(row)
         return encode_share_fetch_response(
             self._correlation_id,
-            lock_ms=effective_group_config(node, session.group).share_record_lock_duration_ms,
+            lock_ms=services.groups.config(session.group).share_record_lock_duration_ms,
             topics=topics.items(),
             endpoints=tuple(hints.endpoints.values()),
         )

@@ -16,7 +16,6 @@ from kio.schema.share_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
@@ -32,7 +31,7 @@ _FEATURE: Final = "share.version"
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        if not ctx.node.image.features.get(_FEATURE):
+        if not ctx.services.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The share protocol is not enabled.")
         reply = await _process(ctx, _heartbeat_request(ctx, request))
     except ApiError as error:
@@ -43,12 +42,12 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 async def _process(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHeartbeatReply:
     check_id_lengths(ctx, beat.member_id, beat.rack_id)
     if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
-        await ctx.node.groups.ensure_topic()
-        ctx.node.groups.check_group_limit(beat.group_id)
+        await ctx.services.groups.ensure_topic()
+        ctx.services.groups.check_group_limit(beat.group_id)
     reply = await _write_heartbeat(ctx, beat)
     if reply.upkeep is None:
         return reply
-    upkeep = ctx.node.share_state_reconciler
+    upkeep = ctx.services.share_state_reconciler
     if beat.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
         upkeep.begin(beat.group_id)
         return reply
@@ -58,7 +57,7 @@ async def _process(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHea
 
 
 async def _write_heartbeat(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHeartbeatReply:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     reply: ShareHeartbeatReply = await groups.write(
         beat.group_id, lambda shard, token: share_group_heartbeat(shard, beat, token, now_ms=groups.now_ms())
     )
@@ -66,7 +65,7 @@ async def _write_heartbeat(ctx: RequestContext, beat: ShareHeartbeatRequest) -> 
 
 
 def _heartbeat_request(ctx: RequestContext, request: Any) -> ShareHeartbeatRequest:
-    config = effective_group_config(ctx.node, request.group_id)
+    config = ctx.services.groups.config(request.group_id)
     return ShareHeartbeatRequest(
         group_id=request.group_id,
         member_id=request.member_id,

@@ -34,7 +34,9 @@ async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
     try:
         if not group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        found = await ctx.node.groups.read(group_id, lambda shard: describe_streams_group(shard, group_id))
+        found = await ctx.services.groups.read(
+            group_id, lambda shard: describe_streams_group(shard, group_id)
+        )
     except ApiError as error:
         return schema.DescribedGroup(
             error_code=error.code,

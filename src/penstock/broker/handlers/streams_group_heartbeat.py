@@ -15,7 +15,6 @@ from typing import Any, Final
 from kio.schema.streams_group_heartbeat.v0 import response as schema
 
 from penstock.broker.controller.topic_creation import AutoTopicCreationManager
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import NewTopic
@@ -45,9 +44,9 @@ _ACCEPTABLE_RECOVERY_LAG: Final = 0
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     try:
-        if not ctx.node.image.features.get(_FEATURE):
+        if not ctx.services.image.features.get(_FEATURE):
             raise ApiError(ErrorCode.unsupported_version, "The streams protocol is not enabled.")
         beat = _heartbeat_request(ctx, request)
         check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
@@ -63,7 +62,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     except ApiError as error:
         reply = StreamsHeartbeatReply(error=error.code, message=error.message)
     if reply.topics_to_create:
-        creation = ctx.node.auto_creation
+        creation = ctx.services.auto_creation
         creation.begin(map(_new_topic, reply.topics_to_create))
         reply = dataclasses.replace(reply, statuses=tuple(_statuses_with_failures(reply, creation)))
     return _response(reply)
@@ -97,7 +96,7 @@ def _statuses_with_failures(
 
 
 def _heartbeat_request(ctx: RequestContext, request: Any) -> StreamsHeartbeatRequest:
-    config = effective_group_config(ctx.node, request.group_id)
+    config = ctx.services.groups.config(request.group_id)
     at = request.user_endpoint
     return StreamsHeartbeatRequest(
         group_id=request.group_id,

@@ -29,7 +29,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 
 async def _sync(ctx: RequestContext, request: Any) -> SyncReply:
-    groups = ctx.node.groups
+    groups = ctx.services.groups
     if not request.group_id:
         return SyncReply(error=ErrorCode.invalid_group_id)
     names_protocol = request.protocol_type is not None and request.protocol_name is not None

@@ -44,7 +44,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     for topic in request.topics:
         for partition in topic.partitions:
             place = (topic.name, partition.partition_index)
-            if ctx.node.image.partition(*place) is None:
+            if ctx.services.image.partition(*place) is None:
                 errors[place] = ErrorCode.unknown_topic_or_partition
             else:
                 offsets[place] = _offset(topic.name, partition)
@@ -80,10 +80,10 @@ async def _commit_in_transaction(
     if not request.group_id:
         raise ApiError(ErrorCode.invalid_group_id)
     if ctx.version < _EPOCH_PER_TRANSACTION_FROM:
-        ctx.node.transactions.offset_callers.check_newest_connection(ctx, request.transactional_id)
-    groups = ctx.node.groups
+        ctx.services.transactions.offset_callers.check_newest_connection(ctx, request.transactional_id)
+    groups = ctx.services.groups
     groups.check_group_limit(request.group_id)
-    partition = ctx.node.partitions.led(OFFSETS_TOPIC, groups.shard_of(request.group_id))
+    partition = ctx.services.partitions.led(OFFSETS_TOPIC, groups.shard_of(request.group_id))
     if partition is None:
         raise ApiError(ErrorCode.not_coordinator)
     producer = TransactionProducer(request.producer_id, request.producer_epoch)
@@ -106,7 +106,7 @@ async def _commit_in_transaction(
 
 async def _guard(ctx: RequestContext, partition: Partition, writer: TransactionalWriter) -> VerificationGuard:
     """Returns a guard even if the transaction is already open here, because loading the shard may take time."""
-    guard = await ctx.node.transactions.admission.guard(partition, writer)
+    guard = await ctx.services.transactions.admission.guard(partition, writer)
     if guard is not None:
         return guard
     return partition.log.producers.begin_verification(writer.producer_id, writer.epoch)

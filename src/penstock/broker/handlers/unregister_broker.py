@@ -18,7 +18,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.node.controller
+    controller = ctx.services.controller
 
     def decide(image: ClusterImage) -> Decision[None]:
         _refuse_alive(image, request.broker_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from penstock.broker.controller.features import configured_isr_min
+from penstock.broker.controller.features import configured_isr_min, feature_levels
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.brokers import set_feature_levels
 from penstock.cluster.controller.decision import Decision
@@ -24,16 +24,16 @@ _ONE_RESULT_FROM: Final = 2
 async def handle(ctx: RequestContext, request: Any) -> Any:
     def decide(image: ClusterImage) -> Decision[None]:
         wanted = _requested_levels(ctx, image, request)
-        decision = set_feature_levels(image, wanted, isr_min=configured_isr_min(ctx.node.settings))
+        decision = set_feature_levels(image, wanted, isr_min=configured_isr_min(ctx.services.settings))
         return Decision((), None) if request.validate_only else decision
 
-    await ctx.node.metadata.propose(decide)
+    await ctx.services.metadata.propose(decide)
     return _response(ctx, request)
 
 
 def _requested_levels(ctx: RequestContext, image: ClusterImage, request: Any) -> dict[str, int]:
     """Raises INVALID_UPDATE_VERSION, INVALID_REQUEST."""
-    supported = {feature.name: feature for feature in ctx.node.features()}
+    supported = {feature.name: feature for feature in feature_levels(ctx.services.image)}
     levels: dict[str, int] = {}
     for update in request.feature_updates:
         name, level = update.feature, update.max_version_level

@@ -18,12 +18,12 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     code = ErrorCode.none
     try:
         check_cluster(ctx, request.cluster_id)
-        _check_epoch(ctx.node.quorum.epoch, request.current_leader_epoch)
+        _check_epoch(ctx.services.quorum.epoch, request.current_leader_epoch)
         voter = Voter(
             ReplicaKey(int(request.voter_id), request.voter_directory_id),
             tuple(Address(at.name, at.host, int(at.port)) for at in request.listeners),
         )
-        await ctx.node.quorum.update_voter(voter)
+        await ctx.services.quorum.update_voter(voter)
     except ApiError as error:
         if error.code is ErrorCode.not_controller:
             raise
@@ -41,6 +41,6 @@ def _check_epoch(epoch: int, asked: int) -> None:
 
 
 def _current_leader(ctx: RequestContext) -> Any:
-    quorum = ctx.node.quorum
+    quorum = ctx.services.quorum
     host, port = quorum.address_of(quorum.leader_id) or ("", -1)
     return CurrentLeader(leader_id=quorum.leader_id, leader_epoch=quorum.epoch, host=host, port=port)

@@ -19,11 +19,11 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         asked = metadata_partition(request.topics, "topic_name", "partition_index")
     except ApiError as error:
         return VoteResponse(error_code=error.code, topics=())
-    reply = await ctx.node.quorum.handle(
+    reply = await ctx.services.quorum.handle(
         VoteRequest(
             epoch=int(asked.replica_epoch),
             candidate=ReplicaKey(int(asked.replica_id), asked.replica_directory_id),
-            voter=ctx.node.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
+            voter=ctx.services.quorum.addressed_replica(request.voter_id, asked.voter_directory_id),
             last=OffsetAndEpoch(int(asked.last_offset), int(asked.last_offset_epoch)),
             pre_vote=asked.pre_vote,
         )

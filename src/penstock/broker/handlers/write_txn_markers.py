@@ -17,7 +17,7 @@ from kio.schema.write_txn_markers.v2.response import (
     WriteTxnMarkersResponse,
 )
 
-from penstock.broker.coordinators.transactions.markers import TxnMarkerEntry, append_markers
+from penstock.broker.coordinators.transactions.markers import TxnMarkerEntry
 from penstock.broker.coordinators.transactions.request_queue import PartitionErrors
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.record_batch import EndMarker
@@ -25,15 +25,16 @@ from penstock.transactions.messages import TopicPartition
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    told = await append_markers(ctx.node, [_end(marker) for marker in request.markers])
+    appender = ctx.services.transactions.marker_appender
+    errors = await appender.append([_marker_entry(marker) for marker in request.markers])
     return WriteTxnMarkersResponse(
         markers=tuple(
-            _result(marker, outcomes) for marker, outcomes in zip(request.markers, told, strict=True)
+            _result(marker, outcomes) for marker, outcomes in zip(request.markers, errors, strict=True)
         )
     )
 
 
-def _end(marker: Any) -> TxnMarkerEntry:
+def _marker_entry(marker: Any) -> TxnMarkerEntry:
     return TxnMarkerEntry(
         EndMarker(
             producer_id=marker.producer_id,

@@ -24,8 +24,9 @@ from penstock.cluster.image import ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Clock, ImageView
     from penstock.broker.network.requests import RequestContext
-    from penstock.broker.node import Node
 
 logger = logging.getLogger("penstock.telemetry")
 
@@ -59,12 +60,13 @@ class _ClientInstance:
 
 
 class ClientTelemetry:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, settings: NodeSettings, metadata: ImageView, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
         self._clients: OrderedDict[UUID, _ClientInstance] = OrderedDict()
         self._parsed_configs: object = None
         self._subscriptions: tuple[ClientMetricsSubscription, ...] = ()
-        self.payload_bytes_max = node.settings.integer("telemetry.max.bytes")
+        self.payload_bytes_max = settings.integer("telemetry.max.bytes")
         #: Counters for metrics.
         self.pushes = self.bytes_pushed = 0
 
@@ -109,7 +111,7 @@ class ClientTelemetry:
     def _check_push_interval(self, client: _ClientInstance, push: MetricsPush) -> None:
         if client.is_terminating:
             raise ApiError(ErrorCode.invalid_request, "the client has pushed for the last time")
-        now_ms, before_ms = self._node.now_ms(), client.pushed_ms
+        now_ms, before_ms = self._clock.now_ms(), client.pushed_ms
         is_early = (
             before_ms is not None and 0 <= now_ms - before_ms < client.asked.interval_ms * _EARLY_FRACTION
         )
@@ -129,7 +131,7 @@ class ClientTelemetry:
 
     def _current(self) -> tuple[ClientMetricsSubscription, ...]:
         """Return the subscriptions, parsed again only if the settings have changed."""
-        configs = self._node.image.configs
+        configs = self._metadata.image.configs
         if configs is not self._parsed_configs:
             self._parsed_configs = configs
             stored = {

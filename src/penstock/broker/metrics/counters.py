@@ -1,7 +1,8 @@
 """Counters of one node as plain numbers: the hot path increments them, a scrape renders them as Prometheus text."""
 
 from bisect import bisect_left
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 #: Upper bounds in seconds; a histogram has one more bucket for everything above.
 LATENCY_BUCKETS: Final = (
@@ -70,3 +71,37 @@ class Metrics:
         if traffic is None:
             traffic = self.topics[topic] = TopicMetrics()
         return traffic
+
+
+# -- what a scrape copies ----------------------------------------------------------------------------------
+
+Labels = tuple[str, ...]
+
+
+class HistogramSnapshot(NamedTuple):
+    """A histogram as it was at one moment; counts are per bucket, not cumulative."""
+
+    counts: tuple[int, ...]
+    total_seconds: float
+
+
+class MetricFamily(NamedTuple):
+    """One metric: `kind` is counter, gauge or histogram, and samples have one value for each label."""
+
+    kind: str
+    name: str
+    help: str
+    labels: Labels
+    samples: Sequence[tuple[Labels, float | HistogramSnapshot]]
+
+
+def histogram_snapshot(histogram: Histogram) -> HistogramSnapshot:
+    return HistogramSnapshot(tuple(histogram.counts), histogram.total_seconds)
+
+
+def gauge(name: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily("gauge", name, text, (), [((), value)])
+
+
+def counter(name: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily("counter", name, text, (), [((), value)])

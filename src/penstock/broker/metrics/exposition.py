@@ -11,26 +11,52 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock import __version__
 from penstock.broker.config.logging import suppressed_lines
-from penstock.broker.metrics.counters import LATENCY_BUCKETS, Histogram
+from penstock.broker.metrics.coordinators import coordinator_families
+from penstock.broker.metrics.counters import (
+    LATENCY_BUCKETS,
+    HistogramSnapshot,
+    Labels,
+    MetricFamily,
+    counter,
+    gauge,
+    histogram_snapshot,
+)
 from penstock.broker.network.apis import APIS
 from penstock.broker.partition.leader_replica import monotonic_ms
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.listeners import Listener
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+    from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
+    from penstock.broker.coordinators.share.coordinator import ShareCoordinator
+    from penstock.broker.coordinators.share.partitions import SharePartitionManager
+    from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
+    from penstock.broker.environment import Lazy, Threads
+    from penstock.broker.metrics.client_telemetry import ClientTelemetry
+    from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.network.requests import BrokerCalls
+    from penstock.broker.network.server import Server
+    from penstock.broker.partition.fetch_sessions import FetchSessions
     from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
+    from penstock.broker.partition.replica_manager import ReplicaManager
+    from penstock.broker.quorum import Quorum
+    from penstock.broker.quorum.metadata_log import MetadataLog
+    from penstock.log.log_manager import LogManager
 
 
 logger = logging.getLogger("penstock.metrics")
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Partitions and groups that are copied before the scrape yields to the event loop.
 _PARTITIONS_PER_CHUNK: Final = 200
 _GROUPS_PER_CHUNK: Final = 50
@@ -39,30 +65,38 @@ _GROUPS_SECONDS_MAX: Final = 5.0
 _END_OFFSETS_SECONDS_MAX: Final = 2.0
 _END_OFFSETS_FRESH_S: Final = 5.0
 
-Labels = tuple[str, ...]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSources:
+    """The components whose numbers a scrape reads. A lazy component has no metrics before it exists."""
 
-class HistogramSnapshot(NamedTuple):
-    """A histogram as it was at one moment; counts are per bucket, not cumulative."""
-
-    counts: tuple[int, ...]
-    total_seconds: float
-
-
-class MetricFamily(NamedTuple):
-    """One metric: `kind` is counter, gauge or histogram, and samples have one value for each label."""
-
-    kind: str
-    name: str
-    help: str
-    labels: Labels
-    samples: Sequence[tuple[Labels, float | HistogramSnapshot]]
+    settings: NodeSettings
+    listeners: tuple[Listener, ...]
+    is_serving: Callable[[], bool]
+    threads: Threads
+    metrics: Metrics
+    server: Server
+    store: LogManager
+    metadata: MetadataLog
+    quorum: Quorum
+    partitions: ReplicaManager
+    fetch_sessions: FetchSessions
+    groups: GroupCoordinator
+    brokers: BrokerCalls
+    fetchers: Lazy[ReplicaFetcherManager]
+    telemetry: Lazy[ClientTelemetry]
+    transactions: Lazy[TransactionCoordinator]
+    share_state: Lazy[ShareCoordinator]
+    share: Lazy[SharePartitionManager]
+    schedule: Lazy[ScheduleCoordinator]
 
 
 class Exposition:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._ends = RemoteEndOffsets(node)
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
+        self._ends = RemoteEndOffsets(sources)
         self._scrape: asyncio.Future[bytes] | None = None
 
     async def scrape(self) -> bytes:
@@ -73,8 +107,8 @@ class Exposition:
         return await asyncio.shield(self._scrape)
 
     async def _scrape_once(self) -> bytes:
-        families = await collect_metrics(self._node, self._ends)
-        return await self._node.in_thread(render, families)
+        families = await collect_metrics(self._sources, self._ends)
+        return await self._sources.threads.in_thread(render, families)
 
     def _finished(self, scrape: asyncio.Future[bytes]) -> None:
         self._scrape = None
@@ -85,63 +119,53 @@ class Exposition:
 # -- on the event loop: copy numbers ---------------------------------------------------------------------
 
 
-async def collect_metrics(node: Node, ends: RemoteEndOffsets | None = None) -> Iterator[MetricFamily]:
+async def collect_metrics(
+    sources: MetricSources, ends: RemoteEndOffsets | None = None
+) -> Iterator[MetricFamily]:
     """Copy all numbers now. The families of partitions and groups are built when the caller iterates over them."""
 
-    families = [*_node_families(node), *_request_families(node), *_topic_families(node)]
+    families = [*_node_families(sources), *_request_families(sources), *_topic_families(sources)]
     partitions: list[_PartitionRow] = []
     followers: list[FollowerLag] = []
     counted, damaged = PartitionCounts(), _DamageCounts()
-    for piece in _chunks(list(node.partitions), _PARTITIONS_PER_CHUNK):
+    for piece in _chunks(list(sources.partitions), _PARTITIONS_PER_CHUNK):
         for partition in piece:
             partitions.append(_partition_row(partition))
             followers += follower_lags(partition)
             counted = counted.plus_partition(partition)
             damaged.add(partition)
         await asyncio.sleep(0)
-    families += replication_families(node, counted, followers)
-    families += damaged.families(node)
-    if "transactions" in node.__dict__:
-        from penstock.broker.metrics.coordinators import transaction_families
-
-        families += transaction_families(node.transactions)
-    if "share_state" in node.__dict__:
-        from penstock.broker.metrics.coordinators import dead_letter_families, share_total_families
-
-        families += dead_letter_families(node.share_state.dead_letters)
-        families += share_total_families(node)
-    if "share" in node.__dict__:
-        from penstock.broker.metrics.coordinators import share_families
-
-        families += share_families(node.share)
-    if "schedule" in node.__dict__:
-        from penstock.broker.metrics.coordinators import schedule_families
-
-        families += schedule_families(node.schedule)
-    groups = await _read_groups(node, ends)
+    families += replication_families(sources, counted, followers)
+    families += damaged.families(sources)
+    families += coordinator_families(
+        transactions=sources.transactions.existing,
+        share_state=sources.share_state.existing,
+        share=sources.share.existing,
+        schedule=sources.schedule.existing,
+    )
+    groups = await _read_groups(sources, ends)
     return chain(families, _partition_families(partitions), _group_families(groups))
 
 
-def _node_families(node: Node) -> Iterator[MetricFamily]:
-    metrics, server = node.metrics, node.server
+def _node_families(sources: MetricSources) -> Iterator[MetricFamily]:
+    metrics, server = sources.metrics, sources.server
     build = (__version__, "{}.{}.{}".format(*sys.version_info[:3]))
     yield MetricFamily("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
-    identity = (str(node.node_id), node.cluster_id)
+    identity = (str(sources.settings.node_id), sources.store.cluster_id)
     yield MetricFamily(
         "gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)]
     )
-    yield gauge("penstock_ready", "1 while the node serves its listeners.", node.state == "serving")
+    yield gauge("penstock_ready", "1 while the node serves its listeners.", sources.is_serving())
     connections = Counter(connection.listener for connection in tuple(server.connections))
     yield MetricFamily(
         "gauge",
         "penstock_connections",
         "Open connections of clients.",
         ("listener",),
-        [((listener.name,), connections[listener.name]) for listener in node.listeners],
+        [((listener.name,), connections[listener.name]) for listener in sources.listeners],
     )
     yield counter("penstock_connections_refused", "Connections over a limit.", metrics.connections_refused)
-    if "telemetry" in node.__dict__:
-        telemetry = node.telemetry
+    if (telemetry := sources.telemetry.existing) is not None:
         yield gauge(
             "penstock_telemetry_clients", "Clients that have asked which metrics to push.", telemetry.clients
         )
@@ -165,25 +189,25 @@ def _node_families(node: Node) -> Iterator[MetricFamily]:
         metrics.internal_errors,
     )
     yield counter(
-        "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(node)
+        "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(sources)
     )
     yield gauge(
         "penstock_request_buffer_bytes",
         "Memory held by requests that are still arriving.",
         server.buffers.bytes_in_use,
     )
-    yield gauge("penstock_fetch_sessions", "Incremental fetch sessions.", len(node.fetch_sessions))
+    yield gauge("penstock_fetch_sessions", "Incremental fetch sessions.", len(sources.fetch_sessions))
     yield counter(
         "penstock_fetch_session_evictions",
         "Sessions that made room for others.",
-        node.fetch_sessions.evictions,
+        sources.fetch_sessions.evictions,
     )
     yield MetricFamily(
         "histogram",
         "penstock_flush_seconds",
         "Time to sync a log.",
         (),
-        [((), _histogram_snapshot(metrics.flushes))],
+        [((), histogram_snapshot(metrics.flushes))],
     )
     yield counter(
         "penstock_log_lines_suppressed", "Lines left out of the node's own log.", suppressed_lines()
@@ -202,29 +226,29 @@ class _DamageCounts:
             self._partitions += 1
             self._offsets += sum(item.end_offset - item.start_offset for item in damages)
 
-    def families(self, node: Node) -> Iterator[MetricFamily]:
+    def families(self, sources: MetricSources) -> Iterator[MetricFamily]:
         text = "Partitions that cannot be opened, or whose folder is gone."
-        not_open = len(node.store.failed) + len(node.partitions.missing)
+        not_open = len(sources.store.failed) + len(sources.partitions.missing)
         yield gauge("penstock_partitions_failed", text, not_open)
         text = "Partitions with damaged records that are refused to readers."
         yield gauge("penstock_partitions_damaged", text, self._partitions)
         yield gauge("penstock_damaged_offsets", "Offsets refused because of damage.", self._offsets)
 
 
-def _storage_errors(node: Node) -> int:
-    errors = node.metrics.errors.items()
+def _storage_errors(sources: MetricSources) -> int:
+    errors = sources.metrics.errors.items()
     return sum(count for (_, error), count in errors if error == ErrorCode.kafka_storage_error.name)
 
 
-def _request_families(node: Node) -> Iterator[MetricFamily]:
-    metrics = node.metrics
+def _request_families(sources: MetricSources) -> Iterator[MetricFamily]:
+    metrics = sources.metrics
     yield MetricFamily(
         "histogram",
         "penstock_request_seconds",
         "Time from a whole request to its answer; a fetch includes the wait it asked for.",
         ("api",),
         [
-            ((APIS[key].name,), _histogram_snapshot(timings))
+            ((APIS[key].name,), histogram_snapshot(timings))
             for key, timings in metrics.requests.items()
             if key in APIS
         ],
@@ -249,13 +273,13 @@ _TOPIC_METRICS: Final = (
 )
 
 
-def _topic_families(node: Node) -> Iterator[MetricFamily]:
-    topics = list(node.metrics.topics.items())
+def _topic_families(sources: MetricSources) -> Iterator[MetricFamily]:
+    topics = list(sources.metrics.topics.items())
     for attribute, name, text in _TOPIC_METRICS:
         samples = [((topic,), getattr(traffic, attribute)) for topic, traffic in topics]
         yield MetricFamily("counter", name, text, ("topic",), samples)
     text = "Time from an acks=all append to its acknowledgement: the longest of those acknowledged together."
-    acks = [((topic,), _histogram_snapshot(traffic.acks)) for topic, traffic in topics]
+    acks = [((topic,), histogram_snapshot(traffic.acks)) for topic, traffic in topics]
     yield MetricFamily("histogram", "penstock_topic_ack_seconds", text, ("topic",), acks)
 
 
@@ -328,8 +352,8 @@ class RemoteEndOffsets:
     every scrape.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, sources: MetricSources) -> None:
+        self._sources = sources
         self._known: dict[tuple[str, int], tuple[float, int]] = {}
 
     async def of(self, places: set[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -349,53 +373,53 @@ class RemoteEndOffsets:
 
         try:
             async with asyncio.timeout(_END_OFFSETS_SECONDS_MAX):
-                answers = await end_offsets(self._node, sorted(wanted))
+                answers = await end_offsets(self._sources.metadata, self._sources.brokers, sorted(wanted))
         except (TimeoutError, ApiError) as error:
             logger.warning("lag of some groups is missing from the metrics", extra={"reason": repr(error)})
             return
         self._known |= {place: (now_s, end) for place, end in answers.items() if isinstance(end, int)}
 
 
-async def _read_groups(node: Node, ends: RemoteEndOffsets | None) -> _GroupSnapshot | None:
+async def _read_groups(sources: MetricSources, ends: RemoteEndOffsets | None) -> _GroupSnapshot | None:
     """Return None if a coordinator does not reply: a missing number is better than a wrong one."""
     try:
         async with asyncio.timeout(_GROUPS_SECONDS_MAX):
-            rows = [row async for rows in node.groups.read_each(_group_rows) for row in rows]
+            rows = [row async for rows in sources.groups.read_each(_group_rows) for row in rows]
             states = Counter(row.state for row in rows)
-            count_max = node.settings.integer("penstock.metrics.groups.max")
+            count_max = sources.settings.integer("penstock.metrics.groups.max")
             omitted = max(len(rows) - count_max, 0)
             if omitted:
                 rows.sort(key=lambda row: (row.members == 0, row.group))
                 del rows[count_max:]
-            positions, positions_omitted = await _read_committed_offsets(node, rows)
+            positions, positions_omitted = await _read_committed_offsets(sources, rows)
     except (TimeoutError, ApiError) as error:
         logger.warning("groups are missing from the metrics", extra={"reason": repr(error)})
         return None
     if ends is None:
         return _GroupSnapshot(states, rows, omitted, positions, positions_omitted)
-    positions, unknown = await _with_remote_lag(node, ends, positions)
+    positions, unknown = await _with_remote_lag(sources, ends, positions)
     return _GroupSnapshot(states, rows, omitted, positions, positions_omitted, unknown)
 
 
 async def _with_remote_lag(
-    node: Node, ends: RemoteEndOffsets, positions: list[tuple[Labels, int, int | None]]
+    sources: MetricSources, ends: RemoteEndOffsets, positions: list[tuple[Labels, int, int | None]]
 ) -> tuple[list[tuple[Labels, int, int | None]], int]:
     """Add the lag of partitions without a replica here; also return how many partitions still have an unknown lag."""
     places = {
         (names[1], int(names[2]))
         for names, _, lag in positions
-        if lag is None and node.image.partition(names[1], int(names[2])) is not None
+        if lag is None and sources.metadata.image.partition(names[1], int(names[2])) is not None
     }
     if not places:
         return positions, 0
     found = await ends.of(places)
-    told = [
+    completed = [
         (names, committed, max(end - committed, 0))
         if lag is None and (end := found.get((names[1], int(names[2])))) is not None
         else (names, committed, lag)
         for names, committed, lag in positions
     ]
-    return told, len(places) - len(found)
+    return completed, len(places) - len(found)
 
 
 def _group_rows(shard: GroupCoordinatorShard) -> list[_GroupRow]:
@@ -403,13 +427,13 @@ def _group_rows(shard: GroupCoordinatorShard) -> list[_GroupRow]:
 
 
 async def _read_committed_offsets(
-    node: Node, groups: list[_GroupRow]
+    sources: MetricSources, groups: list[_GroupRow]
 ) -> tuple[list[tuple[Labels, int, int | None]], int]:
     """Return the committed offsets of these groups up to the configured limit, and how many were omitted."""
     positions: list[tuple[Labels, int, int | None]] = []
-    left, omitted = node.settings.integer("penstock.metrics.group.offsets.max"), 0
+    left, omitted = sources.settings.integer("penstock.metrics.group.offsets.max"), 0
     for count, row in enumerate(groups, start=1):
-        shown, total = await node.groups.read(row.group, _committed_offsets_of(node, row.group, left))
+        shown, total = await sources.groups.read(row.group, _committed_offsets_of(sources, row.group, left))
         positions += shown
         left -= len(shown)
         omitted += total - len(shown)
@@ -419,7 +443,7 @@ async def _read_committed_offsets(
 
 
 def _committed_offsets_of(
-    node: Node, group_id: str, count_max: int
+    sources: MetricSources, group_id: str, count_max: int
 ) -> Callable[[GroupCoordinatorShard], tuple[list[tuple[Labels, int, int | None]], int]]:
     """Return a function that reads the first `count_max` committed offsets of a group and counts all of them."""
 
@@ -428,16 +452,16 @@ def _committed_offsets_of(
         for topic, index, committed in shard.offsets.of_group(group_id):
             total += 1
             if total <= count_max:
-                shown.append(_committed_offset_row(node, group_id, topic, index, committed.offset))
+                shown.append(_committed_offset_row(sources, group_id, topic, index, committed.offset))
         return shown, total
 
     return read
 
 
 def _committed_offset_row(
-    node: Node, group_id: str, topic: str, index: int, committed: int
+    sources: MetricSources, group_id: str, topic: str, index: int, committed: int
 ) -> tuple[Labels, int, int | None]:
-    partition = node.partitions.get(topic, index)
+    partition = sources.partitions.get(topic, index)
     lag = None if partition is None else max(partition.high_watermark - committed, 0)
     return (group_id, topic, str(index)), committed, lag
 
@@ -464,18 +488,6 @@ def _group_families(groups: _GroupSnapshot | None) -> Iterator[MetricFamily]:
     yield gauge("penstock_group_lag_unknown", text, groups.lag_unknown)
     text = "Committed offsets that are not shown: there are more than penstock.metrics.group.offsets.max."
     yield gauge("penstock_group_offsets_omitted", text, groups.positions_omitted)
-
-
-def _histogram_snapshot(histogram: Histogram) -> HistogramSnapshot:
-    return HistogramSnapshot(tuple(histogram.counts), histogram.total_seconds)
-
-
-def gauge(name: str, text: str, value: float) -> MetricFamily:
-    return MetricFamily("gauge", name, text, (), [((), value)])
-
-
-def counter(name: str, text: str, value: float) -> MetricFamily:
-    return MetricFamily("counter", name, text, (), [((), value)])
 
 
 def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
@@ -575,7 +587,7 @@ def follower_lags(partition: Partition) -> list[FollowerLag]:
 
 
 def replication_families(
-    node: Node, counted: PartitionCounts, rows: list[FollowerLag]
+    sources: MetricSources, counted: PartitionCounts, rows: list[FollowerLag]
 ) -> Iterator[MetricFamily]:
 
     yield gauge("penstock_replicas", "Partitions of which this node has a replica.", counted.replicas)
@@ -586,7 +598,7 @@ def replication_families(
     yield gauge("penstock_partitions_under_min_isr", text, counted.under_min_isr)
     text = "Partitions with a replica here that nobody leads."
     offline = counted.offline + len(
-        node.partitions.refused | node.partitions.missing | node.partitions.lost.keys
+        sources.partitions.refused | sources.partitions.missing | sources.partitions.lost.keys
     )
     yield gauge("penstock_partitions_offline", text, offline)
     lags = [(row.labels, float(row.lag_messages)) for row in rows if row.lag_messages >= 0]
@@ -595,7 +607,7 @@ def replication_families(
     text = "Time since a follower of a partition led here last had everything."
     seconds = [(row.labels, row.lag_seconds) for row in rows]
     yield MetricFamily("gauge", "penstock_replica_lag_seconds", text, _REPLICA_LABELS, seconds)
-    metrics = node.metrics
+    metrics = sources.metrics
     yield counter(
         "penstock_isr_shrinks", "Followers that fell out of in-sync sets here.", metrics.isr_shrinks
     )
@@ -608,20 +620,20 @@ def replication_families(
     yield counter(
         "penstock_replicas_lost", "Copies here that were found gone or damaged.", metrics.replicas_lost
     )
-    yield from _fetcher_families(node)
-    yield from _controller_families(node)
+    yield from _fetcher_families(sources)
+    yield from _controller_families(sources)
 
 
-def _controller_families(node: Node) -> Iterator[MetricFamily]:
+def _controller_families(sources: MetricSources) -> Iterator[MetricFamily]:
 
-    metrics, quorum = node.metrics, node.quorum
+    metrics, quorum = sources.metrics, sources.quorum
     text = "1 on the node that decides for the cluster."
-    yield gauge("penstock_controller_active", text, node.metadata.is_active)
+    yield gauge("penstock_controller_active", text, sources.metadata.is_active)
     yield gauge("penstock_quorum_epoch", "The quorum's epoch as this node knows it.", quorum.epoch)
     text = "The quorum's leader as this node knows it; -1 while there is none."
     yield gauge("penstock_quorum_leader", text, quorum.leader_id)
     text = "The last metadata record that this node follows."
-    yield gauge("penstock_metadata_applied_offset", text, node.metadata.applied_offset)
+    yield gauge("penstock_metadata_applied_offset", text, sources.metadata.applied_offset)
     text = "Times that this node became the active controller."
     yield counter("penstock_controller_elections", text, metrics.controller_elections)
     text = "Brokers that this node, as controller, has given up because they were silent."
@@ -630,11 +642,8 @@ def _controller_families(node: Node) -> Iterator[MetricFamily]:
     yield counter("penstock_unclean_elections", text, metrics.unclean_elections)
 
 
-def _fetcher_families(node: Node) -> Iterator[MetricFamily]:
-
-    fetchers = getattr(node, "fetchers", None)
-    if fetchers is None:
-        return  # the node is still starting
+def _fetcher_families(sources: MetricSources) -> Iterator[MetricFamily]:
+    fetchers = sources.fetchers()
     yield counter("penstock_replica_in_bytes", "Bytes fetched from leaders.", fetchers.bytes_fetched)
     text = "Bytes fetched for replicas that are being moved here."
     yield counter("penstock_replica_moved_bytes", text, fetchers.bytes_moved)

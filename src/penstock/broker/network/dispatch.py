@@ -34,8 +34,7 @@ from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import SHARE_FAILURES
 
 if TYPE_CHECKING:
-    from penstock.broker.network.server import Server
-    from penstock.broker.node import Node
+    from penstock.broker.services import BrokerServices
 
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 #: The first version of each hand-packed request whose header is flexible.
@@ -54,20 +53,24 @@ _GROUP_MEMBER_APIS: Final = frozenset({11, 14, 68, 76, 88})
 #: Decoded client ids that are cached.
 _CLIENT_IDS_MAX: Final = 1000
 
+#: Returns True if it has dealt with the request itself; for tests.
+FaultInjector = Callable[[RequestContext, Connection, memoryview, "Dispatcher"], bool]
 HotHandler = Callable[[RequestContext, Connection, memoryview, int, int], Reply | PendingReply]
 
 
 class Dispatcher:
-    def __init__(self, node: Node, server: Server) -> None:
-        self._node = node
-        self._server = server
-        self._metrics = node.metrics
+    def __init__(self, services: BrokerServices, is_starting: Callable[[], bool]) -> None:
+        self._services = services
+        self._is_starting = is_starting
+        self._server = services.server
+        self._metrics = services.metrics
+        self.faults: FaultInjector | None = None
         self._apis = _STARTUP_APIS
         self._hot: dict[int, HotHandler] = {}
         self._client_ids: dict[bytes, str] = {}
-        self._client_id_bytes_max = node.settings.integer("penstock.id.max.bytes")
-        self._request_bytes_max = node.settings.integer("penstock.request.max.bytes")
-        self._group_request_bytes_max = node.settings.integer("penstock.group.request.max.bytes")
+        self._client_id_bytes_max = services.settings.integer("penstock.id.max.bytes")
+        self._request_bytes_max = services.settings.integer("penstock.request.max.bytes")
+        self._group_request_bytes_max = services.settings.integer("penstock.group.request.max.bytes")
 
     def dispatch(self, connection: Connection, frame: memoryview) -> None:
         """Raises MalformedFrame for a request that is malformed or not supported."""
@@ -100,9 +103,15 @@ class Dispatcher:
                 raise MalformedFrame("client id is cut short")
             client_id = self._client_id(bytes(frame[REQUEST_HEADER_BYTES:position]))
         context = RequestContext(
-            self._node, api_key, version, client_id, connection.client_host, connection.listener, connection
+            self._services,
+            api_key,
+            version,
+            client_id,
+            connection.client_host,
+            connection.listener,
+            connection,
         )
-        faults = self._node.faults
+        faults = self.faults
         if faults is not None and faults(context, connection, frame, self):
             return
         self.serve(context, connection, frame, position, correlation_id, started)
@@ -159,13 +168,13 @@ class Dispatcher:
 
             slot = connection.defer(context.api_key)
             relayed = forward_to_controller(context, request, bytes(frame), correlation_id)
-            self._node.spawn(self._answer_later(connection, slot, relayed))
+            self._services.spawn(self._answer_later(connection, slot, relayed))
             return
         response = found.handle(context, request)
         if inspect.isawaitable(response):
             slot = connection.defer(context.api_key)
             answer = self._encode_when_ready(context, correlation_id, response)
-            task = self._node.spawn(self._answer_later(connection, slot, answer))
+            task = self._services.spawn(self._answer_later(connection, slot, answer))
             api = APIS[context.api_key]
             if api.waits_for_others or api.is_costly:
                 slot.on_lost = task.cancel
@@ -238,17 +247,23 @@ class Dispatcher:
         """As in Apache Kafka, ApiVersions falls back to version 0; any other API closes the connection."""
         if api.key != API_VERSIONS:
             raise MalformedFrame(f"{api.name} version {version} is not supported")
-        from penstock.broker.handlers.api_versions import unsupported_version
-
-        response = unsupported_version(self._node, is_inter_broker=connection.is_inter_broker)
-        return self.encode(API_VERSIONS, 0, correlation_id, response)
+        context = RequestContext(
+            self._services,
+            API_VERSIONS,
+            version,
+            None,
+            connection.client_host,
+            connection.listener,
+            connection,
+        )
+        return self.encode(API_VERSIONS, 0, correlation_id, api.handler(context, None))
 
     def _find_api(self, api_key: int) -> Api | None:
         """Return None if the API is not served because the node is still joining the cluster.
 
         The connection is then closed, and the client tries another node. Raises MalformedFrame for an unknown API.
         """
-        if self._node.state != "starting":
+        if not self._is_starting():
             self._apis = APIS
         if api_key in PRIVATE_APIS:
             return PRIVATE_APIS[api_key]

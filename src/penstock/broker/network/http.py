@@ -13,7 +13,8 @@ from penstock.broker.config.listeners import format_address
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+    from penstock.broker.metrics.exposition import Exposition
 
 logger = logging.getLogger("penstock.http")
 
@@ -46,61 +47,57 @@ class HttpError(Exception):
         self.status = status
 
 
-async def start_http(node: Node) -> HttpServer:
-    """Serve the address in `penstock.http.listen`. Raises OSError with the address and the reason."""
-    address = node.settings.http_address
-    assert address is not None, "penstock.http.listen is empty"
-    return await HttpServer.start(address, _routes(node))
-
-
 # -- endpoints -------------------------------------------------------------------------------------------
 
 
-def _routes(node: Node) -> dict[str, HttpHandler]:
-    return {
-        "/metrics": _metrics(node),
-        "/health": lambda: _health(node),
-        "/ready": lambda: _ready(node),
-    }
+class NodeEndpoints:
+    """`exposition` and `groups` are used only while the state is "serving"."""
 
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        state: Callable[[], str],
+        exposition: Callable[[], Exposition],
+        groups: Callable[[], GroupCoordinator],
+    ) -> None:
+        self._node_id = node_id
+        self._state = state
+        self._exposition = exposition
+        self._groups = groups
 
-def _metrics(node: Node) -> HttpHandler:
-    from penstock.broker.metrics.exposition import CONTENT_TYPE, Exposition
+    def routes(self) -> dict[str, HttpHandler]:
+        return {"/metrics": self._metrics, "/health": self._health, "/ready": self._ready}
 
-    exposition = Exposition(node)
+    async def _metrics(self) -> HttpResponse:
+        if (state := self._state()) != "serving":
+            return _text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {state}")
+        exposition = self._exposition()
+        return HttpResponse(HTTPStatus.OK, await exposition.scrape(), exposition.content_type)
 
-    async def answer() -> HttpResponse:
-        if node.state != "serving":
-            return _text_response(HTTPStatus.SERVICE_UNAVAILABLE, f"the node is {node.state}")
-        return HttpResponse(HTTPStatus.OK, await exposition.scrape(), CONTENT_TYPE)
+    async def _health(self) -> HttpResponse:
+        """Always reports ok: that there is a response shows that the event loop runs."""
+        fields = {"status": "ok", "node_id": self._node_id, "state": self._state()}
+        return _json_response(HTTPStatus.OK, fields)
 
-    return answer
+    async def _ready(self) -> HttpResponse:
+        reason = await self.readiness_problem()
+        if reason is None:
+            return _json_response(HTTPStatus.OK, {"ready": True})
+        return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, {"ready": False, "reason": reason})
 
-
-async def _health(node: Node) -> HttpResponse:
-    """Always reports ok: that there is a response shows that the event loop runs."""
-    return _json_response(HTTPStatus.OK, {"status": "ok", "node_id": node.node_id, "state": node.state})
-
-
-async def _ready(node: Node) -> HttpResponse:
-    reason = await readiness_problem(node)
-    if reason is None:
-        return _json_response(HTTPStatus.OK, {"ready": True})
-    return _json_response(HTTPStatus.SERVICE_UNAVAILABLE, {"ready": False, "reason": reason})
-
-
-async def readiness_problem(node: Node) -> str | None:
-    """Return None if clients can be sent here: the listeners are served and every group coordinator replies."""
-    if node.state != "serving":
-        return f"the node is {node.state}"
-    try:
-        async with asyncio.timeout(_COORDINATOR_SECONDS_MAX):
-            await node.groups.read_all(lambda shard: None)
-    except TimeoutError:
-        return "a group coordinator does not answer"
-    except ApiError as error:
-        return f"a group coordinator cannot be reached: {error.code.name}"
-    return None
+    async def readiness_problem(self) -> str | None:
+        """Return None if clients can be sent here: the listeners are served and every group coordinator replies."""
+        if (state := self._state()) != "serving":
+            return f"the node is {state}"
+        try:
+            async with asyncio.timeout(_COORDINATOR_SECONDS_MAX):
+                await self._groups().read_all(lambda shard: None)
+        except TimeoutError:
+            return "a group coordinator does not answer"
+        except ApiError as error:
+            return f"a group coordinator cannot be reached: {error.code.name}"
+        return None
 
 
 def _json_response(status: HTTPStatus, fields: dict[str, Any]) -> HttpResponse:

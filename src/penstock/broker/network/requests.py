@@ -13,12 +13,15 @@ from penstock.broker.network.apis import APIS
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.broker.environment import PeerCalls
     from penstock.broker.network.connection import Connection
-    from penstock.broker.node import Node
+    from penstock.broker.services import BrokerServices
 
 
 class RequestContext(NamedTuple):
-    node: Node
+    services: BrokerServices
     api_key: int
     version: int
     client_id: str | None
@@ -28,37 +31,44 @@ class RequestContext(NamedTuple):
     connection: Connection | None = None
 
 
-async def call_local_broker(node: Node, api_key: int, request: Any) -> Any:
-    """Call this node's own handler with a request of the newest version; return its response."""
-    api = APIS[api_key]
-    context = RequestContext(
-        node,
-        api_key,
-        api.max_version,
-        f"penstock-{node.node_id}",
-        "",
-        node.settings.inter_broker_listener or node.settings.listeners[0].name,
-    )
-    response = api.handler(context, request)
-    return await response if inspect.isawaitable(response) else response
+class BrokerCalls:
+    """Sends requests to brokers, one of which may be this node."""
 
+    def __init__(self, services: Callable[[], BrokerServices], peers: Callable[[], PeerCalls]) -> None:
+        self._services = services
+        self._peers = peers
 
-async def call_broker(
-    node: Node, broker_id: int, api_key: int, request: Any, *, timeout_s: float, purpose: str
-) -> Any:
-    """Send a request to a broker, which may be this node; return the response.
+    async def call_local(self, api_key: int, request: Any) -> Any:
+        """Call this node's own handler with a request of the newest version; return its response."""
+        api, services = APIS[api_key], self._services()
+        context = RequestContext(
+            services,
+            api_key,
+            api.max_version,
+            f"penstock-{services.node_id}",
+            "",
+            services.settings.inter_broker_listener or services.settings.listeners[0].name,
+        )
+        response = api.handler(context, request)
+        return await response if inspect.isawaitable(response) else response
 
-    Raises ApiError: NETWORK_EXCEPTION if no response came. The broker may or may not have carried out the request.
-    """
-    if broker_id == node.node_id:
+    async def call(
+        self, broker_id: int, api_key: int, request: Any, *, timeout_s: float, purpose: str
+    ) -> Any:
+        """Send a request to a broker, which may be this node; return the response.
+
+        Raises ApiError: NETWORK_EXCEPTION if no response came. The broker may or may not have carried out the request.
+        """
+        if broker_id == self._services().node_id:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self.call_local(api_key, request)
+            except TimeoutError:
+                raise ApiError(ErrorCode.network_exception, f"no answer in {timeout_s:g} s") from None
+        # Imported here, because a standalone node never needs it.
+        from penstock.broker.network.peers import PeerUnreachable
+
         try:
-            async with asyncio.timeout(timeout_s):
-                return await call_local_broker(node, api_key, request)
-        except TimeoutError:
-            raise ApiError(ErrorCode.network_exception, f"no answer in {timeout_s:g} s") from None
-    from penstock.broker.network.peers import PeerUnreachable
-
-    try:
-        return await node.peers.call(broker_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
-    except (PeerUnreachable, TimeoutError) as error:
-        raise ApiError(ErrorCode.network_exception, str(error)) from None
+            return await self._peers().call(broker_id, api_key, request, timeout_s=timeout_s, purpose=purpose)
+        except (PeerUnreachable, TimeoutError) as error:
+            raise ApiError(ErrorCode.network_exception, str(error)) from None

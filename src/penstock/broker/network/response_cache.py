@@ -18,7 +18,7 @@ from penstock.broker.network.apis import EncodedResponse, encode_response_body
 from penstock.protocol.schemas import EncodedElements, response_element_encoder
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import ImageView, Tasks
     from penstock.cluster.image import ClusterImage, TopicState
 
 #: How many encodings of topics, and how many responses with all topics, are cached: the ones requested last.
@@ -81,8 +81,9 @@ class EncodedTopics:
 
 
 class TopicResponseCache:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, metadata: ImageView, tasks: Tasks) -> None:
+        self._metadata = metadata
+        self._tasks = tasks
         self._forms: OrderedDict[TopicEncoding, EncodedTopics] = OrderedDict()
         self._answers: OrderedDict[Hashable, tuple[ClusterImage, EncodedResponse]] = OrderedDict()
         self._under_way: dict[TopicEncoding, tuple[ClusterImage, asyncio.Task[None]]] = {}
@@ -92,7 +93,7 @@ class TopicResponseCache:
 
         The cache outlives an image, because a topic that did not change is the same object in both images.
         """
-        image = self._node.image
+        image = self._metadata.image
         brokers = frozenset(
             (broker.id, not broker.fenced and form.listener in broker.endpoints)
             for broker in image.brokers.values()
@@ -105,14 +106,14 @@ class TopicResponseCache:
 
     def encode_all_topics(self, form: TopicEncoding, describe: DescribeTopic) -> asyncio.Future[None] | None:
         """Encode all topics of the current image in chunks; return None if too few are missing to need chunks."""
-        image = self._node.image
+        image = self._metadata.image
         under_way = self._under_way.get(form)
         if under_way is not None and under_way[0] is image:
             return asyncio.shield(under_way[1])
         topics = self.topics(form)
         if topics.missing_partitions(image.topics.values()) <= _PIECE_PARTITIONS:
             return None
-        task = self._node.spawn(self._encode_in_pieces(form, topics, image, describe))
+        task = self._tasks.spawn(self._encode_in_pieces(form, topics, image, describe))
         self._under_way[form] = (image, task)
         return asyncio.shield(task)
 
@@ -140,7 +141,7 @@ class TopicResponseCache:
 
         `key` is what the response depends on besides the image and `form`.
         """
-        image = self._node.image
+        image = self._metadata.image
         kept = self._kept(form, key, image)
         if kept is not None:
             return kept

@@ -17,12 +17,13 @@ from penstock.broker.config.definitions import parse_connection_overrides
 from penstock.broker.config.listeners import Listener
 from penstock.broker.network.apis import PRODUCE
 from penstock.broker.network.connection import Connection
-from penstock.broker.network.dispatch import Dispatcher
 from penstock.broker.network.frame_buffers import FrameBuffers
 from penstock.log.segment_files import open_files_limit
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.effective_settings import DynamicSettings
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.metrics.counters import Metrics
 
 logger = logging.getLogger("penstock.server")
 
@@ -39,10 +40,12 @@ T = TypeVar("T")
 
 
 class Server:
-    def __init__(self, node: Node) -> None:
-        settings = node.settings
-        self.node = node
-        self.metrics = node.metrics
+    def __init__(self, settings: NodeSettings, dynamic: DynamicSettings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._dynamic = dynamic
+        self.metrics = metrics
+        #: Handles a frame. The node sets it before the server accepts connections, because handlers use the server.
+        self.dispatch: Callable[[Connection, memoryview], None]
         self.frame_bytes_max = settings.integer("socket.request.max.bytes")
         self.inflight_max = settings.integer("penstock.max.inflight.requests.per.connection")
         self.buffers = FrameBuffers(settings.integer("queued.max.request.bytes"), self._memory_freed)
@@ -52,7 +55,6 @@ class Server:
         self.connections: set[Connection] = set()
         self.clock = asyncio.get_running_loop().time
         self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
-        self.dispatch = Dispatcher(node, self).dispatch
         self._connections_max = self._connections_per_host_max = 0
         self._connections_by_host: dict[str, int] = {}
         #: Host names with limits of their own, and whether a thread is resolving them.
@@ -60,7 +62,7 @@ class Server:
         self._is_resolving = False
         #: The shortest interval in seconds between two client connections, and when the next one may be served.
         self._connection_interval = self._next_connection = 0.0
-        node.dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
+        dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
         self._limit_connections()
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
@@ -83,7 +85,7 @@ class Server:
 
     def _limit_connections(self) -> None:
         """Apply the connection limits to new connections; open connections stay."""
-        dynamic = self.node.dynamic
+        dynamic = self._dynamic
         # The other half of the descriptors is for files: connections must not keep logs from being opened.
         self._connections_max = min(dynamic.integer("max.connections"), open_files_limit() // 2)
         self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
@@ -142,13 +144,13 @@ class Server:
             lambda: Connection(self, listener.name, is_inter_broker=is_inter_broker),
             _hosts(listener.host),
             port,
-            backlog=self.node.settings.integer("socket.listen.backlog.size"),
+            backlog=self._settings.integer("socket.listen.backlog.size"),
             reuse_address=True,
             start_serving=False,
         )
 
     def _is_inter_broker_listener(self, listener: Listener) -> bool:
-        return listener.name == self.node.settings.inter_broker_listener
+        return listener.name == self._settings.inter_broker_listener
 
     async def serve_inter_broker(self) -> None:
         """Accept connections of other nodes, which this node needs before it can serve clients.

@@ -5,7 +5,7 @@ explains that a partition is not on this broker, and which leader they should se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from penstock.cluster.image import BrokerState, ClusterImage, Endpoint, PartitionState, TopicState
@@ -14,7 +14,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.produce import NodeEndpoint as LeaderEndpoint
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.partition.replica_manager import ReplicaManager
 
 
 def _bits(*operations: int) -> int:
@@ -83,7 +83,18 @@ def find_topic(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | 
     return image.topics.get(raw.decode(errors="replace"))
 
 
-def missing_partition_error(node: Node, topic: TopicState | None, index: int, *, by_id: bool) -> ApiError:
+class BrokerView(Protocol):
+    @property
+    def node_id(self) -> int: ...
+    @property
+    def image(self) -> ClusterImage: ...
+    @property
+    def partitions(self) -> ReplicaManager: ...
+
+
+def missing_partition_error(
+    node: BrokerView, topic: TopicState | None, index: int, *, by_id: bool
+) -> ApiError:
     """Return why a partition is not on this node: unknown, led by another broker, or kept offline by its disk."""
     if topic is None:
         return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
@@ -106,7 +117,7 @@ class LeaderHints:
 
     __slots__ = ("_by_id", "_listener", "_node", "endpoints")
 
-    def __init__(self, node: Node, listener: str, *, by_id: bool) -> None:
+    def __init__(self, node: BrokerView, listener: str, *, by_id: bool) -> None:
         self._node = node
         self._listener = listener
         self._by_id = by_id

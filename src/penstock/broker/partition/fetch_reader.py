@@ -75,19 +75,19 @@ class FetchReader:
     """The reads of one request."""
 
     def __init__(self, ctx: RequestContext, request: FetchRequest, heard_ms: int) -> None:
-        self._node = ctx.node
+        self._node = ctx.services
         self._replica_id, self._replica_epoch = request.replica_id, request.replica_epoch
         self._heard_ms = heard_ms
         self.is_read_committed = request.isolation_level == _READ_COMMITTED
         self._by_id = ctx.version >= TOPIC_IDS_FROM
         #: Whether a follower may serve the request, and the rack that the consumer wants to read in (KIP-392).
         self._reads_followers = (
-            ctx.node.selects_replicas
+            ctx.services.selects_replicas
             and request.replica_id == CONSUMER_REPLICA_ID
             and ctx.version >= RACKS_FROM
         )
         self._rack = request.rack.decode(errors="replace") if self._reads_followers else ""
-        partitions = ctx.node.partitions
+        partitions = ctx.services.partitions
         self._partitions_of = partitions.by_raw_id if self._by_id else partitions.by_raw_name
         self._listener = ctx.listener
         #: Bytes read that count towards leader.replication.throttled.rate.

@@ -149,7 +149,7 @@ class Housekeeping:
         log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
         below = partition.high_watermark
         if self._node.may_hold_scheduled_records(partition):
-            below = min(below, await self._node.schedule.retention_limit(partition))
+            below = min(below, await self._node.schedule().retention_limit(partition))
         expired = await self._node.in_thread(log.expired_segments, now_ms, below)
         if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
@@ -175,7 +175,7 @@ class Housekeeping:
         """Return the offset below which the schedule has taken over all held records."""
         if not self._node.may_hold_scheduled_records(partition):
             return 0
-        return await self._node.schedule.known_moved_offset(partition)
+        return await self._node.schedule().known_moved_offset(partition)
 
     def _is_being_worked_on(self, partition: Partition) -> bool:
         """Whether a thread is compacting or truncating the log."""

@@ -20,8 +20,11 @@ from penstock.log.producer_state import PLANNED_PRODUCER_IDS_FROM
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from collections.abc import Awaitable, Callable
+
+    from penstock.broker.environment import Environment, ImageView, Partitions, PeerCalls
     from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.produced_batch import BatchPreparer
     from penstock.log.log import LogAppendInfo
 
 _TIMEOUT_S: Final = 10.0
@@ -47,124 +50,143 @@ _NON_RETRIABLE: Final = frozenset(
 )
 
 
-async def planned_producer_id(node: Node) -> int:
-    """Allocate a producer id for planned appends. Partitions remember it longer, because a plan may have to wait.
+class PlannedAppends:
+    """Appends batches to partitions of any broker, and repeats them until they are committed."""
 
-    Raises ApiError.
-    """
-    return PLANNED_PRODUCER_IDS_FROM | await node.producer_ids.fresh()
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        metadata: ImageView,
+        partitions: Partitions,
+        environment: Environment,
+        preparer: BatchPreparer,
+        peers: Callable[[], PeerCalls],
+        new_producer_id: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._node_id = node_id
+        self._metadata = metadata
+        self._partitions = partitions
+        self._environment = environment
+        self._preparer = preparer
+        self._peers = peers
+        self._new_producer_id = new_producer_id
 
+    async def new_producer_id(self) -> int:
+        """Allocate a producer id. Partitions remember it longer than others, because a plan may have to wait.
 
-async def append_batch_once(
-    node: Node,
-    topic: str,
-    partition: int,
-    batch: bytearray,
-    *,
-    topic_id: UUID,
-    purpose: str = "planned-append",
-) -> int:
-    """Append the batch, retry until it is committed, and return its base offset.
+        Raises ApiError.
+        """
+        return PLANNED_PRODUCER_IDS_FROM | await self._new_producer_id()
 
-    Calls with the same `purpose` share a connection, so their replies wait for each other. Raises ApiError if the batch
-    is not in the log and a retry cannot put it there: the topic or partition does not exist, the partition refuses the
-    batch, or its sequence does not fit because an unclean election has lost earlier plans.
-    """
-    backoff_s = _BACKOFF_S
-    while True:
+    async def append(
+        self,
+        topic: str,
+        partition: int,
+        batch: bytearray,
+        *,
+        topic_id: UUID,
+        purpose: str = "planned-append",
+    ) -> int:
+        """Append the batch, retry until it is committed, and return its base offset.
+
+        Calls with the same `purpose` share a connection, so their replies wait for each other. Raises ApiError if the
+        batch is not in the log and a retry cannot put it there: the topic or partition does not exist, the partition
+        refuses the batch, or its sequence does not fit because an unclean election has lost earlier plans.
+        """
+        backoff_s = _BACKOFF_S
+        while True:
+            try:
+                return await self._append(topic, topic_id, partition, batch, purpose)
+            except ApiError as error:
+                if error.code in _NON_RETRIABLE and self._is_definite(topic_id, partition, error):
+                    raise
+            except (ConnectionError, TimeoutError):
+                pass
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
+            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    def _is_definite(self, topic_id: UUID, partition: int, error: ApiError) -> bool:
+        """Whether the error is final: a broker may report an unknown topic only because its image is behind."""
+        if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
+            topic = self._metadata.image.topics_by_id.get(topic_id)
+            return topic is None or partition not in topic.partitions
+        return True
+
+    async def _append(self, topic: str, topic_id: UUID, index: int, batch: bytearray, purpose: str) -> int:
+        image = self._metadata.image
+        state = image.partition(topic, index)
+        if state is None or image.topics[topic].id != topic_id:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} is gone")
+        if not state.has_leader:
+            raise ApiError(ErrorCode.leader_not_available)
+        partition = self._partitions.led(topic, index)
+        if partition is not None:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await self._append_local(partition, batch)
+        if state.leader == self._node_id:
+            raise ApiError(ErrorCode.not_leader_or_follower)
+        return await self._append_remote(state.leader, topic_id, index, batch, purpose)
+
+    async def _append_local(self, partition: Partition, batch: bytearray) -> int:
+        if not partition.has_enough_replicas:
+            raise ApiError(ErrorCode.not_enough_replicas)
+        if partition.takes_turns:
+            appended = await self._append_in_order(partition, batch)
+        else:
+            # Append a copy: the append changes the batch, and a retry needs the original.
+            copied = memoryview(bytearray(batch))
+            try:
+                appended = partition.append(copied, self._environment.now_ms())
+            except ApiError as error:
+                appended = duplicate_or_raise(partition, copied, error)
+        await partition.committed(appended.last_offset)
+        return appended.base_offset
+
+    async def _append_in_order(self, partition: Partition, batch: bytearray) -> LogAppendInfo:
+        """Append to a topic that inspects its batches: prepare in a thread, then append after all earlier batches."""
+        appended: list[LogAppendInfo] = []
+        previous = partition.last_turn
+
+        async def turn() -> None:
+            prepared = self._environment.spawn(
+                self._preparer.prepare_in_thread(partition, bytearray(batch), None)
+            )
+            if previous is not None:
+                await asyncio.wait([previous])
+            try:
+                ready = memoryview(await prepared)
+                partition.check_leader()
+                appended.append(partition.append(ready, self._environment.now_ms()))
+            except ApiError as error:
+                appended.append(duplicate_or_raise(partition, memoryview(batch), error))
+
+        task = self._environment.spawn(turn())
+        partition.begin_turn(task)
+        await asyncio.shield(task)
+        return appended[0]
+
+    async def _append_remote(
+        self, leader_id: int, topic_id: UUID, index: int, batch: bytearray, purpose: str
+    ) -> int:
+        # Imported here, because a standalone node never needs it.
+        from penstock.broker.network.peers import PeerUnreachable
+
         try:
-            return await _append(node, topic, topic_id, partition, batch, purpose)
-        except ApiError as error:
-            if error.code in _NON_RETRIABLE and _is_definite(node, topic_id, partition, error):
-                raise
-        except (ConnectionError, TimeoutError):
-            pass
-        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
-        backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
-
-
-def _is_definite(node: Node, topic_id: UUID, partition: int, error: ApiError) -> bool:
-    """Whether the error is final: a broker may report an unknown topic only because its image is behind."""
-    if error.code in (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id):
-        topic = node.image.topics_by_id.get(topic_id)
-        return topic is None or partition not in topic.partitions
-    return True
-
-
-async def _append(node: Node, topic: str, topic_id: UUID, index: int, batch: bytearray, purpose: str) -> int:
-    state = node.image.partition(topic, index)
-    if state is None or node.image.topics[topic].id != topic_id:
-        raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic}-{index} is gone")
-    if not state.has_leader:
-        raise ApiError(ErrorCode.leader_not_available)
-    here = node.partitions.led(topic, index)
-    if here is not None:
-        async with asyncio.timeout(_TIMEOUT_S):
-            return await _append_here(node, here, batch)
-    if state.leader == node.node_id:
-        raise ApiError(ErrorCode.not_leader_or_follower)
-    return await _append_there(node, state.leader, topic_id, index, batch, purpose)
-
-
-async def _append_here(node: Node, partition: Partition, batch: bytearray) -> int:
-    if not partition.has_enough_replicas:
-        raise ApiError(ErrorCode.not_enough_replicas)
-    if partition.takes_turns:
-        appended = await _append_in_order(node, partition, batch)
-    else:
-        # Append a copy: the append changes the batch, and a retry needs the original.
-        copied = memoryview(bytearray(batch))
-        try:
-            appended = partition.append(copied, node.now_ms())
-        except ApiError as error:
-            appended = duplicate_or_raise(partition, copied, error)
-    await partition.committed(appended.last_offset)
-    return appended.base_offset
-
-
-async def _append_in_order(node: Node, partition: Partition, batch: bytearray) -> LogAppendInfo:
-    """Append to a topic that inspects its batches: prepare in a thread, then append after all earlier batches."""
-    appended: list[LogAppendInfo] = []
-    previous = partition.last_turn
-
-    async def turn() -> None:
-        prepared = node.spawn(node.prepare_batch_in_thread(partition, bytearray(batch), None))
-        if previous is not None:
-            await asyncio.wait([previous])
-        try:
-            ready = memoryview(await prepared)
-            partition.check_leader()
-            appended.append(partition.append(ready, node.now_ms()))
-        except ApiError as error:
-            appended.append(duplicate_or_raise(partition, memoryview(batch), error))
-
-    task = node.spawn(turn())
-    partition.begin_turn(task)
-    await asyncio.shield(task)
-    return appended[0]
-
-
-async def _append_there(
-    node: Node, leader_id: int, topic_id: UUID, index: int, batch: bytearray, purpose: str
-) -> int:
-    from penstock.broker.network.peers import PeerUnreachable
-
-    request = _produce_request(topic_id, index, batch)
-    try:
-        response = await node.peers.call(
-            leader_id,
-            PRODUCE,
-            request,
-            version=_PRODUCE_VERSION,
-            timeout_s=_TIMEOUT_S + 1,
-            purpose=purpose,
-        )
-    except PeerUnreachable as error:
-        raise ConnectionError(str(error)) from None
-    (told,) = (part for answer in response.responses for part in answer.partition_responses)
-    if told.error_code is not ErrorCode.none:
-        raise ApiError(told.error_code, told.error_message)
-    return int(told.base_offset)
+            response = await self._peers().call(
+                leader_id,
+                PRODUCE,
+                _produce_request(topic_id, index, batch),
+                version=_PRODUCE_VERSION,
+                timeout_s=_TIMEOUT_S + 1,
+                purpose=purpose,
+            )
+        except PeerUnreachable as error:
+            raise ConnectionError(str(error)) from None
+        (result,) = (part for topic in response.responses for part in topic.partition_responses)
+        if result.error_code is not ErrorCode.none:
+            raise ApiError(result.error_code, result.error_message)
+        return int(result.base_offset)
 
 
 def _produce_request(topic_id: Any, index: int, batch: bytearray) -> Any:

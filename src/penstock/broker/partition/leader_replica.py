@@ -21,8 +21,9 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import IsrProposal, LeaderRules
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import Threads
     from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.replica_manager import ReplicaManager
     from penstock.cluster.image import PartitionState
     from penstock.log.log import Log
     from penstock.log.segment import LogOffsetMetadata
@@ -55,27 +56,31 @@ class RepeatedFetches:
         self._repeats[replica] = repeats % _REPEATS_BEFORE_CHECK
         return repeats == _REPEATS_BEFORE_CHECK
 
-    async def look(self, node: Node, partition: Partition, offset: int, size: int) -> None:
+    async def look(
+        self, threads: Threads, partitions: ReplicaManager, partition: Partition, offset: int, size: int
+    ) -> None:
         """Read the served records again, in a thread, and check them for damage."""
         if self._is_looking:
             return
         self._is_looking = True
         try:
-            await node.in_thread(_check_records, partition.log, offset, size)
+            await threads.in_thread(_check_records, partition.log, offset, size)
         except ApiError as error:
             # The error does not matter if the log was closed or the leader epoch ended in the meantime.
             is_current = partition.leading is not None and partition.leading.refetches is self
             if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
-                self._found_damage(node, partition, offset, error)
+                self._found_damage(partitions, partition, offset, error)
         finally:
             self._is_looking = False
 
-    def _found_damage(self, node: Node, partition: Partition, offset: int, error: ApiError) -> None:
+    def _found_damage(
+        self, partitions: ReplicaManager, partition: Partition, offset: int, error: ApiError
+    ) -> None:
         if partition.isr_size > 1:
-            node.partitions.handle_read_error(partition, error)
+            partitions.handle_read_error(partition, error)
         elif offset != self._told_offset:
             self._told_offset = offset
-            node.partitions.scan_for_damage(partition, offset)
+            partitions.scan_for_damage(partition, offset)
             logger.error(
                 "the only replica in sync is damaged",
                 extra={

@@ -14,9 +14,10 @@ import asyncio
 import sys
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.log.producer_state import increment_sequence
+from penstock.log.reader import DecompressionLimitReached
 from penstock.log.segment import LogAppendInfo
 from penstock.protocol.compression import (
     BytesLike,
@@ -39,9 +40,26 @@ from penstock.protocol.record_batch import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Threads
+    from penstock.broker.network.connection import Connection
     from penstock.broker.partition.partition import Partition
     from penstock.scheduling.intake import ScheduleLimits
 
+
+Result = TypeVar("Result")
+
+#: How much a search for a timestamp may decompress at first: enough for a batch of ordinary size.
+_TIMESTAMP_SEARCH_BYTES: Final = 1 << 20
+_CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
 
 # A batch may hold a million records without a key; the error response names only the first ones.
 NAMED_RECORDS_MAX: Final = 1000
@@ -140,8 +158,96 @@ class DecompressionBudget:
         return True
 
 
+class BatchPreparer:
+    """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        threads: Threads,
+        schedule_limits: Callable[[Partition], ScheduleLimits],
+    ) -> None:
+        """`schedule_limits` is called in a thread, for partitions that hold records back until they are due."""
+        self._threads = threads
+        self._schedule_limits = schedule_limits
+        self._bytes_max = settings.integer("penstock.decompress.max.bytes")
+        self.budget = DecompressionBudget(
+            settings.integer("penstock.decompress.inflight.max.bytes"),
+            settings.integer("penstock.decompress.inflight.connection.max.bytes"),
+        )
+
+    async def prepare_in_thread(
+        self,
+        partition: Partition,
+        records: bytearray,
+        connection: Connection | None,
+        *,
+        is_owed: bool = False,
+    ) -> bytearray | memoryview:
+        """Run `prepare` in a thread, once there is memory for the decompressed batch.
+
+        If the reply `is_owed` to a connection that ends meanwhile, the batch is abandoned. Raises ApiError.
+        """
+        max_bytes = self._bytes_max
+        announced = decompressed_bytes(
+            records,
+            looks_inside=partition.is_compacted or partition.is_scheduled,
+            codec=None if partition.codec is None else _CODECS[partition.codec],
+            max_bytes=max_bytes,
+        )
+        # A batch that announces too many bytes is refused at once. A batch that holds more than it announces is tried
+        # once more, with the largest size.
+        sizes = (0,) if announced > max_bytes else (announced, max_bytes)
+        for size in sizes:
+            await self.budget.take(connection, size)
+            try:
+                if is_owed and connection is not None and not connection.is_open:
+                    raise ApiError(ErrorCode.request_timed_out)
+                return await self._threads.in_thread(self.prepare, partition, records, size or max_bytes)
+            except DecompressedTooLarge:
+                if size in (0, max_bytes):
+                    raise
+            finally:
+                self.budget.give_back(connection, size)
+        raise AssertionError("the last size is the largest")
+
+    def prepare(
+        self, partition: Partition, records: bytearray, max_bytes: int | None = None
+    ) -> bytearray | memoryview:
+        """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks."""
+        return prepare_batch(
+            memoryview(records),
+            compacted=partition.is_compacted,
+            codec=None if partition.codec is None else _CODECS[partition.codec],
+            max_bytes=self._bytes_max if max_bytes is None else max_bytes,
+            stored_bytes_max=partition.log.config.max_message_bytes,
+            schedule=self._schedule_limits(partition) if partition.is_scheduled else None,
+        )
+
+    async def search_log(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
+        """Search a log for a timestamp, once there is memory for what the search decompresses.
+
+        `look` is called in a thread with the number of bytes that it may decompress; None: as many as one batch. The
+        search is abandoned if the connection has ended meanwhile. Raises ApiError.
+        """
+        for size, allowed in (
+            (min(_TIMESTAMP_SEARCH_BYTES, self._bytes_max), _TIMESTAMP_SEARCH_BYTES),
+            (self._bytes_max, None),
+        ):
+            await self.budget.take(connection, size)
+            try:
+                if connection is not None and not connection.is_open:
+                    raise ApiError(ErrorCode.request_timed_out)
+                return await self._threads.in_thread(look, allowed)
+            except DecompressionLimitReached:
+                pass
+            finally:
+                self.budget.give_back(connection, size)
+        raise AssertionError("the last search has no limit")
+
+
 def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | None, max_bytes: int) -> int:
-    """Return the memory that `prepare` needs for a batch, as the batch announces it; 0 if it decompresses nothing."""
+    """Return the memory that `prepare_batch` needs, as the batch announces it; 0 if it decompresses nothing."""
     if len(batch) < BATCH_HEADER_BYTES:
         return 0
     header = read_header(batch)
@@ -151,7 +257,7 @@ def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | N
     return announced_bytes(Codec(number), memoryview(batch)[BATCH_HEADER_BYTES:], max_bytes)
 
 
-def prepare(
+def prepare_batch(
     batch: memoryview,
     *,
     compacted: bool,

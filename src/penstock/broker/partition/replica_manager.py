@@ -18,7 +18,7 @@ from uuid import UUID
 
 from penstock.broker.config.effective_settings import log_config, node_layers
 from penstock.broker.environment import end_process
-from penstock.broker.partition.client_view import missing_partition_error
+from penstock.broker.partition.client_view import find_topic, missing_partition_error
 from penstock.broker.partition.partition import Partition, ReplicaRole
 from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState, ResourceType, TopicState
 from penstock.cluster.metadata_records import NO_LEADER
@@ -183,6 +183,16 @@ class ReplicaManager:
             found = self._node.image.topics.get(topic)
             raise missing_partition_error(self._node, found, index, by_id=False)
         partition.check_leader(leader_epoch)
+        return partition
+
+    def find_by_raw_id(self, raw_topic_id: bytes, index: int) -> Partition:
+        """Like `find`, by the bytes of a topic id. Raises ApiError."""
+        found = self.by_raw_id.get(raw_topic_id)
+        partition = None if found is None else found.get(index)
+        if partition is None:
+            topic = find_topic(self._node.image, raw_topic_id, by_id=True)
+            raise missing_partition_error(self._node, topic, index, by_id=True)
+        partition.check_leader()
         return partition
 
     def is_kept_offline(self, key: TopicPartition) -> bool:

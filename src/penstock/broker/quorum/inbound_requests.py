@@ -43,9 +43,9 @@ def check_cluster(ctx: RequestContext, cluster_id: str | None) -> None:
 
     Every member of the quorum must send its cluster id; Apache Kafka also allows requests without one.
     """
-    if not ctx.node.quorum.is_started:
+    if not ctx.services.quorum.is_started:
         raise no_cluster_error()
-    if cluster_id != ctx.node.cluster_id:
+    if cluster_id != ctx.services.cluster_id:
         raise ApiError(ErrorCode.inconsistent_cluster_id)
 
 
@@ -81,7 +81,7 @@ async def answer_metadata_fetch(
         asked = _raft_request(request)
     except ApiError as error:
         return encode_response(FETCH, ctx.version, correlation_id, _fetch_response(error.code, ()))
-    reply = await ctx.node.quorum.handle(asked)
+    reply = await ctx.services.quorum.handle(asked)
     response = _fetch_response(ErrorCode.none, (_fetchable_topic(reply),), leader_endpoints(ctx, reply))
     return encode_response(FETCH, ctx.version, correlation_id, response)
 

@@ -11,6 +11,7 @@ from tests.unit.broker.raw_client import Client, create_topic, running, until
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.controller.features import feature_levels
 from penstock.broker.node import Node
 from penstock.cluster.controller.alter_configs import ConfigOp
 from penstock.cluster.controller.decision import Decision
@@ -317,7 +318,7 @@ async def test_producers_are_forgotten_by_the_new_time(
 
 async def test_verification_of_transactions_can_be_switched(tmp_path: Path) -> None:
     async with running(tmp_path) as node:
-        admission = node.transactions.admission
+        admission = node.transactions().admission
         client = await WireClient.connect(node)
         assert admission._verifies
         assert await alter(client, HERE, {"transaction.partition.verification.enable": "false"}) == OK
@@ -332,7 +333,7 @@ async def test_with_eligible_leader_replicas_one_minimum_counts_for_all_brokers(
     async with running(tmp_path, min_insync_replicas="2") as node:
         await create_topic(node, "t")
         client = await WireClient.connect(node)
-        (feature,) = (f for f in node.features() if f.name == "eligible.leader.replicas.version")
+        (feature,) = (f for f in feature_levels(node.image) if f.name == "eligible.leader.replicas.version")
         assert (feature.level_min, feature.level, feature.level_max) == (1, 1, 1)
         for resource in (HERE, (ResourceType.TOPIC, "t")):
             shown = (await described(client, resource, "min.insync.replicas"))["min.insync.replicas"]

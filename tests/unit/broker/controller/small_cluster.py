@@ -7,7 +7,6 @@ requests between them travel as real bytes; who leads, who is cut off and who is
 import asyncio
 import io
 from collections.abc import Callable, Coroutine
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +19,12 @@ from penstock.broker.config.node_settings import load_settings
 from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.controller.channel import ControllerChannel
 from penstock.broker.controller.controller import Controller, LastController
-from penstock.broker.controller.features import SUPPORTED_FEATURES
 from penstock.broker.controller.producer_id_manager import ProducerIdManager
 from penstock.broker.controller.topic_creation import TopicCreator
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.apis import APIS, route
 from penstock.broker.network.peers import PeerUnreachable
-from penstock.broker.network.requests import RequestContext, call_local_broker
+from penstock.broker.network.requests import BrokerCalls, RequestContext
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -113,7 +111,7 @@ class SmallNode:
             cluster_id=CLUSTER_ID,
         )
         self.metrics = Metrics()
-        self.faults = None
+        self.server: Any = None
         self.partitions = SimpleNamespace(refused=())
         self.telemetry = SimpleNamespace(has_subscriptions=False)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -128,7 +126,7 @@ class SmallNode:
             self.quorum,  # type: ignore[arg-type]
             self.metadata,  # type: ignore[arg-type]
             peers=lambda: self.peers,  # type: ignore[arg-type,return-value]
-            call_local=partial(call_local_broker, self),  # type: ignore[arg-type]
+            call_local=BrokerCalls(lambda: self, lambda: self.peers).call_local,  # type: ignore[arg-type,return-value]
         )
         self.controller = Controller(
             self,
@@ -170,9 +168,6 @@ class SmallNode:
     @property
     def image(self) -> ClusterImage:
         return self.metadata.image
-
-    def features(self) -> Any:
-        return SUPPORTED_FEATURES
 
     def now_ms(self) -> int:
         return 0

@@ -41,8 +41,8 @@ class Client:
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
         self._number = 100
-        server = SimpleNamespace(failed=self._failed, time_slice_seconds=1.0)
-        self._dispatcher = Dispatcher(node, server)  # type: ignore[arg-type]
+        node.server = SimpleNamespace(failed=self._failed, time_slice_seconds=1.0)
+        self._dispatcher = Dispatcher(node, is_starting=lambda: node.state == "starting")  # type: ignore[arg-type]
 
     def send(self, reply: Any) -> None:
         self.replies.put_nowait(reply)

@@ -47,14 +47,14 @@ class Decoding:
     def __init__(self, node: Node) -> None:
         self.may_go_on = threading.Event()
         self.begun = 0
-        real = node.prepare_batch
+        real = node.preparer.prepare
 
         def prepare(*args: Any) -> Any:
             self.begun += 1
             assert self.may_go_on.wait(60)
             return real(*args)
 
-        node.prepare_batch = prepare  # type: ignore[method-assign]
+        node.preparer.prepare = prepare  # type: ignore[method-assign]
 
 
 def values(node: Node, topic: str) -> list[bytes | None]:
@@ -301,13 +301,13 @@ async def test_one_client_cannot_have_more_decoded_than_the_bound(tmp_path: Path
 async def test_a_mistake_of_ours_while_decoding_cuts_off_only_its_client(node: Node) -> None:
     await create_topic(node, "t", cleanup_policy="compact")
     client, other = await Client.connect(node), await Client.connect(node)
-    real = node.prepare_batch
+    real = node.preparer.prepare
 
     def fail(*_: Any) -> Any:
-        node.prepare_batch = real  # type: ignore[method-assign]
+        node.preparer.prepare = real  # type: ignore[method-assign]
         raise AssertionError("a mistake")
 
-    node.prepare_batch = fail  # type: ignore[method-assign]
+    node.preparer.prepare = fail  # type: ignore[method-assign]
     client.writer.write(produce("t", b"x", key=b"k", acks=-1))
     assert await client.is_cut_off()
     assert node.metrics.internal_errors == 1

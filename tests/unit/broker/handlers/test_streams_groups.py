@@ -85,22 +85,22 @@ async def test_reasons_go_with_the_topic_and_are_bounded(
 ) -> None:
     monkeypatch.setattr("penstock.broker.controller.topic_creation._FAILURES_MAX", 2)
     names = ("a!", "b!", "c!")
-    node.auto_creation.begin_by_name(names)
+    node.auto_creation().begin_by_name(names)
 
     async def failed() -> bool:
-        return list(node.auto_creation.failures(names)) == ["b!", "c!"]
+        return list(node.auto_creation().failures(names)) == ["b!", "c!"]
 
     await eventually_async(failed)
     # The same name, which can be created now: what was said of it before is forgotten.
     await joined(client, state_changelog_topics=(changelog("counts", replication_factor=3),))
 
     async def failed_again() -> bool:
-        return "counts" in node.auto_creation.failures(["counts"])
+        return "counts" in node.auto_creation().failures(["counts"])
 
     await eventually_async(failed_again)
-    node.auto_creation.begin_by_name(["counts"])
+    node.auto_creation().begin_by_name(["counts"])
 
     async def created() -> bool:
-        return "counts" in node.image.topics and not node.auto_creation.failures(["counts"])
+        return "counts" in node.image.topics and not node.auto_creation().failures(["counts"])
 
     await eventually_async(created)

@@ -166,14 +166,14 @@ async def test_pushes_are_bounded_and_counted(
     node: Node, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ms = node.now_ms()
-    monkeypatch.setattr(node, "now_ms", lambda: now_ms)
+    monkeypatch.setattr(node.environment, "now_ms", lambda: now_ms)
     assert await alter(client, subscription("all"), {"metrics": "*", "interval.ms": "1000"}) == OK
     got = await get(client)
     assert await push(client, got, client_instance_id=None) is ErrorCode.invalid_request
     assert await push(client, got, client_instance_id=UUID(int=7)) is ErrorCode.unknown_subscription_id
     wrong = (got.subscription_id + 1) % 2**31
     assert await push(client, got, subscription_id=wrong) is ErrorCode.unknown_subscription_id
-    assert node.telemetry.pushes == 0
+    assert node.telemetry().pushes == 0
     assert await push(client, got) is ErrorCode.none
     assert await push(client, got) is ErrorCode.throttling_quota_exceeded
     now_ms += 1000
@@ -185,7 +185,7 @@ async def test_pushes_are_bounded_and_counted(
     assert await push(client, got, terminating=True) is ErrorCode.none, "the last one may come early"
     now_ms += 1000
     assert await push(client, got) is ErrorCode.invalid_request
-    telemetry = node.telemetry
+    telemetry = node.telemetry()
     assert (telemetry.clients, telemetry.pushes, telemetry.bytes_pushed) == (1, 3, 300)
 
 
@@ -204,5 +204,5 @@ async def test_clients_are_remembered_within_a_bound(
 ) -> None:
     monkeypatch.setattr("penstock.broker.metrics.client_telemetry._CLIENTS_MAX", 3)
     got = [await get(client) for _ in range(5)]
-    assert node.telemetry.clients == 3
+    assert node.telemetry().clients == 3
     assert await push(client, got[0]) is ErrorCode.unknown_subscription_id

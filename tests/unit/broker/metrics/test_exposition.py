@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.config.node_settings import load_settings
-from penstock.broker.metrics.counters import LATENCY_BUCKETS, Metrics
-from penstock.broker.metrics.exposition import Exposition, HistogramSnapshot, MetricFamily, render
+from penstock.broker.metrics.counters import LATENCY_BUCKETS, HistogramSnapshot, MetricFamily, Metrics
+from penstock.broker.metrics.exposition import Exposition, render
 from penstock.broker.network.apis import FETCH, PRODUCE
 from penstock.broker.partition.leader_replica import monotonic_ms
 from penstock.groups.group import CommitRequest, OffsetToCommit
@@ -125,14 +125,22 @@ def node() -> Any:
 
     connections = [SimpleNamespace(listener="INTERNAL"), SimpleNamespace(listener="INTERNAL")]
     return SimpleNamespace(
-        node_id=3,
-        cluster_id="cluster",
-        state="serving",
+        is_serving=lambda: True,
         metrics=Metrics(),
-        store=SimpleNamespace(failed={("orders", 9): OSError()}),
+        store=SimpleNamespace(cluster_id="cluster", failed={("orders", 9): OSError()}),
         quorum=SimpleNamespace(epoch=4, leader_id=3),
-        metadata=SimpleNamespace(is_active=True, applied_offset=77),
-        image=SimpleNamespace(partition=lambda topic, index: object() if topic == "far" else None),
+        metadata=SimpleNamespace(
+            is_active=True,
+            applied_offset=77,
+            image=SimpleNamespace(partition=lambda topic, index: object() if topic == "far" else None),
+        ),
+        brokers=None,
+        fetchers=lambda: SimpleNamespace(
+            bytes_fetched=0, bytes_moved=0, truncations=0, records_lost=0, lags=list
+        ),
+        **dict.fromkeys(
+            ("telemetry", "transactions", "share_state", "share", "schedule"), SimpleNamespace(existing=None)
+        ),
         server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
         listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
         fetch_sessions=_Sessions(),
@@ -143,8 +151,8 @@ def node() -> Any:
             ]
         ),
         groups=_Shards(_shard()),
-        settings=load_settings({}, {}),
-        in_thread=in_thread,
+        settings=load_settings({"node.id": "3"}, {}),
+        threads=SimpleNamespace(in_thread=in_thread),
     )
 
 
@@ -169,7 +177,7 @@ async def test_replication(node: Any) -> None:
     node.metrics.unclean_leaderships, node.metrics.replicas_lost = 2, 1
     node.metrics.controller_elections, node.metrics.brokers_fenced, node.metrics.unclean_elections = 5, 6, 8
     lag = SimpleNamespace(topic="late", partition=0, leader=4, records=12)
-    node.fetchers = SimpleNamespace(
+    node.fetchers = lambda: SimpleNamespace(
         bytes_fetched=10_000, bytes_moved=500, truncations=6, records_lost=7, lags=lambda: [lag]
     )
     samples = await _scrape(node)
@@ -258,9 +266,9 @@ async def test_lag_of_partitions_that_other_nodes_have(
 ) -> None:
     asked: list[Any] = []
 
-    async def end_offsets(node: Any, places: Any) -> dict[Any, Any]:
-        asked.append(places)
-        return dict.fromkeys(places, told)
+    async def end_offsets(metadata: Any, brokers: Any, partitions: Any) -> dict[Any, Any]:
+        asked.append(partitions)
+        return dict.fromkeys(partitions, told)
 
     monkeypatch.setattr("penstock.broker.coordinators.groups.end_offsets.end_offsets", end_offsets)
     await node.groups.read("billing", lambda shard: _commit(shard, "billing", FAR))
@@ -342,13 +350,13 @@ async def test_everything_has_a_help_text_and_our_name(node: Any) -> None:
 
 async def test_those_who_ask_at_once_share_one_scrape(node: Any) -> None:
     exposition, renders = Exposition(node), []
-    in_thread = node.in_thread
+    in_thread = node.threads.in_thread
 
     def counted(*args: Any) -> Any:
         renders.append(args)
         return in_thread(*args)
 
-    node.in_thread = counted
+    node.threads.in_thread = counted
     first, *others = await asyncio.gather(*(exposition.scrape() for _ in range(10)))
     assert others == [first] * 9
     await exposition.scrape()

@@ -40,7 +40,7 @@ class Work:
         self.now = 1000.0
         self.costly: set[int] = set()
         self.handled: list[int] = []
-        node.faults = self._serve
+        node.dispatcher.faults = self._serve
         for module in ("connection", "server", "dispatch"):
             monkeypatch.setattr(f"penstock.broker.network.{module}.perf_counter", lambda: self.now)
 

@@ -5,14 +5,13 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.waiting import eventually_async
 
 from penstock.broker.network import http
-from penstock.broker.network.http import HttpResponse, HttpServer, readiness_problem
+from penstock.broker.network.http import HttpResponse, HttpServer, NodeEndpoints
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -156,29 +155,32 @@ class _Groups:
         return []
 
 
-def _node(state: str, groups: _Groups) -> Any:
-    return SimpleNamespace(state=state, node_id=7, groups=groups)
+def _endpoints(state: str, groups: _Groups) -> NodeEndpoints:
+    return NodeEndpoints(
+        7,
+        state=lambda: state,
+        exposition=pytest.fail,  # type: ignore[arg-type]
+        groups=lambda: groups,  # type: ignore[arg-type,return-value]
+    )
 
 
 @pytest.mark.parametrize("state", ["starting", "stopping", "stopped"])
 async def test_a_node_that_does_not_serve_is_not_ready(state: str) -> None:
-    assert await readiness_problem(_node(state, _Groups())) == f"the node is {state}"
+    assert await _endpoints(state, _Groups()).readiness_problem() == f"the node is {state}"
 
 
 async def test_a_node_that_serves_is_ready() -> None:
-    assert await readiness_problem(_node("serving", _Groups())) is None
+    assert await _endpoints("serving", _Groups()).readiness_problem() is None
 
 
 async def test_a_node_without_its_coordinators_is_not_ready() -> None:
     groups = _Groups(ApiError(ErrorCode.coordinator_load_in_progress))
-    reason = await readiness_problem(_node("serving", groups))
+    reason = await _endpoints("serving", groups).readiness_problem()
     assert reason == "a group coordinator cannot be reached: coordinator_load_in_progress"
 
 
 async def test_the_routes_of_a_node() -> None:
-    node = _node("starting", _Groups())
-    node.settings = SimpleNamespace(http_address=("127.0.0.1", 0))
-    server = await http.start_http(node)
+    server = await HttpServer.start(("127.0.0.1", 0), _endpoints("starting", _Groups()).routes())
     try:
         answers = [
             await _exchange(server, b"GET /%b HTTP/1.0\r\n\r\n" % path)

@@ -79,7 +79,7 @@ async def test_it_is_what_would_have_been_encoded_at_once(node: Node) -> None:
             include_topic_authorized_operations=with_operations,
             **cluster,
         )
-        context = RequestContext(node, METADATA, version, None, "host", node.listeners[0].name)
+        context = RequestContext(node.services, METADATA, version, None, "host", node.listeners[0].name)
         view = handler._View(context, request)
         plain = view.response(tuple(view.topic(topic) for topic in node.image.topics.values()))
         answer = handler.handle(context, request)
@@ -159,14 +159,14 @@ async def test_a_connection_has_one_costly_request_under_way(
     await client.ask(frame(API_VERSIONS, 0))
     (connection,) = node.server.connections
     most = 0
-    spawn = node.spawn
+    spawn = node.services.spawn
 
     def watched(work: Any) -> Any:
         nonlocal most
         most = max(most, len(connection._slots))
         return spawn(work)
 
-    monkeypatch.setattr(node, "spawn", watched)
+    monkeypatch.setattr(node.services, "spawn", watched)
     client.writer.write(
         b"".join(frame(METADATA, 4, _ALL_V4, correlation=i) for i in range(9))
         + frame(API_VERSIONS, 0, correlation=9)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import turn_until, until
@@ -25,6 +26,7 @@ from penstock.broker.network.requests import RequestContext
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.isr import AlterPartitionManager
 from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_fetcher import ReplicationQuota
 from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.cluster.image import ClusterImage, ResourceType
@@ -114,6 +116,8 @@ class Broker:
         self.image = ClusterImage()
         self.partitions = ReplicaManager(self)  # type: ignore[arg-type]
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
+        self.environment = self
+        self.preparer = BatchPreparer(self.settings, self, pytest.fail)
         self.fetch_bytes_max = 1 << 30
         self.selects_replicas = False
         self.fetchers: Any = Fetchers()
@@ -132,15 +136,6 @@ class Broker:
 
     def now_ms(self) -> int:
         return self.clock_ms
-
-    def prepare_batch(self, partition: Partition, records: bytearray) -> memoryview:
-        """Blocking: nothing is made of it here, but it takes its turn."""
-        return memoryview(records)
-
-    async def prepare_batch_in_thread(
-        self, partition: Partition, records: bytearray, *_: Any, is_owed: bool = False
-    ) -> memoryview:
-        return await self.in_thread(self.prepare_batch, partition, records)
 
     def may_hold_scheduled_records(self, partition: Partition) -> bool:
         return False
@@ -276,6 +271,8 @@ class Pending:
     """A connection with one request under way."""
 
     is_inter_broker = True
+
+    is_open = True
 
     def __init__(self, api_key: int, version: int) -> None:
         self._schema = load_response_schema(api_key, version)

@@ -121,7 +121,7 @@ class Gate:
         self._opened = threading.Event()
         self._lock = threading.Lock()
         self.under_way = self.most_under_way = 0
-        real = node.prepare_batch
+        real = node.preparer.prepare
 
         def prepare(*args: Any) -> Any:
             with self._lock:
@@ -134,7 +134,7 @@ class Gate:
                 with self._lock:
                     self.under_way -= 1
 
-        node.prepare_batch = prepare  # type: ignore[method-assign]
+        node.preparer.prepare = prepare  # type: ignore[method-assign]
 
     def open(self) -> None:
         self._opened.set()
@@ -156,14 +156,14 @@ async def test_bombs_wait_for_each_other(tmp_path: Path) -> None:
         clients = [await Client.connect(node) for _ in range(6)]
         for client in clients:
             client.writer.write(_frame(_bomb(_MIB)) * 3)
-        await until(lambda: node.decompression.waiting_count == 16)
-        assert node.decompression.bytes_in_use <= 2 * _MIB + 2000
+        await until(lambda: node.preparer.budget.waiting_count == 16)
+        assert node.preparer.budget.bytes_in_use <= 2 * _MIB + 2000
         gate.open()
         for client in clients:
             for _ in range(3):
                 assert produced((await client.reply())[1])[0].error is ErrorCode.none
         assert gate.most_under_way == 2
-        assert node.decompression.bytes_in_use == node.decompression.waiting_count == 0
+        assert node.preparer.budget.bytes_in_use == node.preparer.budget.waiting_count == 0
         assert node.partitions.find("t", 0).log.end_offset == 18
 
 
@@ -187,9 +187,9 @@ async def test_what_waits_for_a_client_that_has_gone_is_given_up(tmp_path: Path)
         first.writer.write(_frame(_bomb(_MIB)))
         await until(lambda: gate.under_way == 1)
         gone.writer.write(_frame(_bomb(_MIB)))
-        await until(lambda: node.decompression.waiting_count == 1)
+        await until(lambda: node.preparer.budget.waiting_count == 1)
         silent.writer.write(_frame(_bomb(_MIB), acks=0))
-        await until(lambda: node.decompression.waiting_count == 2)
+        await until(lambda: node.preparer.budget.waiting_count == 2)
         for client in (gone, silent):
             client.writer.close()
         await until(lambda: len(node.server.connections) == 1)
@@ -197,7 +197,7 @@ async def test_what_waits_for_a_client_that_has_gone_is_given_up(tmp_path: Path)
         assert produced((await first.reply())[1])[0].offset == 0
         # One that waits for no answer may leave as soon as it has sent its records.
         await until(lambda: node.partitions.find("t", 0).log.end_offset == 2)
-        assert node.decompression.bytes_in_use == node.decompression.waiting_count == 0
+        assert node.preparer.budget.bytes_in_use == node.preparer.budget.waiting_count == 0
 
 
 async def test_what_would_be_stored_unfolded_and_is_too_large_is_refused(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ async def test_a_batch_that_holds_more_than_it_announces_is_unfolded_all_the_sam
         client = await Client.connect(node)
         (result,) = produced(await client.ask(_frame(bytes(batch))))
         assert result.error is ErrorCode.none
-        assert node.decompression.bytes_in_use == 0
+        assert node.preparer.budget.bytes_in_use == 0
 
 
 # -- searches for a timestamp ------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ async def test_searches_that_unfold_much_wait_for_each_other(tmp_path: Path) -> 
 
         def search(timestamp: int, bytes_max: int | None = None) -> Any:
             nonlocal most
-            most = max(most, node.decompression.bytes_in_use)
+            most = max(most, node.preparer.budget.bytes_in_use)
             assert gate.wait(60)
             return real(timestamp, bytes_max)
 
@@ -262,7 +262,7 @@ async def test_searches_that_unfold_much_wait_for_each_other(tmp_path: Path) -> 
         for client in clients:
             client.writer.write(b"".join(_search(1_000, number) for number in range(30)))
         # 16 of each connection may look for a small batch, and 64 on the node.
-        await until(lambda: node.decompression.waiting_count == 4 * 30 - 64)
+        await until(lambda: node.preparer.budget.waiting_count == 4 * 30 - 64)
         gone = clients.pop()
         gone.writer.close()
         await until(lambda: len(node.server.connections) == 3)
@@ -271,6 +271,6 @@ async def test_searches_that_unfold_much_wait_for_each_other(tmp_path: Path) -> 
             for number in range(30):
                 correlation, reply = await client.reply()
                 assert (correlation, _found(reply)) == (number, (ErrorCode.none, 0))
-        await until(lambda: not node.decompression.bytes_in_use)
-        assert node.decompression.waiting_count == 0
+        await until(lambda: not node.preparer.budget.bytes_in_use)
+        assert node.preparer.budget.waiting_count == 0
         assert most <= 64 * _MIB

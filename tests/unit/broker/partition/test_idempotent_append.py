@@ -10,8 +10,7 @@ from tests.unit.broker.raw_client import create_topic, delete_topic, running, se
 from tests.unit.broker.three_nodes import Trio
 
 from penstock.broker.node import Node
-from penstock.broker.partition import idempotent_append
-from penstock.broker.partition.idempotent_append import append_batch_once
+from penstock.broker.partition.idempotent_append import PlannedAppends
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
@@ -30,7 +29,7 @@ async def append(
     placed = [record._replace(offset=place) for place, record in enumerate(records)]
     batch = encode_batch(placed, producer_id=9, producer_epoch=0, base_sequence=sequence)
     topic_id = topic_id or node.image.topics["t"].id
-    return await append_batch_once(node, "t", 0, batch, topic_id=topic_id)
+    return await node.planned_appends().append("t", 0, batch, topic_id=topic_id)
 
 
 @pytest.mark.parametrize("configs", [{}, {"cleanup_policy": "compact"}, {"compression_type": "lz4"}])
@@ -60,10 +59,10 @@ async def test_a_plan_that_is_there_stays_so_whatever_the_topic_would_say_by_now
         if remote:
             # As from another node: through the handler, on a connection to itself.
             monkeypatch.setattr(
-                idempotent_append,
-                "_append_here",
-                lambda node, partition, batch: idempotent_append._append_there(
-                    node, node.node_id, partition.topic_id, partition.index, batch, "test"
+                PlannedAppends,
+                "_append_local",
+                lambda appends, partition, batch: appends._append_remote(
+                    node.node_id, partition.topic_id, partition.index, batch, "test"
                 ),
             )
         assert await append(node, 0, keyless) == 0
@@ -95,7 +94,7 @@ async def test_a_deleted_topic_ends_the_attempts(tmp_path: Path, monkeypatch: py
             raise ConnectionError
 
         with monkeypatch.context() as patch:
-            patch.setattr(idempotent_append, "_append", unreachable)
+            patch.setattr(PlannedAppends, "_append", unreachable)
             appending = asyncio.ensure_future(append(node, 0))
             await asyncio.sleep(0)
         await delete_topic(node, "t")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.broker.partition.produced_batch import prepare
+from penstock.broker.partition.produced_batch import prepare_batch
 from penstock.protocol.compression import Codec, compress
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import (
@@ -36,19 +36,19 @@ def produced(records: list[Record], codec: Codec = Codec.NONE, attributes: int =
 @pytest.mark.parametrize("codec", Codec)
 def test_a_compacted_topic_takes_keyed_records_as_they_are(codec: Codec) -> None:
     batch = produced(KEYED, codec)
-    assert prepare(batch, compacted=True, codec=None, max_bytes=BOUND) is batch
+    assert prepare_batch(batch, compacted=True, codec=None, max_bytes=BOUND) is batch
 
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_compacted_topic_names_the_record_without_a_key(codec: Codec) -> None:
     with pytest.raises(ApiError, match="record 2 ") as refused:
-        prepare(produced(KEYLESS, codec), compacted=True, codec=None, max_bytes=BOUND)
+        prepare_batch(produced(KEYLESS, codec), compacted=True, codec=None, max_bytes=BOUND)
     assert refused.value.code is ErrorCode.invalid_record
 
 
 def test_other_topics_take_records_without_a_key() -> None:
     batch = produced(KEYLESS)
-    assert prepare(batch, compacted=False, codec=None, max_bytes=BOUND) is batch
+    assert prepare_batch(batch, compacted=False, codec=None, max_bytes=BOUND) is batch
 
 
 @pytest.mark.parametrize("sent", Codec)
@@ -56,7 +56,7 @@ def test_other_topics_take_records_without_a_key() -> None:
 @pytest.mark.parametrize("attributes", [TRANSACTIONAL, LOG_APPEND_TIME])
 def test_a_topic_codec_changes_nothing_but_the_codec(sent: Codec, stored: Codec, attributes: int) -> None:
     batch = produced(KEYED, sent, attributes)
-    prepared = prepare(batch, compacted=True, codec=stored, max_bytes=BOUND)
+    prepared = prepare_batch(batch, compacted=True, codec=stored, max_bytes=BOUND)
     before, after = read_header(batch), read_header(prepared)
     assert after.codec is stored
     assert after.crc == checksum(prepared)
@@ -71,14 +71,14 @@ def test_a_topic_codec_changes_nothing_but_the_codec(sent: Codec, stored: Codec,
 def test_looking_inside_is_bounded(compacted: bool) -> None:
     batch = produced([Record(0, 0, b"k", bytes(2 * BOUND))], Codec.ZSTD)
     with pytest.raises(ApiError, match="more than") as refused:
-        prepare(batch, compacted=compacted, codec=Codec.GZIP, max_bytes=BOUND)
+        prepare_batch(batch, compacted=compacted, codec=Codec.GZIP, max_bytes=BOUND)
     assert refused.value.code is ErrorCode.invalid_record
 
 
 def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic() -> None:
     batch = memoryview(pack_batch(read_header(produced(KEYED)), b"\x02" * 40))
     with pytest.raises(ApiError) as refused:
-        prepare(batch, compacted=True, codec=None, max_bytes=BOUND)
+        prepare_batch(batch, compacted=True, codec=None, max_bytes=BOUND)
     assert refused.value.code is ErrorCode.invalid_record
 
 
@@ -86,7 +86,7 @@ def test_records_that_cannot_be_read_are_refused_by_a_compacted_topic() -> None:
 def test_damage_is_never_hidden_under_a_new_checksum(damaged_at: int) -> None:
     batch = bytearray(produced(KEYED, Codec.NONE))
     batch[damaged_at] ^= 0xFF
-    prepared = prepare(memoryview(batch), compacted=True, codec=Codec.GZIP, max_bytes=BOUND)
+    prepared = prepare_batch(memoryview(batch), compacted=True, codec=Codec.GZIP, max_bytes=BOUND)
     assert bytes(prepared) == bytes(batch), "left as it is, for the append to refuse"
 
 
@@ -98,5 +98,5 @@ def test_more_records_than_a_batch_can_hold_are_not_claimed_in_another_codec(sen
     batch = memoryview(pack_batch(lying, compress(sent, body)))
     for stored in set(Codec) - {sent}:
         with pytest.raises(ApiError, match="cannot hold 1000 records") as refused:
-            prepare(batch, compacted=False, codec=stored, max_bytes=BOUND)
+            prepare_batch(batch, compacted=False, codec=stored, max_bytes=BOUND)
         assert refused.value.code is ErrorCode.invalid_record

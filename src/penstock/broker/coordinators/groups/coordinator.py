@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 from penstock.broker.config.internal_topics import CONSUMER_OFFSETS_TOPIC
 from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
+from penstock.broker.environment import Lazy
 from penstock.cluster.image import ImageDelta
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.topics import Topic
@@ -20,22 +20,25 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.groups.group_config import GroupConfigManager
     from penstock.broker.coordinators.runtime.runtime import CoordinatorResult, Token
-    from penstock.broker.node import Node
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
+    from penstock.broker.environment import ImageView
     from penstock.cluster.image import TopicState
+    from penstock.groups.group_config import GroupConfig
     from penstock.groups.group_shard import GroupCoordinatorShard
     from penstock.log.producer_state import VerificationGuard
     from penstock.protocol.record_batch import EndMarker
 
 
 class GroupTopics:
-    """`node.groups.topics`. `version` changes only when something changes that groups depend on.
+    """The topics that groups subscribe to. `version` changes only when something changes that groups depend on.
 
     Leaders and in-sync replicas change often and do not affect groups, so they do not change `version`.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, metadata: ImageView) -> None:
+        self._metadata = metadata
         self._known: dict[str, Topic] = {}
         self._racks: dict[int, str | None] = {}
         self.version = 0
@@ -43,17 +46,17 @@ class GroupTopics:
     def get(self, name: str) -> Topic | None:
         known = self._known.get(name)
         if known is None:
-            state = self._node.image.topics.get(name)
+            state = self._metadata.image.topics.get(name)
             if state is not None:
                 known = self._known[name] = self._topic(state)
         return known
 
     def by_id(self, id: UUID) -> Topic | None:
-        state = self._node.image.topics_by_id.get(id)
+        state = self._metadata.image.topics_by_id.get(id)
         return None if state is None else self.get(state.name)
 
     def names(self) -> Collection[str]:
-        return self._node.image.topics.keys()
+        return self._metadata.image.topics.keys()
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Called as soon as the new image is visible, before any group operation reads it."""
@@ -79,7 +82,7 @@ class GroupTopics:
         return frozenset(rack for rack in racks if rack is not None)
 
     def _racks_changed(self) -> bool:
-        racks = {broker.id: broker.rack for broker in self._node.image.brokers.values()}
+        racks = {broker.id: broker.rack for broker in self._metadata.image.brokers.values()}
         changed = racks != self._racks
         self._racks = racks
         return changed
@@ -99,16 +102,17 @@ _COORDINATOR_MOVED_CODES: Final = frozenset(
 
 
 class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
-    """`node.groups`: the interface that the group handlers use."""
-
     _INVALID_KEY_CODE = ErrorCode.invalid_group_id
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node, CONSUMER_OFFSETS_TOPIC)
-        self._settings = group_settings(node.settings)
-        self._groups_max = node.settings.integer("penstock.groups.max")
+    def __init__(self, context: CoordinatorContext) -> None:
+        super().__init__(context, CONSUMER_OFFSETS_TOPIC)
+        self._settings = group_settings(context.settings)
+        self._configs = Lazy(self._new_configs)
+        self._groups_max = context.settings.integer("penstock.groups.max")
         self._groups_left = 0  # groups that may still be created before the existing groups are counted again
-        self.topics = GroupTopics(node)
+        self.topics = GroupTopics(context.metadata)
+        #: Held by a request that reads all groups, so that such requests run one after the other.
+        self.scan_lock = asyncio.Lock()
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Remove the committed offsets of deleted topics."""
@@ -116,8 +120,12 @@ class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
         self.topics.image_changed(delta)
         deleted = tuple(topic.name for topic in delta.topics_deleted if topic.name != OFFSETS_TOPIC)
         if deleted and self.shards():
-            self._node.spawn(self._forget_topics(deleted))
+            self._environment.spawn(self._forget_topics(deleted))
         super().image_changed(delta)
+
+    def config(self, group_id: str) -> GroupConfig:
+        """Return the effective configuration of a group. It is cached, so every request may call this."""
+        return self._configs().of(group_id)
 
     def check_group_limit(self, group_id: str) -> None:
         """Raise ApiError POLICY_VIOLATION if the group is new and this node has `penstock.groups.max` groups."""
@@ -159,13 +167,18 @@ class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
         return f"{prefix}-{uuid4()}"
 
     def _new_shard(self) -> GroupCoordinatorShard:
-        from penstock.broker.coordinators.groups.group_config import effective_group_config
         from penstock.groups.group_shard import GroupCoordinatorShard
 
-        return GroupCoordinatorShard(self._settings, self.topics, partial(effective_group_config, self._node))
+        return GroupCoordinatorShard(self._settings, self.topics, self.config)
+
+    def _new_configs(self) -> GroupConfigManager:
+        # Imported here, so that a node without groups starts faster.
+        from penstock.broker.coordinators.groups.group_config import GroupConfigManager
+
+        return GroupConfigManager(self._context.settings, self._context.metadata)
 
     async def _forget_topics(self, topics: tuple[str, ...]) -> None:
-        now_ms = self._node.now_ms()
+        now_ms = self._environment.now_ms()
         results = await asyncio.gather(
             *(
                 self.write_shard(

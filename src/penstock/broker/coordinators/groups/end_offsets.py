@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.network.requests import call_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import ImageView
+    from penstock.broker.network.requests import BrokerCalls
 
 _LIST_OFFSETS: Final = 2
 _LATEST: Final = -1
@@ -26,12 +26,14 @@ _TIMEOUT_S: Final = 5.0
 PartitionKey = tuple[str, int]
 
 
-async def end_offsets(node: Node, places: Iterable[PartitionKey]) -> dict[PartitionKey, int | ApiError]:
+async def end_offsets(
+    metadata: ImageView, brokers: BrokerCalls, partitions: Iterable[PartitionKey]
+) -> dict[PartitionKey, int | ApiError]:
     """Return each high watermark, or the error why it is unknown. Sends one request per leader."""
     by_leader: dict[int, list[PartitionKey]] = {}
     found: dict[PartitionKey, int | ApiError] = {}
-    for topic, index in places:
-        state = node.image.partition(topic, index)
+    for topic, index in partitions:
+        state = metadata.image.partition(topic, index)
         if state is None:
             found[topic, index] = ApiError(ErrorCode.unknown_topic_or_partition)
         elif not state.has_leader:
@@ -39,7 +41,7 @@ async def end_offsets(node: Node, places: Iterable[PartitionKey]) -> dict[Partit
         else:
             by_leader.setdefault(state.leader, []).append((topic, index))
     answers = await asyncio.gather(
-        *(_list_offsets(node, leader, asked) for leader, asked in by_leader.items())
+        *(_list_offsets(brokers, leader, asked) for leader, asked in by_leader.items())
     )
     for answer in answers:
         found.update(answer)
@@ -47,14 +49,14 @@ async def end_offsets(node: Node, places: Iterable[PartitionKey]) -> dict[Partit
 
 
 async def _list_offsets(
-    node: Node, leader: int, places: list[PartitionKey]
+    brokers: BrokerCalls, leader: int, partitions: list[PartitionKey]
 ) -> dict[PartitionKey, int | ApiError]:
     try:
-        response = await call_broker(
-            node, leader, _LIST_OFFSETS, _list_offsets_request(places), timeout_s=_TIMEOUT_S, purpose="lag"
+        response = await brokers.call(
+            leader, _LIST_OFFSETS, _list_offsets_request(partitions), timeout_s=_TIMEOUT_S, purpose="lag"
         )
     except ApiError as error:
-        return dict.fromkeys(places, error)
+        return dict.fromkeys(partitions, error)
     return {
         (topic.name, part.partition_index): (
             part.offset if part.error_code is ErrorCode.none else ApiError(part.error_code)
@@ -64,12 +66,12 @@ async def _list_offsets(
     }
 
 
-def _list_offsets_request(places: list[PartitionKey]) -> Any:
+def _list_offsets_request(partitions: list[PartitionKey]) -> Any:
     request = schema_class("list_offsets.v11.request:ListOffsetsRequest")
     topic_class = schema_class("list_offsets.v11.request:ListOffsetsTopic")
     part_class = schema_class("list_offsets.v11.request:ListOffsetsPartition")
     by_topic: dict[str, list[int]] = {}
-    for topic, index in places:
+    for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
     topics = tuple(
         topic_class(

@@ -14,7 +14,8 @@ from penstock.cluster.topic_settings import ConfigLayer
 from penstock.groups.group_config import GroupConfig, OffsetReset
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import ImageView
 
 #: Groups whose configuration is cached. The cache is cleared when it is full.
 _CACHED_GROUPS_MAX: Final = 10_000
@@ -23,31 +24,27 @@ _CACHED_GROUPS_MAX: Final = 10_000
 class GroupConfigManager:
     """Caches the configuration of each group until the cluster image changes, since a new image may change it."""
 
-    __slots__ = ("_configs", "_image", "_layers", "_node")
+    __slots__ = ("_configs", "_image", "_layers", "_metadata", "_settings")
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, settings: NodeSettings, metadata: ImageView) -> None:
+        self._settings = settings
+        self._metadata = metadata
         self._image: object = None
         self._layers: tuple[ConfigLayer, ...] = ()
         self._configs: dict[str, GroupConfig] = {}
 
     def of(self, group_id: str) -> GroupConfig:
-        node = self._node
-        if node.image is not self._image:
-            self._image, self._configs = node.image, {}
-            self._layers = node_layers(node.settings, node.image)
+        image = self._metadata.image
+        if image is not self._image:
+            self._image, self._configs = image, {}
+            self._layers = node_layers(self._settings, image)
         config = self._configs.get(group_id)
         if config is None:
             if len(self._configs) >= _CACHED_GROUPS_MAX:
                 self._configs.clear()
-            own = node.image.config(ResourceType.GROUP, group_id)
+            own = image.config(ResourceType.GROUP, group_id)
             config = self._configs[group_id] = resolve_group_config(own, self._layers)
         return config
-
-
-def effective_group_config(node: Node, group_id: str) -> GroupConfig:
-    """Return the configuration of a group. It is cached, so every request may call this."""
-    return node.group_configs.of(group_id)
 
 
 def resolve_group_config(own: Mapping[str, str], layers: tuple[ConfigLayer, ...]) -> GroupConfig:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.broker.coordinators.requests import exceeds_utf8_bytes
@@ -22,14 +23,16 @@ from penstock.broker.coordinators.runtime.runtime import (
     ShardT,
     Token,
 )
-from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
 from penstock.cluster.image import ImageDelta
 from penstock.groups.topics import coordinator_partition
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.config.internal_topics import InternalTopic
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Environment, ImageView, Partitions
+    from penstock.cluster.image import ClusterImage
 
 
 logger = logging.getLogger("penstock.coordinator")
@@ -40,29 +43,50 @@ _TOPIC_EXISTS_CODES: Final = frozenset(
 )
 
 
+#: Creates topics in the cluster; returns once the image of this node has them. Raises ApiError.
+CreateTopics = Callable[[Sequence[NewTopic]], Awaitable[Sequence[CreateTopicResult]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorContext:
+    """What all coordinators use of their broker."""
+
+    node_id: int
+    settings: NodeSettings
+    metadata: ImageView
+    partitions: Partitions
+    environment: Environment
+    create_topics: CreateTopics
+
+
 class ShardedTopic:
     #: The error code for a key that is too long to be stored.
     _INVALID_KEY_CODE = ErrorCode.invalid_request
     #: How many bytes a key may have in addition to the id that a client chooses.
     _KEY_OVERHEAD_BYTES = 0
 
-    def __init__(self, node: Node, topic: InternalTopic) -> None:
-        self._node = node
+    def __init__(self, context: CoordinatorContext, topic: InternalTopic) -> None:
+        self._context = context
+        self._environment = context.environment
         self.topic = topic
-        self._key_bytes_max = node.settings.integer("penstock.id.max.bytes") + self._KEY_OVERHEAD_BYTES
+        self._key_bytes_max = context.settings.integer("penstock.id.max.bytes") + self._KEY_OVERHEAD_BYTES
         self._creating: asyncio.Task[None] | None = None
+
+    @property
+    def _image(self) -> ClusterImage:
+        return self._context.metadata.image
 
     @property
     def has_topic(self) -> bool:
         """Whether the topic exists with all its partitions."""
-        return self.topic.name in self._node.image.topics and self._creating is None
+        return self.topic.name in self._image.topics and self._creating is None
 
     async def ensure_topic(self) -> None:
         """Create the topic when it is first needed. Raises ApiError if that fails."""
         if self.has_topic:
             return
         if self._creating is None:
-            self._creating = self._node.spawn(self._create_topic())
+            self._creating = self._environment.spawn(self._create_topic())
         await asyncio.shield(self._creating)
 
     def shard_of(self, key: str) -> int:
@@ -73,22 +97,22 @@ class ShardedTopic:
                 "An id is longer than penstock.id.max.bytes "
                 f"({self._key_bytes_max - self._KEY_OVERHEAD_BYTES}) allows.",
             )
-        topic = self._node.image.topics.get(self.topic.name)
+        topic = self._image.topics.get(self.topic.name)
         if topic is None:
             raise ApiError(ErrorCode.not_coordinator)
         return coordinator_partition(key, len(topic.partitions))
 
     def leader_of(self, key: str) -> int | None:
         """The leader of the shard of a key; None while there is none. Raises ApiError as `shard_of` does."""
-        partition = self._node.image.partition(self.topic.name, self.shard_of(key))
+        partition = self._image.partition(self.topic.name, self.shard_of(key))
         return None if partition is None or not partition.has_leader else partition.leader
 
     def shards(self) -> list[int]:
         """The shards that this node leads."""
-        topic = self._node.image.topics.get(self.topic.name)
+        topic = self._image.topics.get(self.topic.name)
         if topic is None:
             return []
-        led = self._node.partitions.led
+        led = self._context.partitions.led
         return [index for index in topic.partitions if led(self.topic.name, index) is not None]
 
     def image_includes_epoch(self, index: int, leader_epoch: int) -> bool:
@@ -97,15 +121,15 @@ class ShardedTopic:
         If so, a topic that the shard refers to and that the image lacks was deleted. A node becomes leader before its
         image shows that; until then, such a topic may also be too new for the image.
         """
-        state = self._node.image.partition(self.topic.name, index)
+        state = self._image.partition(self.topic.name, index)
         return state is not None and state.leader_epoch >= leader_epoch
 
     def now_ms(self) -> int:
-        return self._node.now_ms()
+        return self._environment.now_ms()
 
     async def _create_topic(self) -> None:
         try:
-            (result,) = await self._node.topic_creator.create([self._new_topic()])
+            (result,) = await self._context.create_topics([self._new_topic()])
         finally:
             self._creating = None
         if result.error not in _TOPIC_EXISTS_CODES:
@@ -113,9 +137,9 @@ class ShardedTopic:
             raise ApiError(ErrorCode.coordinator_not_available, result.message)
 
     def _new_topic(self) -> NewTopic:
-        settings = self._node.settings
+        settings = self._context.settings
         # With fewer brokers, use fewer replicas. The controller raises the factor when brokers join.
-        brokers = len(self._node.image.active_brokers())
+        brokers = len(self._image.active_brokers())
         return NewTopic(
             name=self.topic.name,
             partitions=settings.integer(self.topic.partitions),
@@ -130,14 +154,14 @@ Result = TypeVar("Result")
 class ShardedCoordinator(ShardedTopic, ABC, Generic[ShardT]):
     """What the coordinators of groups, transactions and share group state have in common."""
 
-    def __init__(self, node: Node, topic: InternalTopic) -> None:
-        super().__init__(node, topic)
+    def __init__(self, context: CoordinatorContext, topic: InternalTopic) -> None:
+        super().__init__(context, topic)
         self._runtime: CoordinatorRuntime[ShardT] = CoordinatorRuntime(
             new_shard=self._new_shard,
-            find_partition=lambda index: node.partitions.led(topic.name, index),
-            now_ms=node.now_ms,
-            in_thread=node.in_thread,
-            commit_timeout_s=node.settings.integer(topic.commit_timeout_ms) / 1000,
+            find_partition=lambda index: context.partitions.led(topic.name, index),
+            now_ms=context.environment.now_ms,
+            in_thread=context.environment.in_thread,
+            commit_timeout_s=context.settings.integer(topic.commit_timeout_ms) / 1000,
         )
 
     @abstractmethod
@@ -158,7 +182,7 @@ class ShardedCoordinator(ShardedTopic, ABC, Generic[ShardT]):
         for topic, index in delta.partitions_changed:
             if topic != self.topic.name:
                 continue
-            if self._node.partitions.led(topic, index) is not None:
+            if self._context.partitions.led(topic, index) is not None:
                 self._runtime.load(index)
                 self._led(index)
             else:

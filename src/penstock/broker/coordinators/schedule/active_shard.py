@@ -26,18 +26,18 @@ logger = logging.getLogger("penstock.schedule")
 class ActiveScheduleShard:
     def __init__(self, schedule: ScheduleCoordinator, partition: Partition) -> None:
         self.schedule = schedule
-        self.node = schedule.node
+        self.environment = schedule.environment
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
-        self.indexes = DueIndex(BlockFile(self.node.store.directory))
+        self.indexes = DueIndex(BlockFile(schedule.directory))
         self.shard = ScheduleShard(self.indexes)
         self.releaser = Releaser(self)
         self._knows_sources = self.is_loaded = False
         self._last_offset = -1
-        self._task = self.node.spawn(self._run())
+        self._task = self.environment.spawn(self._run())
 
     def __repr__(self) -> str:
-        return f"<ShardHost {self.partition.index} {self.shard!r}>"
+        return f"<ActiveScheduleShard {self.partition.index} {self.shard!r}>"
 
     @property
     def is_current(self) -> bool:
@@ -58,7 +58,7 @@ class ActiveScheduleShard:
     async def ask(self, ask: ScheduleRequest) -> SourcePosition | None:
         """Handle the request of a mover. Returns the source's position once it is committed. Raises ApiError."""
         self._check_ready(ask.what)
-        if ask.source.topic_id not in self.node.image.topics_by_id:
+        if ask.source.topic_id not in self.schedule.metadata.image.topics_by_id:
             raise ApiError(ErrorCode.unknown_topic_id)
         match ask.what:
             case ScheduleOperation.REGISTER:
@@ -91,7 +91,7 @@ class ActiveScheduleShard:
             return
         if not self.partition.has_enough_replicas:
             raise ApiError(ErrorCode.not_enough_replicas)
-        now_ms, base_offset = self.node.now_ms(), self.partition.log.end_offset
+        now_ms, base_offset = self.environment.now_ms(), self.partition.log.end_offset
         batch = encode_batch(
             [Record(place, now_ms, key, value) for place, (key, value) in enumerate(records)], codec=codec
         )
@@ -110,8 +110,8 @@ class ActiveScheduleShard:
             await self._load()
             await self.releaser.run()
         except Exception:
-            logger.exception("part of the schedule failed", extra={"partition": self.partition.index})
-            self.schedule.begin_anew(self)
+            logger.exception("a shard of the schedule failed", extra={"partition": self.partition.index})
+            self.schedule.reload_later(self)
 
     async def _load(self) -> None:
         log, end, started = self.partition.log, self.partition.log.end, asyncio.get_running_loop().time()

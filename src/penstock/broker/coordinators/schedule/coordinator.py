@@ -31,7 +31,11 @@ from penstock.scheduling.intake import ScheduleLimits
 from penstock.scheduling.schedule_log import DueEntry, ScheduleSource, SourcePosition
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from pathlib import Path
+
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
+    from penstock.broker.environment import PeerCalls
+    from penstock.broker.partition.idempotent_append import PlannedAppends
     from penstock.broker.partition.partition import Partition
 
 
@@ -112,22 +116,36 @@ class Permits:
 
 
 class ScheduleCoordinator(ShardedTopic):
-    """`node.schedule`. It does not use the coordinator runtime, because held records do not fit into memory."""
+    """It does not use the coordinator runtime, because held records do not fit into memory."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node, SCHEDULE_TOPIC)
-        self.node = node
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        *,
+        directory: Path,
+        appends: PlannedAppends,
+        peers: Callable[[], PeerCalls],
+    ) -> None:
+        """`directory` is for the files that sort held records by due time."""
+        super().__init__(context, SCHEDULE_TOPIC)
+        settings = context.settings
+        self.environment = context.environment
+        self.metadata = context.metadata
+        self.directory = directory
+        self.appends = appends
+        self._partitions = context.partitions
+        self._peers = peers
         self.counts = ScheduleCounters()
         self._is_closed = False
-        self._delay_ms_max = node.settings.integer("penstock.schedule.delay.max.ms")
-        self._commit_s = node.settings.integer(SCHEDULE_TOPIC.commit_timeout_ms) / 1000
+        self._delay_ms_max = settings.integer("penstock.schedule.delay.max.ms")
+        self._commit_s = settings.integer(SCHEDULE_TOPIC.commit_timeout_ms) / 1000
         self.source_limit, self.slow_source_limit = (
             asyncio.Semaphore(_CONCURRENT_SOURCES_MAX),
             asyncio.Semaphore(_CONCURRENT_SLOW_SOURCES_MAX),
         )
         self.readers_ahead = Permits(_READ_AHEAD_SOURCES_MAX)
         self._threads = asyncio.Semaphore(_THREADS_MAX)
-        self._hold = RetentionHold(node.settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
+        self._hold = RetentionHold(settings.integer("penstock.schedule.retention.hold.max.ms") / 1000)
         self._known: dict[
             _PartitionKey, tuple[int, float]
         ] = {}  # of partitions that other brokers lead: offset, and until when it is valid
@@ -137,7 +155,9 @@ class ScheduleCoordinator(ShardedTopic):
 
     def limits(self, partition: Partition) -> ScheduleLimits:
         """May be called in any thread."""
-        return ScheduleLimits(self.node.now_ms(), self._delay_ms_max, partition.log.config.max_message_bytes)
+        return ScheduleLimits(
+            self.environment.now_ms(), self._delay_ms_max, partition.log.config.max_message_bytes
+        )
 
     def image_changed(self, delta: ImageDelta) -> None:
         """Start shards and movers for partitions that this node now leads, and close the others."""
@@ -150,7 +170,7 @@ class ScheduleCoordinator(ShardedTopic):
     def _update_shards(self) -> None:
         if self._is_closed:
             return
-        led = {index: self.node.partitions.led(SCHEDULE_TOPIC.name, index) for index in self.shards()}
+        led = {index: self._partitions.led(SCHEDULE_TOPIC.name, index) for index in self.shards()}
         for index, host in list(self.hosts.items()):
             if led.get(index) is not host.partition or not host.is_current:
                 self.hosts.pop(index).close()
@@ -158,7 +178,7 @@ class ScheduleCoordinator(ShardedTopic):
             if partition is not None and index not in self.hosts:
                 self.hosts[index] = ActiveScheduleShard(self, partition)
 
-    def begin_anew(self, host: ActiveScheduleShard) -> None:
+    def reload_later(self, host: ActiveScheduleShard) -> None:
         """Load the shard again from its log, after a delay, because something failed that should not."""
         index = host.partition.index
         if self.hosts.get(index) is host:
@@ -167,10 +187,10 @@ class ScheduleCoordinator(ShardedTopic):
 
     def _update_movers(self) -> None:
         for key, mover in list(self.movers.items()):
-            if self.node.partitions.get(*key) is not mover.partition or not mover.is_current:
+            if self._partitions.get(*key) is not mover.partition or not mover.is_current:
                 self.movers.pop(key).close()
-        has_topic = SCHEDULE_TOPIC.name in self.node.image.topics
-        for partition in self.node.partitions:
+        has_topic = SCHEDULE_TOPIC.name in self.metadata.image.topics
+        for partition in self._partitions:
             # Records that were held before a topic's schedule was disabled still have to be moved.
             may_hold = (partition.is_scheduled or has_topic) and not partition.is_internal
             if may_hold and partition.is_leader:
@@ -184,7 +204,7 @@ class ScheduleCoordinator(ShardedTopic):
     ) -> Result:
         """Run a long call in a thread. Only a few run at once, so that threads remain for reads from disk."""
         async with self._threads:
-            return await self.node.in_thread(call, *args, **kwargs)
+            return await self.environment.in_thread(call, *args, **kwargs)
 
     def has_active_mover(self, partition: Partition) -> bool:
         """Whether this node leads the partition and records may have been held in it."""
@@ -221,7 +241,7 @@ class ScheduleCoordinator(ShardedTopic):
         """
         shard = self.shard_of(_shard_key(source))
         if time.monotonic() < self._silent_until.get(shard, 0.0):
-            raise ApiError(ErrorCode.coordinator_not_available, "it has not answered a moment ago")
+            raise ApiError(ErrorCode.coordinator_not_available, "the shard did not answer a moment ago")
         try:
             return await self.ask(ScheduleRequest(ScheduleOperation.POSITION, source))
         except (ApiError, ConnectionError, TimeoutError):
@@ -233,7 +253,9 @@ class ScheduleCoordinator(ShardedTopic):
         deadline = time.monotonic() + self._commit_s
         while await self._moved_offset(partition) < offset:
             if time.monotonic() > deadline:
-                raise ApiError(ErrorCode.request_timed_out, "held records have not been taken over yet")
+                raise ApiError(
+                    ErrorCode.request_timed_out, "held records have not been moved to the schedule yet"
+                )
             await asyncio.sleep(_POLL_S)
 
     def close(self) -> None:
@@ -247,8 +269,8 @@ class ScheduleCoordinator(ShardedTopic):
         """Send a request to the leader of the source's shard. Raises ApiError, ConnectionError, TimeoutError."""
         leader_id = self.leader_of(_shard_key(ask.source))
         if leader_id is None:
-            raise ApiError(ErrorCode.leader_not_available, "nobody leads this part of the schedule")
-        if leader_id == self.node.node_id:
+            raise ApiError(ErrorCode.leader_not_available, "the shard of the schedule has no leader")
+        if leader_id == self._context.node_id:
             return await self.answer(ask)
         return await self._request_remote(leader_id, ask)
 
@@ -268,7 +290,7 @@ class ScheduleCoordinator(ShardedTopic):
 
         frame = _HEADER.pack(API_KEY, 0, 0, _NO_CLIENT_ID) + encode_request(ask)
         try:
-            reply = await self.node.peers.raw(
+            reply = await self._peers().raw(
                 leader_id,
                 frame,
                 timeout_s=self._commit_s + _RESPONSE_MARGIN_S,

@@ -92,7 +92,7 @@ class Mover:
         self._next = self._last_held = 0  # next offset to scan; offset of the last held records, if any
         self._save_at = self._clock() + _POSITION_INTERVAL_S
         self._wake = asyncio.Event()
-        self._task = schedule.node.spawn(self._run())
+        self._task = schedule.environment.spawn(self._run())
 
     def __repr__(self) -> str:
         name = f"{self.partition.topic}-{self.partition.index}"
@@ -131,7 +131,7 @@ class Mover:
         if self._position is not None and self.partition.is_scheduled:
             self.partition.on_held = self._held_at
         if self._task.done() and self.partition.is_scheduled:
-            self._task = self._schedule.node.spawn(self._run())
+            self._task = self._schedule.environment.spawn(self._run())
 
     def bytes_arrived(self, count: int) -> None:
         """Called when more data is committed."""
@@ -206,7 +206,7 @@ class Mover:
             await self._look(partition.log, upto)
 
     async def _look(self, log: Log, upto: LogOffsetMetadata) -> None:
-        scanned = await self._schedule.node.in_thread(scan_held_records, log, self._next, upto)
+        scanned = await self._schedule.environment.in_thread(scan_held_records, log, self._next, upto)
         if not self.is_current or (scanned.found and not await self._hand_over(scanned)):
             return
         if scanned.next_offset == self._next and self.partition.last_stable.offset == upto.offset:
@@ -243,7 +243,7 @@ class Mover:
         """Move the records. Returns False if the shard is at another position; the mover now continues from there."""
         assert self._position is not None
         found = resume_from(self._position, scanned.found)
-        chunks = await self._schedule.node.in_thread(lambda: list(cut_chunks(found)))
+        chunks = await self._schedule.environment.in_thread(lambda: list(cut_chunks(found)))
         for part in _split_chunks(chunks):
             if not await self._send(part):
                 return False

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.schedule.storage import read_groups
-from penstock.broker.partition.idempotent_append import append_batch_once, planned_producer_id
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.scheduling.release import DueRecords, encode_release_batch, gather_due_records
 from penstock.scheduling.schedule_log import ReleasePlan, ScheduleSource
@@ -82,7 +81,9 @@ class _SourceRelease:
 class Releaser:
     def __init__(self, host: ActiveScheduleShard) -> None:
         self._host = host
-        self._node = host.node
+        self._environment = host.environment
+        self._metadata = host.schedule.metadata
+        self._appends = host.schedule.appends
         self._wake = asyncio.Event()
         self._tasks: dict[ScheduleSource, asyncio.Task[None]] = {}
         self._lines: dict[ScheduleSource, _SourceRelease] = {}
@@ -116,8 +117,8 @@ class Releaser:
 
     def _due(self) -> list[ScheduleSource]:
         """Sources with something to do now: records that are due, an open plan, or a deleted topic."""
-        host, now_ms, now = self._host, self._node.now_ms(), _monotonic_s()
-        topics, knows_topics = self._node.image.topics_by_id, host.knows_topics
+        host, now_ms, now = self._host, self._environment.now_ms(), _monotonic_s()
+        topics, knows_topics = self._metadata.image.topics_by_id, host.knows_topics
         due = []
         for source, state in host.shard.sources.items():
             if source in self._tasks or ((line := self._lines.get(source)) and line.retry_at > now):
@@ -135,7 +136,7 @@ class Releaser:
 
     def _rest_s(self) -> float:
         """Seconds until the next record is due or the next source is retried."""
-        host, now_ms, now = self._host, self._node.now_ms(), _monotonic_s()
+        host, now_ms, now = self._host, self._environment.now_ms(), _monotonic_s()
         rest_s = _CLOCK_CHECK_S
         for source in host.shard.sources:
             if source in self._tasks:
@@ -147,7 +148,7 @@ class Releaser:
         return max(rest_s, 0.001)
 
     def _begin(self, source: ScheduleSource) -> None:
-        task = self._tasks[source] = self._node.spawn(self._serve(source))
+        task = self._tasks[source] = self._environment.spawn(self._serve(source))
         task.add_done_callback(lambda _: self._finished(source))
 
     def _finished(self, source: ScheduleSource) -> None:
@@ -160,7 +161,7 @@ class Releaser:
             async with (
                 self._host.schedule.slow_source_limit if line.is_slow else self._host.schedule.source_limit
             ):
-                topic = self._node.image.topics_by_id.get(source.topic_id)
+                topic = self._metadata.image.topics_by_id.get(source.topic_id)
                 if topic is None:
                     await self._drop(source)
                 else:
@@ -171,7 +172,7 @@ class Releaser:
         except Exception:
             # The index may be incomplete, for example after the disk was full.
             logger.exception("release failed", extra={"source": str(source)})
-            self._host.schedule.begin_anew(self._host)
+            self._host.schedule.reload_later(self._host)
         finally:
             line.ahead = None
             if line.reads_ahead:
@@ -217,7 +218,7 @@ class Releaser:
         if line.ahead is not None:
             release, line.ahead = line.ahead.split(line.bytes_max)
             return release
-        now_ms, arrived, log = self._node.now_ms(), index.drain_arrivals(), self._host.partition.log
+        now_ms, arrived, log = self._environment.now_ms(), index.drain_arrivals(), self._host.partition.log
         shard = self._host.shard
         state = shard.sources[source]
         records_max, bytes_max = self._read_ahead(line)
@@ -265,7 +266,7 @@ class Releaser:
 
     async def _plan(self, release: DueRecords, line: _SourceRelease) -> ReleasePlan:
         if line.producer_id < 0:
-            line.producer_id, line.sequence = await planned_producer_id(self._node), 0
+            line.producer_id, line.sequence = await self._appends.new_producer_id(), 0
         return ReleasePlan(line.producer_id, 0, line.sequence, release.dues[-1], len(release.dues))
 
     async def _append(
@@ -291,7 +292,7 @@ class Releaser:
                 await host.committed()
                 continue
             line.appended(plan)
-            self._host.schedule.counts.released(release.dues, self._node.now_ms())
+            self._host.schedule.counts.released(release.dues, self._environment.now_ms())
             return release
 
     async def _append_planned(
@@ -302,22 +303,21 @@ class Releaser:
         release: DueRecords,
         line: _SourceRelease,
     ) -> None:
-        if not plan.may_begin(self._node.now_ms()):
+        if not plan.may_begin(self._environment.now_ms()):
             raise ApiError(ErrorCode.request_timed_out, "the clock was set back")
-        partition = self._node.image.partition(topic.name, source.partition)
+        partition = self._metadata.image.partition(topic.name, source.partition)
         if partition is None or not partition.has_leader:
             raise ApiError(ErrorCode.leader_not_available, f"{topic.name}-{source.partition} has no leader")
-        batch = await self._node.in_thread(
+        batch = await self._environment.in_thread(
             encode_release_batch,
             release.records,
             producer_id=plan.producer_id,
             epoch=plan.epoch,
             sequence=plan.sequence,
-            now_ms=self._node.now_ms(),
+            now_ms=self._environment.now_ms(),
         )
         async with asyncio.timeout(_SLOW_APPEND_TIMEOUT_S if line.is_slow else _APPEND_TIMEOUT_S):
-            await append_batch_once(
-                self._node,
+            await self._appends.append(
                 topic.name,
                 source.partition,
                 batch,

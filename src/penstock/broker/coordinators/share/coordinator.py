@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from penstock.broker.config.internal_topics import SHARE_STATE_TOPIC
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
 from penstock.broker.coordinators.share.dead_letters import DeadLetterManager
 from penstock.broker.coordinators.share.persister import Persister
@@ -36,10 +35,13 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.runtime.runtime import ActiveShard, CoordinatorResult, Token
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
     from penstock.broker.coordinators.share.state_messages import StateApi
+    from penstock.broker.environment import PeerCalls
     from penstock.broker.network.requests import RequestContext
-    from penstock.broker.node import Node
+    from penstock.broker.partition.idempotent_append import PlannedAppends
     from penstock.cluster.image import ImageDelta
+    from penstock.groups.group_config import GroupConfig
     from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 
 
@@ -55,18 +57,20 @@ _CHECKPOINT_BYTES_MAX: Final = 256 << 10
 
 
 class StateTopicPruner:
-    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
-        self._node = node
+    def __init__(self, coordinator: ShareCoordinator, context: CoordinatorContext) -> None:
         self._coordinator = coordinator
+        self._settings = context.settings
+        self._partitions = context.partitions
+        self._environment = context.environment
         self._task: asyncio.Task[None] | None = None
         self._left: dict[int, int] = {}  # records left after the last pruning, by shard
 
     def start(self) -> None:
         if self._task is None or self._task.done():
-            self._task = self._node.spawn(self._run())
+            self._task = self._environment.spawn(self._run())
 
     async def _run(self) -> None:
-        interval_s = self._node.settings.integer("share.coordinator.state.topic.prune.interval.ms") / 1000
+        interval_s = self._settings.integer("share.coordinator.state.topic.prune.interval.ms") / 1000
         while True:
             await asyncio.sleep(interval_s)
             for index in self._coordinator.shards():
@@ -80,7 +84,7 @@ class StateTopicPruner:
 
     async def prune(self, index: int, *, records_min: int = _RECORDS_MIN) -> bool:
         """Prune the log of a shard if it has grown enough. Returns whether it did. Raises ApiError."""
-        partition = self._node.partitions.led(self._coordinator.topic.name, index)
+        partition = self._partitions.led(self._coordinator.topic.name, index)
         if partition is None:
             return False
         grown = partition.log.end_offset - partition.log.start_offset
@@ -101,12 +105,15 @@ class StateTopicPruner:
         return True
 
     async def _checkpoint_all(self, active: ActiveShard[ShareCoordinatorShard], bytes_max: int) -> None:
-        names, said = active.shard.names(), 0
-        while said < len(names):
+        names, written = active.shard.names(), 0
+        while written < len(names):
             checkpoint = partial(
-                _checkpoint, names[said : said + _CHECKPOINT_PARTITIONS_MAX], self._node.now_ms(), bytes_max
+                _checkpoint,
+                names[written : written + _CHECKPOINT_PARTITIONS_MAX],
+                self._environment.now_ms(),
+                bytes_max,
             )
-            said += await active.submit(checkpoint)
+            written += await active.submit(checkpoint)
 
 
 def _checkpoint(
@@ -130,23 +137,31 @@ def coordinator_key(key: SharePartitionKey) -> str:
 
 
 class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
-    """`node.share_state`."""
-
     #: A topic id and a partition number in addition to the group id.
     _KEY_OVERHEAD_BYTES = 64
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node, SHARE_STATE_TOPIC)
-        self._places: dict[SharePartitionKey, int] = {}
-        self._places_count = 0
-        self.persister = Persister(node, self)
-        self.dead_letters = DeadLetterManager(node, self)
-        self._pruning = StateTopicPruner(node, self)
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        *,
+        appends: PlannedAppends,
+        peers: Callable[[], PeerCalls],
+        group_config: Callable[[str], GroupConfig],
+    ) -> None:
+        super().__init__(context, SHARE_STATE_TOPIC)
+        self._group_config = group_config
+        self._shards_by_key: dict[SharePartitionKey, int] = {}
+        self._shard_count = 0
+        self.persister = Persister(self, context, peers)
+        self.dead_letters = DeadLetterManager(
+            self, context, appends=appends, peers=peers, group_config=group_config
+        )
+        self._pruning = StateTopicPruner(self, context)
 
     def _new_shard(self) -> ShareCoordinatorShard:
         from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 
-        updates = self._node.settings.integer("share.coordinator.snapshot.update.records.per.snapshot")
+        updates = self._context.settings.integer("share.coordinator.snapshot.update.records.per.snapshot")
         return ShareCoordinatorShard(updates_per_snapshot=updates)
 
     def _led(self, index: int) -> None:
@@ -157,14 +172,14 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
         super().image_changed(delta)
         deleted = tuple(topic.id for topic in delta.topics_deleted)
         if deleted and self.shards():
-            self._node.spawn(self._forget_topics(deleted))
+            self._environment.spawn(self._forget_topics(deleted))
 
     async def forget_deleted(self, active: ActiveShard[ShareCoordinatorShard]) -> None:
         """Delete the state of topics that were deleted while the shard had no coordinator. Raises ApiError.
 
         The caller makes sure that the image includes the leader epoch of the shard.
         """
-        known = self._node.image.topics_by_id
+        known = self._image.topics_by_id
         gone = [topic_id for topic_id in active.shard.topic_ids() if topic_id not in known]
         if gone:
             await active.submit(lambda shard, token: shard.forget_topics(gone, token))
@@ -183,17 +198,22 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
 
     def shard_of_key(self, key: SharePartitionKey) -> int:
         """The shard of a share partition. Raises ApiError while there are no shards."""
-        topic = self._node.image.topics.get(self.topic.name)
+        topic = self._image.topics.get(self.topic.name)
         count = 0 if topic is None else len(topic.partitions)
-        if count != self._places_count or len(self._places) > _CACHED_SHARDS_MAX:
-            self._places, self._places_count = {}, count
-        place = self._places.get(key)
-        if place is None:
-            place = self._places[key] = self.shard_of(coordinator_key(key))
-        return place
+        if count != self._shard_count or len(self._shards_by_key) > _CACHED_SHARDS_MAX:
+            self._shards_by_key, self._shard_count = {}, count
+        index = self._shards_by_key.get(key)
+        if index is None:
+            index = self._shards_by_key[key] = self.shard_of(coordinator_key(key))
+        return index
 
-    def leader_of_shard(self, place: int) -> int | None:
-        partition = self._node.image.partition(self.topic.name, place)
+    def topic_name(self, topic_id: UUID) -> str:
+        """The name of a topic, or its id if the topic does not exist."""
+        topic = self._image.topics_by_id.get(topic_id)
+        return str(topic_id) if topic is None else topic.name
+
+    def leader_of_shard(self, index: int) -> int | None:
+        partition = self._image.partition(self.topic.name, index)
         return None if partition is None or not partition.has_leader else partition.leader
 
     # -- requests ------------------------------------------------------------------------------------
@@ -213,7 +233,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
             else:
                 seen.add(question.key)
                 by_shard.setdefault(self.shard_of_key(question.key), []).append(number)
-        asked = [self._ask_shard(place, questions, numbers, answers) for place, numbers in by_shard.items()]
+        asked = [self._ask_shard(index, questions, numbers, answers) for index, numbers in by_shard.items()]
         if len(asked) == 1:
             await asked[0]
         else:
@@ -226,7 +246,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
 
     async def _ask_shard(
         self,
-        place: int,
+        index: int,
         questions: Sequence[ShareStateRequest],
         numbers: list[int],
         answers: list[ShareStateReply],
@@ -234,7 +254,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
         mine, now_ms = [self._restrict(questions[number]) for number in numbers], self.now_ms()
         try:
             given: Sequence[ShareStateReply] = await self.write_shard(
-                place, lambda shard, token: shard.ask(mine, token, now_ms=now_ms)
+                index, lambda shard, token: shard.ask(mine, token, now_ms=now_ms)
             )
         except ApiError as error:
             given = [ShareStateReply(error.code, error.message)] * len(mine)
@@ -244,7 +264,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
     def _restrict(self, question: ShareStateRequest) -> ShareStateRequest:
         """Do not let any client move the start offset of an at-most-once group backwards."""
         if type(question) is InitializeState:
-            group = effective_group_config(self._node, question.key.group)
+            group = self._group_config(question.key.group)
             return question._replace(only_forward=group.is_at_most_once)
         return question
 
@@ -256,12 +276,12 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
             return _UNKNOWN_LEADER_EPOCH
         if type(question) is not DeleteState:
             return None
-        group = effective_group_config(self._node, question.key.group)
+        group = self._group_config(question.key.group)
         return _DELETION_REFUSED if group.is_at_most_once else None
 
     def _leader_epoch_max(self, key: SharePartitionKey) -> int:
         """The largest leader epoch to accept. A larger one would fence every real leader until its epoch reaches it."""
-        partition = self._node.image.topics_by_id[key.topic_id].partitions[key.partition]
+        partition = self._image.topics_by_id[key.topic_id].partitions[key.partition]
         return partition.leader_epoch + _EPOCHS_AHEAD_MAX
 
     def _validation_error(self, key: SharePartitionKey) -> ShareStateReply | None:
@@ -274,7 +294,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
             return ShareStateReply(ErrorCode.invalid_request, "The topic id cannot be null.")
         if key.partition < 0:
             return ShareStateReply(ErrorCode.invalid_request, "The partition id cannot be a negative number.")
-        topic = self._node.image.topics_by_id.get(key.topic_id)
+        topic = self._image.topics_by_id.get(key.topic_id)
         if topic is None or key.partition not in topic.partitions:
             return ShareStateReply(ErrorCode.unknown_topic_or_partition)
         try:
@@ -299,6 +319,6 @@ async def handle_state_request(ctx: RequestContext, form: StateApi, request: Any
     from penstock.broker.coordinators.share.state_messages import decode_request, encode_response
 
     questions = decode_request(form, request)
-    answers = await ctx.node.share_state.ask(questions)
+    answers = await ctx.services.share_state.ask(questions)
     asked = [(question.key.topic_id, question.key.partition) for question in questions]
     return encode_response(form, asked, answers)

@@ -17,8 +17,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.config.effective_settings import node_layers
-from penstock.broker.coordinators.groups.group_config import effective_group_config
-from penstock.broker.partition.idempotent_append import append_batch_once, planned_producer_id
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_names import is_internal
@@ -47,10 +45,12 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
     from penstock.broker.coordinators.share.dead_letters import DeadLetterManager
-    from penstock.broker.node import Node
+    from penstock.broker.environment import PeerCalls
+    from penstock.broker.partition.idempotent_append import PlannedAppends
     from penstock.broker.partition.partition import Partition
-    from penstock.cluster.image import PartitionState, TopicState
+    from penstock.cluster.image import ClusterImage, PartitionState, TopicState
     from penstock.groups.share.state.share_state import SharePartitionKey
     from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
     from penstock.groups.share.state.stored_share_state import DeadLetterView
@@ -60,48 +60,6 @@ if TYPE_CHECKING:
 _HEADERS_BYTES_MAX: Final = 64 << 10
 _MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 _RETENTION_MS: Final = "retention.ms"
-
-
-async def ensure_dead_letter_topic(node: Node, name: str, source: TopicState) -> TopicState:
-    """Raises ApiError if the topic does not exist and cannot be created."""
-    if is_internal(name):
-        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is an internal topic")
-    if name == source.name:
-        # The group would receive its own dead letters, and reject them again, endlessly.
-        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is where they are from")
-    if name not in node.image.topics:
-        (result,) = await node.topic_creator.create([_new_dead_letter_topic(node, name, source)])
-        if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
-            raise ApiError(result.error, result.message)
-    found = node.image.topics.get(name)
-    if found is None:
-        raise ApiError(ErrorCode.leader_not_available, f"{name} is being made")
-    return found
-
-
-def batch_bytes_max(node: Node, name: str) -> int:
-    """The largest batch that a topic accepts."""
-    return _topic_setting(node, name, _MAX_MESSAGE_BYTES)
-
-
-def _topic_setting(node: Node, name: str, setting: str) -> int:
-    """The effective value of a topic setting."""
-    own = node.image.config(ResourceType.TOPIC, name)
-    found = effective_topic_setting(setting, own, node_layers(node.settings, node.image)).value
-    assert isinstance(found, int)
-    return found
-
-
-def _new_dead_letter_topic(node: Node, name: str, source: TopicState) -> NewTopic:
-    replicas = min(len(partition.replicas) for partition in source.partitions.values())
-    largest = batch_bytes_max(node, source.name) + _HEADERS_BYTES_MAX
-    kept_ms = dead_letter_retention_ms(_topic_setting(node, source.name, _RETENTION_MS))
-    return NewTopic(
-        name=name,
-        partitions=len(source.partitions),
-        replication_factor=min(replicas, len(node.image.brokers)),  # includes brokers that are down for now
-        configs=((_MAX_MESSAGE_BYTES, str(largest)), (_RETENTION_MS, str(kept_ms))),
-    )
 
 
 #: Bytes to read at a time. Reads return whole batches, so one may be larger.
@@ -128,96 +86,154 @@ class _LogPiece(NamedTuple):
     is_beyond_end: bool = False
 
 
-async def read_records(
-    node: Node, topic: TopicState, index: int, wanted: Sequence[StateRange], collect: CollectRecords
-) -> SourceRead:
-    """Read one chunk of the log, with at least one of the `wanted` offsets, which are sorted.
+class DeadLetterLogs:
+    """Reads source records, creates dead-letter topics and appends to them, wherever the leaders are."""
 
-    `collect` is called in a thread. Raises ApiError: a transient error, or UNKNOWN_TOPIC_OR_PARTITION.
-    """
-    offset, last = wanted[0][0], wanted[-1][1]
-    piece = await _read_source(node, topic, index, offset)
-    if piece.is_beyond_end:
-        # An unclean election has truncated records that were delivered.
-        return SourceRead(_OFFSET_MAX, _OFFSET_MAX)
-    if offset < piece.start_offset:
-        return SourceRead(piece.start_offset, min(piece.start_offset, last + 1))
-    scan = SourceScan(piece.data, wanted, node.settings.integer("penstock.decompress.max.bytes"))
-    stopped_at = await node.in_thread(collect, scan)
-    seen_upto = scan.seen_upto if stopped_at is None else stopped_at
-    if seen_upto <= offset:
-        raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
-    return SourceRead(piece.start_offset, seen_upto)
+    def __init__(
+        self, context: CoordinatorContext, *, appends: PlannedAppends, peers: Callable[[], PeerCalls]
+    ) -> None:
+        self._settings = context.settings
+        self._metadata = context.metadata
+        self._partitions = context.partitions
+        self._create_topics = context.create_topics
+        self._peers = peers
+        self.environment = context.environment
+        self.appends = appends
 
+    @property
+    def image(self) -> ClusterImage:
+        return self._metadata.image
 
-async def _read_source(node: Node, topic: TopicState, index: int, offset: int) -> _LogPiece:
-    state = node.image.partition(topic.name, index)
-    if state is None or node.image.topics[topic.name].id != topic.id:
-        raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name}-{index} is gone")
-    here = node.partitions.led(topic.name, index)
-    piece = await (
-        _read_local(node, here, offset) if here else _read_remote(node, topic, index, state, offset)
-    )
-    if not piece.data and offset >= piece.start_offset and not piece.is_beyond_end:
-        raise ApiError(ErrorCode.offset_not_available, "the new leader is still finding out")
-    return piece
+    async def ensure_topic(self, name: str, source: TopicState) -> TopicState:
+        """Raises ApiError if the topic does not exist and cannot be created."""
+        if is_internal(name):
+            raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is an internal topic")
+        if name == source.name:
+            # The group would receive its own dead letters, and reject them again, endlessly.
+            raise ApiError(ErrorCode.invalid_topic_exception, f"{name} is the source topic")
+        if name not in self.image.topics:
+            (result,) = await self._create_topics([self._new_topic(name, source)])
+            if result.error not in (ErrorCode.none, ErrorCode.topic_already_exists):
+                raise ApiError(result.error, result.message)
+        found = self.image.topics.get(name)
+        if found is None:
+            raise ApiError(ErrorCode.leader_not_available, f"{name} is being created")
+        return found
 
+    def batch_bytes_max(self, name: str) -> int:
+        """The largest batch that a topic accepts."""
+        return self._topic_setting(name, _MAX_MESSAGE_BYTES)
 
-async def _read_local(node: Node, partition: Partition, offset: int) -> _LogPiece:
-    log, upto = partition.log, partition.high
-    if offset < log.start_offset:
-        return _LogPiece(b"", log.start_offset)
-    if offset >= log.end_offset:
-        return _LogPiece(b"", log.start_offset, is_beyond_end=True)
-    if offset >= upto.offset:
-        return _LogPiece(b"", log.start_offset)
-    data = (await node.in_thread(log.read, offset, _READ_BYTES, upto)).data
-    return _LogPiece(data, log.start_offset)
+    def _topic_setting(self, name: str, setting: str) -> int:
+        """The effective value of a topic setting."""
+        own = self.image.config(ResourceType.TOPIC, name)
+        found = effective_topic_setting(setting, own, node_layers(self._settings, self.image)).value
+        assert isinstance(found, int)
+        return found
 
-
-async def _read_remote(
-    node: Node, topic: TopicState, index: int, state: PartitionState, offset: int
-) -> _LogPiece:
-    from penstock.broker.network.peers import PeerUnreachable
-    from penstock.protocol.fetch import (
-        REPLICA_FETCH_VERSION,
-        FetchPartition,
-        encode_replica_fetch_request,
-        parse_replica_fetch_response,
-    )
-
-    if not state.has_leader:
-        raise ApiError(ErrorCode.leader_not_available)
-    asked = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
-    body = encode_replica_fetch_request(
-        replica_id=_NOT_A_REPLICA,
-        broker_epoch=-1,
-        max_wait_ms=0,
-        min_bytes=0,
-        max_bytes=_READ_BYTES,
-        session_id=0,
-        session_epoch=_NO_SESSION,
-        topics=[(topic.id.bytes, [asked])],
-    )
-    try:
-        answer = await node.peers.fetch(
-            state.leader,
-            body,
-            version=REPLICA_FETCH_VERSION,
-            timeout_s=_READ_TIMEOUT_S,
-            purpose="dead-letters",
+    def _new_topic(self, name: str, source: TopicState) -> NewTopic:
+        replicas = min(len(partition.replicas) for partition in source.partitions.values())
+        largest = self.batch_bytes_max(source.name) + _HEADERS_BYTES_MAX
+        kept_ms = dead_letter_retention_ms(self._topic_setting(source.name, _RETENTION_MS))
+        return NewTopic(
+            name=name,
+            partitions=len(source.partitions),
+            replication_factor=min(
+                replicas, len(self.image.brokers)
+            ),  # includes brokers that are down for now
+            configs=((_MAX_MESSAGE_BYTES, str(largest)), (_RETENTION_MS, str(kept_ms))),
         )
-    except (PeerUnreachable, TimeoutError) as error:
-        raise ApiError(ErrorCode.network_exception, str(error)) from None
-    parsed = parse_replica_fetch_response(answer)
-    if parsed.error or not parsed.partitions:
-        raise ApiError(ErrorCode(parsed.error) if parsed.error else ErrorCode.unknown_server_error)
-    (part,) = parsed.partitions
-    if part.error == ErrorCode.offset_out_of_range.value:
-        return _LogPiece(b"", part.log_start_offset, is_beyond_end=offset >= part.log_start_offset)
-    if part.error:
-        raise ApiError(ErrorCode(part.error))
-    return _LogPiece(part.records, part.log_start_offset)
+
+    async def read(
+        self, topic: TopicState, index: int, wanted: Sequence[StateRange], collect: CollectRecords
+    ) -> SourceRead:
+        """Read one chunk of the log, with at least one of the `wanted` offsets, which are sorted.
+
+        `collect` is called in a thread. Raises ApiError: a transient error, or UNKNOWN_TOPIC_OR_PARTITION.
+        """
+        offset, last = wanted[0][0], wanted[-1][1]
+        piece = await self._read_source(topic, index, offset)
+        if piece.is_beyond_end:
+            # An unclean election has truncated records that were delivered.
+            return SourceRead(_OFFSET_MAX, _OFFSET_MAX)
+        if offset < piece.start_offset:
+            return SourceRead(piece.start_offset, min(piece.start_offset, last + 1))
+        scan = SourceScan(piece.data, wanted, self._settings.integer("penstock.decompress.max.bytes"))
+        stopped_at = await self.environment.in_thread(collect, scan)
+        seen_upto = scan.seen_upto if stopped_at is None else stopped_at
+        if seen_upto <= offset:
+            raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
+        return SourceRead(piece.start_offset, seen_upto)
+
+    async def _read_source(self, topic: TopicState, index: int, offset: int) -> _LogPiece:
+        state = self.image.partition(topic.name, index)
+        if state is None or self.image.topics[topic.name].id != topic.id:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name}-{index} is gone")
+        here = self._partitions.led(topic.name, index)
+        piece = await (
+            self._read_local(here, offset) if here else self._read_remote(topic, index, state, offset)
+        )
+        if not piece.data and offset >= piece.start_offset and not piece.is_beyond_end:
+            raise ApiError(
+                ErrorCode.offset_not_available, "the new leader does not know the high watermark yet"
+            )
+        return piece
+
+    async def _read_local(self, partition: Partition, offset: int) -> _LogPiece:
+        log, upto = partition.log, partition.high
+        if offset < log.start_offset:
+            return _LogPiece(b"", log.start_offset)
+        if offset >= log.end_offset:
+            return _LogPiece(b"", log.start_offset, is_beyond_end=True)
+        if offset >= upto.offset:
+            return _LogPiece(b"", log.start_offset)
+        data = (await self.environment.in_thread(log.read, offset, _READ_BYTES, upto)).data
+        return _LogPiece(data, log.start_offset)
+
+    async def _read_remote(
+        self, topic: TopicState, index: int, state: PartitionState, offset: int
+    ) -> _LogPiece:
+        # Imported here, because a standalone node never needs them.
+        from penstock.broker.network.peers import PeerUnreachable
+        from penstock.protocol.fetch import (
+            REPLICA_FETCH_VERSION,
+            FetchPartition,
+            encode_replica_fetch_request,
+            parse_replica_fetch_response,
+        )
+
+        if not state.has_leader:
+            raise ApiError(ErrorCode.leader_not_available)
+        asked = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
+        body = encode_replica_fetch_request(
+            replica_id=_NOT_A_REPLICA,
+            broker_epoch=-1,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=_READ_BYTES,
+            session_id=0,
+            session_epoch=_NO_SESSION,
+            topics=[(topic.id.bytes, [asked])],
+        )
+        try:
+            answer = await self._peers().fetch(
+                state.leader,
+                body,
+                version=REPLICA_FETCH_VERSION,
+                timeout_s=_READ_TIMEOUT_S,
+                purpose="dead-letters",
+            )
+        except (PeerUnreachable, TimeoutError) as error:
+            raise ApiError(ErrorCode.network_exception, str(error)) from None
+        parsed = parse_replica_fetch_response(answer)
+        if parsed.error or not parsed.partitions:
+            raise ApiError(ErrorCode(parsed.error) if parsed.error else ErrorCode.unknown_server_error)
+        (part,) = parsed.partitions
+        if part.error == ErrorCode.offset_out_of_range.value:
+            return _LogPiece(b"", part.log_start_offset, is_beyond_end=offset >= part.log_start_offset)
+        if part.error:
+            raise ApiError(ErrorCode(part.error))
+        return _LogPiece(part.records, part.log_start_offset)
 
 
 logger = logging.getLogger("penstock.share")
@@ -241,15 +257,15 @@ _INVALID_RECORD_CODES: Final = frozenset(
 class DeadLetterWriter:
     def __init__(
         self,
-        node: Node,
+        logs: DeadLetterLogs,
         active: ActiveShard[ShareCoordinatorShard],
         key: SharePartitionKey,
-        letters: DeadLetterManager,
+        manager: DeadLetterManager,
     ) -> None:
-        self._node = node
+        self._logs = logs
         self._active = active
         self._key = key
-        self._manager = letters
+        self._manager = manager
         self._plan_max = _PLAN_MAX
         #: Whether the last plan was not full: then it pays to wait for more dead letters before the next plan.
         self.had_room = False
@@ -259,7 +275,7 @@ class DeadLetterWriter:
         self.had_room = False
         key = self._key
         view = await self._active.read(lambda shard: shard.burial(key))
-        topic = self._node.image.topics_by_id.get(key.topic_id)
+        topic = self._logs.image.topics_by_id.get(key.topic_id)
         if view is None:
             await self._active.submit(lambda shard, token: shard.forget_dead_letters(key, token))
             return False
@@ -277,7 +293,7 @@ class DeadLetterWriter:
 
     async def _begin(self, view: DeadLetterView, topic: TopicState) -> bool:
         """Start the next plan. Returns True if the circuit breaker allows no dead letters now."""
-        config = effective_group_config(self._node, self._key.group)
+        config = self._manager.group_config(self._key.group)
         name = config.dead_letter_topic_of(topic.name)
         if name is None:
             await self._give_up(view, "no dead-letter topic")
@@ -308,8 +324,8 @@ class DeadLetterWriter:
         letters: DeadLetterBatch,
     ) -> DeadLetterPlan | None:
         """Store a plan for the records that could be read. Returns None if something else had to be settled first."""
-        target_topic = await ensure_dead_letter_topic(self._node, name, topic)
-        found = await read_records(self._node, topic, self._key.partition, asked, letters.fill)
+        target_topic = await self._logs.ensure_topic(name, topic)
+        found = await self._logs.read(topic, self._key.partition, asked, letters.fill)
         gone = _offsets_before(asked, min(found.start_offset, found.seen_upto))
         if gone:
             await self._settle(None, gone, lost=offset_count(gone), reason=RECORD_GONE)
@@ -322,7 +338,7 @@ class DeadLetterWriter:
         target = DeadLetterTarget(target_topic.id, self._key.partition % len(target_topic.partitions))
         producer = view.producer
         if producer is None or producer.target != target:
-            producer = DeadLetterProducer(await planned_producer_id(self._node), 0, 0, target)
+            producer = DeadLetterProducer(await self._logs.appends.new_producer_id(), 0, 0, target)
         plan = DeadLetterPlan(
             producer.id, producer.epoch, producer.next_sequence, target_topic.name, target, resolved, offsets
         )
@@ -331,11 +347,11 @@ class DeadLetterWriter:
         return plan if stored else None
 
     def _new_dead_letters(self, view: DeadLetterView, topic: TopicState) -> DeadLetterBatch:
-        config = effective_group_config(self._node, self._key.group)
+        config = self._manager.group_config(self._key.group)
         return DeadLetterBatch(
             self._key,
             topic.name,
-            now_ms=self._node.now_ms(),
+            now_ms=self._logs.environment.now_ms(),
             copies_record=config.dead_letter_copies_record,
             bytes_max=_PLAN_BYTES_MAX,
             errors=view.errors,
@@ -346,7 +362,7 @@ class DeadLetterWriter:
         left = ranges_with_cause(view.pending, plan.offsets)
         while left:
             collect = partial(letters.repeat, owed)
-            found = await read_records(self._node, topic, self._key.partition, left, collect)
+            found = await self._logs.read(topic, self._key.partition, left, collect)
             left = _ranges_from(left, found.seen_upto)
         for offset, cause in owed:
             letters.add_without(offset, cause, RECORD_GONE)
@@ -355,7 +371,7 @@ class DeadLetterWriter:
     async def _carry_out(
         self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, letters: DeadLetterBatch
     ) -> None:
-        target = self._node.image.topics.get(plan.topic)
+        target = self._logs.image.topics.get(plan.topic)
         if target is None or target.id != plan.target.topic_id:
             await self._settle(plan, (), keeps_producer=False)
             return
@@ -374,12 +390,12 @@ class DeadLetterWriter:
             letters.batch, producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence
         )
         batch, target = batch_of(), plan.target
-        if letters.codec and len(batch) > batch_bytes_max(self._node, plan.topic):
+        if letters.codec and len(batch) > self._logs.batch_bytes_max(plan.topic):
             # The record fits into its source topic only because it is compressed.
-            batch = await self._node.in_thread(batch_of, codec=letters.codec)
+            batch = await self._logs.environment.in_thread(batch_of, codec=letters.codec)
         # Do not wait for long, because other writers need this permit. The plan is stored and will be repeated.
         async with asyncio.timeout(_APPEND_TIMEOUT_S):
-            await append_batch_once(self._node, plan.topic, target.partition, batch, topic_id=target.topic_id)
+            await self._logs.appends.append(plan.topic, target.partition, batch, topic_id=target.topic_id)
 
     async def _refused(
         self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, error: ApiError

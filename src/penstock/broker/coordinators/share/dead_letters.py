@@ -11,18 +11,21 @@ import asyncio
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
-from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterWriter
+from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs, DeadLetterWriter
 from penstock.groups.share.state.dead_letters import DeadLetterBreaker
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
     from penstock.broker.coordinators.share.coordinator import ShareCoordinator
-    from penstock.broker.node import Node
+    from penstock.broker.environment import PeerCalls
+    from penstock.broker.partition.idempotent_append import PlannedAppends
+    from penstock.groups.group_config import GroupConfig
     from penstock.groups.share.state.share_state import SharePartitionKey
     from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 
@@ -46,11 +49,22 @@ class BreakerAllowance:
 
 
 class DeadLetterManager:
-    """`node.share_state.dead_letters`. The counters count from the start of this node, by group."""
+    """The counters count from the start of this node, by group."""
 
-    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
-        self._node = node
+    def __init__(
+        self,
+        coordinator: ShareCoordinator,
+        context: CoordinatorContext,
+        *,
+        appends: PlannedAppends,
+        peers: Callable[[], PeerCalls],
+        group_config: Callable[[str], GroupConfig],
+    ) -> None:
         self._coordinator = coordinator
+        self._partitions = context.partitions
+        self._environment = context.environment
+        self._logs = DeadLetterLogs(context, appends=appends, peers=peers)
+        self.group_config = group_config
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._breakers: dict[str, DeadLetterBreaker] = {}
         self._held: dict[
@@ -66,10 +80,10 @@ class DeadLetterManager:
         """Write the dead letters of a shard for as long as this node leads it."""
         task = self._serving.get(index)
         if task is None or task.done():
-            self._serving[index] = self._node.spawn(self._serve(index))
+            self._serving[index] = self._environment.spawn(self._serve(index))
 
     async def _serve(self, index: int) -> None:
-        while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
+        while self._partitions.led(self._coordinator.topic.name, index) is not None:
             try:
                 active = await self._coordinator.active_shard(index)
                 if self._coordinator.image_includes_epoch(index, active.leader_epoch):
@@ -87,20 +101,20 @@ class DeadLetterManager:
 
     async def _serve_while_active(self, active: ActiveShard[ShareCoordinatorShard]) -> None:
         """Raises ApiError when the shard is closed."""
-        burying: dict[SharePartitionKey, asyncio.Task[None]] = {}
+        writers: dict[SharePartitionKey, asyncio.Task[None]] = {}
         try:
             while True:
-                asking = active.submit(lambda shard, token: shard.next_dead_letters(tuple(burying), token))
-                await asyncio.wait((asking, *burying.values()), return_when=asyncio.FIRST_COMPLETED)
-                for key in [key for key, task in burying.items() if task.done()]:
-                    del burying[key]
-                if not asking.done():
-                    asking.cancel()  # request again, because the busy partitions have changed
+                request = active.submit(lambda shard, token: shard.next_dead_letters(tuple(writers), token))
+                await asyncio.wait((request, *writers.values()), return_when=asyncio.FIRST_COMPLETED)
+                for key in [key for key, task in writers.items() if task.done()]:
+                    del writers[key]
+                if not request.done():
+                    request.cancel()  # request again, because the busy partitions have changed
                     continue
-                for key in asking.result():
-                    burying[key] = self._node.spawn(self._write_dead_letters(active, key))
+                for key in request.result():
+                    writers[key] = self._environment.spawn(self._write_dead_letters(active, key))
         finally:
-            for task in burying.values():
+            for task in writers.values():
                 task.cancel()
 
     async def _write_dead_letters(
@@ -114,13 +128,13 @@ class DeadLetterManager:
     async def _write_until_done(
         self, active: ActiveShard[ShareCoordinatorShard], key: SharePartitionKey
     ) -> None:
-        burial, rest_s = DeadLetterWriter(self._node, active, key, self), _BACKOFF_S
+        writer, rest_s = DeadLetterWriter(self._logs, active, key, self), _BACKOFF_S
         while not active.is_closed:
             try:
-                if not await burial.step():
+                if not await writer.step():
                     return
                 rest_s = _BACKOFF_S
-                if burial.had_room:
+                if writer.had_room:
                     await asyncio.sleep(_LINGER_S)
                 continue
             except (ApiError, TimeoutError) as error:
@@ -135,8 +149,8 @@ class DeadLetterManager:
     def allowed(self, key: SharePartitionKey, wanted: int) -> BreakerAllowance:
         """How many dead letters of a share partition may be written now, according to the group's current settings."""
         self._update_breakers()
-        breaker, now_ms = self._breaker(key.group), self._node.now_ms()
-        config = effective_group_config(self._node, key.group)
+        breaker, now_ms = self._breaker(key.group), self._environment.now_ms()
+        config = self.group_config(key.group)
         breaker.configure(config.dead_letter_rate_max, config.dead_letter_share_max)
         taken = breaker.take(wanted, now_ms)
         self._note(key, is_held=taken < wanted)
@@ -165,7 +179,7 @@ class DeadLetterManager:
             self.held_back[key.group] += 1
             logger.warning("too many dead letters: some wait", extra={"group": key.group})
         elif was_open and not held:
-            logger.info("dead letters are buried again as they come", extra={"group": key.group})
+            logger.info("dead letters are written without delay again", extra={"group": key.group})
 
     async def wait_for_breaker(self, group: str) -> None:
         await asyncio.sleep(self._breaker(group).wait_ms() / 1000)

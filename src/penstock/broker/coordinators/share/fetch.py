@@ -160,7 +160,6 @@ class DelayedShareFetch:
         self, shares: SharePartitionManager, session: ShareSession, request: ShareFetchRequest
     ) -> None:
         self._shares = shares
-        self._node = shares.node
         self._session = session
         self._group, self._member = session.group, session.member
         self._request = request
@@ -196,7 +195,7 @@ class DelayedShareFetch:
             try:
                 portion = self._take(place, records_left - self._reserved, bytes_left)
             except ApiError as error:
-                self._node.metrics.count_error("share_fetch", error.code.name)
+                self._shares.metrics.count_error("share_fetch", error.code.name)
                 portion = None if error.code in _RETRIABLE_CODES else AcquiredRecords([], (), error)
             if portion is not None:
                 self.portions[place] = portion
@@ -206,8 +205,8 @@ class DelayedShareFetch:
 
     def _left(self) -> tuple[int, int]:
         """Bytes and records that may still be acquired."""
-        allowed = min(self._request.max_bytes, self._node.fetch_bytes_max)
-        allowed = min(allowed, max(self._node.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
+        allowed = min(self._request.max_bytes, self._shares.fetch_bytes_max)
+        allowed = min(allowed, max(self._shares.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
         taken = self.portions.values()
         return (
             allowed - sum(portion.bytes_count for portion in taken),
@@ -297,8 +296,7 @@ class DelayedShareFetch:
     def _look(self, *, nowait: bool) -> FindRecordRuns:
         if nowait:
             return defer_to_thread
-        max_bytes = self._node.settings.integer("penstock.decompress.max.bytes")
-        return partial(record_runs, max_bytes=max_bytes)
+        return partial(record_runs, max_bytes=self._shares.decompressed_bytes_max)
 
     def _has_enough(self, bytes_max: int) -> bool:
         """Whether there are `min_bytes` to read, or more than a response can hold.
@@ -359,7 +357,7 @@ class DelayedShareFetch:
                 # Keep the reads that were done before this one.
                 self._cold_reads |= self._peeked_reads
                 try:
-                    self._cold_reads[cold.place] = await self._node.in_thread(cold.read)
+                    self._cold_reads[cold.place] = await self._shares.environment.in_thread(cold.read)
                 except ApiError as error:
                     self._cold_reads[cold.place] = error
 

@@ -15,9 +15,7 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.coordinators.share.sessions import RawTopicIdPartition, ShareSession, ShareSessions
-from penstock.broker.partition.client_view import find_topic, missing_partition_error
 from penstock.groups.share.partition.acknowledgement import check_acknowledgements
 from penstock.groups.share.partition.share_partition import SharePartition
 from penstock.groups.share.partition.share_partition_state import (
@@ -30,10 +28,15 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share_failures import GROUP_DEFAULT_DELAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.share.persister import Persister
+    from penstock.broker.environment import Environment
+    from penstock.broker.metrics.counters import Metrics
     from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.produced_batch import BatchPreparer
+    from penstock.broker.partition.replica_manager import ReplicaManager
     from penstock.cluster.image import ImageDelta
     from penstock.groups.group_config import GroupConfig
     from penstock.groups.share.partition.share_partition_state import PendingWrite
@@ -107,7 +110,6 @@ class SharePartitionLeader:
 
     def __init__(self, shares: SharePartitionManager, group: str, partition: Partition) -> None:
         self._shares = shares
-        self._node = shares.node
         self.group = group
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
@@ -123,13 +125,11 @@ class SharePartitionLeader:
         self._timer_ms = 0
 
     def __repr__(self) -> str:
-        return (
-            f"<LedSharePartition {self.group} {self.partition.topic}-{self.partition.index} {self.rules!r}>"
-        )
+        return f"<SharePartitionLeader {self.group} {self.partition.topic}-{self.partition.index} {self.rules!r}>"
 
     @property
     def config(self) -> GroupConfig:
-        return effective_group_config(self._node, self.group)
+        return self._shares.group_config(self.group)
 
     @property
     def is_closed(self) -> bool:
@@ -159,7 +159,7 @@ class SharePartitionLeader:
             raise
 
     async def _load(self) -> None:
-        partition, persister = self.partition, self._node.share_state.persister
+        partition, persister = self.partition, self._shares.persister
         state = await persister.read(self.group, partition.topic_id, partition.index, self.leader_epoch)
         self._state_epoch = state.state_epoch
         start = state.start_offset
@@ -191,8 +191,8 @@ class SharePartitionLeader:
         upto = partition.last_stable_offset if self.config.share_reads_committed else partition.high_watermark
         if reset.kind == "latest":
             return upto
-        timestamp_ms = reset.timestamp_ms(self._node.now_ms())
-        found = await self._node.search_log(
+        timestamp_ms = reset.timestamp_ms(self._shares.environment.now_ms())
+        found = await self._shares.preparer.search_log(
             None, lambda bytes_max: partition.log.offset_for_timestamp(timestamp_ms, bytes_max)
         )
         return upto if found is None else min(found.offset, upto)
@@ -217,8 +217,7 @@ class SharePartitionLeader:
                 rules.request_delay(failure.offset, failure.delivery_count, failure.delay_ms)
         errors = [failure for failure in held if failure.error is not None]
         if errors and rules.policy.writes_dead_letters:
-            persister = self._node.share_state.persister
-            await persister.explain(self.group, partition.topic_id, partition.index, errors)
+            await self._shares.persister.explain(self.group, partition.topic_id, partition.index, errors)
 
     def release(self, member: str, *, with_delay: bool) -> asyncio.Future[None] | None:
         if self.rules is None or self.error is not None:
@@ -275,7 +274,7 @@ class SharePartitionLeader:
         if rules is None or self.error is not None:
             return
         if self._writer is None and rules.has_writes:
-            self._writer = self._node.spawn(self._write())
+            self._writer = self._shares.environment.spawn(self._write())
         deadline_ms = rules.next_deadline_ms
         if deadline_ms is not None and (self._timer is None or deadline_ms < self._timer_ms):
             self._set_timer(deadline_ms)
@@ -314,14 +313,13 @@ class SharePartitionLeader:
         try:
             await self._store(*write)
         except ApiError as error:
-            told = _client_error(error)
             for future in waiting:
-                _fail_future(future, told)
+                _fail_future(future, _client_error(error))
             if error.code in _FENCED_CODES:
                 self.close(error)
                 return
             # The write may have been stored all the same, so repeat it until it is known to be stored.
-            logger.warning("share state is not taken: %r, %r", self, error)
+            logger.warning("share state could not be written: %r, %r", self, error)
             rules.write_failed()
             await asyncio.sleep(_WRITE_RETRY_S)
             return
@@ -339,7 +337,7 @@ class SharePartitionLeader:
         batches: list[tuple[int, int, int, int]],
         totals: DeliveryTotals | None = None,
     ) -> None:
-        await self._node.share_state.persister.write(
+        await self._shares.persister.write(
             self.group,
             self.partition.topic_id,
             self.partition.index,
@@ -403,7 +401,7 @@ class Acknowledgements:
                 try:
                     led = shares.get(group, place)
                     if led is None:
-                        raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
+                        raise ApiError(ErrorCode.invalid_record_state, "no member has acquired records here")
                     stored = led.acknowledge(member, batches, may_renew=may_renew)
                 except ApiError as error:
                     self._failed(shares, place, error)
@@ -417,7 +415,7 @@ class Acknowledgements:
         return AcknowledgeResult(error.code, error.message)
 
     def _failed(self, shares: SharePartitionManager, place: RawTopicIdPartition, error: ApiError) -> None:
-        shares.node.metrics.count_error("share_acknowledge", error.code.name)
+        shares.metrics.count_error("share_acknowledge", error.code.name)
         self.outcomes[place] = self._outcome(error)
 
     @property
@@ -444,14 +442,29 @@ SharePartitionKey = tuple[str, bytes, int]
 
 
 class SharePartitionManager:
-    """`node.share`."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(
+        self,
+        *,
+        settings: NodeSettings,
+        partitions: ReplicaManager,
+        environment: Environment,
+        metrics: Metrics,
+        persister: Persister,
+        preparer: BatchPreparer,
+        group_config: Callable[[str], GroupConfig],
+        response_bytes_left: Callable[[], int],
+    ) -> None:
+        self._partitions = partitions
+        self.environment = environment
+        self.metrics = metrics
+        self.persister = persister
+        self.preparer = preparer
+        self.group_config = group_config
+        self.response_bytes_left = response_bytes_left
+        self.fetch_bytes_max = settings.integer("fetch.max.bytes")
+        self.decompressed_bytes_max = settings.integer("penstock.decompress.max.bytes")
         self.counters: dict[str, ShareCounters] = {}
-        self.sessions = ShareSessions(
-            node.settings.integer("group.share.max.share.sessions"), self._session_lost
-        )
+        self.sessions = ShareSessions(settings.integer("group.share.max.share.sessions"), self._session_lost)
         self._led: dict[SharePartitionKey, SharePartitionLeader] = {}
 
     def __iter__(self) -> Iterator[SharePartitionLeader]:
@@ -465,19 +478,9 @@ class SharePartitionManager:
 
     # -- finding -------------------------------------------------------------------------------------
 
-    def partition_of(self, place: RawTopicIdPartition) -> Partition:
-        """Returns a partition that this node leads. Raises ApiError."""
-        found = self.node.partitions.by_raw_id.get(place[0])
-        partition = None if found is None else found.get(place[1])
-        if partition is None:
-            topic = find_topic(self.node.image, place[0], by_id=True)
-            raise missing_partition_error(self.node, topic, place[1], by_id=True)
-        partition.check_leader()
-        return partition
-
     def get(self, group: str, place: RawTopicIdPartition) -> SharePartitionLeader | None:
         """Returns the share partition if it is open. Raises ApiError if this node does not lead the partition."""
-        partition = self.partition_of(place)
+        partition = self._partitions.find_by_raw_id(*place)
         led = self._led.get((group, *place))
         if led is not None and (led.partition is not partition or led.leader_epoch != partition.leader_epoch):
             led.close(ApiError(ErrorCode.not_leader_or_follower, "another leader epoch has begun"))
@@ -488,11 +491,11 @@ class SharePartitionManager:
         """Like `get`, but begins to load a share partition that is not open. Raises ApiError."""
         led = self.get(group, place)
         if led is None:
-            partition = self.partition_of(place)
+            partition = self._partitions.find_by_raw_id(*place)
             if partition.is_internal:
                 raise ApiError(ErrorCode.topic_authorization_failed)
             led = self._led[group, *place] = SharePartitionLeader(self, group, partition)
-            self.node.spawn(led.load())
+            self.environment.spawn(led.load())
         return led
 
     # -- closing -------------------------------------------------------------------------------------

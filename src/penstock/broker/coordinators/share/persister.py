@@ -40,8 +40,9 @@ from penstock.protocol.share_failures import (
 )
 
 if TYPE_CHECKING:
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
     from penstock.broker.coordinators.share.coordinator import ShareCoordinator
-    from penstock.broker.node import Node
+    from penstock.broker.environment import PeerCalls
 
 #: How long a request is retried.
 RETRY_TIMEOUT_S: Final = 15.0
@@ -69,15 +70,19 @@ SendRequests = Callable[[list[ShareStateRequest]], Awaitable[Sequence[ShareState
 
 
 class Persister:
-    """`node.share_state.persister`. All methods raise ApiError: FENCED_STATE_EPOCH, FENCED_LEADER_EPOCH and
+    """All methods raise ApiError: FENCED_STATE_EPOCH, FENCED_LEADER_EPOCH and
     INVALID_REQUEST at once, retriable errors only after `RETRY_TIMEOUT_S`.
     """
 
-    def __init__(self, node: Node, coordinator: ShareCoordinator) -> None:
-        self._node = node
+    def __init__(
+        self, coordinator: ShareCoordinator, context: CoordinatorContext, peers: Callable[[], PeerCalls]
+    ) -> None:
         self._coordinator = coordinator
+        self._context = context
+        self._peers = peers
         self._waiting: list[PendingRequest] = []
-        self._answer_s = node.settings.integer(coordinator.topic.commit_timeout_ms) / 1000 + _ANSWER_MARGIN_S
+        commit_timeout_ms = context.settings.integer(coordinator.topic.commit_timeout_ms)
+        self._answer_s = commit_timeout_ms / 1000 + _ANSWER_MARGIN_S
 
     async def initialize(
         self, group: str, topic_id: UUID, partition: int, *, state_epoch: int, start_offset: int
@@ -153,14 +158,14 @@ class Persister:
             if answer.error is ErrorCode.none:
                 return answer
             rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
-            if not self._passes(question, answer.error) or loop.time() + rest_s > deadline:
+            if not self._is_retriable(question, answer.error) or loop.time() + rest_s > deadline:
                 raise ApiError(answer.error, answer.message)
             await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
 
-    def _passes(self, question: ShareStateRequest, error: ErrorCode) -> bool:
+    def _is_retriable(self, question: ShareStateRequest, error: ErrorCode) -> bool:
         """Whether to retry. The coordinator may not know a new topic yet."""
         if error is ErrorCode.unknown_topic_or_partition:
-            return question.key.topic_id in self._node.image.topics_by_id
+            return question.key.topic_id in self._context.metadata.image.topics_by_id
         return error in _RETRIABLE_CODES
 
     async def _ask_once(self, question: ShareStateRequest) -> ShareStateReply:
@@ -185,25 +190,25 @@ class Persister:
             except ApiError as error:
                 _complete([one], [ShareStateReply(error.code, error.message)])
                 continue
-            if leader == self._node.node_id:
+            if leader == self._context.node_id:
                 here.append(one)
             elif leader is None:
                 _complete([one], [ShareStateReply(ErrorCode.coordinator_not_available)])
             else:
                 there.setdefault((leader, type(question), question.key.group), []).append(one)
         if here:
-            self._node.spawn(self._answer(here, self._coordinator.ask))
+            self._context.environment.spawn(self._answer(here, self._coordinator.ask))
         for (leader, _, _), asked in there.items():
             # The message groups partitions by topic.
             asked.sort(key=lambda one: one[0].key.topic_id.bytes)
-            self._node.spawn(self._answer(asked, partial(self._request_remote, leader)))
+            self._context.environment.spawn(self._answer(asked, partial(self._request_remote, leader)))
 
     async def _answer(self, waiting: list[PendingRequest], ask: SendRequests) -> None:
         try:
             answers = await ask([question for question, _ in waiting])
         except Exception as error:
             # Every caller needs a reply, and it is unknown whether the request was carried out.
-            logger.exception("no answer about the state of share groups")
+            logger.exception("a request for share group state failed")
             answers = [ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
         _complete(waiting, answers)
 
@@ -225,7 +230,7 @@ class Persister:
             ]
         form = STATE_APIS[type(questions[0])]
         try:
-            response = await self._node.peers.call(
+            response = await self._peers().call(
                 leader,
                 form.api_key,
                 encode_request(form, questions),
@@ -236,16 +241,18 @@ class Persister:
             return [ShareStateReply(ErrorCode.network_exception, str(error))] * len(questions)
         answers = decode_response(form, response)
         if len(answers) != len(questions):
-            return [ShareStateReply(ErrorCode.unknown_server_error, "some are missing")] * len(questions)
+            return [ShareStateReply(ErrorCode.unknown_server_error, "the reply lacks partitions")] * len(
+                questions
+            )
         return answers
 
     async def _explain_remote(self, leader: int, question: StoreWorkerErrors) -> ShareStateReply:
         from penstock.broker.network.peers import PeerUnreachable
 
-        said = ShareFailures(*question.key, question.failures, for_coordinator=True)
-        frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(said)
+        message = ShareFailures(*question.key, question.failures, for_coordinator=True)
+        frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(message)
         try:
-            reply = await self._node.peers.raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
+            reply = await self._peers().raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
             return ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
         except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
             return ShareStateReply(ErrorCode.network_exception, str(error))

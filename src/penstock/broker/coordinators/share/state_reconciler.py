@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.groups.modern_group import Assignment, to_assignment
 from penstock.groups.share.share_group_offsets import (
     begin_delete_offsets,
@@ -28,7 +27,10 @@ from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
+    from penstock.broker.coordinators.share.persister import Persister
+    from penstock.broker.environment import Tasks
     from penstock.groups.share.share_group import DeleteShareOffsetsReply
 
 
@@ -42,18 +44,22 @@ StateErrors = dict[TopicIdPartition, ApiError]
 
 
 class ShareStateReconciler:
-    """`node.share_state_reconciler`. Works on one task per group at a time, so that requests arrive in order."""
+    """Works on one task per group at a time, so that requests arrive in order."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, *, settings: NodeSettings, groups: GroupCoordinator, persister: Persister, tasks: Tasks
+    ) -> None:
+        self._groups = groups
+        self._persister = persister
+        self._tasks = tasks
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._not_before_s: dict[str, float] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._rest_s = node.settings.integer("group.share.initialize.retry.interval.ms") / 1000
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._rest_s = settings.integer("group.share.initialize.retry.interval.ms") / 1000
 
-    def turn(self, group_id: str) -> asyncio.Lock:
+    def lock(self, group_id: str) -> asyncio.Lock:
         """Return the lock of a group. Hold it from before a change is decided until it is recorded as done."""
-        return self._turns.setdefault(group_id, asyncio.Lock())
+        return self._locks.setdefault(group_id, asyncio.Lock())
 
     async def settle(self, group_id: str) -> None:
         """Wait for the work, for a bounded time. The caller must check what is left to do."""
@@ -69,16 +75,16 @@ class ShareStateReconciler:
         if asyncio.get_running_loop().time() < self._not_before_s.get(group_id, 0):
             return None
         self._not_before_s.pop(group_id, None)
-        task = self._under_way[group_id] = self._node.spawn(self._run(group_id))
+        task = self._under_way[group_id] = self._tasks.spawn(self._run(group_id))
         return task
 
     async def _run(self, group_id: str) -> None:
         try:
-            async with self.turn(group_id):
+            async with self.lock(group_id):
                 errors = await self._catch_up(group_id)
         except ApiError as error:
             # Another broker coordinates the group, or will do so.
-            logger.info("share group %s is looked after later: %r", group_id, error)
+            logger.info("share group %s cannot be reconciled now: %r", group_id, error)
             return
         finally:
             del self._under_way[group_id]
@@ -90,8 +96,7 @@ class ShareStateReconciler:
             self._not_before_s[group_id] = asyncio.get_running_loop().time() + self._rest_s
 
     async def _catch_up(self, group_id: str) -> StateErrors:
-        groups = self._node.groups
-        upkeep = await groups.read(group_id, lambda shard: current_state_changes(shard, group_id))
+        upkeep = await self._groups.read(group_id, lambda shard: current_state_changes(shard, group_id))
         if upkeep is None:
             return {}
         errors = await self.delete(group_id, upkeep.epoch, upkeep.delete)
@@ -99,8 +104,8 @@ class ShareStateReconciler:
         return errors | await self.initialize(group_id, upkeep.epoch, starts)
 
     async def initialize(self, group_id: str, epoch: int, starts: dict[TopicIdPartition, int]) -> StateErrors:
-        """Must be called under `turn`. Returns the errors by partition. Raises ApiError if it cannot be recorded."""
-        initialize = self._node.share_state.persister.initialize
+        """Must be called under `lock`. Returns the errors by partition. Raises ApiError if it cannot be recorded."""
+        initialize = self._persister.initialize
 
         def ask(topic_id: UUID, partition: int) -> Awaitable[None]:
             start = starts[topic_id, partition]
@@ -109,18 +114,18 @@ class ShareStateReconciler:
         errors = await _request_all(list(starts), ask)
         done = to_assignment(place for place in starts if place not in errors)
         if done:
-            now_ms = self._node.now_ms()
-            await self._node.groups.write(
+            now_ms = self._groups.now_ms()
+            await self._groups.write(
                 group_id, lambda shard, token: state_initialized(shard, group_id, done, token, now_ms=now_ms)
             )
         return errors
 
     async def delete(self, group_id: str, epoch: int, places: Assignment) -> StateErrors:
-        """Must be called under `turn`. Returns the errors by partition. Raises ApiError if it cannot be recorded.
+        """Must be called under `lock`. Returns the errors by partition. Raises ApiError if it cannot be recorded.
 
         A request may arrive after a new group coordinator has initialized the state again; the epoch protects that.
         """
-        delete = self._node.share_state.persister.delete
+        delete = self._persister.delete
         errors = await _request_all(
             _topic_id_partitions(places),
             lambda topic_id, partition: delete(group_id, topic_id, partition, state_epoch=epoch),
@@ -131,11 +136,34 @@ class ShareStateReconciler:
         remain = {topic_id for topic_id, _ in errors}
         done = [topic_id for topic_id in places if topic_id not in remain]
         if done:
-            now_ms = self._node.now_ms()
-            await self._node.groups.write(
+            now_ms = self._groups.now_ms()
+            await self._groups.write(
                 group_id, lambda shard, token: state_deleted(shard, group_id, done, token, now_ms=now_ms)
             )
         return errors
+
+    def check_offsets_may_be_deleted(self, group_id: str) -> None:
+        """Raises ApiError for an at-most-once group, because it must not deliver records again."""
+        if self._groups.config(group_id).is_at_most_once:
+            message = (
+                f"The positions of group {group_id} stay, because penstock.share.delivery is at-most-once."
+            )
+            raise ApiError(ErrorCode.policy_violation, message)
+
+    async def delete_offsets(self, group_id: str, topics: Sequence[str] | None) -> ShareOffsetsDeletion:
+        """`topics` None means all topics. Raises ApiError; GROUP_ID_NOT_FOUND also for a group of another type."""
+        groups = self._groups
+        async with self.lock(group_id):
+            reply: DeleteShareOffsetsReply = await groups.write(
+                group_id,
+                lambda shard, token: begin_delete_offsets(
+                    shard, group_id, topics, token, now_ms=groups.now_ms()
+                ),
+            )
+            if reply.error is not ErrorCode.none:
+                raise ApiError(reply.error, reply.message)
+            errors = await self.delete(group_id, reply.epoch, reply.partitions)
+        return ShareOffsetsDeletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})
 
 
 def _topic_id_partitions(assigned: Assignment) -> list[TopicIdPartition]:
@@ -161,26 +189,3 @@ class ShareOffsetsDeletion(NamedTuple):
     names: Mapping[UUID, str]
     #: Errors of the topics that still have offsets.
     errors: Mapping[UUID, ApiError]
-
-
-def check_offsets_may_be_deleted(node: Node, group_id: str) -> None:
-    """Raises ApiError for an at-most-once group, because it must not deliver records again."""
-    if effective_group_config(node, group_id).is_at_most_once:
-        message = f"The positions of group {group_id} stay, because penstock.share.delivery is at-most-once."
-        raise ApiError(ErrorCode.policy_violation, message)
-
-
-async def delete_share_offsets(
-    node: Node, group_id: str, topics: Sequence[str] | None
-) -> ShareOffsetsDeletion:
-    """`topics` None means all topics. Raises ApiError; GROUP_ID_NOT_FOUND also for a group of another type."""
-    groups, upkeep = node.groups, node.share_state_reconciler
-    async with upkeep.turn(group_id):
-        reply: DeleteShareOffsetsReply = await groups.write(
-            group_id,
-            lambda shard, token: begin_delete_offsets(shard, group_id, topics, token, now_ms=groups.now_ms()),
-        )
-        if reply.error is not ErrorCode.none:
-            raise ApiError(reply.error, reply.message)
-        errors = await upkeep.delete(group_id, reply.epoch, reply.partitions)
-    return ShareOffsetsDeletion(reply.names, {topic_id: error for (topic_id, _), error in errors.items()})

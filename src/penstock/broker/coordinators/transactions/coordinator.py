@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.config.internal_topics import TRANSACTION_STATE_TOPIC
 from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
-from penstock.broker.coordinators.transactions.markers import MarkerSender
+from penstock.broker.coordinators.transactions.markers import MarkerAppender, MarkerSender
 from penstock.broker.coordinators.transactions.request_queue import PartitionErrors
 from penstock.broker.coordinators.transactions.requests import ProducerConnections, check_transactional_id
 from penstock.broker.coordinators.transactions.verification import AddPartitionsToTxnManager, AppendVerifier
@@ -30,9 +30,13 @@ from penstock.transactions.messages import (
 )
 
 if TYPE_CHECKING:
+    from penstock.broker.config.effective_settings import DynamicSettings
     from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
     from penstock.broker.coordinators.runtime.runtime import CoordinatorResult, Token
-    from penstock.broker.node import Node
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
+    from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.network.requests import BrokerCalls
     from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
 TRANSACTION_VERSION_FEATURE = "transaction.version"
@@ -42,24 +46,44 @@ Decide = Callable[["TransactionCoordinatorShard", "Token", int | None], "Coordin
 
 
 class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
-    """`node.transactions`. The methods raise ApiError if this node cannot answer."""
+    """The methods raise ApiError if this node cannot answer."""
 
-    def __init__(self, node: Node) -> None:
-        super().__init__(node, TRANSACTION_STATE_TOPIC)
-        self._settings = transaction_settings(node.settings)
-        self._patience_s = node.settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
-        self._markers = MarkerSender(node, self)
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        *,
+        groups: GroupCoordinator,
+        brokers: BrokerCalls,
+        new_producer_id: Callable[[], Awaitable[int]],
+        dynamic: DynamicSettings,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__(context, TRANSACTION_STATE_TOPIC)
+        self._groups = groups
+        self._new_producer_id = new_producer_id
+        self._settings = transaction_settings(context.settings)
+        self._patience_s = context.settings.integer("add.partitions.to.txn.retry.backoff.max.ms") / 1000
+        self.marker_appender = MarkerAppender(
+            metadata=context.metadata,
+            partitions=context.partitions,
+            groups=groups,
+            clock=context.environment,
+            metrics=metrics,
+        )
+        self._markers = MarkerSender(self, context, appender=self.marker_appender, brokers=brokers)
         #: Number of transactions that were ended here, by reason.
         self.ended: dict[str, int] = {}
-        self.verification = AddPartitionsToTxnManager(node, self)
-        self.admission = AppendVerifier(node)
+        self.verification = AddPartitionsToTxnManager(
+            self, node_id=context.node_id, brokers=brokers, tasks=context.environment
+        )
+        self.admission = AppendVerifier(self.verification, dynamic, context.environment)
         self.callers = ProducerConnections()
         self.offset_callers = ProducerConnections()
 
     @property
     def transaction_version(self) -> int:
         """The feature level that is in force in the whole cluster."""
-        return self._node.image.features.get(TRANSACTION_VERSION_FEATURE, 0)
+        return self._image.features.get(TRANSACTION_VERSION_FEATURE, 0)
 
     async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdReply:
         def init(shard: TransactionCoordinatorShard, token: Token, fresh: int | None) -> CoordinatorResult:
@@ -99,7 +123,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
 
         If a partition does not exist or is forbidden, the others are not added either.
         """
-        partition_of = self._node.image.partition
+        partition_of = self._image.partition
         unknown = [place for place in request.partitions if partition_of(*place) is None]
         if unknown or forbidden:
             return {
@@ -123,7 +147,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
 
     def offsets_partition(self, group_id: str) -> TopicPartition:
         """The partition that stores the offsets of a group. Raises ApiError while the topic does not exist."""
-        return TopicPartition(CONSUMER_OFFSETS, self._node.groups.shard_of(group_id))
+        return TopicPartition(CONSUMER_OFFSETS, self._groups.shard_of(group_id))
 
     def _new_shard(self) -> TransactionCoordinatorShard:
         from penstock.transactions.transaction_shard import END_REASONS, TransactionCoordinatorShard
@@ -152,7 +176,7 @@ class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
         """Allocate a producer id only when it is needed, because an unused one is lost."""
         reply = await self._decide(transactional_id, decide, None)
         while isinstance(reply, NeedsProducerId):
-            reply = await self._decide(transactional_id, decide, await self._node.producer_ids.fresh())
+            reply = await self._decide(transactional_id, decide, await self._new_producer_id())
         return reply
 
     async def _decide(self, transactional_id: str, decide: Decide, fresh: int | None) -> Any:

@@ -3,7 +3,7 @@
 `MarkerSender` writes the marker of each prepared transaction to every one of its partitions until all have it. A
 shard hands out its prepared transactions again after every load, so a failover loses nothing. What a shard hands
 out belongs to its leader epoch: when that ends, the sender neither sends nor reports any more of it, because the
-next epoch may work on a later transaction of the same producer. `append_markers` appends markers to partitions that
+next epoch may work on a later transaction of the same producer. `MarkerAppender` appends markers to partitions that
 this broker leads, for WriteTxnMarkers requests and for the coordinator on this broker.
 """
 
@@ -27,9 +27,13 @@ from penstock.protocol.record_batch import EndMarker
 from penstock.transactions.messages import MarkersPosition, MarkersReply, TopicPartition, TransactionMarkers
 
 if TYPE_CHECKING:
+    from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
     from penstock.broker.coordinators.runtime.runtime import ActiveShard
+    from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
     from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
-    from penstock.broker.node import Node
+    from penstock.broker.environment import Clock, ImageView, Partitions
+    from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.network.requests import BrokerCalls
     from penstock.transactions.transaction_shard import TransactionCoordinatorShard
 
 
@@ -90,7 +94,7 @@ class MarkerQueue(BrokerRequestQueue[_QueuedMarkers]):
             )
         )
 
-    def _told(self, response: Any) -> ErrorsByKey:
+    def _errors_in(self, response: Any) -> ErrorsByKey:
         return {
             (marker.producer_id, TopicPartition(topic.name, partition.partition_index)): partition.error_code
             for marker in response.markers
@@ -118,61 +122,80 @@ class _AppendedMarker(NamedTuple):
     """A marker that is in the log, but does not count before it is committed."""
 
     outcomes: PartitionErrors
-    place: TopicPartition
+    partition: TopicPartition
     committed: Awaitable[None]
 
 
-async def append_markers(node: Node, ends: Sequence[TxnMarkerEntry]) -> list[PartitionErrors]:
-    """Append all markers in order, then wait until they are committed. Returns an error code for each partition."""
-    told: list[PartitionErrors] = []
-    waiting: list[_AppendedMarker] = []
-    coordinator_epoch_max = _coordinator_epoch_max(node)
-    for end in ends:
-        outcomes: PartitionErrors = {}
-        told.append(outcomes)
-        if end.marker.coordinator_epoch > coordinator_epoch_max:
-            # It would fence every real coordinator of this producer.
-            outcomes.update(dict.fromkeys(end.partitions, ErrorCode.invalid_request))
-            continue
-        for place in end.partitions:
-            try:
-                committed = _append_marker(node, place, end)
-            except ApiError as error:
-                outcomes[place] = error.code
-            else:
-                outcomes[place] = ErrorCode.none
-                if committed is not None:
-                    waiting.append(_AppendedMarker(outcomes, place, committed))
-    if waiting:
-        await _await_commits(waiting)
-    _count_errors(node, told)
-    return told
+class MarkerAppender:
+    def __init__(
+        self,
+        *,
+        metadata: ImageView,
+        partitions: Partitions,
+        groups: GroupCoordinator,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._metadata = metadata
+        self._partitions = partitions
+        self._groups = groups
+        self._clock = clock
+        self._metrics = metrics
 
+    async def append(self, entries: Sequence[TxnMarkerEntry]) -> list[PartitionErrors]:
+        """Append all markers in order, then wait until they are committed. Returns an error code for each partition."""
+        errors: list[PartitionErrors] = []
+        waiting: list[_AppendedMarker] = []
+        coordinator_epoch_max = self._coordinator_epoch_max()
+        for entry in entries:
+            outcomes: PartitionErrors = {}
+            errors.append(outcomes)
+            if entry.marker.coordinator_epoch > coordinator_epoch_max:
+                # It would fence every real coordinator of this producer.
+                outcomes.update(dict.fromkeys(entry.partitions, ErrorCode.invalid_request))
+                continue
+            for partition in entry.partitions:
+                try:
+                    committed = self._append(partition, entry)
+                except ApiError as error:
+                    outcomes[partition] = error.code
+                else:
+                    outcomes[partition] = ErrorCode.none
+                    if committed is not None:
+                        waiting.append(_AppendedMarker(outcomes, partition, committed))
+        if waiting:
+            await _await_commits(waiting)
+        for outcomes in errors:
+            for code in outcomes.values():
+                if code is not ErrorCode.none:
+                    self._metrics.count_error("write_txn_markers", code.name)
+        return errors
 
-def _coordinator_epoch_max(node: Node) -> int:
-    """The epoch of a coordinator is the leader epoch of its `__transaction_state` partition."""
-    topic = node.image.topics.get(TRANSACTION_STATE)
-    known = () if topic is None else topic.partitions.values()
-    return max((partition.leader_epoch for partition in known), default=0) + _EPOCHS_AHEAD_MAX
+    def _coordinator_epoch_max(self) -> int:
+        """The epoch of a coordinator is the leader epoch of its `__transaction_state` partition."""
+        topic = self._metadata.image.topics.get(TRANSACTION_STATE)
+        known = () if topic is None else topic.partitions.values()
+        return max((partition.leader_epoch for partition in known), default=0) + _EPOCHS_AHEAD_MAX
 
-
-def _append_marker(node: Node, place: TopicPartition, end: TxnMarkerEntry) -> Awaitable[None] | None:
-    """Returns what to wait for, if anything. Raises ApiError."""
-    if place.topic == CONSUMER_OFFSETS:
-        return node.groups.write_marker(place.partition, end.marker, end.transaction_version)
-    partition = node.partitions.find(place.topic, place.partition)
-    if is_internal(place.topic):
-        raise ApiError(ErrorCode.invalid_topic_exception, f"{place.topic} takes part in no transaction")
-    if not partition.has_enough_replicas:
-        raise ApiError(ErrorCode.not_enough_replicas)
-    offset = partition.append_marker(end.marker, node.now_ms(), transaction_version=end.transaction_version)
-    return None if offset < partition.high_watermark else partition.committed(offset)
+    def _append(self, where: TopicPartition, entry: TxnMarkerEntry) -> Awaitable[None] | None:
+        """Returns what to wait for, if anything. Raises ApiError."""
+        if where.topic == CONSUMER_OFFSETS:
+            return self._groups.write_marker(where.partition, entry.marker, entry.transaction_version)
+        partition = self._partitions.find(where.topic, where.partition)
+        if is_internal(where.topic):
+            raise ApiError(ErrorCode.invalid_topic_exception, f"{where.topic} takes part in no transaction")
+        if not partition.has_enough_replicas:
+            raise ApiError(ErrorCode.not_enough_replicas)
+        offset = partition.append_marker(
+            entry.marker, self._clock.now_ms(), transaction_version=entry.transaction_version
+        )
+        return None if offset < partition.high_watermark else partition.committed(offset)
 
 
 async def _await_commits(waiting: list[_AppendedMarker]) -> None:
     codes = await asyncio.gather(*(_commit_error(each.committed) for each in waiting))
     for each, code in zip(waiting, codes, strict=True):
-        each.outcomes[each.place] = code
+        each.outcomes[each.partition] = code
 
 
 async def _commit_error(committed: Awaitable[None]) -> ErrorCode:
@@ -186,13 +209,6 @@ async def _commit_error(committed: Awaitable[None]) -> ErrorCode:
     return ErrorCode.none
 
 
-def _count_errors(node: Node, told: list[PartitionErrors]) -> None:
-    for outcomes in told:
-        for code in outcomes.values():
-            if code is not ErrorCode.none:
-                node.metrics.count_error("write_txn_markers", code.name)
-
-
 logger = logging.getLogger("penstock.transactions")
 
 _BACKOFF_S: Final = 0.02
@@ -204,9 +220,19 @@ _WRITTEN_CODES: Final = frozenset({ErrorCode.none, ErrorCode.invalid_producer_ep
 class MarkerSender:
     """Has one task for each shard that this node leads, and one for each transaction that is ending."""
 
-    def __init__(self, node: Node, coordinator: TransactionCoordinator) -> None:
-        self._node = node
+    def __init__(
+        self,
+        coordinator: TransactionCoordinator,
+        context: CoordinatorContext,
+        *,
+        appender: MarkerAppender,
+        brokers: BrokerCalls,
+    ) -> None:
         self._coordinator = coordinator
+        self._context = context
+        self._environment = context.environment
+        self._appender = appender
+        self._brokers = brokers
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._queues: dict[int, MarkerQueue] = {}  # by broker
         self._ending: dict[str, asyncio.Task[None]] = {}  # by transactional id
@@ -215,10 +241,10 @@ class MarkerSender:
         """Send the markers of a shard for as long as this node leads it."""
         task = self._serving.get(index)
         if task is None or task.done():
-            self._serving[index] = self._node.spawn(self._serve(index))
+            self._serving[index] = self._environment.spawn(self._serve(index))
 
     async def _serve(self, index: int) -> None:
-        while self._node.partitions.led(self._coordinator.topic.name, index) is not None:
+        while self._context.partitions.led(self._coordinator.topic.name, index) is not None:
             try:
                 await self._serve_now(index)
             except ApiError:
@@ -253,7 +279,7 @@ class MarkerSender:
 
     def _begin(self, active: ActiveShard[TransactionCoordinatorShard], markers: TransactionMarkers) -> None:
         name = markers.transactional_id
-        task = self._ending[name] = self._node.spawn(self._deliver(active, markers))
+        task = self._ending[name] = self._environment.spawn(self._deliver(active, markers))
         task.add_done_callback(lambda done: self._ending.get(name) is done and self._ending.pop(name))
 
     async def ended(self, transactional_id: str, timeout_s: float) -> None:
@@ -290,16 +316,16 @@ class MarkerSender:
         outcomes: PartitionErrors = {}
         by_leader: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
-            state = self._node.image.partition(partition.topic, partition.partition)
+            state = self._context.metadata.image.partition(partition.topic, partition.partition)
             if state is None:
                 outcomes[partition] = ErrorCode.none  # the partition is deleted
             elif not state.has_leader:
                 outcomes[partition] = ErrorCode.leader_not_available
             else:
                 by_leader.setdefault(state.leader, []).append(partition)
-        asking = [self._write_to(leader, active, markers, led) for leader, led in by_leader.items()]
+        writes = [self._write_to(leader, active, markers, led) for leader, led in by_leader.items()]
         # Usually there is one leader, and this saves a task.
-        answers = [await asking[0]] if len(asking) == 1 else await asyncio.gather(*asking)
+        answers = [await writes[0]] if len(writes) == 1 else await asyncio.gather(*writes)
         for answer in answers:
             outcomes |= answer
         return outcomes
@@ -311,7 +337,7 @@ class MarkerSender:
         markers: TransactionMarkers,
         partitions: list[TopicPartition],
     ) -> PartitionErrors:
-        if broker_id == self._node.node_id:
+        if broker_id == self._context.node_id:
             return await self._write_local(active, markers, partitions)
         return await self._queue_for(broker_id).write(
             markers, active.leader_epoch, tuple(partitions), lambda: active.is_closed
@@ -325,8 +351,8 @@ class MarkerSender:
     ) -> PartitionErrors:
         marker = EndMarker(markers.producer_id, markers.epoch, active.leader_epoch, markers.committed)
         try:
-            (outcomes,) = await append_markers(
-                self._node, (TxnMarkerEntry(marker, markers.transaction_version, partitions),)
+            (outcomes,) = await self._appender.append(
+                (TxnMarkerEntry(marker, markers.transaction_version, partitions),)
             )
         except Exception:
             # The caller retries; otherwise the transaction would never end.
@@ -335,10 +361,10 @@ class MarkerSender:
         return outcomes
 
     def _queue_for(self, broker_id: int) -> MarkerQueue:
-        outbox = self._queues.get(broker_id)
-        if outbox is None:
-            outbox = self._queues[broker_id] = MarkerQueue(self._node, broker_id)
-        return outbox
+        queue = self._queues.get(broker_id)
+        if queue is None:
+            queue = self._queues[broker_id] = MarkerQueue(broker_id, self._brokers, self._environment)
+        return queue
 
     async def _report(
         self,
@@ -348,7 +374,7 @@ class MarkerSender:
     ) -> None:
         """Report written markers to the shard. Retries until that succeeds, because no caller would retry it."""
         while not active.is_closed and (written or not markers.partitions):
-            now_ms = self._node.now_ms()
+            now_ms = self._environment.now_ms()
             try:
                 await active.submit(
                     lambda shard, token, now_ms=now_ms: shard.markers_written(  # type: ignore[misc]

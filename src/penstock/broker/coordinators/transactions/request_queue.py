@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.broker.network.requests import call_broker
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import TopicPartition
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import Tasks
+    from penstock.broker.network.requests import BrokerCalls
 
 logger = logging.getLogger("penstock.transactions")
 
@@ -45,9 +45,10 @@ class BrokerRequestQueue(ABC, Generic[QueuedRequestT]):
     _PURPOSE: str
     _TIMEOUT_S: float
 
-    def __init__(self, node: Node, broker_id: int) -> None:
-        self._node = node
+    def __init__(self, broker_id: int, brokers: BrokerCalls, tasks: Tasks) -> None:
         self._broker_id = broker_id
+        self._brokers = brokers
+        self._tasks = tasks
         self._waiting: list[QueuedRequestT] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -59,14 +60,14 @@ class BrokerRequestQueue(ABC, Generic[QueuedRequestT]):
     def _request(self, entries: list[QueuedRequestT]) -> Any: ...
 
     @abstractmethod
-    def _told(self, response: Any) -> ErrorsByKey:
+    def _errors_in(self, response: Any) -> ErrorsByKey:
         """Read the error codes of a response. Raises ApiError if the response has an error for all of it."""
 
     async def ask(self, entry: QueuedRequestT) -> PartitionErrors:
         """Returns the broker's error code for each partition; NETWORK_EXCEPTION if the outcome is unknown."""
         self._waiting.append(entry)
         if self._sending is None:
-            self._sending = self._node.spawn(self._send())
+            self._sending = self._tasks.spawn(self._send())
         return await entry.outcomes
 
     async def _send(self) -> None:
@@ -81,26 +82,25 @@ class BrokerRequestQueue(ABC, Generic[QueuedRequestT]):
     async def _ask_together(self, entries: list[QueuedRequestT]) -> tuple[ErrorsByKey, ErrorCode]:
         """Returns the error codes of the response, and the code for partitions that it does not contain."""
         try:
-            response = await call_broker(
-                self._node,
+            response = await self._brokers.call(
                 self._broker_id,
                 self._API_KEY,
                 self._request(entries),
                 timeout_s=self._TIMEOUT_S,
                 purpose=self._PURPOSE,
             )
-            return self._told(response), ErrorCode.unknown_topic_or_partition
+            return self._errors_in(response), ErrorCode.unknown_topic_or_partition
         except ApiError as error:
             return {}, error.code
         except Exception:
             # A caller waits for each entry, and more entries wait behind these.
-            logger.exception("no answer could be made out of broker %d's", self._broker_id)
+            logger.exception("the reply of broker %d cannot be read", self._broker_id)
             return {}, ErrorCode.network_exception
 
-    def _answer(self, entries: list[QueuedRequestT], told: ErrorsByKey, default: ErrorCode) -> None:
+    def _answer(self, entries: list[QueuedRequestT], errors: ErrorsByKey, default: ErrorCode) -> None:
         for entry in entries:
             # The requester may have gone away in the meantime.
             if not entry.outcomes.done():
                 entry.outcomes.set_result(
-                    {each: told.get((entry.key, each), default) for each in entry.partitions}
+                    {each: errors.get((entry.key, each), default) for each in entry.partitions}
                 )

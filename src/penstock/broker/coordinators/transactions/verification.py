@@ -28,8 +28,10 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import AddPartitionsRequest, TopicPartition
 
 if TYPE_CHECKING:
+    from penstock.broker.config.effective_settings import DynamicSettings
     from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
-    from penstock.broker.node import Node
+    from penstock.broker.environment import Tasks
+    from penstock.broker.network.requests import BrokerCalls
     from penstock.broker.partition.partition import Partition
 
 
@@ -55,10 +57,14 @@ class _PendingVerification(NamedTuple):
 
 
 class AddPartitionsToTxnManager:
-    def __init__(self, node: Node, coordinator: TransactionCoordinator) -> None:
-        self._node = node
+    def __init__(
+        self, coordinator: TransactionCoordinator, *, node_id: int, brokers: BrokerCalls, tasks: Tasks
+    ) -> None:
         self._coordinator = coordinator
-        self._questions: dict[int, _VerificationQueue] = {}  # by broker
+        self._node_id = node_id
+        self._brokers = brokers
+        self._tasks = tasks
+        self._queues: dict[int, _VerificationQueue] = {}  # by broker
 
     async def ask(
         self, question: VerificationRequest, partitions: tuple[TopicPartition, ...]
@@ -68,7 +74,7 @@ class AddPartitionsToTxnManager:
             broker_id = self._coordinator.leader_of(question.transactional_id)
             if broker_id is None:
                 raise ApiError(ErrorCode.coordinator_not_available)
-            if broker_id == self._node.node_id:
+            if broker_id == self._node_id:
                 return await self._request_local(question, partitions)
             outcomes: asyncio.Future[PartitionErrors] = asyncio.get_running_loop().create_future()
             return await self._queue_to(broker_id).ask(_PendingVerification(question, partitions, outcomes))
@@ -86,14 +92,14 @@ class AddPartitionsToTxnManager:
             return await self._coordinator.join(request, verify_only=not adds)
         except Exception:
             # A batch waits for the outcome, and so do all later batches of its producer.
-            logger.exception("no word about the transaction of %s", transactional_id)
+            logger.exception("cannot verify the transaction of %s", transactional_id)
             return dict.fromkeys(partitions, ErrorCode.unknown_server_error)
 
     def _queue_to(self, broker_id: int) -> _VerificationQueue:
-        questions = self._questions.get(broker_id)
-        if questions is None:
-            questions = self._questions[broker_id] = _VerificationQueue(self._node, broker_id)
-        return questions
+        queue = self._queues.get(broker_id)
+        if queue is None:
+            queue = self._queues[broker_id] = _VerificationQueue(broker_id, self._brokers, self._tasks)
+        return queue
 
 
 class _VerificationQueue(BrokerRequestQueue[_PendingVerification]):
@@ -136,7 +142,7 @@ class _VerificationQueue(BrokerRequestQueue[_PendingVerification]):
             )
         )
 
-    def _told(self, response: Any) -> ErrorsByKey:
+    def _errors_in(self, response: Any) -> ErrorsByKey:
         if response.error_code is not ErrorCode.none:
             raise ApiError(response.error_code)
         return {
@@ -189,15 +195,19 @@ VerificationResult = VerificationGuard | ApiError | None
 
 
 class AppendVerifier:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, verification: AddPartitionsToTxnManager, dynamic: DynamicSettings, tasks: Tasks
+    ) -> None:
+        self._verification = verification
+        self._dynamic = dynamic
+        self._tasks = tasks
         self._verifies = True
-        node.dynamic.watch((_VERIFICATION_SETTING,), self._configure)
+        dynamic.watch((_VERIFICATION_SETTING,), self._configure)
         self._configure()
         self._last: dict[_WriterKey, asyncio.Task[None]] = {}
 
     def _configure(self) -> None:
-        self._verifies = self._node.dynamic.boolean(_VERIFICATION_SETTING)
+        self._verifies = self._dynamic.boolean(_VERIFICATION_SETTING)
 
     def must_wait(self, partition: Partition, writer: TransactionalWriter) -> bool:
         """Whether the writer's batch has to go through `queue_append`."""
@@ -218,7 +228,7 @@ class AppendVerifier:
     ) -> asyncio.Task[None]:
         """Run `work(previous)`; it must wait for `previous`, the writer's earlier batches to these partitions."""
         keys = [_writer_key(partition, writer) for partition in partitions]
-        task = self._node.spawn(work({self._last[key] for key in keys if key in self._last}))
+        task = self._tasks.spawn(work({self._last[key] for key in keys if key in self._last}))
         self._last.update(dict.fromkeys(keys, task))
         task.add_done_callback(partial(self._left, keys))
         return task
@@ -268,7 +278,7 @@ class AppendVerifier:
             return []
         question = VerificationRequest(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
         places = tuple(place for _, place, _, _ in asked)
-        outcomes = await self._node.transactions.verification.ask(question, places)
+        outcomes = await self._verification.ask(question, places)
         again = []
         for partition, place, leader_epoch, guard in asked:
             if outcomes[place] is not ErrorCode.none:

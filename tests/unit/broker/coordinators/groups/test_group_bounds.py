@@ -99,7 +99,7 @@ async def test_a_long_client_id_is_cut_between_characters(tmp_path: Path) -> Non
             seen.append(context.client_id)
             return False
 
-        node.faults = watch
+        node.dispatcher.faults = watch
         client = await Client.connect(node)
         for client_id in ("é" * 16_000, "x" + "é" * 1000, "short"):
             raw = client_id.encode()

@@ -11,7 +11,6 @@ from tests.unit.broker.handlers.test_admin import describe, incrementally
 from tests.unit.broker.raw_client import new_node
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.node import Node
 from penstock.cluster.group_settings import GROUP_SETTINGS
 from penstock.cluster.image import ResourceType
@@ -71,22 +70,22 @@ async def test_a_groups_settings_are_shown_with_their_sources(running: Running) 
 
 async def test_what_is_set_counts_at_once_and_after_a_restart(tmp_path: Path) -> None:
     running = await start(tmp_path)
-    assert effective_group_config(running.node, "g").share_delivery_count_limit == 7
+    assert running.node.groups.config("g").share_delivery_count_limit == 7
     await running.set("g", (LIMIT, 0, "3"), ("share.auto.offset.reset", 0, "earliest"))
-    assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
-    assert effective_group_config(running.node, "g").share_auto_offset_reset.kind == "earliest"
-    assert effective_group_config(running.node, "other").share_delivery_count_limit == 7
+    assert running.node.groups.config("g").share_delivery_count_limit == 3
+    assert running.node.groups.config("g").share_auto_offset_reset.kind == "earliest"
+    assert running.node.groups.config("other").share_delivery_count_limit == 7
     await running.stop()
     running = await start(tmp_path)
-    assert effective_group_config(running.node, "g").share_delivery_count_limit == 3
+    assert running.node.groups.config("g").share_delivery_count_limit == 3
     await running.set("g", (LIMIT, 1, None))
-    assert effective_group_config(running.node, "g").share_delivery_count_limit == 7
+    assert running.node.groups.config("g").share_delivery_count_limit == 7
     await running.stop()
 
 
 async def test_the_same_answer_is_kept_until_the_image_changes(running: Running) -> None:
-    first = effective_group_config(running.node, "g")
-    assert effective_group_config(running.node, "g") is first
+    first = running.node.groups.config("g")
+    assert running.node.groups.config("g") is first
 
 
 @pytest.mark.parametrize(

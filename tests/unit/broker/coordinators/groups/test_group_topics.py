@@ -13,15 +13,15 @@ _ID = UUID(int=7)
 
 class _World:
     def __init__(self) -> None:
-        self.node = SimpleNamespace(image=ClusterImage())
-        self.topics = GroupTopics(self.node)  # type: ignore[arg-type]
+        self.metadata = SimpleNamespace(image=ClusterImage())
+        self.topics = GroupTopics(self.metadata)
 
     def happens(self, *records: Any) -> bool:
         """Whether groups have to look again."""
         before = self.topics.version
-        image = self.node.image.fork()
+        image = self.metadata.image.fork()
         delta = image.apply(records)
-        self.node.image = image
+        self.metadata.image = image
         self.topics.image_changed(delta)
         return self.topics.version != before
 

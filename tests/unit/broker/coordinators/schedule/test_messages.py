@@ -91,7 +91,7 @@ async def test_schedule_requests_are_for_nodes_and_unreadable_ones_do_no_harm(tm
         assert await client.is_cut_off()
 
         _, nodes = node.listeners
-        position = await node.schedule.ask(ScheduleRequest(ScheduleOperation.POSITION, source))
+        position = await node.schedule().ask(ScheduleRequest(ScheduleOperation.POSITION, source))
         assert position is not None
         broken = HeldChunk(Codec.NONE, (BLOCK[:-1],), 2, position._replace(offset=position.offset + 2))
         peer = await _peer(nodes.port)

@@ -10,7 +10,7 @@ from tests.compat.message import Message, values
 
 from penstock.broker.coordinators.schedule import releaser
 from penstock.broker.coordinators.schedule.active_shard import ActiveScheduleShard
-from penstock.broker.node import Node
+from penstock.broker.partition.idempotent_append import PlannedAppends
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import read_header
 from penstock.testing import EmbeddedBroker
@@ -30,15 +30,17 @@ def instead(
     monkeypatch: pytest.MonkeyPatch, append: Callable[[Append, int, bytearray], Awaitable[int]]
 ) -> None:
     """`append` gets the real one, bound to its arguments, the partition and the batch."""
-    real = releaser.append_batch_once
+    real = PlannedAppends.append
 
-    async def wrapped(node: Any, topic: str, partition: int, batch: bytearray, **more: Any) -> int:
+    async def wrapped(
+        appends: PlannedAppends, topic: str, partition: int, batch: bytearray, **more: Any
+    ) -> int:
         async def proceed() -> int:
-            return await real(node, topic, partition, batch, **more)
+            return await real(appends, topic, partition, batch, **more)
 
         return await append(proceed, partition, batch)
 
-    monkeypatch.setattr(releaser, "append_batch_once", wrapped)
+    monkeypatch.setattr(PlannedAppends, "append", wrapped)
 
 
 def publish(broker: EmbeddedBroker, count: int, partition: int = 0, delay_ms: int = 1) -> list[bytes]:
@@ -201,7 +203,7 @@ def test_what_arrives_while_others_are_released_waits_for_no_later_time_than_the
     assert read(broker, 2) == [b"later", b"sooner"]
     publish_due(b"last", 1000)
     assert read(broker, 3)[-1] == b"last"
-    (host,) = broker._node().schedule.hosts.values()
+    (host,) = broker._node().schedule().hosts.values()
     (mark,) = [state.floor_ms for source, state in host.shard.sources.items() if source.partition == 0]
     assert mark == 2000
 
@@ -227,12 +229,12 @@ def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
             return state._replace(leader_epoch=state.leader_epoch - 1)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "image", property(lambda _: Older()))
-        for host in node.schedule.hosts.values():
+        patch.setattr(node.metadata, "image", Older())
+        for host in node.schedule().hosts.values():
             broker._call(_woken(host))
         assert looked.wait(30)
     assert read(broker, 10) == sent
-    assert node.schedule.counts.dropped_count == 0
+    assert node.schedule().counts.dropped_count == 0
 
 
 async def _woken(host: ActiveScheduleShard) -> None:

@@ -41,9 +41,9 @@ async def test_a_shard_that_does_not_answer_is_not_asked_for_every_partition(
         partition = node.partitions.find("jobs", 0)
         await until(lambda: partition.on_held is not None)
         monkeypatch.setattr(ScheduleCoordinator, "ask", ask)
-        assert [await node.schedule.known_moved_offset(followed(index)) for index in range(50)] == [0] * 50
+        assert [await node.schedule().known_moved_offset(followed(index)) for index in range(50)] == [0] * 50
         assert len(asked) == 1
         is_down = False
-        node.schedule._silent_until.clear()  # a while later
-        assert [await node.schedule.known_moved_offset(followed(index)) for index in range(3)] == [5] * 3
+        node.schedule()._silent_until.clear()  # a while later
+        assert [await node.schedule().known_moved_offset(followed(index)) for index in range(3)] == [5] * 3
         monkeypatch.undo()

@@ -12,10 +12,10 @@ import pytest
 from tests.unit.broker.raw_client import create_topic, new_node, until
 from tests.waiting import eventually_async
 
-from penstock.broker.coordinators.share import dead_letter_writer as burial_module
 from penstock.broker.coordinators.share import dead_letters as dead_letters_module
-from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterWriter
+from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs, DeadLetterWriter
 from penstock.broker.node import Node
+from penstock.broker.partition.idempotent_append import PlannedAppends
 from penstock.groups.share.state.share_state import SharePartitionKey
 from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
 
@@ -34,7 +34,7 @@ async def prepare(node: Node, records: int, **configs: str) -> SharePartitionKey
     await create_topic(node, TOPIC, **configs)
     await append(node, TOPIC, records)
     topic_id = node.image.topics[TOPIC].id
-    await node.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
+    await node.share_state().persister.initialize(GROUP, topic_id, 0, state_epoch=0, start_offset=0)
     return SharePartitionKey(GROUP, topic_id, 0)
 
 
@@ -57,7 +57,7 @@ async def append(node: Node, topic: str, count: int, padding: int = 0) -> None:
 async def write(
     node: Node, key: SharePartitionKey, *batches: tuple[int, int, int, int], start_offset: int = 0
 ) -> None:
-    await node.share_state.persister.write(
+    await node.share_state().persister.write(
         *key,
         state_epoch=0,
         leader_epoch=0,
@@ -90,7 +90,7 @@ def buried_offsets(node: Node, topic: str = DEAD) -> Counter[int]:
 
 
 async def pending(node: Node) -> int:
-    return sum(counts[0] for counts in await node.share_state.read_all(lambda shard: shard.counts()))
+    return sum(counts[0] for counts in await node.share_state().read_all(lambda shard: shard.counts()))
 
 
 async def until_pending(node: Node, count: int) -> None:
@@ -139,12 +139,16 @@ class CrashPoints:
                 self.submit = points.around("a write", active.submit)
 
         class WatchedBurial(DeadLetterWriter):
-            def __init__(self, node: Any, active: Any, key: Any, letters: Any) -> None:
-                super().__init__(node, WatchedShard(active), key, letters)  # type: ignore[arg-type]
+            def __init__(self, logs: Any, active: Any, key: Any, manager: Any) -> None:
+                super().__init__(logs, WatchedShard(active), key, manager)  # type: ignore[arg-type]
 
         monkeypatch.setattr(dead_letters_module, "DeadLetterWriter", WatchedBurial)
-        for name in ("append_batch_once", "read_records", "ensure_dead_letter_topic"):
-            monkeypatch.setattr(burial_module, name, self.around(name, getattr(burial_module, name)))
+        for owner, name in (
+            (PlannedAppends, "append"),
+            (DeadLetterLogs, "read"),
+            (DeadLetterLogs, "ensure_topic"),
+        ):
+            monkeypatch.setattr(owner, name, self.around(name, getattr(owner, name)))
 
     async def reached_or(self, done: asyncio.Future[Any]) -> None:
         await until(lambda: self.is_reached or done.done())

@@ -48,7 +48,7 @@ class Clock:
 
     def advance(self, ms: int) -> None:
         self._ahead_ms += ms
-        for partition in self._node.share:
+        for partition in self._node.share():
             partition._tick()
 
     def _now_ms(self) -> int:
@@ -176,7 +176,7 @@ async def share_topic(
     if configs:
         await set_group(node, group, **configs)
     topic_id = node.image.topics[topic].id
-    await node.share_state.persister.initialize(group, topic_id, 0, state_epoch=1, start_offset=start)
+    await node.share_state().persister.initialize(group, topic_id, 0, state_epoch=1, start_offset=start)
 
 
 async def set_group(node: Node, group: str = GROUP, **configs: str) -> None:
@@ -199,4 +199,4 @@ async def publish(node: Node, count: int, *, topic: str = "t", index: int = 0, b
 
 async def stored(node: Node, *, group: str = GROUP, topic: str = "t", index: int = 0) -> Any:
     found = node.partitions.find(topic, index)
-    return await node.share_state.persister.read(group, found.topic_id, index, found.leader_epoch)
+    return await node.share_state().persister.read(group, found.topic_id, index, found.leader_epoch)

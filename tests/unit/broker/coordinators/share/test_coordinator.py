@@ -53,7 +53,9 @@ async def ask(node: Node, *questions: ShareStateRequest) -> list[ShareStateReply
     form = STATE_APIS[type(questions[0])]
     request = encode_request(form, questions)
     assert decode_request(form, request) == list(questions)
-    context = RequestContext(node, form.api_key, APIS[form.api_key].max_version, None, "", "PLAINTEXT")
+    context = RequestContext(
+        node.services, form.api_key, APIS[form.api_key].max_version, None, "", "PLAINTEXT"
+    )
     return decode_response(form, await APIS[form.api_key].handler(context, request))
 
 
@@ -114,14 +116,14 @@ def test_a_share_partition_is_found_as_kafka_finds_it() -> None:
 async def test_state_survives_a_kill_and_fences_as_before(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 1)
-    persister = node.share_state.persister
+    persister = node.share_state().persister
     await persister.read(*key, 5)
     options: dict[str, Any] = {"state_epoch": 0, "start_offset": 3, "delivery_complete_count": 2}
     await persister.write(*key, leader_epoch=5, batches=[(4, 5, 2, 1)], **options)
     before = await persister.read(*key, 5)
     await node.stop(clean=False)
     again = await started(tmp_path)
-    persister = again.share_state.persister
+    persister = again.share_state().persister
     with pytest.raises(ApiError) as raised:
         await persister.write(*key, leader_epoch=4, batches=[(6, 6, 2, 1)], **options)
     assert raised.value.code is ErrorCode.fenced_leader_epoch
@@ -135,7 +137,7 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
     await prepare(node, 1)
     await create_topic(node, "kept")
     kept = SharePartitionKey(GROUP, node.image.topics["kept"].id, 0)
-    await node.share_state.persister.initialize(*kept, state_epoch=0, start_offset=0)
+    await node.share_state().persister.initialize(*kept, state_epoch=0, start_offset=0)
     await delete_topic(node, TOPIC)
 
     async def only_the_other_is_left() -> bool:
@@ -146,7 +148,7 @@ async def test_state_goes_with_its_topic(tmp_path: Path) -> None:
 
 
 async def keys_of(node: Node) -> list[SharePartitionKey]:
-    return [key for keys in await node.share_state.read_all(lambda shard: shard.keys()) for key in keys]
+    return [key for keys in await node.share_state().read_all(lambda shard: shard.keys()) for key in keys]
 
 
 async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
@@ -156,21 +158,21 @@ async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
     await all_buried(node)
     for offset in range(4, 30):
         await write(node, key, (offset, offset, 2 if offset % 3 else 0, 1), start_offset=offset - 3)
-    pruning, partition = node.share_state._pruning, node.partitions.find("__share_group_state", 0)
+    pruning, partition = node.share_state()._pruning, node.partitions.find("__share_group_state", 0)
     end = partition.log.end_offset
     assert not await pruning.prune(0), "that little is left alone"
     assert await pruning.prune(0, records_min=10)
     assert partition.log.start_offset == end
     assert not await pruning.prune(0, records_min=1), "it has just been done"
-    before = await node.share_state.read_all(lambda shard: shard.stored())
+    before = await node.share_state().read_all(lambda shard: shard.stored())
     await node.stop()
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
-    assert await again.share_state.read_all(lambda shard: shard.stored()) == before
+    await until(lambda: again.share_state().shards())
+    assert await again.share_state().read_all(lambda shard: shard.stored()) == before
     assert again.partitions.find("__share_group_state", 0).log.start_offset == end
     await write(again, key, (30, 30, 33, 1))
     await all_buried(again)
-    assert await again.share_state.read_all(lambda shard: shard.counts()) == [(0, 5, 0)]
+    assert await again.share_state().read_all(lambda shard: shard.counts()) == [(0, 5, 0)]
     await again.stop()
 
 
@@ -198,19 +200,19 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
         failures = [
             WorkerFailure(100 + round_, 1, error=WorkerError("KeyError", f"said by node {round_}", ""))
         ]
-        await asyncio.gather(*(node.share_state.persister.explain(*key, failures) for key in keys))
+        await asyncio.gather(*(node.share_state().persister.explain(*key, failures) for key in keys))
     victim = trio.leader("__share_group_state", 0)
     assert victim is not None
     await trio.kill(victim.node_id)
     await asyncio.gather(*(_write(node, keys, offset=5) for node in trio.nodes.values()))
     for node in trio.nodes.values():
         for key in keys:
-            state = await node.share_state.persister.read(*key, 1)
+            state = await node.share_state().persister.read(*key, 1)
             assert state.batches == ((0, 2, 2, 1), (5, 5, 2, 1))
     # What every node has said is known to who coordinates now.
     known: list[list[int]] = []
     for node in trio.nodes.values():
-        told = await node.share_state.read_all(
+        told = await node.share_state().read_all(
             lambda shard: [list(b.errors) for b in shard._dead_letters.values()]
         )
         known += [offsets for shard in told for offsets in shard]
@@ -219,14 +221,14 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
 
 
 async def _initialize(node: Node, keys: list[SharePartitionKey]) -> None:
-    persister = node.share_state.persister
+    persister = node.share_state().persister
     await asyncio.gather(*(persister.initialize(*key, state_epoch=0, start_offset=0) for key in keys))
 
 
 async def _write(node: Node, keys: list[SharePartitionKey], offset: int) -> None:
     options: dict[str, Any] = {"state_epoch": 0, "leader_epoch": 1, "start_offset": -1}
     options["delivery_complete_count"] = 0
-    persister = node.share_state.persister
+    persister = node.share_state().persister
     await asyncio.gather(
         *(persister.write(*key, batches=[(offset, offset, 2, 1)], **options) for key in keys)
     )
@@ -238,7 +240,7 @@ async def test_waiting_requests_are_answered_after_an_unexpected_error(
 ) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 1)
-    coordinator = node.share_state
+    coordinator = node.share_state()
     failures = [RuntimeError("unforeseen")]
 
     async def fail(*_: object, **__: object) -> Any:

@@ -26,8 +26,10 @@ from tests.waiting import eventually_async
 
 from penstock.broker.coordinators.share import dead_letter_writer as burial_module
 from penstock.broker.coordinators.share import dead_letters as dead_letters_module
+from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs
 from penstock.broker.metrics.exposition import Exposition
 from penstock.broker.node import Node
+from penstock.broker.partition.idempotent_append import PlannedAppends
 from penstock.cluster.image import TopicState
 from penstock.groups.share.state.share_state import SharePartitionKey
 from penstock.protocol.compression import Codec
@@ -43,7 +45,7 @@ async def append_batch(node: Node, batch: bytearray) -> None:
 
 
 async def keys_of(node: Node) -> list[SharePartitionKey]:
-    return [key for keys in await node.share_state.read_all(lambda shard: shard.keys()) for key in keys]
+    return [key for keys in await node.share_state().read_all(lambda shard: shard.keys()) for key in keys]
 
 
 async def until_keys(node: Node, *keys: SharePartitionKey) -> None:
@@ -97,12 +99,12 @@ async def test_what_was_appended_stays_so_when_its_topic_would_refuse_it_by_now(
         await append_batch(node, encode_batch([Record(place, 5, None, b"no key") for place in range(3)]))
         await write(node, key, (1, 3, REJECTED, 1))
         await until(lambda: points.is_reached)
-        assert points.passed[-1] == "before append_batch_once"
+        assert points.passed[-1] == "before append"
         await until(lambda: len(buried(node)) == 3)
         await set_config(node, DEAD, *change)
         await node.stop(clean=False)
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
+    await until(lambda: again.share_state().shards())
     await all_buried(again)
     assert buried_offsets(again) == {1: 1, 2: 1, 3: 1}
     await again.stop()
@@ -124,7 +126,7 @@ async def test_a_plan_stays_small_when_whole_records_are_asked_for_meanwhile(
         await set_group(node, GROUP, errors_deadletterqueue_copy_record_enable="true")
         await node.stop(clean=False)
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
+    await until(lambda: again.share_state().shards())
     await all_buried(again)
     assert buried_offsets(again) == dict.fromkeys(range(1, 6), 1)
     assert [len(record.value or b"") for record in buried(again)] == [200_007] * 3 + [0] * 2
@@ -139,13 +141,13 @@ async def test_a_group_is_not_given_its_own_dead_letters(
     key = await prepare(node, 3)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name=TOPIC)
     tried = []
-    looked_for = burial_module.ensure_dead_letter_topic
+    looked_for = DeadLetterLogs.ensure_topic
 
     async def noted(node: Node, name: str, source: TopicState) -> TopicState:
         tried.append(name)
         return await looked_for(node, name, source)
 
-    monkeypatch.setattr(burial_module, "ensure_dead_letter_topic", noted)
+    monkeypatch.setattr(DeadLetterLogs, "ensure_topic", noted)
     await write(node, key, (0, 1, REJECTED, 1))
     await until(lambda: len(tried) > 1)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
@@ -163,7 +165,7 @@ async def prepare_many(node: Node, partitions: int) -> list[SharePartitionKey]:
     for key in keys:
         partition = node.partitions.find(TOPIC, key.partition)
         await partition.committed(partition.append(memoryview(bytearray(batch)), node.now_ms()).last_offset)
-        await node.share_state.persister.initialize(*key, state_epoch=0, start_offset=0)
+        await node.share_state().persister.initialize(*key, state_epoch=0, start_offset=0)
     return keys
 
 
@@ -172,7 +174,7 @@ async def test_a_rate_holds_for_all_share_partitions_of_a_group_together(tmp_pat
     await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     keys = await prepare_many(node, 8)
     await asyncio.gather(*(write(node, key, (0, 1, REJECTED, 1)) for key in keys))
-    letters = node.share_state.dead_letters
+    letters = node.share_state().dead_letters
     await until(lambda: len(letters._held.get(GROUP, ())) == 8)
     await until_pending(node, 15)  # one is let through at first
     assert len(buried(node)) == 1
@@ -187,10 +189,10 @@ async def test_traffic_is_that_of_all_share_partitions_wherever_they_are_kept(tm
     node = await started(tmp_path, share_coordinator_state_topic_num_partitions="4")
     await set_group(node, GROUP, penstock_share_dlq_share_max="0.1")
     first, *others = await prepare_many(node, 8)
-    shard_of_key = node.share_state.shard_of_key
+    shard_of_key = node.share_state().shard_of_key
     elsewhere = next(key for key in others if shard_of_key(key) != shard_of_key(first))
     await write(node, elsewhere, start_offset=1_000)
-    assert node.share_state.dead_letters.allowed(first, 500).left == 100
+    assert node.share_state().dead_letters.allowed(first, 500).left == 100
     await node.stop()
 
 
@@ -203,23 +205,25 @@ async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
     node = await started(tmp_path)
     keys = await prepare_many(node, 6)
     stuck, under_way, most = asyncio.Event(), [0], [0]
-    read, appended = burial_module.read_records, burial_module.append_batch_once
+    read, appended = DeadLetterLogs.read, PlannedAppends.append
 
     async def counted(*args: Any) -> Any:
         under_way[0] += 1
         most[0] = max(most[0], under_way[0])
         return await read(*args)
 
-    async def append_late(node: Node, topic: str, partition: int, batch: bytearray, **named: Any) -> int:
+    async def append_late(
+        appends: PlannedAppends, topic: str, partition: int, batch: bytearray, **named: Any
+    ) -> int:
         try:
             if partition < 2:
                 await stuck.wait()
-            return await appended(node, topic, partition, batch, **named)
+            return await appended(appends, topic, partition, batch, **named)
         finally:
             under_way[0] -= 1
 
-    monkeypatch.setattr(burial_module, "read_records", counted)
-    monkeypatch.setattr(burial_module, "append_batch_once", append_late)
+    monkeypatch.setattr(DeadLetterLogs, "read", counted)
+    monkeypatch.setattr(PlannedAppends, "append", append_late)
     await asyncio.gather(*(write(node, key, (0, 1, REJECTED, 1)) for key in keys))
     await until_pending(node, 4)
     assert most == [2]
@@ -234,12 +238,12 @@ async def test_a_breaker_is_not_open_when_nothing_waits_for_it(tmp_path: Path) -
     key = await prepare(node, 9)
     await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     await write(node, key, (0, 8, REJECTED, 1))
-    letters = node.share_state.dead_letters
+    letters = node.share_state().dead_letters
     await until(lambda: letters.open_breakers().get(GROUP))
     await delete_topic(node, TOPIC)
     await all_buried(node)
     await until(lambda: not letters.open_breakers().get(GROUP))
-    text = (await Exposition(node).scrape()).decode()
+    text = (await Exposition(node.metric_sources()).scrape()).decode()
     assert f'penstock_dead_letter_breaker_open{{group="{GROUP}"}} 0.0' in text
     await node.stop()
 
@@ -250,13 +254,13 @@ async def test_nothing_remains_of_what_is_deleted(tmp_path: Path) -> None:
     key = await prepare(node, 9)
     await write(node, key, (0, 1, REJECTED, 1))
     await all_buried(node)
-    await node.share_state.persister.delete(*key, state_epoch=0)
+    await node.share_state().persister.delete(*key, state_epoch=0)
     await until_keys(node)
-    await node.share_state.persister.initialize(*key, state_epoch=0, start_offset=0)
+    await node.share_state().persister.initialize(*key, state_epoch=0, start_offset=0)
     await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     await write(node, key, (2, 4, REJECTED, 1))
-    await until(lambda: node.share_state.dead_letters.open_breakers().get(GROUP))
-    await node.share_state.persister.delete(*key, state_epoch=0)
+    await until(lambda: node.share_state().dead_letters.open_breakers().get(GROUP))
+    await node.share_state().persister.delete(*key, state_epoch=0)
     assert await keys_of(node) == [key]
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
     await until_keys(node)
@@ -276,11 +280,11 @@ async def test_share_state_of_a_topic_deleted_without_a_coordinator_is_deleted_l
         pass
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(node.share_state), "_forget_topics", not_reached)
+        patch.setattr(type(node.share_state()), "_forget_topics", not_reached)
         await delete_topic(node, TOPIC)
     assert await keys_of(node) == [key]
-    node.share_state._runtime.unload(0)
-    await until(lambda: node.share_state.loaded_shards())
+    node.share_state()._runtime.unload(0)
+    await until(lambda: node.share_state().loaded_shards())
     await until_keys(node)
     await node.stop()
 
@@ -302,11 +306,11 @@ async def test_a_log_of_small_segments_is_pruned_too(tmp_path: Path) -> None:
     keys = await prepare_many(node, 12)
     for key in keys:
         await write(node, key, (0, 0, 2, 1))
-    before = await node.share_state.read_all(lambda shard: shard.stored())
+    before = await node.share_state().read_all(lambda shard: shard.stored())
     partition = node.partitions.find("__share_group_state", 0)
     end = partition.log.end_offset
-    assert await node.share_state._pruning.prune(0, records_min=1)
+    assert await node.share_state()._pruning.prune(0, records_min=1)
     assert partition.log.start_offset == end
-    node.share_state._runtime.unload(0)
-    assert await node.share_state.read_all(lambda shard: shard.stored()) == before
+    node.share_state()._runtime.unload(0)
+    assert await node.share_state().read_all(lambda shard: shard.stored()) == before
     await node.stop()

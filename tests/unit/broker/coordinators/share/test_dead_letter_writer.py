@@ -25,7 +25,6 @@ from tests.unit.broker.raw_client import create_topic, delete_topic, until
 
 from penstock.broker.coordinators.share import dead_letter_writer as burial_module
 from penstock.broker.metrics.exposition import Exposition
-from penstock.broker.node import Node
 from penstock.cluster.image import ResourceType
 from penstock.groups.share.state.share_state import ARCHIVED
 
@@ -66,7 +65,7 @@ async def test_a_dead_letter_is_the_record_and_where_it_is_from(tmp_path: Path) 
     reasons = [header(record, "penstock.dlq.reason") for record in (rejected, expired)]
     assert reasons == ["rejected", "lock expired"]
     assert all(header(record, "__dlq.errors.message") for record in (limit, rejected, expired))
-    state = await node.share_state.persister.read(*key, 0)
+    state = await node.share_state().persister.read(*key, 0)
     assert [batch[:3] for batch in state.batches if batch.delivery_state == ARCHIVED] == [
         (2, 2, ARCHIVED),
         (4, 4, ARCHIVED),
@@ -101,7 +100,7 @@ async def bury_with_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cho
         assert buried_offsets(node).items() <= archived.items()
         await node.stop(clean=False)
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
+    await until(lambda: again.share_state().shards())
     await all_buried(again)
     assert buried_offsets(again) == archived, points.passed
     assert {header(record, "__dlq.errors.group") for record in buried(again)} == {GROUP}
@@ -123,7 +122,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         points = await bury_with_a_crash(folder, monkeypatch, chosen)
         if not points.is_reached:
             break
-    assert points.passed.count("after append_batch_once") == 2, "the last round went through all steps"
+    assert points.passed.count("after append") == 2, "the last round went through all steps"
     assert chosen == len(points.passed) >= 18
 
 
@@ -144,7 +143,7 @@ async def test_records_that_are_gone_leave_what_is_known_of_them_or_are_counted(
         await node.in_thread(node.store.checkpoint)
         await node.stop(clean=False)
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
+    await until(lambda: again.share_state().shards())
     await all_buried(again)
     by_offset = {header(record, "__dlq.errors.offset"): record for record in buried(again)}
     assert len(buried(again)) == len(by_offset)
@@ -152,7 +151,7 @@ async def test_records_that_are_gone_leave_what_is_known_of_them_or_are_counted(
     assert list(by_offset) == ["0", "1", "2", "5"]
     assert header(by_offset["1"], "penstock.dlq.without.record") == "gone from the source"
     assert by_offset["5"].value == b"value 5"
-    assert again.share_state.dead_letters.lost == {(GROUP, "gone from the source"): 2}
+    assert again.share_state().dead_letters.lost == {(GROUP, "gone from the source"): 2}
     await again.stop()
 
 
@@ -169,10 +168,10 @@ async def test_a_deleted_source_takes_its_dead_letters_along_and_they_are_counte
         await delete_topic(node, TOPIC)
         await node.stop(clean=False)
     again = await started(tmp_path)
-    await until(lambda: again.share_state.shards())
+    await until(lambda: again.share_state().shards())
     await all_buried(again)
-    await until(lambda: again.share_state.dead_letters.lost)
-    assert again.share_state.dead_letters.lost == {(GROUP, "source deleted"): 3}
+    await until(lambda: again.share_state().dead_letters.lost)
+    assert again.share_state().dead_letters.lost == {(GROUP, "source deleted"): 3}
     await again.stop()
 
 
@@ -224,11 +223,11 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     key = await prepare(node, 60)
     await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     await write(node, key, (0, 49, REJECTED, 1))
-    letters = node.share_state.dead_letters
+    letters = node.share_state().dead_letters
     await until(lambda: letters.open_breakers().get(GROUP) and buried_offsets(node))
     assert letters.held_back == {GROUP: 1}
     await until_pending(node, 49)  # one is always let through at first
-    text = (await Exposition(node).scrape()).decode()
+    text = (await Exposition(node.metric_sources()).scrape()).decode()
     for line in (
         f'penstock_dead_letters_total{{group="{GROUP}"}} 1.0',
         f'penstock_dead_letters_pending{{group="{GROUP}"}} 49.0',
@@ -236,7 +235,7 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
         f'penstock_dead_letter_breaker_opened_total{{group="{GROUP}"}} 1.0',
     ):
         assert line in text
-    state = await node.share_state.persister.read(*key, 0)
+    state = await node.share_state().persister.read(*key, 0)
     assert [batch[:3] for batch in state.batches] == [(0, 49, ARCHIVED)]
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
     await all_buried(node)
@@ -250,7 +249,7 @@ async def test_a_flood_waits_for_the_traffic_that_it_is_a_part_of(tmp_path: Path
     key = await prepare(node, 300)
     await set_group(node, GROUP, penstock_share_dlq_share_max="0.1")
     await write(node, key, (0, 49, REJECTED, 1), start_offset=50)
-    letters = node.share_state.dead_letters
+    letters = node.share_state().dead_letters
     await until(lambda: letters.open_breakers().get(GROUP))
     await until_pending(node, 40)  # ten are free, of fifty that are finished five would be
     await write(node, key, (50, 249, 2, 1), start_offset=250)
@@ -287,11 +286,11 @@ async def test_a_source_that_this_node_has_not_heard_of_yet_is_not_taken_for_del
         await write(node, key, (0, 2, LIMIT, 5))
         await until(lambda: points.is_reached)
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "image", property(lambda _: Older()))
-        node.share_state._runtime.unload(0)  # the next life finds what is pending
+        patch.setattr(node.metadata, "image", Older())
+        node.share_state()._runtime.unload(0)  # the next life finds what is pending
         looked.clear()
         await until(lambda: len(looked) > 3)
     await all_buried(node)
-    assert not node.share_state.dead_letters.lost
+    assert not node.share_state().dead_letters.lost
     assert buried_offsets(node) == {0: 1, 1: 1, 2: 1}
     await node.stop()

@@ -47,7 +47,7 @@ def clock(node: Node, monkeypatch: pytest.MonkeyPatch) -> Clock:
 async def _waiting(node: Node, member: Member, **options: object) -> "asyncio.Task[object]":
     """A long poll that has come to its wait."""
     task = asyncio.create_task(member.fetch(wait_ms=_LONG_MS, **options))
-    await until(lambda: any(led._watchers for led in node.share))
+    await until(lambda: any(led._watchers for led in node.share()))
     return task
 
 
@@ -101,7 +101,7 @@ async def test_what_came_back_is_topped_up_with_what_is_new(node: Node) -> None:
     member = await Member.join(node)
     assert len((await member.fetch(records=2000, wait_ms=_LONG_MS)).acquired) == 2000
     await member.acknowledge((0, 0, [RELEASE]), (1, 1999, [ACCEPT]))
-    (led,) = node.share
+    (led,) = node.share()
     led.bytes_per_record = 12.0  # as it has learnt after a while
     again = await member.fetch(records=500, wait_ms=_LONG_MS)
     assert again.acquired[:2] == [(0, 2), (2000, 1)]
@@ -159,7 +159,7 @@ async def test_where_a_new_group_begins_is_settled_at_once(node: Node, reset: st
     await share_topic(node, start=-1, share_auto_offset_reset=reset)
     member = await Member.join(node)
     await member.fetch()
-    await until(lambda: [led for led in node.share if led.rules is not None])
+    await until(lambda: [led for led in node.share() if led.rules is not None])
     assert (await stored(node)).start_offset == first
 
 
@@ -252,20 +252,20 @@ async def test_a_group_with_a_long_name_is_refused_and_not_kept(node: Node) -> N
     member = await Member.join(node, group="x" * 1025)  # penstock.id.max.bytes is 1024
     assert (await member.ask()).error_code is ErrorCode.invalid_request
     assert await member.acknowledge(epoch=1) is ErrorCode.invalid_request
-    assert len(node.share.sessions) == 0
+    assert len(node.share().sessions) == 0
 
 
 async def test_partitions_in_sessions_are_bounded(node: Node) -> None:
     """A client may name partitions without end, whether they exist or not."""
     await share_topic(node)
-    node.share.sessions._places_max = 5
+    node.share().sessions._places_max = 5
     one, two = await Member.join(node), await Member.join(node)
     for partitions in (range(3), range(2, 5), range(5)):
         assert (await one.ask(partitions=partitions)).error_code is ErrorCode.none
     full = ErrorCode.share_session_limit_reached
     assert (await one.ask(partitions=range(5, 6))).error_code is full
     assert (await two.ask(partitions=range(1))).error_code is full
-    assert len(node.share.sessions) == 1
+    assert len(node.share().sessions) == 1
     await one.leave()
     assert (await two.ask(partitions=range(1))).error_code is ErrorCode.none
 
@@ -344,7 +344,7 @@ async def test_waiting_requests_are_told_that_the_topic_is_gone(node: Node) -> N
     await delete_topic(node, "t")
     answer = await waiting
     assert answer.error in (ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition)
-    assert len(node.share) == 0
+    assert len(node.share()) == 0
 
 
 # -- renewing and giving up ------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ async def test_after_the_last_delivery_a_record_is_given_up(node: Node) -> None:
         assert (await member.fetch(wait_ms=_LONG_MS)).acquired == _all(2, delivery=delivery)
         assert await member.acknowledge((0, 1, [RELEASE])) is ErrorCode.none
     assert (await member.fetch()).acquired == []
-    assert node.share.counters_of(GROUP).limited == 2
+    assert node.share().counters_of(GROUP).limited == 2
     await publish(node, 1)
     assert (await member.fetch((2, 2, [ACCEPT]))).acknowledge_error is ErrorCode.invalid_request
 
@@ -438,7 +438,7 @@ async def test_a_group_with_new_state_starts_again(node: Node) -> None:
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
     topic_id = node.image.topics["t"].id
-    await node.share_state.persister.initialize(GROUP, topic_id, 0, state_epoch=2, start_offset=2)
+    await node.share_state().persister.initialize(GROUP, topic_id, 0, state_epoch=2, start_offset=2)
     assert await member.acknowledge((0, 3, [ACCEPT])) is ErrorCode.not_leader_or_follower
     assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(2, 1), (3, 1)]
 
@@ -448,9 +448,9 @@ async def test_a_group_without_members_is_forgotten(node: Node) -> None:
     await publish(node, 2)
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
-    assert len(node.share) == 1
+    assert len(node.share()) == 1
     await member.leave()
-    await until(lambda: len(node.share) == 0)
+    await until(lambda: len(node.share()) == 0)
 
 
 async def test_settings_of_the_group_count_at_once(node: Node) -> None:
@@ -462,7 +462,7 @@ async def test_settings_of_the_group_count_at_once(node: Node) -> None:
     await member.fetch(wait_ms=_LONG_MS)
     await set_group(node, share_delivery_count_limit="2", errors_deadletterqueue_topic_name="")
     await member.acknowledge((0, 0, [RELEASE]))
-    assert node.share.counters_of(GROUP).limited == 1
+    assert node.share().counters_of(GROUP).limited == 1
 
 
 async def test_metrics_tell_what_has_become_of_records(node: Node) -> None:
@@ -471,7 +471,7 @@ async def test_metrics_tell_what_has_become_of_records(node: Node) -> None:
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
     await member.acknowledge((0, 2, [ACCEPT, RELEASE, REJECT]))
-    families = {family.name: dict(family.samples) for family in await collect_metrics(node)}
+    families = {family.name: dict(family.samples) for family in await collect_metrics(node.metric_sources())}
     events = {labels[1]: value for labels, value in families["penstock_share_records"].items()}
     assert (events["acquired"], events["accepted"], events["released"], events["rejected"]) == (4, 1, 1, 1)
     assert families["penstock_share_locked_records"] == {(GROUP, "t", "0"): 1}

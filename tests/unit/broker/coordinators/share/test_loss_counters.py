@@ -18,7 +18,6 @@ from tests.unit.broker.coordinators.share.share_client import (
 from tests.unit.broker.raw_client import new_node, running, until
 from tests.unit.broker.three_nodes import PATIENT, Trio
 
-from penstock.broker.coordinators.groups.group_config import effective_group_config
 from penstock.broker.metrics.exposition import collect_metrics
 from penstock.broker.node import Node
 from penstock.groups.share.state.share_state import DeliveryTotals, SharePartitionKey, WriteState
@@ -59,10 +58,10 @@ class Killer:
     """Ends a node at one of its state writes: before it is made, or before anybody hears of it."""
 
     def __init__(self, node: Node, at: int, *, arrives: bool) -> None:
-        self._write = node.share_state.persister.write
+        self._write = node.share_state().persister.write
         self._left, self._arrives = at, arrives
         self.now = asyncio.Event()
-        node.share_state.persister.write = self.write  # type: ignore[method-assign]
+        node.share_state().persister.write = self.write  # type: ignore[method-assign]
 
     async def write(self, *key: Any, **said: Any) -> None:
         self._left -= 1
@@ -124,7 +123,7 @@ async def test_where_nothing_is_killed_what_is_unconfirmed_is_what_was_not_deliv
             seen = got[-1][0]
             await member.acknowledge((got[0][0], seen, [ACCEPT]))
         assert (await stored(node)).totals == DeliveryTotals(handed_out=30, confirmed=30)
-        families = {family.name: family for family in await collect_metrics(node)}
+        families = {family.name: family for family in await collect_metrics(node.metric_sources())}
     totals = dict(families["penstock_share_record_totals"].samples)
     told = {"handed_out": 30, "confirmed": 30, "unconfirmed": 0, "expired": 0}
     assert totals == {(GROUP, "t", "0", event): count for event, count in told.items()}
@@ -181,7 +180,7 @@ async def test_totals_go_over_the_wire_and_outlive_leaders(tmp_path: Path) -> No
     topic_id = leader.image.topics["t"].id
     epoch = leader.partitions.find("t", 0).leader_epoch
     for node in trio.nodes.values():  # of which one at least has to ask another one
-        state = await node.share_state.persister.read(GROUP, topic_id, 0, epoch)
+        state = await node.share_state().persister.read(GROUP, topic_id, 0, epoch)
         assert state.totals == DeliveryTotals(
             handed_out=len(client.delivered), confirmed=len(client.confirmed)
         )
@@ -197,7 +196,7 @@ async def _led(trio: Trio) -> Node:
 
 
 def _is_at_most_once(node: Node) -> bool:
-    return effective_group_config(node, GROUP).is_at_most_once
+    return node.groups.config(GROUP).is_at_most_once
 
 
 async def _patiently(work: Coroutine[Any, Any, None]) -> None:
@@ -209,6 +208,6 @@ async def test_totals_that_come_late_take_nothing_back(tmp_path: Path) -> None:
         await share_topic(node, **_AT_MOST_ONCE)
         key = SharePartitionKey(GROUP, node.image.topics["t"].id, 0)
         for totals in (DeliveryTotals(5, 2), DeliveryTotals(3, 1)):
-            (answer,) = await node.share_state.ask([WriteState(key, 1, 0, 3, 0, [], totals)])
+            (answer,) = await node.share_state().ask([WriteState(key, 1, 0, 3, 0, [], totals)])
             assert answer.error is ErrorCode.none
         assert (await stored(node)).totals == DeliveryTotals(5, 2)

@@ -32,13 +32,13 @@ class Gate:
     """Stands between a share partition and its coordinator."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._write = node.share_state.persister.write
+        self._write = node.share_state().persister.write
         self.open = asyncio.Event()
         self.open.set()
         self.error: ErrorCode | None = None
         self.arrives = False  # a write that fails has arrived all the same
         self.writes: list[dict[str, Any]] = []
-        monkeypatch.setattr(node.share_state.persister, "write", self.write)
+        monkeypatch.setattr(node.share_state().persister, "write", self.write)
         monkeypatch.setattr(partitions, "_WRITE_RETRY_S", 0.01)
 
     async def write(self, *key: Any, **said: Any) -> None:
@@ -88,7 +88,7 @@ async def test_what_comes_during_a_write_goes_with_the_next_one(node: Node, gate
     first = asyncio.create_task(two.acknowledge((0, 0, [RELEASE])))
     await until(lambda: len(gate.writes) == 1)
     second = asyncio.create_task(one.acknowledge((1, 1, [RELEASE])))
-    await until(lambda: node.share.counters_of(GROUP).released == 2)
+    await until(lambda: node.share().counters_of(GROUP).released == 2)
     gate.open.set()
     assert [await first, await second] == [ErrorCode.none] * 2
     assert [write["batches"] for write in gate.writes] == [[(0, 0, 0, 1)], [(1, 1, 0, 1)]]
@@ -124,7 +124,7 @@ async def test_a_fenced_leader_forgets_what_it_knew(node: Node, gate: Gate) -> N
     await one.fetch(records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
     gate.error = ErrorCode.fenced_leader_epoch
     assert await one.acknowledge((0, 1, [ACCEPT])) is ErrorCode.not_leader_or_follower
-    assert len(node.share) == 0
+    assert len(node.share()) == 0
     gate.error = None
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1), (2, 1)]
     assert await one.acknowledge((0, 1, [ACCEPT])) is ErrorCode.invalid_record_state
@@ -162,7 +162,7 @@ async def test_at_most_once_never_comes_back(node: Node, kind: int) -> None:
     await one.fetch(wait_ms=_LONG_MS)
     assert await one.acknowledge((0, 1, [ACCEPT, kind])) is ErrorCode.none
     await one.vanish()
-    await until(lambda: len(node.share.sessions) == 1)
+    await until(lambda: len(node.share().sessions) == 1)
     assert (await two.fetch()).acquired == []
     assert (await stored(node)).totals == DeliveryTotals(handed_out=3, confirmed=1)
 
@@ -170,7 +170,7 @@ async def test_at_most_once_never_comes_back(node: Node, kind: int) -> None:
 async def test_at_most_once_a_lock_that_runs_out_only_counts(node: Node) -> None:
     one, two = await _with_records(node, 2, share_record_lock_duration_ms="50", **_AT_MOST_ONCE)
     assert len((await one.fetch(wait_ms=_LONG_MS)).acquired) == 2
-    await until(lambda: node.share.counters_of(GROUP).expired == 2)
+    await until(lambda: node.share().counters_of(GROUP).expired == 2)
     assert (await two.fetch()).acquired == []
     assert (await stored(node)).totals == DeliveryTotals(handed_out=2)
 
@@ -183,7 +183,7 @@ async def test_at_most_once_undelivered_records_go_to_the_next_member(node: Node
     await until(lambda: gate.writes)
     waiting.cancel()
     await one.vanish()
-    await until(lambda: len(node.share.sessions) == 1)
+    await until(lambda: len(node.share().sessions) == 1)
     gate.open.set()
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
     assert (await stored(node)).totals == DeliveryTotals(handed_out=2)
@@ -221,7 +221,7 @@ async def test_a_group_that_turns_to_at_most_once_gets_nothing_twice(node: Node)
     await set_group(node, GROUP, **_AT_MOST_ONCE)
     await one.acknowledge((1, 1, [RELEASE]))
     await one.vanish()
-    await until(lambda: len(node.share.sessions) == 1)
+    await until(lambda: len(node.share().sessions) == 1)
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(3, 1)]
 
 
@@ -233,7 +233,7 @@ async def test_another_leader_epoch_begins_with_what_is_stored(node: Node) -> No
     one, two = await _with_records(node, 4)
     await one.fetch(records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
     await one.acknowledge((0, 0, [RELEASE]))
-    (before,) = node.share
+    (before,) = node.share()
     partition = node.partitions.find("t", 0)
     state = node.image.topics["t"].partitions[0]
     later = state._replace(leader_epoch=state.leader_epoch + 1)
@@ -250,7 +250,7 @@ async def test_waiting_fetches_are_sent_to_the_new_leader(node: Node) -> None:
     await share_topic(node)
     member = await Member.join(node)
     waiting = asyncio.create_task(member.ask(wait_ms=_LONG_MS))
-    await until(lambda: any(one._watchers for one in node.share if one.rules is not None))
+    await until(lambda: any(one._watchers for one in node.share() if one.rules is not None))
     partition = node.partitions.find("t", 0)
     state = node.image.topics["t"].partitions[0]
     partition.follow(state._replace(leader=9, leader_epoch=state.leader_epoch + 1), local_id=node.node_id)
@@ -263,6 +263,6 @@ async def test_a_stopped_node_has_no_timers_left(tmp_path: Path) -> None:
     async with running(tmp_path, **SETTINGS) as node:
         one, _ = await _with_records(node, 2)
         await one.fetch(wait_ms=_LONG_MS)
-        (led_here,) = node.share
+        (led_here,) = node.share()
         assert led_here._timer is not None
     assert led_here._timer.cancelled()

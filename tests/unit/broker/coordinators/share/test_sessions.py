@@ -32,7 +32,7 @@ async def _with_new_connection(node: Node, member: Member) -> Member:
 
 async def _long_poll(node: Node, member: Member, wait_ms: int = _LONG_MS) -> "asyncio.Task[Any]":
     task = asyncio.create_task(member.fetch(wait_ms=wait_ms))
-    await until(lambda: any(led._watchers for led in node.share if led.rules is not None))
+    await until(lambda: any(led._watchers for led in node.share() if led.rules is not None))
     return task
 
 
@@ -72,23 +72,23 @@ async def test_share_partitions_without_sessions_are_unloaded(
     """Who comes later begins with what is stored then: an administrator may have moved it."""
     await share_topic(node)
     await publish(node, 3)
-    read, may_read = node.share_state.persister.read, asyncio.Event()
+    read, may_read = node.share_state().persister.read, asyncio.Event()
 
     async def read_late(*key: Any) -> Any:
         await may_read.wait()
         return await read(*key)
 
-    monkeypatch.setattr(node.share_state.persister, "read", read_late)
+    monkeypatch.setattr(node.share_state().persister, "read", read_late)
     one = await Member.join(node)
     asking = asyncio.create_task(one.fetch(wait_ms=_LONG_MS))
-    await until(lambda: len(node.share))
+    await until(lambda: len(node.share()))
     asking.cancel()
     await one.vanish()
-    await until(lambda: not len(node.share.sessions))
-    (loading,) = node.share
+    await until(lambda: not len(node.share().sessions))
+    (loading,) = node.share()
     may_read.set()
     await until(lambda: loading.rules is not None)
-    assert len(node.share) == 0
+    assert len(node.share()) == 0
 
 
 # -- the log ---------------------------------------------------------------------------------------------
@@ -102,14 +102,14 @@ async def test_a_log_that_loses_records_during_a_write_is_read_on_afterwards(
     one, two = await Member.join(node), await Member.join(node)
     await one.fetch(wait_ms=_LONG_MS)
     await one.acknowledge((1, 3, [RELEASE]))
-    write, may_write, begun = node.share_state.persister.write, asyncio.Event(), asyncio.Event()
+    write, may_write, begun = node.share_state().persister.write, asyncio.Event(), asyncio.Event()
 
     async def write_late(*key: Any, **said: Any) -> None:
         begun.set()
         await may_write.wait()
         await write(*key, **said)
 
-    monkeypatch.setattr(node.share_state.persister, "write", write_late)
+    monkeypatch.setattr(node.share_state().persister, "write", write_late)
     said = asyncio.create_task(one.acknowledge((0, 0, [ACCEPT])))
     await begun.wait()
     partition = node.partitions.find("t", 0)
@@ -137,7 +137,7 @@ async def test_a_state_that_cannot_be_read_yet_is_nothing_to_have(
 
     member = await Member.join(node)
     with monkeypatch.context() as patched:
-        patched.setattr(node.share_state.persister, "read", nobody_there)
+        patched.setattr(node.share_state().persister, "read", nobody_there)
         answer = await member.fetch(wait_ms=10)
         assert (answer.error, answer.acquired) == (ErrorCode.none, [])
     assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
@@ -152,12 +152,12 @@ async def test_at_most_once_no_more_is_made_final_than_was_asked_for(node: Node)
     await share_topic(node, **_AT_MOST_ONCE)
     topic_id = node.image.topics["t"].id
     for index in (1, 2):
-        await node.share_state.persister.initialize(GROUP, topic_id, index, state_epoch=1, start_offset=0)
+        await node.share_state().persister.initialize(GROUP, topic_id, index, state_epoch=1, start_offset=0)
     for index in (0, 1, 2):
         await publish(node, 4, index=index)
     member = await Member.join(node)
     await member.ask(partitions=(0, 1, 2), records=0)
-    await until(lambda: sum(led.rules is not None for led in node.share) == 3)
+    await until(lambda: sum(led.rules is not None for led in node.share()) == 3)
     answer = await member.ask(partitions=(0, 1, 2), records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
     parts = [part for topic in answer.responses for part in topic.partitions]
     assert sum(one.last_offset - one.first_offset + 1 for part in parts for one in part.acquired_records) == 2
@@ -190,14 +190,14 @@ async def test_who_dies_of_a_record_takes_no_others_with_it(node: Node) -> None:
         got = [offset for offset, _ in (await member.fetch(wait_ms=_LONG_MS)).acquired]
         if 1 in got:
             await member.vanish()  # before it has said anything of the others
-            await until(lambda: not len(node.share.sessions))
+            await until(lambda: not len(node.share().sessions))
             continue
         for offset in got:
             await member.acknowledge((offset, offset, [ACCEPT]))
         done |= set(got)
         await member.vanish()
-        await until(lambda: not len(node.share.sessions))
+        await until(lambda: not len(node.share().sessions))
         if len(done) == 3:
             break
     assert done == {0, 2, 3}
-    assert node.share.counters_of(GROUP).limited == 1
+    assert node.share().counters_of(GROUP).limited == 1

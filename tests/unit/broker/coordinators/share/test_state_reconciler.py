@@ -14,7 +14,6 @@ from tests.unit.broker.three_nodes import Trio
 from tests.waiting import eventually_async
 
 from penstock.broker.coordinators.share import state_reconciler as upkeep_module
-from penstock.broker.network.requests import call_local_broker
 from penstock.broker.node import Node
 from penstock.groups.share.state.share_state import UNSET
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -31,7 +30,7 @@ async def beat(node: Node, epoch: int, *topics: str, member: str = "a") -> Any:
         rack_id=None,
         subscribed_topic_names=topics or None,
     )
-    return await call_local_broker(node, HEARTBEAT, request)
+    return await node.brokers.call_local(HEARTBEAT, request)
 
 
 def read_by(reply: Any) -> dict[UUID, tuple[int, ...]]:
@@ -46,7 +45,7 @@ async def alter(node: Node, **starts: int) -> list[ErrorCode]:
     ]
     topic = altering.AlterShareGroupOffsetsRequestTopic(topic_name=TOPIC, partitions=tuple(parts))
     request = altering.AlterShareGroupOffsetsRequest(group_id=GROUP, topics=(topic,))
-    reply = await call_local_broker(node, ALTER, request)
+    reply = await node.brokers.call_local(ALTER, request)
     if reply.error_code is not ErrorCode.none:
         return [reply.error_code]
     return [part.error_code for part in reply.responses[0].partitions]
@@ -55,7 +54,7 @@ async def alter(node: Node, **starts: int) -> list[ErrorCode]:
 async def delete(node: Node) -> ErrorCode:
     topic = deleting.DeleteShareGroupOffsetsRequestTopic(topic_name=TOPIC)
     request = deleting.DeleteShareGroupOffsetsRequest(group_id=GROUP, topics=(topic,))
-    reply = await call_local_broker(node, DELETE, request)
+    reply = await node.brokers.call_local(DELETE, request)
     return reply.error_code if reply.error_code is not ErrorCode.none else reply.responses[0].error_code
 
 
@@ -65,7 +64,7 @@ class Reluctant:
     def __init__(self, node: Node, name: str, patch: pytest.MonkeyPatch) -> None:
         self.is_willing = False
         self.calls = 0
-        persister = node.share_state.persister
+        persister = node.share_state().persister
         real = getattr(persister, name)
 
         async def ask(*arguments: Any, **named: Any) -> None:
@@ -127,10 +126,10 @@ async def test_a_deletion_that_fails_is_finished_before_anything_else(
         assert await alter(node, p0=9) == [ErrorCode.coordinator_not_available]
         coordinator.is_willing = True
         await eventually_async(lambda: _is_altered(node))
-    summary = await node.share_state.persister.summary(GROUP, topic_id, 0)
+    summary = await node.share_state().persister.summary(GROUP, topic_id, 0)
     assert summary.start_offset == 9
     assert await delete(node) is ErrorCode.none
-    summary = await node.share_state.persister.summary(GROUP, topic_id, 0)
+    summary = await node.share_state().persister.summary(GROUP, topic_id, 0)
     assert summary.start_offset == UNSET
     await node.stop()
 
@@ -141,7 +140,7 @@ async def test_a_deletion_that_arrives_late_leaves_what_was_begun_since(
     """As from a coordinator of the group that has been replaced while its request was on the way."""
     node = await started(tmp_path)
     await create_topic(node, TOPIC)
-    persister = node.share_state.persister
+    persister = node.share_state().persister
     real, said = persister.delete, []
 
     async def overheard(*place: Any, **named: Any) -> None:

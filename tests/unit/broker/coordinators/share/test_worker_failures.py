@@ -39,7 +39,7 @@ async def tell(node: Node, topic_id: UUID, *failures: WorkerFailure, partition: 
 
 
 async def kept(node: Node) -> list[int]:
-    (offsets,) = await node.share_state.read_all(
+    (offsets,) = await node.share_state().read_all(
         lambda shard: [offset for burials in shard._dead_letters.values() for offset in burials.errors]
     )
     return offsets

@@ -26,7 +26,6 @@ from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.coordinators.transactions.markers import MarkerQueue, MarkerSender
 from penstock.broker.metrics.coordinators import transaction_families
-from penstock.broker.node import Node
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import TopicPartition, TransactionMarkers
@@ -51,7 +50,7 @@ async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_dele
     """A node leads a moment before its image says so, and that may be older than the topics of a transaction."""
     producer = await stage.producer(NEW)
     assert await producer.send("a") is NONE
-    index = stage.node.transactions.shard_of("tx")
+    index = stage.node.transactions().shard_of("tx")
     looked = []
 
     class Older:
@@ -75,8 +74,8 @@ async def test_a_topic_that_this_node_has_not_heard_of_yet_is_not_taken_for_dele
             other.setattr(MarkerSender, "_write", never_written)
             assert await producer.end(commit=True) is NONE
         image = stage.node.image
-        patch.setattr(Node, "image", property(lambda _: Older(image)))
-        stage.node.transactions._runtime.unload(index)  # the next load sends the markers again
+        patch.setattr(stage.node.metadata, "image", Older(image))
+        stage.node.transactions()._runtime.unload(index)  # the next load sends the markers again
         await until(lambda: looked.count("__transaction_state") > 3)
         assert "t" not in looked
     assert await stage.settled(producer) == "CompleteCommit"
@@ -94,7 +93,7 @@ async def test_transactions_are_counted(stage: Stage, monkeypatch: pytest.Monkey
     await stage.producer(NEW, "done-0")
     late = await stage.producer(NEW, "late", transaction_timeout=timedelta(milliseconds=50))
     assert await late.send("late") is NONE
-    await until(lambda: stage.node.transactions.ended["timed_out"] == 1)
+    await until(lambda: stage.node.transactions().ended["timed_out"] == 1)
     await stage.settled(late)
     is_open = await stage.producer(NEW, "open")
     assert await is_open.send("open") is NONE
@@ -107,7 +106,9 @@ async def test_transactions_are_counted(stage: Stage, monkeypatch: pytest.Monkey
     prepared = await stage.producer(NEW, "prepared")
     assert [await prepared.send("x", partition=index) for index in (0, 1)] == [NONE] * 2
     assert await prepared.end(commit=True) is NONE
-    families = {family.name: dict(family.samples) for family in transaction_families(stage.node.transactions)}
+    families = {
+        family.name: dict(family.samples) for family in transaction_families(stage.node.transactions())
+    }
     assert families["penstock_transactions_ended"] == {
         ("committed",): 3,
         ("aborted",): 1,
@@ -157,7 +158,7 @@ async def test_a_transaction_that_was_prepared_is_completed_after_a_restart(
         assert (await producer.state()).transaction_state == "PrepareCommit"
         assert await stage.committed() == []
         await restart(stage, tmp_path, clean=False)
-    await until(lambda: "transactions" in stage.node.__dict__)
+    await until(lambda: stage.node.transactions.existing is not None)
     producer.client = await stage.client()
     assert await stage.settled(producer) == "CompleteCommit"
     assert await stage.committed() == ["a"]
@@ -194,7 +195,7 @@ async def test_an_operator_finds_and_ends_a_transaction_that_hangs(tmp_path: Pat
     "failing",
     [
         "penstock.broker.coordinators.transactions.coordinator.TransactionCoordinator.join",
-        "penstock.broker.coordinators.transactions.markers.append_markers",
+        "penstock.broker.coordinators.transactions.markers.MarkerAppender.append",
     ],
 )
 async def test_an_error_in_one_response_delays_no_others(
@@ -222,16 +223,16 @@ async def test_an_error_in_one_response_delays_no_others(
 
 
 async def test_a_mistake_in_the_answer_of_another_broker_is_no_answer(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage,
 ) -> None:
     async def mistaken(*args: Any, **named: Any) -> Any:
         raise LookupError("a mistake")
 
-    monkeypatch.setattr("penstock.broker.coordinators.transactions.request_queue.call_broker", mistaken)
-    outbox, place = MarkerQueue(stage.node, stage.node.node_id + 1), TopicPartition("t", 0)
+    brokers = SimpleNamespace(call=mistaken)
+    queue, place = MarkerQueue(2, brokers, stage.node.environment), TopicPartition("t", 0)  # type: ignore[arg-type]
     markers = TransactionMarkers(1, "tx", 1000, 0, True, (place,), 2)
     for _ in range(2):
-        told = await outbox.write(markers, 0, markers.partitions, lambda: False)
+        told = await queue.write(markers, 0, markers.partitions, lambda: False)
         assert told == {place: ErrorCode.network_exception}
 
 

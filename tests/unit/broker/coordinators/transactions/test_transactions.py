@@ -154,7 +154,7 @@ async def test_a_batch_that_is_verified_while_its_transaction_ends_is_refused(
     producer = await stage.producer(OLD)
     await stage.begin(producer, 0, 1)
     told, ended = asyncio.Event(), asyncio.Event()
-    verification = stage.node.transactions.verification
+    verification = stage.node.transactions().verification
     ask = verification.ask
 
     async def ask_slowly(*args: Any) -> Any:
@@ -181,7 +181,7 @@ async def test_all_partitions_of_a_request_are_verified_by_one_question(
 ) -> None:
     producer = await stage.producer(versions)
     await stage.begin(producer, 0, 1)
-    verification = stage.node.transactions.verification
+    verification = stage.node.transactions().verification
     ask, asked = verification.ask, []
 
     async def ask_loudly(question: Any, partitions: Any) -> Any:
@@ -214,7 +214,7 @@ async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_writ
     """The marker comes while the next transaction's first batch is verified, and is not taken for its own end."""
     producer = await stage.producer(NEW)
     asked, markers_may_go = asyncio.Event(), asyncio.Event()
-    write, ask = MarkerSender._write, stage.node.transactions.verification.ask
+    write, ask = MarkerSender._write, stage.node.transactions().verification.ask
 
     async def write_later(*args: Any) -> Any:
         await markers_may_go.wait()
@@ -227,7 +227,7 @@ async def test_a_transaction_may_begin_before_the_marker_of_the_last_one_is_writ
     assert await producer.send("first") is NONE
     monkeypatch.setattr(MarkerSender, "_write", write_later)
     assert await producer.end(commit=True) is NONE
-    monkeypatch.setattr(stage.node.transactions.verification, "ask", ask_loudly)
+    monkeypatch.setattr(stage.node.transactions().verification, "ask", ask_loudly)
     sending = asyncio.create_task(producer.send("second"))
     await asked.wait()
     markers_may_go.set()
@@ -243,7 +243,7 @@ async def test_batches_of_a_producer_stay_in_order_and_others_do_not_wait(
     """The first question to the coordinator takes longer than those behind it."""
     producer = await stage.producer(OLD)
     await stage.begin(producer, 0)
-    transactions, partition = stage.node.transactions, stage.node.partitions.led("t", 0)
+    transactions, partition = stage.node.transactions(), stage.node.partitions.led("t", 0)
     assert partition is not None
     writer = TransactionalWriter("tx", producer.producer_id, producer.epoch, OLD.produce)
     ask, queue_append, append = (
@@ -288,7 +288,7 @@ async def test_what_follows_a_batch_that_came_too_soon_after_the_last_end_does_n
 ) -> None:
     """The first batch has to be sent again; the partition knows nothing of the producer, and would take any other."""
     producer = await stage.producer(NEW)
-    verification = stage.node.transactions.verification
+    verification = stage.node.transactions().verification
     ask, outcomes = verification.ask, [ErrorCode.concurrent_transactions]
 
     async def ask_too_soon(question: Any, partitions: Any) -> Any:
