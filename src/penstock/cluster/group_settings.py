@@ -138,7 +138,7 @@ _MEMBERS = (
     _group(
         "consumer.session.timeout.ms", _INT, 45_000, "Silence after which a consumer has left its group.", 1
     ),
-    _group("consumer.heartbeat.interval.ms", _INT, 5_000, "How often consumers are told to be heard of.", 1),
+    _group("consumer.heartbeat.interval.ms", _INT, 5_000, "The heartbeat interval of consumers.", 1),
     _group(
         "consumer.assignment.interval.ms",
         _INT,
@@ -176,9 +176,7 @@ _MEMBERS = (
         "Silence after which a share consumer has left its group.",
         1,
     ),
-    _group(
-        "share.heartbeat.interval.ms", _INT, 5_000, "How often share consumers are told to be heard of.", 1
-    ),
+    _group("share.heartbeat.interval.ms", _INT, 5_000, "The heartbeat interval of share consumers.", 1),
 )
 
 _SHARING = (
@@ -214,7 +212,7 @@ _POLICY = (
         _STRING,
         "at-least-once",
         "Whether a record that was not acknowledged is delivered again. Under at-most-once each record is given "
-        "out once and never again, whatever happens to whoever received it.",
+        "out once and never again, whatever happens to the consumer that received it.",
         choices=("at-least-once", "at-most-once"),
     ),
     _group(

@@ -10,13 +10,13 @@ from typing import Final, NamedTuple
 
 #: How long a follower that is about to join may hold the high watermark back without a further fetch.
 JOIN_HOLD_MS_MAX: Final = 1000
-#: How long the image is waited for that a final answer announces. It comes at once, or never: a change of controllers
-#: may cut off the record that the answer rested on.
+#: How long the leader waits for the image after a final error. The image comes at once or never: a change of the
+#: controller may remove the record that the error was based on.
 IMAGE_WAIT_MS_MAX: Final = 3000
 
 
 class IsrProposal(NamedTuple):
-    """What the controller is asked for: broker ids with the broker epochs they are known to live in."""
+    """The requested ISR: broker ids with their known broker epochs."""
 
     isr: tuple[tuple[int, int], ...]
     leader_epoch: int
@@ -28,7 +28,7 @@ class IsrProposal(NamedTuple):
 
 
 class FollowerLag(NamedTuple):
-    """How far a follower is behind, for people and metrics; -1 records when it has not been heard of."""
+    """How far a follower is behind, for descriptions and metrics; -1 records if it has not fetched yet."""
 
     replica: int
     records: int
@@ -40,11 +40,11 @@ class _Follower:
     __slots__ = ("broker_epoch", "caught_up_ms", "end_at_fetch", "fetched_ms", "hold_until_ms", "offset")
 
     def __init__(self, caught_up_ms: int) -> None:
-        self.offset = -1  # unknown until it asks
+        self.offset = -1  # unknown until it fetches
         self.broker_epoch = -1
         self.caught_up_ms = caught_up_ms
         self.fetched_ms = caught_up_ms
-        self.end_at_fetch = -1  # the leader's end when the last fetch came
+        self.end_at_fetch = -1  # the leader's log end at the last fetch
         self.hold_until_ms = -1
 
 
@@ -93,7 +93,7 @@ class LeaderRules:
         self.partition_epoch = partition_epoch
         self.replicas = frozenset(replicas)
         self.isr = frozenset(isr)
-        #: Members of a change that the controller may have made already; they count from when it is asked for.
+        #: The members of a proposed change. They count as soon as it is sent: the controller may already have made it.
         self.proposed: frozenset[int] | None = None
         self.epoch_start_offset = epoch_start_offset
         self.high_watermark = high_watermark
@@ -104,7 +104,9 @@ class LeaderRules:
         self._known_end = max(local_offset, epoch_start_offset)
         self._proposal: IsrProposal | None = None
         self._in_flight = False
-        self._announced_ms: int | None = None  # when a final answer said that the image will tell
+        self._announced_ms: int | None = (
+            None  # when a final error came, after which the image shows the result
+        )
         self._asked_ms = now_ms
         self._unknown_ms: int | None = None
         self._followers = {replica: self._new_follower(replica) for replica in self.replicas - {local_id}}
@@ -122,36 +124,36 @@ class LeaderRules:
 
     @property
     def isr_min(self) -> int:
-        """No more than there are replicas."""
+        """min.insync.replicas, but at most the number of replicas."""
         return min(self._isr_min, len(self.replicas))
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Everyone who may be in sync by the controller's book: the committed set and the proposed one."""
+        """All brokers that may be in the controller's ISR: the committed set and the proposed one."""
         return self.isr if self.proposed is None else self.isr | self.proposed
 
     @property
     def has_reached_epoch_start(self) -> bool:
-        """Only from here on does the high watermark tell what earlier leaders have committed."""
+        """Before that, the high watermark may be lower than what earlier leaders have committed."""
         return self.high_watermark >= self.epoch_start_offset
 
     @property
     def is_below_min(self) -> bool:
         return len(self.isr) < self.isr_min
 
-    # -- news ----------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------
 
     def local_moved(self, durable_offset: int) -> bool:
-        """This node keeps everything below `durable_offset`. True: the high watermark moved."""
+        """Everything below `durable_offset` is durable on this node. Returns whether the high watermark moved."""
         self.local_offset = durable_offset
         if durable_offset > self._known_end:
             self._known_end = durable_offset
         return self._advance()
 
     def fetched(self, replica: int, *, offset: int, log_end: int, broker_epoch: int, now_ms: int) -> bool:
-        """A follower asked from `offset`, under this leader epoch and without diverging; `log_end` is our end now.
+        """A follower fetched from `offset` in this leader epoch, without divergence; `log_end` is the leader's log end.
 
-        True: the high watermark moved. A fetch of a stranger or of an earlier life of the broker counts for nothing.
+        Returns whether the high watermark moved. Fetches of other brokers and of older broker epochs are ignored.
         """
         self._now_ms = now_ms
         follower = self._followers.get(replica)
@@ -168,12 +170,12 @@ class LeaderRules:
         return self._advance()
 
     def expired(self, now_ms: int) -> bool:
-        """To be called whenever the ISR is looked at. True: the high watermark moved, as nobody holds it any more."""
+        """Called before each check of the ISR. Returns whether the high watermark moved because a hold has expired."""
         self._now_ms = now_ms
         return self._advance()
 
     def can_join(self, replica: int) -> bool:
-        """Cheap: whether the last fetch of a follower makes it worth asking `wanted_isr`."""
+        """A cheap check after a fetch: whether `wanted_isr` may add this follower."""
         follower = self._followers.get(replica)
         return (
             follower is not None
@@ -185,7 +187,7 @@ class LeaderRules:
     # -- the in-sync set -----------------------------------------------------------------------------
 
     def wanted_isr(self, now_ms: int, is_eligible: Callable[[int, int], bool]) -> IsrProposal | None:
-        """The change to ask the controller for, if any; for the same one again when its outcome is unknown.
+        """The change to request from the controller, if any. A change whose result is unknown is requested again.
 
         `is_eligible(broker id, broker epoch)`: unfenced, not shutting down, and the epoch is its current one.
         """
@@ -200,13 +202,13 @@ class LeaderRules:
         return IsrProposal(self._with_epochs(wanted), self.leader_epoch, self.partition_epoch)
 
     def current_isr(self) -> IsrProposal | None:
-        """The set as it is, for a leader that has something else to tell; None while a change is under way."""
+        """The current ISR, for a leader that must report another change; None while an ISR change is pending."""
         if self._proposal is not None:
             return None
         return IsrProposal(self._with_epochs(self.isr), self.leader_epoch, self.partition_epoch)
 
     def proposed_isr(self, proposal: IsrProposal) -> None:
-        """The proposal is being sent: from now on its members count, whatever becomes of it."""
+        """The proposal is being sent. From now on its members count, whatever the result."""
         assert not self._in_flight, "one change at a time"
         assert (proposal.leader_epoch, proposal.partition_epoch) == (self.leader_epoch, self.partition_epoch)
         assert self.proposed in (None, proposal.members), "another change may have been made already"
@@ -218,10 +220,10 @@ class LeaderRules:
         self._recount()
 
     def isr_refused(self, *, final: bool) -> None:
-        """Not final: nobody knows whether it was done (no answer, no controller); it is asked again.
+        """Not final: the result is unknown (no reply, no controller), and the leader requests the change again.
 
-        Final: the controller knows another state than we do: the one asked for, or one that fences us (stale epochs).
-        The proposed members count until the image has told. If it does not, the same is asked again.
+        Final: the controller has another state than this leader: the requested one, or one that fences it (stale
+        epochs). The proposed members count until the image shows it. If it does not, the leader requests it again.
         """
         self._in_flight = False
         if final:
@@ -230,10 +232,11 @@ class LeaderRules:
             self._unknown_ms = self._asked_ms
 
     def isr_declined(self, epoch_of: Callable[[int], int | None] = lambda broker: None) -> None:
-        """The controller saw the state we know and did nothing (INELIGIBLE_REPLICA): the change is dropped.
+        """The controller has the same state and refused the change (INELIGIBLE_REPLICA): the leader drops it.
 
-        An earlier request for it that was never answered could still arrive: until none can, or none could be accepted
-        any more, it is asked again. `epoch_of` tells the broker epochs that are committed.
+        An earlier, unanswered request for the change may still reach the controller. Until that is no longer possible,
+        or the controller could no longer accept it, the leader keeps the proposal. `epoch_of` returns the committed
+        broker epoch.
         """
         self._in_flight = False
         is_late = self._unknown_ms is None or self._now_ms - self._unknown_ms >= self.lag_ms_max
@@ -241,15 +244,15 @@ class LeaderRules:
             self._drop_proposal()
 
     def isr_committed(self, isr: Iterable[int], partition_epoch: int) -> bool:
-        """What the controller has made it, under the minimum known here. True: the high watermark moved."""
+        """Apply the committed ISR with the known min.insync.replicas. Returns whether the high watermark moved."""
         return self._apply_isr(isr, partition_epoch) and self._advance()
 
     def changed(
         self, *, isr: Iterable[int], partition_epoch: int, replicas: Iterable[int], isr_min: int
     ) -> bool:
-        """What the image says, all at once: a set counts only under the minimum that goes with it.
+        """Apply one state of the image: the ISR counts only with the min.insync.replicas of the same state.
 
-        True: the high watermark moved.
+        Returns whether the high watermark moved.
         """
         self._apply_isr(isr, partition_epoch)
         return self.reconfigured(replicas=replicas, isr_min=isr_min)
@@ -259,12 +262,12 @@ class LeaderRules:
             return False
         self.partition_epoch = partition_epoch
         self.isr = frozenset(isr)
-        # Whatever was proposed under an earlier partition epoch is either in this state or refused for ever.
+        # A change proposed in an earlier partition epoch is part of this state, or the controller refuses it.
         self._drop_proposal()
         return True
 
     def reconfigured(self, *, replicas: Iterable[int] | None = None, isr_min: int | None = None) -> bool:
-        """Replicas or min.insync.replicas have changed. True: the high watermark moved."""
+        """Replicas or min.insync.replicas have changed. Returns whether the high watermark moved."""
         if isr_min is not None:
             self._isr_min = isr_min
         if replicas is not None:
@@ -299,14 +302,14 @@ class LeaderRules:
         return True
 
     def _has_enough_in_sync(self) -> bool:
-        """Below min.insync.replicas nothing more is called committed (KIP-966)."""
+        """Below min.insync.replicas the high watermark does not advance (KIP-966)."""
         return len(self.isr) >= self.isr_min
 
     def _is_further(self, offset: int) -> bool:
         return offset > self.high_watermark
 
     def _least_offset(self) -> int:
-        """What everyone who counts has; -1 while one of them has not been heard of."""
+        """The lowest offset of the replicas that count; -1 while one of them has not fetched yet."""
         least = self._own_offset()
         for follower in self._counting:
             if follower.offset < least:
@@ -320,21 +323,21 @@ class LeaderRules:
         return self.local_offset
 
     def _recount(self) -> None:
-        """Choose whose offsets count. A member that is no replica of ours has told nothing, so it holds all back."""
+        """Choose whose offsets count. A member that is not a replica has no offset, so it blocks the high watermark."""
         members = self.maximal_isr - {self.local_id}
         followers = self._followers
         self._counting = tuple(followers.get(member) or _Follower(self._now_ms) for member in members)
         self._others = tuple(followers[replica] for replica in followers.keys() - members)
 
     def _holds(self, follower: _Follower) -> bool:
-        """Under a steady load one who joins would otherwise always be one fetch behind the high watermark."""
+        """Without it, a joining follower would always be one fetch behind the high watermark under steady load."""
         return follower.hold_until_ms > self._now_ms
 
     def _is_current_broker_epoch(self, follower: _Follower, broker_epoch: int) -> bool:
         return broker_epoch >= follower.broker_epoch
 
     def _record_fetch(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> bool:
-        """A follower was caught up when it last had all that the leader had at this fetch, or at the one before."""
+        """A follower is caught up if it has all records that the leader had at this fetch or at the previous one."""
         is_keeping_up = offset >= log_end or 0 <= follower.end_at_fetch <= offset
         if offset >= log_end:
             follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
@@ -352,14 +355,14 @@ class LeaderRules:
         )
 
     def _is_heard(self, follower: _Follower) -> bool:
-        """One that left because it fell silent does not come back on what it said before."""
+        """A follower that left the ISR because it stopped fetching does not rejoin on an old fetch."""
         return self._now_ms - follower.fetched_ms <= self.lag_ms_max
 
     def _has_all_committed(self, follower: _Follower) -> bool:
         return follower.offset >= self.high_watermark
 
     def _has_reached_this_epoch(self, follower: _Follower) -> bool:
-        """Before that the high watermark may be older than what an earlier leader has committed."""
+        """Before that, the high watermark may be lower than what an earlier leader has committed."""
         return follower.offset >= self.epoch_start_offset
 
     def _joining(self, is_eligible: Callable[[int, int], bool]) -> frozenset[int]:
@@ -383,9 +386,9 @@ class LeaderRules:
         return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
 
     def _is_void(self, epoch_of: Callable[[int], int | None]) -> bool:
-        """Whether one who was to join has registered again: epochs only grow, and whoever decides knows the new one.
+        """Whether a joining broker has registered again since. The controller then refuses its old broker epoch.
 
-        Requests name the lives of those who join; other members may go without.
+        A request carries the broker epochs of joining brokers; other members may have none.
         """
         joining = () if self._proposal is None else self._proposal.isr
         return any(
@@ -399,14 +402,14 @@ class LeaderRules:
         return self._now_ms - self._announced_ms < min(IMAGE_WAIT_MS_MAX, self.lag_ms_max)
 
     def _repeated_proposal(self, proposal: IsrProposal) -> IsrProposal:
-        """For the same members, who count anyway, but in their present lives if those have what it takes."""
+        """The same members, with their current broker epochs if all joining members may still join."""
         joining = (self._followers.get(member) for member in proposal.members - self.isr - {self.local_id})
         if not all(follower is not None and self._may_join(follower) for follower in joining):
             return proposal
         return proposal._replace(isr=self._with_epochs(proposal.members))
 
     def _with_epochs(self, members: frozenset[int]) -> tuple[tuple[int, int], ...]:
-        """The leader itself, and members not heard of yet, go with -1: the controller knows."""
+        """The leader itself and members that have not fetched yet have the broker epoch -1 (unknown)."""
         followers = self._followers
         return tuple(
             (broker, followers[broker].broker_epoch if broker in followers else -1)
@@ -414,7 +417,7 @@ class LeaderRules:
         )
 
     def _new_follower(self, replica: int) -> _Follower:
-        """A member in sync has from now until the lag bound to prove it; anyone else has to catch up first."""
+        """An ISR member has replica.lag.time.max.ms to catch up; another replica must catch up before it joins."""
         return _Follower(self._now_ms if replica in self.isr else self._now_ms - self.lag_ms_max - 1)
 
     def _drop_proposal(self) -> None:

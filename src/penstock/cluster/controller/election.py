@@ -14,7 +14,7 @@ class Election(Enum):
 
     ONLINE = "keep the leader while it can lead"
     PREFERRED = "the first replica, if it can lead"
-    UNCLEAN = "somebody, whatever is lost"
+    UNCLEAN = "any live replica, even if committed records are lost"
 
 
 class ElectionInput(NamedTuple):

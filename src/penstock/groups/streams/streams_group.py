@@ -45,7 +45,7 @@ from penstock.protocol.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsHeartbeatRequest:
-    """None for what has not changed since the last one."""
+    """None means that a field has not changed since the last heartbeat."""
 
     group_id: str
     member_id: str
@@ -63,7 +63,7 @@ class StreamsHeartbeatRequest:
     tags: tuple[tuple[str, str], ...] | None = None
     has_task_offsets: bool = False
     shutdown_application: bool = False
-    #: What holds for this group now.
+    #: The current settings of the group.
     session_timeout_ms: int
     heartbeat_interval_ms: int
     assignment_interval_ms: int
@@ -72,7 +72,7 @@ class StreamsHeartbeatRequest:
 
 
 class EndpointPartitions(NamedTuple):
-    """What can be queried at the endpoint of a member, by topic."""
+    """The partitions that can be queried at the endpoint of a member, by topic."""
 
     endpoint: Endpoint
     active: Mapping[str, tuple[int, ...]]
@@ -87,10 +87,10 @@ class StreamsHeartbeatReply:
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     statuses: tuple[StreamsStatus, ...] = ()
-    #: None when it is what the member was assigned before.
+    #: None if it has not changed since the last reply.
     assigned: TaskSets | None = None
     endpoint_epoch: int = 0
-    #: None when it is what the member knows.
+    #: None if the member has the current endpoints.
     endpoints: tuple[EndpointPartitions, ...] | None = None
     #: Internal topics that the group waits for.
     topics_to_create: tuple[InternalTopic, ...] = ()
@@ -103,7 +103,7 @@ class DescribedStreamsGroup:
     epoch: int
     target_epoch: int
     topology: Topology | None
-    #: Internal topics with the numbers of partitions that were decided for them, where they were.
+    #: Internal topics with their partition counts, as far as these are decided.
     internal_topics: Mapping[str, InternalTopic]
     members: tuple[StreamsGroupMember, ...]
     targets: Mapping[str, TaskSets]
@@ -113,10 +113,10 @@ Task = tuple[str, int]
 
 
 class StreamsAssignorMember(NamedTuple):
-    """A member, as the assignor sees it."""
+    """The input of the assignor for one member."""
 
     process_id: str
-    #: Its target until now, of which as much as possible is kept.
+    #: The previous target, of which the assignor keeps as much as possible.
     target: TaskSets
 
 
@@ -154,7 +154,7 @@ def _assign_active(members: Mapping[str, StreamsAssignorMember], tasks: list[Tas
             previous.setdefault(task, member_id)
         for task in _tasks_in_order(member.target.standby):
             standbys[task].append(member_id)
-    # Those that have the most keep one more, where the tasks cannot be divided evenly.
+    # If the tasks cannot be divided evenly, the members that have most keep one more.
     claims = Counter(previous[task] for task in tasks if task in previous)
     fair, over = divmod(len(tasks), len(members))
     by_claims = sorted(members, key=lambda member_id: -claims[member_id])
@@ -173,7 +173,7 @@ def _assign_active(members: Mapping[str, StreamsAssignorMember], tasks: list[Tas
             with_state = [member_id for member_id in standbys.get(task, ()) if room[member_id]]
             if with_state:
                 give(task, max(with_state, key=room.__getitem__))
-    # The member with the most room, and of those the first, without looking at all of them for each task.
+    # A heap finds the first member with the most room without a scan for each task.
     open_to = [(-room[member_id], rank, member_id) for rank, member_id in enumerate(members)]
     heapify(open_to)
     for task in tasks:
@@ -191,11 +191,11 @@ def _assign_standby(
     tasks: list[Task],
     replicas: int,
 ) -> None:
-    """Fewer than asked for where there are not enough processes."""
+    """Assigns fewer standby tasks than requested if there are not enough processes."""
     load = Counter(active.values())
     previous: dict[Task, list[str]] = defaultdict(list)
     for member_id, member in members.items():
-        # A member that had the task, in whatever role, still has its state.
+        # A member that had the task, active or standby, still has its state.
         for task in dict.fromkeys(
             (*_tasks_in_order(member.target.standby), *_tasks_in_order(member.target.active))
         ):
@@ -365,7 +365,7 @@ class StreamsGroup(ModernGroup):
 
     @property
     def subtopologies_by_source(self) -> dict[str, list[str]]:
-        """Which subtopologies read a topic, repartition topics too."""
+        """The subtopologies that read each topic, including repartition topics."""
         found: dict[str, list[str]] = {}
         for subtopology in () if self.topology is None else self.topology.subtopologies:
             for name in subtopology.input_topics:
@@ -429,7 +429,7 @@ class StreamsGroup(ModernGroup):
 def _was_assigned_at(
     member: StreamsGroupMember, offset: OffsetToCommit, epoch: int, readers: dict[str, list[str]]
 ) -> bool:
-    """Whether the member has a task that reads the partition, and had it in this epoch already."""
+    """Whether the member has a task that reads the partition and already had it at this epoch."""
     return any(
         member.current.since.get(subtopology, {}).get(offset.partition, epoch + 1) <= epoch
         for subtopology in readers.get(offset.topic, ())
@@ -437,7 +437,7 @@ def _was_assigned_at(
 
 
 class StreamsGroupDraft(GroupDraft[StreamsGroup]):
-    """An operation on a streams group under way."""
+    """An operation on a streams group in progress."""
 
     __slots__ = ()
 
@@ -483,7 +483,7 @@ class StreamsGroupDraft(GroupDraft[StreamsGroup]):
 
 
 def fence_member(group: StreamsGroup, member: StreamsGroupMember, operation: Operation) -> None:
-    """Removes the member. Its tasks are assigned with the next heartbeat of another one."""
+    """Remove the member. Its tasks are assigned with the next heartbeat of another member."""
     draft = StreamsGroupDraft(group, operation)
     draft.remove(member.member_id)
     draft.change(StreamsGroupRecordType.GROUP_METADATA, "", group.group_epoch._replace(epoch=group.epoch + 1))

@@ -27,7 +27,7 @@ from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_f
 
 
 class StreamsGroupRecordType(IntEnum):
-    """What a record is about, by the number that its key starts with."""
+    """The record types, by the number at the start of the key."""
 
     GROUP_METADATA = 17  # GroupEpoch
     MEMBER_METADATA = 19  # Metadata, by member
@@ -198,7 +198,7 @@ def _member(entity: Any) -> StreamsMemberMetadata:
 
 
 def tasks_of(entities: Iterable[Any]) -> Tasks:
-    """Of anything with a subtopology and partitions."""
+    """`entities` are any objects with a subtopology and partitions."""
     return {entity.subtopology_id: frozenset(entity.partitions) for entity in entities if entity.partitions}
 
 
@@ -302,7 +302,7 @@ def _topology_entity(value: Topology) -> Any:
 
 
 def topology_of(entity: Any) -> Topology:
-    """Of a record or of a request: they look alike."""
+    """The topology of a record or of a request, which have the same fields."""
     subtopologies = (
         Subtopology(
             subtopology_id=each.subtopology_id,

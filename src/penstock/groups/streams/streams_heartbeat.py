@@ -154,7 +154,7 @@ def _member_of_request(
     return member
 
 
-# What a heartbeat leads to
+# Effects
 
 
 def _leave(
@@ -238,7 +238,7 @@ def _request_shutdown(group: StreamsGroup, member_id: str) -> None:
 def _updated_metadata(
     known: StreamsMemberMetadata, request: StreamsHeartbeatRequest
 ) -> StreamsMemberMetadata:
-    """What the request leaves out is as it was."""
+    """Fields that the request omits keep their value."""
     timeout_ms, topology = request.rebalance_timeout_ms, request.topology
     return StreamsMemberMetadata(
         rack_id=known.rack_id if request.rack_id is None else request.rack_id,
@@ -253,7 +253,7 @@ def _updated_metadata(
 
 
 def _take_topology(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest, *, was_empty: bool) -> None:
-    """The first member of a group brings its topology; the others must bring the same one, or an older one."""
+    """The first member of a group defines its topology; the others must send the same topology or an older one."""
     known, given = draft.state.topology, request.topology
     if given is None or given == known:
         return
@@ -309,7 +309,7 @@ def _statuses(
 
 
 def _target_due_in_ms(draft: StreamsGroupDraft, delay: TimerKey, interval_ms: int) -> int:
-    """0 when tasks may be assigned now. Where many members join at once, they are assigned together."""
+    """0 if tasks may be assigned now. Members that join at about the same time get their tasks together."""
     now_ms, target = draft.operation.now_ms, draft.state.target
     deadline_ms = draft.operation.timers.deadline_ms(delay)
     if deadline_ms is not None:
@@ -318,7 +318,7 @@ def _target_due_in_ms(draft: StreamsGroupDraft, delay: TimerKey, interval_ms: in
     return interval_ms - age_ms if target.epoch != FIRST_EPOCH and 0 <= age_ms < interval_ms else 0
 
 
-# From what a member has to what it is to have
+# Reconciliation
 
 
 def _reconcile(
