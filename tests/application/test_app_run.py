@@ -118,9 +118,9 @@ def test_it_ends_with_what_starts_it_again(
         ("bills:Penstock", "bills:Penstock is not an application but type"),
         (":app", "names no module"),
         ("broken:app", "broken cannot be imported: ZeroDivisionError: division by zero"),
-        ("runs:app", 'it belongs under `if __name__ == "__main__":` ('),
-        ("runs_async:app", 'it belongs under `if __name__ == "__main__":` ('),
-        ("refused:app", "retry='often' is neither a Backoff nor how often a message is tried"),
+        ("runs:app", 'put it under `if __name__ == "__main__":` ('),
+        ("runs_async:app", 'put it under `if __name__ == "__main__":` ('),
+        ("refused:app", "retry='often' must be a Backoff or the number of attempts"),
         ("empty", "names no application, and empty has none"),
         ("empty:app", "empty has no app"),
     ],
@@ -149,7 +149,7 @@ def test_what_cannot_be_run_is_told_in_a_sentence(
 def test_a_command_that_fails_shows_no_traceback(start: Callable[..., Program], tmp_path: Path) -> None:
     (tmp_path / "idle.py").write_text("from penstock.client import Penstock\napp = Penstock('127.0.0.1:1')\n")
     for target, words, code in (
-        ("idle:app", "nothing is subscribed to", 1),
+        ("idle:app", "has no subscription", 1),
         ("nowhere:app", "module nowhere does not exist", 2),
     ):
         program = start(target)

@@ -32,7 +32,7 @@ def test_it_goes_on_when_the_broker_is_back(
         return order
 
     def publish(first: int) -> None:
-        """Whatever the broker has not confirmed when it is killed is sent again when it is back."""
+        """Messages that the broker had not confirmed when it was killed are sent again when it is back."""
         for number in range(first, first + COUNT):
             app.publish_soon("orders", {"id": number})
 

@@ -429,12 +429,12 @@ def test_a_position_that_is_gone_is_an_error_and_not_a_guess(
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ({"delivery": "twice"}, "is none of at-most-once"),
-        ({"delivery": "at-most-once", "retry": Backoff()}, "tries nothing again"),
-        ({"store": "sqlite:///x.db"}, "store= is of effectively-once"),
-        ({"ledger": "sqlite:///x.db"}, "ledger= is of exactly-once"),
+        ({"delivery": "twice"}, "must be one of at-most-once"),
+        ({"delivery": "at-most-once", "retry": Backoff()}, "retries nothing"),
+        ({"store": "sqlite:///x.db"}, "store= works with effectively-once"),
+        ({"ledger": "sqlite:///x.db"}, "ledger= works with exactly-once"),
         ({"concurrency": 0}, "concurrency=0"),
-        ({"start": "middle"}, "neither earliest nor latest"),
+        ({"start": "middle"}, "must be earliest or latest"),
         ({"keep_order": True}, "needs retry="),
         ({"commit_every": "soon"}, "commit_every"),
     ],

@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 
 
 def run(example: str, *arguments: str, folder: Path) -> list[str]:
-    """To its end; whatever goes wrong is shown."""
+    """Runs a program to its end, and shows its output if it fails."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / example), *arguments],
         cwd=folder,

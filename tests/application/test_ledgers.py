@@ -171,7 +171,7 @@ def test_a_position_that_is_another_than_thought_is_not_moved(
 
 
 def test_a_position_without_an_owner_is_not_moved(ledger: Ledger) -> None:
-    with pytest.raises(LedgerFenced, match="nobody has taken it"):
+    with pytest.raises(LedgerFenced, match="has no owner in the ledger"):
         handle(ledger, PLACE, Position(None, 1), 8)
     assert results(ledger) == []
 
@@ -281,7 +281,7 @@ def test_a_database_lost_in_a_transaction_and_back_again(restartable_postgres: P
                 transaction.advance(GROUP, PLACE, None, 8, position.epoch)
                 restartable_postgres.kill()
 
-        with pytest.raises(StoreUnavailable, match="not known"):
+        with pytest.raises(StoreUnavailable, match="unknown whether"):
             lose_it()
         with pytest.raises(StoreUnavailable):
             ledger.take(GROUP, [PLACE], "one")

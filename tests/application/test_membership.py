@@ -316,12 +316,12 @@ def test_stopping_while_a_breaker_is_open_is_prompt_and_loses_nothing(
 
 
 class _NoWork:
-    """Takes whatever partitions it is given."""
+    """Accepts all assigned partitions."""
 
     def assigned(self, topic_partitions: Any) -> dict[Any, int]:
         return {}
 
-    def begun(self, positions: Any) -> None: ...
+    def reading_from(self, positions: Any) -> None: ...
 
     def revoked(self, topic_partitions: Any) -> None: ...
 

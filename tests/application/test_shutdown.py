@@ -162,7 +162,7 @@ def test_a_killed_member_is_named_while_its_session_lasts(
     app.publish(topic, 2)
     eventually(lambda: begun, what="the partitions of the member that was killed")
     assert f"waiting for partitions of {topic}: member first-" in begun[0]
-    assert "of group billing-killed has not been heard from; at most" in begun[0]
+    assert "of group billing-killed sends no heartbeats; at most" in begun[0]
 
 
 def test_a_plain_consumer_says_what_it_waits_for(
@@ -182,7 +182,7 @@ def test_a_plain_consumer_says_what_it_waits_for(
             lambda: consumer.poll(timeout="200ms"), what="the partitions of the member that was killed"
         )
     assert f"waiting for partitions of {topic}: member first-" in caplog.text
-    assert "of group loop-killed has not been heard from; at most" in caplog.text
+    assert "of group loop-killed sends no heartbeats; at most" in caplog.text
 
 
 def test_who_has_been_given_partitions_waits_for_none(
@@ -230,7 +230,9 @@ def test_a_store_that_is_down_is_not_taken_for_brokers_that_do_not_answer(
 
     waiting = SubscriptionWorker(app.subscriptions[0], app._resources)
     waiting.start()
-    eventually(lambda: waiting.stage.phase is WorkerPhase.RESTING, what="a rest, about which nothing is said")
+    eventually(
+        lambda: waiting.stage.phase is WorkerPhase.BACKING_OFF, what="a rest, about which nothing is said"
+    )
     waiting.stop()
     assert waiting.join(30)
 
@@ -244,7 +246,7 @@ def test_a_plain_consumer_says_that_no_broker_is_there(
         eventually(lambda: "consumer waits for a broker: 127.0.0.1:1: connection refused" in caplog.text)
         raise ClientError("no broker")
 
-    monkeypatch.setattr(Resources, "letter_topics", wait_for_brokers)
+    monkeypatch.setattr(Resources, "ensure_failure_topics", wait_for_brokers)
     with pytest.raises(ClientError, match="no broker"):
         Penstock("127.0.0.1:1").consumer("orders", group="billing", share=share)
     eventually(lambda: all(each.name != "penstock-waits" for each in threading.enumerate()))
@@ -273,7 +275,7 @@ def test_brokers_that_are_not_there_are_reported_and_hold_up_no_end(caplog: pyte
     app.start()
     eventually(lambda: "waits for a broker: 127.0.0.1:1: connection refused" in caplog.text)
     app.close()
-    assert "ends without its brokers (127.0.0.1:1: connection refused)" in caplog.text
+    assert "ends without a reply from its brokers (127.0.0.1:1: connection refused)" in caplog.text
 
 
 def test_brokers_that_take_connections_and_never_answer_hold_up_no_end(
@@ -295,8 +297,8 @@ def test_brokers_that_take_connections_and_never_answer_hold_up_no_end(
         app.close()
     finally:
         os.kill(fresh_broker.pid, signal.SIGCONT)
-    assert "ends without its brokers" in caplog.text
-    assert "no answer)" in caplog.text
+    assert "ends without a reply from its brokers" in caplog.text
+    assert "no reply)" in caplog.text
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
@@ -353,7 +355,7 @@ async def test_a_full_queue_does_not_hold_up_coroutines_either() -> None:
     publishing = asyncio.create_task(app.apublish("orders", b"waits for room"))
     await asyncio.sleep(0)
     app._resources.ending.set()
-    with pytest.raises(NotPublished, match="the application ends") as failed:
+    with pytest.raises(NotPublished, match="the application stops") as failed:
         await publishing
     assert not failed.value.may_be_there
     app.close()
@@ -374,7 +376,7 @@ def test_what_is_finished_after_a_stop_is_named(
     assert begun.wait(30)
     ending = threading.Thread(target=app.close)
     ending.start()
-    words = f"is ending: it finishes {topic}[{place.partition}]@{place.offset}"
+    words = f"is stopping: it finishes {topic}[{place.partition}]@{place.offset}"
     eventually(lambda: words in caplog.text, what="what is finished")
     assert ending.is_alive()
     finish.set()
@@ -447,4 +449,6 @@ def test_a_group_that_was_used_under_another_contract_is_warned_of(
     app.publish(topic, 2)
     with app.consumer(topic, group=group, delivery="at-most-once") as consumer:
         assert consumer.poll(timeout="30s")
-    assert f"group {group} was at-least-once so far, and is at-most-once here" in caplog.text
+    assert (
+        f"group {group} was used with at-least-once before, and is used with at-most-once now" in caplog.text
+    )

@@ -187,7 +187,7 @@ def test_logging_in(kafka: ApacheKafka, topic: str, mechanism: str, password: st
         assert topic in cluster.topics()
     with (
         secure(kafka, "SASL_PLAINTEXT", **credentials(mechanism, "wrong")) as cluster,
-        pytest.raises(AuthenticationFailed, match="does not let alice in"),
+        pytest.raises(AuthenticationFailed, match="refuses the login of alice"),
     ):
         cluster.topics()
 

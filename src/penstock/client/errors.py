@@ -19,7 +19,7 @@ _FENCING_ERRORS: Final = frozenset(
         ErrorCode.fenced_member_epoch,
     }
 )
-#: It is the records themselves that are wrong.
+#: Errors that the records themselves cause.
 _RECORD_ERRORS: Final = frozenset(
     {
         ErrorCode.message_too_large,
@@ -31,27 +31,27 @@ _RECORD_ERRORS: Final = frozenset(
 
 
 class ClientError(Exception):
-    """Anything that the client side raises."""
+    """The base of all errors that the client raises."""
 
 
 class Unavailable(ClientError):
-    """Nobody answered before the deadline. What was asked for may have been done, or not; it may be asked again."""
+    """No broker answered before the deadline. The request may have been executed or not; a retry may succeed."""
 
 
 class AuthenticationFailed(ClientError):
-    """The broker does not trust us, or we do not trust the broker."""
+    """The broker refused the client's credentials, or the client does not trust the broker."""
 
 
 class UnsupportedVersion(ClientError):
-    """The broker does not know this request, or no version of it that we know."""
+    """The broker does not support this request, or no version of it that the client supports."""
 
 
 class CorruptRecords(ClientError):
-    """What a broker sent as record batches is none."""
+    """A broker sent bytes that are not valid record batches."""
 
 
 class Refused(ClientError):
-    """The broker answered with an error that asking again does not mend."""
+    """The broker answered with an error that a retry does not fix."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -62,11 +62,11 @@ class Refused(ClientError):
 
 
 class Fenced(Refused):
-    """Somebody else goes on with this transactional id or this membership."""
+    """Another producer has taken over the transactional id, or another member the membership."""
 
 
 class RecordsRefused(Refused):
-    """The broker does not take these records, whoever sends them and however often."""
+    """The broker refuses these records, and a retry cannot help."""
 
 
 class OutOfRange(ClientError):
@@ -88,24 +88,24 @@ class OutOfRange(ClientError):
 
 
 class TopicChanged(ClientError):
-    """The topic was deleted, or deleted and created anew: offsets of the old one mean nothing in the new one."""
+    """The topic was deleted, or deleted and created again: offsets of the old topic are not valid in the new one."""
 
 
 def broker_error(code: ErrorCode, subject: str, detail: str | None = None) -> Refused:
-    """The broker's error about `subject` as an exception."""
+    """Returns the exception for a broker's error about `subject`."""
     kind = Fenced if code in _FENCING_ERRORS else RecordsRefused if code in _RECORD_ERRORS else Refused
     words = code.name.replace("_", " ")
     return kind(code, f"{subject}: {words}" + (f" ({detail})" if detail else ""))
 
 
 def raise_for_error(code: ErrorCode, subject: str, detail: str | None = None) -> None:
-    """Raises Refused unless the broker answered that all is well."""
+    """Raises Refused for every code except NONE."""
     if code is not ErrorCode.none:
         raise broker_error(code, subject, detail)
 
 
 def parse_error_code(number: int) -> ErrorCode:
-    """A newer broker may know errors that we do not."""
+    """Returns UNKNOWN_SERVER_ERROR for a code of a newer broker."""
     try:
         return ErrorCode(number)  # type: ignore[call-arg, arg-type, unused-ignore]
     except ValueError:
@@ -114,7 +114,7 @@ def parse_error_code(number: int) -> ErrorCode:
 
 class RetryAction(Enum):
     RETRY = auto()
-    #: Whoever was asked is not, or no longer, in charge.
+    #: The broker is not, or no longer, the leader, coordinator or controller.
     REFRESH_METADATA = auto()
 
 
@@ -143,7 +143,7 @@ RETRIABLE_ERRORS: Final = {
     ErrorCode.unstable_offset_commit: RetryAction.RETRY,
 }
 
-#: Brokers hear of a new topic one after the other; these pass soon (`unknown_topic_ms_max`) or not at all.
+#: Brokers learn of a new topic at different times: a client retries these errors for `unknown_topic_ms_max`.
 UNKNOWN_TOPIC_ERRORS: Final = frozenset(
     {ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id}
 )

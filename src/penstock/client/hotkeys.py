@@ -35,29 +35,29 @@ __all__ = (
 )
 
 
-#: Of a partition's records or bytes; with more a key is worth a look.
+#: A key with at least this share of its partition's records or bytes is hot.
 HOT_SHARE: Final = 0.25
 WINDOWS_MAX: Final = 100
-#: With fewer records a window costs more than it tells.
+#: Smaller windows cost more requests than they are worth.
 WINDOW_RECORDS_MIN: Final = 20
-#: How many keys of a partition are remembered at once.
+#: How many keys of a partition are counted at once.
 KEYS_MAX: Final = 50_000
 _KEY_CHARACTERS_MAX: Final = 48
 _NORMAL_95: Final = 1.96
 
 
-# Where to look
+# Sampling
 
 
 class SampleWindow(NamedTuple):
-    """Of offsets, from `start` up to and without `end`."""
+    """Offsets from `start` to before `end`."""
 
     start: int
     end: int
 
 
 def sample_sizes(sample: int, sizes: Sequence[int]) -> list[int]:
-    """How many records to look at in each partition: as many as its size says, and some in every one that has any."""
+    """Divides the sample among partitions by size, with a minimum for each partition that has records."""
     whole = sum(sizes)
     if sample >= whole:
         return list(sizes)
@@ -65,7 +65,7 @@ def sample_sizes(sample: int, sizes: Sequence[int]) -> list[int]:
 
 
 def sample_windows(start: int, end: int, sample: int, chance: Random) -> list[SampleWindow]:
-    """About `sample` offsets out of all, in windows of the same length; all in one where that is no fewer."""
+    """Returns windows of equal length with about `sample` offsets; one window if the log has no more."""
     count = end - start
     if count <= 0:
         return []
@@ -81,18 +81,18 @@ def sample_windows(start: int, end: int, sample: int, chance: Random) -> list[Sa
     return found
 
 
-# What to count
+# Counting
 
 
 class WindowSums:
-    """Of one measure of a key over the windows: what a ratio and its variance need."""
+    """Sums of one measure of a key over all windows, for a ratio estimate and its variance."""
 
     __slots__ = ("product", "square", "total")
 
     def __init__(self) -> None:
         self.total = 0
         self.square = 0
-        #: With the same measure of the whole window.
+        #: Of the key's measure and the whole window's.
         self.product = 0
 
     def add(self, amount: int, of_window: int) -> None:
@@ -112,7 +112,7 @@ class HotKey:
     #: In the sample.
     records: int
     bytes: int
-    #: Of the partition. The errors are those that are not exceeded in 19 of 20 samples; 0 where all was read.
+    #: Estimates for the partition. The errors hold in 19 of 20 samples; they are 0 if the whole partition was read.
     share: float
     share_error: float
     bytes_share: float
@@ -124,15 +124,15 @@ class HotKey:
 
 
 class KeyCounter:
-    """Counts the keys of one partition, of which the windows are `part`: 1 where all of it is looked at.
+    """Counts the keys of one partition. `part` is the part of the partition that the windows cover, up to 1.
 
-    It remembers `capacity` keys or more. When there are too many it forgets the lightest, and from then on a count
-    may be too low by no more than what was forgotten, which every error includes.
+    Keeps at least `capacity` keys. If there are too many, it discards the keys with the smallest counts. Later counts
+    may be too low by the discarded amounts, which all errors include.
     """
 
     def __init__(self, *, part: float, capacity: int = KEYS_MAX) -> None:
-        assert capacity >= 1, "no room for any key"
-        assert 0 < part <= 1, f"windows that are {part:.0%} of a partition"
+        assert capacity >= 1, f"capacity {capacity} is below 1"
+        assert 0 < part <= 1, f"part {part} is not from 0 to 1"
         self._unseen = 1 - part
         self._capacity = capacity
         self._tallies: dict[bytes, KeyTally] = {}
@@ -143,15 +143,15 @@ class KeyCounter:
         self.keyless = 0
 
     def __repr__(self) -> str:
-        return f"<HeavyKeys of {self.records} records, {len(self._tallies)} keys>"
+        return f"<KeyCounter of {self.records} records, {len(self._tallies)} keys>"
 
     @property
     def records(self) -> int:
-        """Seen, with or without a key."""
+        """The number of sampled records, with or without a key."""
         return self._all.records.total
 
     def add_window(self, found: Iterable[tuple[bytes | None, int]]) -> None:
-        """Keys and sizes of the records in one window."""
+        """Adds the keys and sizes of the records in one window."""
         counts: dict[bytes | None, list[int]] = {}
         for key, size in found:
             count = counts.setdefault(key, [0, 0])
@@ -169,10 +169,10 @@ class KeyCounter:
             tally.records.add(key_records, records)
             tally.bytes.add(key_bytes, size)
         if len(self._tallies) > 2 * self._capacity:
-            self._forget()
+            self._discard_smallest()
 
-    def _forget(self) -> None:
-        """All but the heaviest, by records and by bytes."""
+    def _discard_smallest(self) -> None:
+        """Keeps the keys with the most records and the most bytes."""
         by_records = sorted(self._tallies, key=lambda key: self._tallies[key].records.total, reverse=True)
         by_bytes = sorted(self._tallies, key=lambda key: self._tallies[key].bytes.total, reverse=True)
         half = (self._capacity + 1) // 2
@@ -183,7 +183,7 @@ class KeyCounter:
         self._tallies = {key: self._tallies[key] for key in kept}
 
     def heaviest(self, top: int) -> list[HotKey]:
-        """Those with the largest part of the records or of the bytes; records without a key are nobody's."""
+        """Returns the keys with the largest share of records or bytes. Ignores records without a key."""
         found = [self._hot_key(key, tally) for key, tally in self._candidates(top).items()]
         found.sort(key=lambda each: (-max(each.share, each.bytes_share), -each.records, each.key))
         return found[:top]
@@ -209,7 +209,7 @@ class KeyCounter:
         )
 
     def _share(self, of_key: WindowSums, of_all: WindowSums, forgotten: int) -> tuple[float, float]:
-        """The share, and how far off it may be."""
+        """Returns the share and its error."""
         if not of_all.total:
             return 0.0, 0.0
         share = of_key.total / of_all.total
@@ -220,7 +220,7 @@ class KeyCounter:
         if not self._unseen:
             return 0.0
         if self._windows == 1:
-            return 1.0  # one place in a log tells nothing about the others
+            return 1.0  # one window says nothing about other parts of the log
         spread = of_key.square - 2 * share * of_key.product + share * share * of_all.square
         mean = of_all.total / self._windows
         variance = max(0.0, spread) / (self._windows - 1) / self._windows / (mean * mean)
@@ -229,14 +229,14 @@ class KeyCounter:
 
 
 def _effective_sample_size(share: float, variance: float, windows_seen: int, records: int) -> float:
-    """How many records drawn one by one would tell as much as these windows do."""
+    """Returns the size of a simple random sample with the same variance."""
     if variance == 0:
-        return windows_seen  # all alike, which may be luck
+        return windows_seen  # all windows are equal, possibly by chance
     return min(max(share * (1 - share) / variance, 1.0), records)
 
 
 def _wilson_error(share: float, drawn: float, windows_seen: int) -> float:
-    """The farther end of Wilson's interval of 95 %, which is wide where few or all were found."""
+    """Returns the larger distance to the ends of Wilson's 95 % interval, which is wide for shares near 0 and 1."""
     quantile = _student_95(windows_seen - 1)
     square = quantile * quantile
     middle = (share + square / (2 * drawn)) / (1 + square / drawn)
@@ -249,15 +249,15 @@ def _wilson_error(share: float, drawn: float, windows_seen: int) -> float:
 
 
 def _student_95(freedom: int) -> float:
-    """Of Student's distribution, to within 3 %: a few windows tell little about how much windows differ."""
+    """Returns the 95 % quantile of Student's distribution to within 3 %, for variances of few windows."""
     return _NORMAL_95 + 2.5 / freedom + 8 / freedom**3
 
 
-# For people
+# Display
 
 
 def display_key(key: bytes) -> str:
-    """As text where it is some, cut where it is long."""
+    """Returns the key as printable text, truncated if it is long."""
     text = key.decode(errors="backslashreplace")
     printable = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
     return (
@@ -266,20 +266,20 @@ def display_key(key: bytes) -> str:
 
 
 def salting_advice(hot: int) -> str | None:
-    """What to do about so many hot keys."""
+    """Returns advice for this number of hot keys; None without any."""
     if not hot:
         return None
     return (
-        f"keys with a quarter of their partition or more: {hot}. penstock.client.salting spreads a key, "
-        "at the price of the order of its records"
+        f"keys with a quarter of their partition or more: {hot}. penstock.client.salting spreads a key over several "
+        "partitions; its records are then no longer in order"
     )
 
 
-#: A window needs few bytes, and what is behind it is sent in vain.
+#: Fetch little for a window, because the records behind it are not used.
 _WINDOW_BYTES_MIN: Final = 16 << 10
 _WINDOW_BYTES_MAX: Final = 1 << 20
 _RECORD_BYTES_ASSUMED: Final = 256
-#: Of a partition that is read as a whole, counted at a time.
+#: How many records to count at a time if a whole partition is read.
 _CHUNK_RECORDS: Final = 10_000
 
 
@@ -288,10 +288,10 @@ class PartitionKeys:
     partition: int
     first_offset: int
     next_offset: int
-    #: Records that were looked at.
+    #: The number of sampled records.
     sampled: int
     keyless: int
-    #: Whether these were all.
+    #: Whether all records of the partition were sampled.
     is_whole: bool
     keys: tuple[HotKey, ...]
 
@@ -305,9 +305,9 @@ def sample_keys(
     chance: Random,
     partitions: Sequence[int] | None = None,
 ) -> Iterator[PartitionKeys]:
-    """The heaviest keys of each partition, by about `sample` records of all of them together.
+    """Yields the hottest keys of each partition, from about `sample` records of the topic.
 
-    What is in transactions counts once it is committed. Raises Unavailable, Refused, TopicChanged, CorruptRecords.
+    Counts only committed records. Raises Unavailable, Refused, TopicChanged, CorruptRecords.
     """
     wanted = [
         span for span in offset_ranges(cluster, topic) if partitions is None or span.partition in partitions
@@ -320,12 +320,12 @@ def sample_keys(
 
 
 def _sample_partition(
-    cluster: Cluster, topic: TopicInfo, span: OffsetRange, looks: list[SampleWindow], top: int
+    cluster: Cluster, topic: TopicInfo, span: OffsetRange, windows: list[SampleWindow], top: int
 ) -> PartitionKeys:
-    seen = sum(window.end - window.start for window in looks)
+    seen = sum(window.end - window.start for window in windows)
     is_whole = seen >= span.end - span.start
     counted = KeyCounter(part=1 if is_whole else seen / (span.end - span.start))
-    for window in looks:
+    for window in windows:
         found = _keys_and_sizes(cluster, topic, OffsetRange(span.partition, *window), is_whole)
         if not is_whole:
             counted.add_window(found)
@@ -351,5 +351,5 @@ def _keys_and_sizes(
 
 
 def _window_bytes(count: int) -> int:
-    """About what so many records take."""
+    """Returns the approximate size of this many records."""
     return min(max(count * _RECORD_BYTES_ASSUMED, _WINDOW_BYTES_MIN), _WINDOW_BYTES_MAX)

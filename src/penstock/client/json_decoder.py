@@ -1,7 +1,7 @@
 """Converts JSON into dataclasses and TypedDicts with the standard library alone, where msgspec is not installed.
 
-It accepts only what the annotation asks for: a number for a number, text for text, and for times, UUIDs and decimals
-the text that `encode_json` writes for them.
+It does not coerce types: a number must be a number, text must be text, and times, UUIDs and decimals must be the text
+that `encode_json` writes for them.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from uuid import UUID
 
 __all__ = ["JsonMismatch", "encode_json", "json_reader"]
 
-#: Takes what JSON has and where it was; returns what the annotation asks for.
+#: Converts a JSON value at a path to the annotated type.
 Converter = Callable[[Any, str], Any]
 
 
 class JsonMismatch(ValueError):
-    """A part of the value is not what is asked for; the sentence names it."""
+    """A part of the value does not match the annotation; the message names it."""
 
 
 def json_reader(annotation: Any) -> Callable[[bytes], Any]:
-    """Raises TypeError for an annotation that is not understood."""
+    """Raises TypeError for an annotation that is not supported."""
     check = _converter(annotation, {})
     return lambda data: check(json.loads(data, parse_constant=_reject_constant), "$")
 
 
 def _reject_constant(name: str) -> NoReturn:
-    raise JsonMismatch(f"{name} is no JSON")
+    raise JsonMismatch(f"{name} is not JSON")
 
 
 def _mismatch(wanted: str, value: Any, path: str) -> JsonMismatch:
@@ -89,7 +89,7 @@ def _class_converter(kind: type, known: dict[Any, Converter]) -> Converter:
         return _parsed_converter(kind, kind)
     if dataclasses.is_dataclass(kind) or is_typeddict(kind):
         return _fields_converter(kind, known)
-    raise TypeError(f"nothing is known of how JSON becomes a {kind.__qualname__}; msgspec knows more kinds")
+    raise TypeError(f"cannot convert JSON to {kind.__qualname__}; msgspec supports more types")
 
 
 def _generic_converter(annotation: Any, known: dict[Any, Converter]) -> Converter:
@@ -104,15 +104,15 @@ def _generic_converter(annotation: Any, known: dict[Any, Converter]) -> Converte
         return _array_converter(tuple, _converter(arguments[0], known))
     if origin is dict and arguments[0] is str:
         return _object_converter(_converter(arguments[1], known))
-    raise TypeError(f"nothing is known of how JSON becomes a {annotation}; msgspec knows more kinds")
+    raise TypeError(f"cannot convert JSON to {annotation}; msgspec supports more types")
 
 
-# One value
+# Scalars
 
 
 def _scalar_converter(kind: type | tuple[type, ...], wanted: str) -> Converter:
     def check(value: Any, path: str) -> Any:
-        # True is an int for Python, and none for anybody else.
+        # In Python a bool is an int; in JSON it is not a number.
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise _mismatch(wanted, value, path)
         return value
@@ -183,7 +183,7 @@ def _union_converter(annotation: Any, checks: list[Converter]) -> Converter:
     return check
 
 
-# Several
+# Arrays and objects
 
 
 def _array_converter(made: Callable[[list[Any]], Any], item: Converter) -> Converter:
@@ -205,7 +205,7 @@ def _object_converter(member: Converter) -> Converter:
 
 
 def _fields_converter(kind: Any, known: dict[Any, Converter]) -> Converter:
-    """Members that are not asked for are let be, as msgspec does."""
+    """Ignores unknown members, as msgspec does."""
     if kind in known:
         return known[kind]
     fields: dict[str, Converter] = {}
@@ -218,7 +218,7 @@ def _fields_converter(kind: Any, known: dict[Any, Converter]) -> Converter:
                 raise JsonMismatch(f"object missing required field {name} at {path}")
         return kind(**{name: fields[name](value[name], f"{path}.{name}") for name in fields if name in value})
 
-    known[kind] = check  # before its fields are looked at: a kind may have itself for a field
+    known[kind] = check  # before its fields, because a class may contain itself
     hints = get_type_hints(kind, include_extras=True)
     names, required = _field_names(kind, hints)
     fields.update({name: _converter(hints[name], known) for name in names})
@@ -226,7 +226,7 @@ def _fields_converter(kind: Any, known: dict[Any, Converter]) -> Converter:
 
 
 def _field_names(kind: Any, hints: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """All that may be given, and what must be."""
+    """Returns all fields, and the required ones."""
     if is_typeddict(kind):
         return list(hints), [name for name in hints if _is_required(kind, name, hints[name])]
     given = [each for each in dataclasses.fields(kind) if each.init]
@@ -236,17 +236,17 @@ def _field_names(kind: Any, hints: dict[str, Any]) -> tuple[list[str], list[str]
 
 
 def _is_required(kind: Any, name: str, hint: Any) -> bool:
-    # The class has not seen what its annotations say if they were written as text.
+    # __required_keys__ is wrong if the annotations are strings, so check the resolved hint.
     return get_origin(hint) is not NotRequired and (
         get_origin(hint) is Required or name in kind.__required_keys__
     )
 
 
-# And back
+# Encoding
 
 
 def encode_json(value: object) -> bytes:
-    """Raises TypeError or ValueError for what has no JSON."""
+    """Raises TypeError or ValueError for a value that cannot be converted."""
     text = json.dumps(value, default=_json_value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
 
@@ -269,4 +269,4 @@ def _json_value(value: Any) -> Any:
             return list(value)
         case bytes() | bytearray():
             return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__qualname__} has no form in JSON")
+    raise TypeError(f"{type(value).__qualname__} cannot be converted to JSON")

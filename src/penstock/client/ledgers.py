@@ -44,18 +44,18 @@ TopicPartition = tuple[str, int]
 
 
 class LedgerFenced(ClientError):
-    """Somebody else has taken the place, or has moved its position: nothing of the transaction is kept."""
+    """Another member owns the partition now, or its position has changed: the transaction is rolled back."""
 
 
 class Position(NamedTuple):
-    #: The next offset to handle; None where nothing was handled yet.
+    #: The next offset to handle; None if nothing was handled yet.
     offset: int | None
-    #: Of the ownership that has just begun.
+    #: The epoch of the new owner.
     epoch: int
 
 
 class PositionOwner(NamedTuple):
-    """A row of the table, for whoever is fenced."""
+    """The current owner of a partition, for the error message of a fenced member."""
 
     offset: int | None
     epoch: int
@@ -76,73 +76,79 @@ class Ledger(Protocol):
     def positions(
         self, group: str, topic_partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """The next offset of each; None where nothing was handled yet."""
+        """Returns the next offset of each partition; None if nothing was handled yet."""
 
     def take(
         self, group: str, topic_partitions: Sequence[TopicPartition], owner: str
     ) -> dict[TopicPartition, Position]:
-        """On assignment: from now on every older owner of these places is fenced.
+        """Makes `owner` the owner of newly assigned partitions, and fences all earlier owners.
 
-        A transaction of an older owner that has advanced is waited for, and its position is the one returned.
+        If an earlier owner has an open transaction that has advanced a position, this waits for its end and returns the
+        position that it leaves.
         """
 
     def transaction(self) -> AbstractContextManager[LedgerTransaction]:
-        """Committed when the block ends, rolled back when it raises.
+        """Commits when the block ends; rolls back when it raises.
 
-        Raises StoreUnavailable when the database went away: nobody knows then whether it was committed, and `positions`
-        tells. Raises TransactionSpoiled, and rolls back, where a commit would not have kept what the block did.
+        Raises StoreUnavailable if the connection is lost. It is then unknown whether the transaction was committed;
+        `positions` shows it. Raises TransactionSpoiled, and rolls back, if a commit would not keep all of the block's
+        changes.
         """
 
     def marks(self) -> DedupeStore:
-        """Ids in the same database, to be claimed in transactions of the ledger. It is closed with the ledger."""
+        """Returns a dedupe store in the same database, for claims in the ledger's transactions.
+
+        `close` closes it too.
+        """
 
     def close(self) -> None:
-        """Nothing is open afterwards."""
+        """Closes all connections."""
 
 
 class PositionsTable(Protocol):
-    """The table of positions in one dialect of SQL, inside a transaction."""
+    """Statements on the table of positions inside a transaction, in one dialect of SQL."""
 
-    def move(self, connection: Any, step: PositionAdvance) -> bool:
-        """Whether position and epoch were as the step says, and the position was moved."""
+    def advance(self, connection: Any, step: PositionAdvance) -> bool:
+        """Moves the position if position and epoch are as the step says. Returns whether they were."""
 
-    def holder(self, connection: Any, step: PositionAdvance) -> PositionOwner | None: ...
+    def owner(self, connection: Any, step: PositionAdvance) -> PositionOwner | None: ...
 
 
 class LedgerTransaction:
-    """Open until its block ends. What is done through `connection` and the steps are kept together, or not at all.
+    """A transaction that is open until its block ends. It commits changes through `connection` and positions together.
 
-    The row of a place is locked from `advance` to the end of the block, so advance last, after the work.
+    `advance` locks the row of the partition until the block ends, so call it last.
     """
 
     def __init__(self, connection: Any, positions: PositionsTable) -> None:
-        #: Of the driver: `sqlite3` or `psycopg`. Its transaction is not the user's to end.
+        #: A connection of `sqlite3` or `psycopg`. The user must not end its transaction.
         self.connection = connection
-        #: Why this transaction will not be committed, whatever the block does with the exception.
+        #: Set if a position could not be advanced. The transaction is then rolled back, even if the block has caught
+        #: the exception.
         self.fenced: LedgerFenced | None = None
         self._positions = positions
 
     def advance(
         self, group: str, topic_partition: TopicPartition, from_offset: int | None, to_offset: int, epoch: int
     ) -> None:
-        """Compare and set. Raises Fenced when another owner or another position is there."""
+        """Moves the position by compare-and-set. Raises LedgerFenced if owner or position have changed."""
         assert to_offset > (-1 if from_offset is None else from_offset), (
             f"{topic_partition}: {from_offset} to {to_offset}"
         )
         step = PositionAdvance(group, topic_partition, from_offset, to_offset, epoch)
-        if not self._positions.move(self.connection, step):
-            self.fenced = LedgerFenced(_fenced_reason(step, self._positions.holder(self.connection, step)))
+        if not self._positions.advance(self.connection, step):
+            self.fenced = LedgerFenced(_fenced_reason(step, self._positions.owner(self.connection, step)))
             raise self.fenced
 
 
-def _fenced_reason(step: PositionAdvance, holder: PositionOwner | None) -> str:
+def _fenced_reason(step: PositionAdvance, owner: PositionOwner | None) -> str:
     topic, partition = step.topic_partition
     where = f"{topic}[{partition}] of {step.group}"
-    if holder is None:
-        return f"{where}: nobody has taken it, or its row was deleted"
-    if holder.epoch != step.epoch:
-        return f"{where} was taken over by {holder.owner} (epoch {holder.epoch}, ours was {step.epoch})"
-    return f"{where} is at {holder.offset}, not at {step.from_offset}"
+    if owner is None:
+        return f"{where} has no owner in the ledger, or its row was deleted"
+    if owner.epoch != step.epoch:
+        return f"{where} was taken over by {owner.owner} (epoch {owner.epoch}, ours was {step.epoch})"
+    return f"{where} is at {owner.offset}, not at {step.from_offset}"
 
 
 POSITIONS_TABLE: Final = Table(
@@ -180,15 +186,16 @@ CREATE TABLE IF NOT EXISTS penstock_positions (
 
 
 def schema(dialect: str) -> tuple[str, ...]:
-    """The statements that make a ledger's table in "sqlite" or "postgresql"."""
+    """Returns the statements that create a ledger's table in "sqlite" or "postgresql"."""
     return table_statements(POSITIONS_TABLE, dialect)
 
 
 def open_ledger(url: str, *, clock: Callable[[], float] = time.time) -> Ledger:
-    """Connects, and makes the table where it is missing. `clock` is for SQLite; servers have their own.
+    """Connects, and creates the table if it is missing. `clock` is for SQLite; servers have their own clock.
 
-    Raises StoreUnavailable when nobody answers, StoreError for what cannot be.
+    Raises StoreUnavailable if the server does not answer, StoreError if the URL or the database cannot be used.
     """
+    # The adapters import this module, and their drivers are optional.
     location = parse_database_url(url)
     match location.kind:
         case DatabaseKind.SQLITE:
@@ -202,6 +209,6 @@ def open_ledger(url: str, *, clock: Callable[[], float] = time.time) -> Ledger:
             return PostgresLedger(location)
         case DatabaseKind.REDIS:
             raise StoreError(
-                f"{location.shown}: a ledger shares transactions with results, which Redis cannot: "
-                "use SQLite or PostgreSQL"
+                f"{location.shown}: a ledger commits positions and results in one transaction, "
+                "which Redis cannot do: use SQLite or PostgreSQL"
             )

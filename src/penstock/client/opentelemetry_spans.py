@@ -24,14 +24,14 @@ __all__ = ["consuming", "consuming_batch", "is_recording", "publishing"]
 
 _TRACER_NAME: Final = "penstock.client"
 _KEY_CHARACTERS_MAX: Final = 128
-#: Whether the environment names a provider, which the interface sets up when it is asked for one.
+#: Whether the environment names a provider, which the OpenTelemetry API creates on first use.
 _HAS_PROVIDER_VARIABLE: Final = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
 
 def is_recording() -> bool:
-    """The interface alone records nothing: an application has to set a provider up, which it may do at any time."""
+    """Whether a provider is set. The API alone records nothing, and an application may set a provider at any time."""
     if getattr(trace, "_TRACER_PROVIDER", trace) is None and not _HAS_PROVIDER_VARIABLE:
-        return False  # the interface would look at the environment each time, which takes longer than all the rest
+        return False  # get_tracer_provider would read the environment each time, which is slow
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
 
 
@@ -90,7 +90,7 @@ def _span(
 
 @contextmanager
 def _message_context(message: TracedMessage) -> Iterator[None]:
-    """The trace of a message, and the baggage that it carries, in place of whatever went on before."""
+    """Returns a context with the trace and baggage of the message, without the current context."""
     token = context.attach(_extract_context(message))
     try:
         yield
@@ -127,7 +127,7 @@ def _message_attributes(message: TracedMessage) -> dict[str, str | int]:
 
 
 def _key_attributes(key: bytes) -> dict[str, str | int]:
-    """A key that is no text is nothing to look at."""
+    """Returns the key if it is text."""
     try:
         return {"messaging.kafka.message.key": key.decode()[:_KEY_CHARACTERS_MAX]}
     except UnicodeDecodeError:
@@ -143,7 +143,7 @@ def _link(message: TracedMessage) -> Link | None:
 
 
 def _headers_with_context(headers: list[Header]) -> list[Header]:
-    """A caller that gives a trace context of its own has its reasons."""
+    """Keeps a trace context that the caller has passed."""
     if any(name == TRACEPARENT for name, _ in headers):
         return headers
     result = list(headers)
@@ -151,7 +151,7 @@ def _headers_with_context(headers: list[Header]) -> list[Header]:
     current = _current_trace()
     if current is None or any(name == TRACEPARENT for name, _ in result):
         return inject_trace(result, None)
-    # The application's propagators speak another language, and W3C's is spoken too.
+    # The application's propagators may write another format, so add W3C's too.
     return result + trace_headers(current)
 
 
@@ -169,7 +169,7 @@ def _current_trace() -> TraceContext | None:
 
 class _HeaderGetter(Getter[list[Header]]):
     def get(self, carrier: list[Header], key: str) -> list[str] | None:
-        """The last of a name, but all states: those are parts of one list."""
+        """Returns the last header of a name; for tracestate all of them, because they form one list."""
         found = [value.decode("latin-1") for name, value in carrier if name == key and value is not None]
         return (found if key == "tracestate" else found[-1:]) or None
 

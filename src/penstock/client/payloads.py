@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -56,19 +57,18 @@ _NO_DEFAULT: Final = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSignature:
-    #: The annotation of one payload, Any where there is none; None where the handler takes no payload.
+    #: The annotation of one payload, Any if it has none; None if the handler takes no payload.
     payload: Any
-    #: After the payload, or alone.
     takes_message: bool
-    #: Lists of payloads and messages.
+    #: Whether the handler takes lists of payloads and messages.
     is_batch: bool
     is_async: bool
-    #: Given by name.
+    #: Database handles that are passed by name.
     extras: tuple[str, ...]
 
 
 def inspect_handler(handler: Callable[..., Any], *, batch: bool = False) -> HandlerSignature:
-    """Raises TypeError, with a sentence about what no handler can have."""
+    """Raises TypeError for a signature that a handler cannot have."""
     function = _underlying_function(handler)
     name = getattr(function, "__qualname__", repr(handler))
     parameters = [_resolve_annotation(each, function, name) for each in _handler_parameters(handler, name)]
@@ -76,23 +76,23 @@ def inspect_handler(handler: Callable[..., Any], *, batch: bool = False) -> Hand
     if not positional:
         raise TypeError(f"{name} takes neither payload nor message: {_ALLOWED_SIGNATURES}")
     taken, payload, takes_message = _payload_and_message(positional, name, batch=batch)
-    rest = [each for each in parameters if each not in taken]
+    others = [each for each in parameters if each not in taken]
     return HandlerSignature(
         payload=payload,
         takes_message=takes_message,
         is_batch=batch,
         is_async=_is_async(handler, name),
-        extras=_database_parameters(rest, name),
+        extras=_database_parameters(others, name),
     )
 
 
-# The function itself
+# The function
 
 
 def _underlying_function(handler: Any) -> Any:
-    """Where its code and its globals are: of a partial, an object that can be called, a method, a decorated one."""
+    """Returns the function behind a partial, a callable object, a method or a decorator."""
     if inspect.isclass(handler) or not callable(handler):
-        raise TypeError(f"{handler!r} is no handler: {_ALLOWED_SIGNATURES}")
+        raise TypeError(f"{handler!r} is not a handler: {_ALLOWED_SIGNATURES}")
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not inspect.isroutine(handler):
@@ -105,9 +105,7 @@ def _is_async(handler: Any, name: str) -> bool:
         handler = handler.func
     called = handler if inspect.isroutine(handler) else type(handler).__call__
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise TypeError(
-            f"{name} is a generator, and nobody would run it: a handler returns, and does not yield"
-        )
+        raise TypeError(f"{name} is a generator function: a handler must return, not yield")
     return inspect.iscoroutinefunction(called)
 
 
@@ -119,7 +117,7 @@ def _handler_parameters(handler: Any, name: str) -> list[inspect.Parameter]:
 
 
 def _resolve_annotation(parameter: inspect.Parameter, function: Any, name: str) -> inspect.Parameter:
-    """With what its annotation stands for, which may be written as text."""
+    """Returns the parameter with its annotation resolved, which may be a string."""
     if parameter.annotation is _NO_ANNOTATION or parameter.kind not in _SINGLE_KINDS:
         return parameter
     alone = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
@@ -128,7 +126,7 @@ def _resolve_annotation(parameter: inspect.Parameter, function: Any, name: str) 
     except Exception as flaw:
         raise TypeError(
             f"{name}: the annotation {parameter.annotation!r} of {parameter.name} cannot be resolved ({flaw}): "
-            "define its class at the top of a module, or do without 'from __future__ import annotations'"
+            "define its class at the top of a module, or remove 'from __future__ import annotations'"
         ) from flaw
     return parameter.replace(annotation=hints[parameter.name])
 
@@ -137,7 +135,7 @@ _SINGLE_KINDS: Final = (*_POSITIONAL_KINDS, inspect.Parameter.KEYWORD_ONLY)
 
 
 def _nonlocals(function: Any) -> dict[str, Any]:
-    """Names of the functions around it that it uses."""
+    """Returns the variables of enclosing functions that the function uses."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     names = code.co_freevars if code is not None else ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=False) if _has_value(cell)}
@@ -151,13 +149,13 @@ def _has_value(cell: Any) -> bool:
     return True
 
 
-# Its parameters
+# Parameters
 
 
 def _payload_and_message(
     positional: list[inspect.Parameter], name: str, *, batch: bool
 ) -> tuple[list[inspect.Parameter], Any, bool]:
-    """Those that are payload and message, the payload's annotation, and whether there is a message."""
+    """Returns the parameters for payload and message, the payload's annotation, and whether there is a message."""
     first = positional[0]
     if _is_message(first, name, batch=batch, by_name=True):
         return [first], None, True
@@ -177,14 +175,14 @@ def _payload_annotation(parameter: inspect.Parameter, name: str, *, batch: bool)
     items = _item_type(annotation)
     if items is None:
         raise TypeError(
-            f"{name} handles batches: {parameter.name} is a list of payloads, as in "
+            f"{name} handles batches: {parameter.name} must be a list of payloads, as in "
             f"{parameter.name}: list[{getattr(annotation, '__name__', annotation)}]"
         )
     return items
 
 
 def _is_message(parameter: inspect.Parameter, name: str, *, batch: bool, by_name: bool) -> bool:
-    """One without annotation is a message by its name; where only a message can be, by any name."""
+    """Whether the parameter takes a message: by its annotation, else by its name, or any name if not `by_name`."""
     annotation = parameter.annotation
     if annotation is _NO_ANNOTATION:
         return not by_name or parameter.name in _MESSAGE_PARAMETERS
@@ -193,13 +191,13 @@ def _is_message(parameter: inspect.Parameter, name: str, *, batch: bool, by_name
         raise TypeError(f"{name} handles batches: write {parameter.name}: list[Message]")
     if _is_message_class(items) and not batch:
         raise TypeError(
-            f"{name} handles one message at a time: write {parameter.name}: Message, or give batch="
+            f"{name} handles one message at a time: write {parameter.name}: Message, or pass batch="
         )
     return _is_message_class(items if batch else annotation)
 
 
 def _item_type(annotation: Any) -> Any:
-    """What a list is of; None for what is no list."""
+    """Returns the item type of a list; None for other annotations."""
     if annotation not in _LIST_TYPES and get_origin(annotation) not in _LIST_TYPES:
         return None
     arguments = get_args(annotation)
@@ -207,21 +205,21 @@ def _item_type(annotation: Any) -> Any:
 
 
 def _is_message_class(annotation: Any) -> bool:
-    from penstock.client.app.message import Message
+    from penstock.client.app.message import Message  # it imports this module
 
     return isinstance(annotation, type) and issubclass(annotation, Message)
 
 
-def _database_parameters(rest: list[inspect.Parameter], name: str) -> tuple[str, ...]:
+def _database_parameters(parameters: list[inspect.Parameter], name: str) -> tuple[str, ...]:
     found = []
-    for each in rest:
+    for each in parameters:
         if each.kind not in _SINGLE_KINDS:
-            continue  # *args and **kwargs take whatever comes, and nothing comes
+            continue  # *args and **kwargs get no arguments
         if each.name in DATABASE_PARAMETERS and each.kind is not inspect.Parameter.POSITIONAL_ONLY:
             found.append(each.name)
         elif each.default is _NO_DEFAULT:
             raise TypeError(
-                f"{name}: nothing is known for its parameter {each.name}: {_ALLOWED_SIGNATURES}, "
+                f"{name}: unknown parameter {each.name}: {_ALLOWED_SIGNATURES}, "
                 f"and by name {', '.join(DATABASE_PARAMETERS)}"
             )
     return tuple(found)
@@ -231,7 +229,7 @@ _FLAWS_SHOWN_MAX: Final = 3
 
 
 class PayloadError(ValueError):
-    """A value that is not what was declared; the sentence says what does not fit."""
+    """A value does not match the declared type; the message says where."""
 
 
 class Codec(Protocol):
@@ -239,7 +237,7 @@ class Codec(Protocol):
         """Raises PayloadError."""
 
     def decode(self, data: bytes | None) -> Any:
-        """None is a tombstone, which fits an annotation with `| None`, or none at all. Raises PayloadError."""
+        """None is a tombstone: it matches an annotation with `| None`, or no annotation. Raises PayloadError."""
 
 
 # Bytes and text
@@ -247,13 +245,13 @@ class Codec(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BytesCodec:
-    """`Codec` of what goes as it is."""
+    """`Codec` that does not change the bytes."""
 
     takes_none: bool
 
     def encode(self, value: bytes) -> bytes:
         if not isinstance(value, bytes):
-            raise PayloadError(f"a {type(value).__qualname__} is no bytes")
+            raise PayloadError(f"expected bytes, not {type(value).__qualname__}")
         return value
 
     def decode(self, data: bytes | None) -> bytes | None:
@@ -264,7 +262,7 @@ class BytesCodec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TextCodec:
-    """`Codec` of text, which is UTF-8 and no JSON."""
+    """`Codec` of text as UTF-8, without JSON."""
 
     takes_none: bool
 
@@ -282,11 +280,11 @@ class TextCodec:
         try:
             return data.decode()
         except UnicodeDecodeError as flaw:
-            raise PayloadError(f"the value is no UTF-8 text: {flaw.reason} at byte {flaw.start}") from flaw
+            raise PayloadError(f"the value is not UTF-8 text: {flaw.reason} at byte {flaw.start}") from flaw
 
 
 def _tombstone_error(name: str) -> PayloadError:
-    return PayloadError(f"the message has no value, where {name} is declared; {name} | None takes tombstones")
+    return PayloadError(f"the message has no value, but {name} is declared; {name} | None accepts tombstones")
 
 
 # JSON
@@ -294,13 +292,13 @@ def _tombstone_error(name: str) -> PayloadError:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCodec:
-    """`Codec` of JSON that fits `name`."""
+    """`Codec` of JSON that matches the annotation `name`."""
 
     name: str
     takes_none: bool
     read: Callable[[bytes], Any]
     write: Callable[[Any], bytes]
-    #: A sentence about what the library raised.
+    #: Describes an error of the library in a sentence.
     describe_error: Callable[[str, Exception], str]
 
     def encode(self, value: Any) -> bytes:
@@ -317,13 +315,13 @@ class JsonCodec:
         try:
             return self.read(data)
         except MemoryError:
-            raise  # which tells nothing about the value
-        except Exception as flaw:  # a class may check itself, and raise whatever it likes
+            raise  # the value did not cause it
+        except Exception as flaw:  # a class may validate itself and raise any exception
             raise PayloadError(self.describe_error(self.name, flaw)) from flaw
 
 
 def json_codec(annotation: Any, *, takes_none: bool) -> Codec:
-    """Raises TypeError for what JSON cannot be read into."""
+    """Raises TypeError for an annotation that JSON cannot be converted to."""
     name = _annotation_name(annotation)
     try:
         read, write, describe_error = _json_library(annotation)
@@ -356,19 +354,19 @@ def _is_installed(name: str) -> bool:
 
 
 def _mismatch_text(name: str, flaw: str) -> str:
-    return f"the value does not fit {name}: {flaw}"
+    return f"the value does not match {name}: {flaw}"
 
 
 def _validation_text(name: str, flaw: Exception) -> str:
-    """By a check of the class itself."""
+    """Describes an exception that the class itself raised."""
     return _mismatch_text(name, f"{type(flaw).__qualname__}: {flaw}")
 
 
-# By pydantic
+# pydantic
 
 
 def _has_pydantic_model(annotation: Any) -> bool:
-    """Whether one of its models is anywhere in there."""
+    """Whether the annotation contains a pydantic model."""
     return any(hasattr(each, "__pydantic_validator__") for each in _nested_annotations(annotation, set()))
 
 
@@ -401,7 +399,7 @@ def _pydantic_library(annotation: Any) -> _JsonLibrary:
             return _validation_text(name, flaw)
         flaws = flaw.errors(include_url=False, include_context=False, include_input=False)
         if flaws[0]["type"] == "json_invalid":
-            return f"the value is no JSON: {flaws[0]['msg'].removeprefix('Invalid JSON: ')}"
+            return f"the value is not JSON: {flaws[0]['msg'].removeprefix('Invalid JSON: ')}"
         parts = [_pydantic_flaw_text(each) for each in flaws[:_FLAWS_SHOWN_MAX]]
         more = [f"and {len(flaws) - _FLAWS_SHOWN_MAX} more"] if len(flaws) > _FLAWS_SHOWN_MAX else []
         return _mismatch_text(name, "; ".join(parts + more))
@@ -414,7 +412,7 @@ def _pydantic_flaw_text(flaw: Any) -> str:
     return f"{path}: {flaw['msg']}" if path else str(flaw["msg"])
 
 
-# By msgspec
+# msgspec
 
 
 def _msgspec_library(annotation: Any) -> _JsonLibrary:
@@ -431,13 +429,13 @@ def _msgspec_library(annotation: Any) -> _JsonLibrary:
             text = str(flaw)
             return _mismatch_text(name, text[:1].lower() + text[1:])
         is_json = not isinstance(flaw, msgspec.DecodeError | RecursionError | UnicodeDecodeError)
-        return _validation_text(name, flaw) if is_json else f"the value is no JSON: {flaw}"
+        return _validation_text(name, flaw) if is_json else f"the value is not JSON: {flaw}"
 
     return decoder.decode, json_encoder(), describe_error
 
 
 def _reject_unknown_classes(annotation: Any) -> None:
-    """msgspec would say of a class that it does not know only that no value ever fits it."""
+    """Raises TypeError for a class that msgspec does not know; msgspec itself would refuse every value later."""
     import msgspec
 
     try:
@@ -447,7 +445,7 @@ def _reject_unknown_classes(annotation: Any) -> None:
     for each in _type_nodes(info, set()):
         if isinstance(each, msgspec.inspect.CustomType):
             raise TypeError(
-                f"{_annotation_name(annotation)}: nothing is known of how JSON becomes a {_annotation_name(each.cls)}"
+                f"{_annotation_name(annotation)}: cannot convert JSON to {_annotation_name(each.cls)}"
             )
 
 
@@ -463,7 +461,7 @@ def _type_nodes(info: Any, seen: set[int]) -> Iterator[Any]:
                 yield from _type_nodes(each, seen)
 
 
-# Without any library
+# The standard library
 
 
 def _standard_library(annotation: Any) -> _JsonLibrary:
@@ -472,22 +470,20 @@ def _standard_library(annotation: Any) -> _JsonLibrary:
     def describe_error(name: str, flaw: Exception) -> str:
         if isinstance(flaw, JsonMismatch):
             return _mismatch_text(name, str(flaw))
-        return f"the value is no JSON: {flaw}" if _is_json_error(flaw) else _validation_text(name, flaw)
+        return f"the value is not JSON: {flaw}" if _is_json_error(flaw) else _validation_text(name, flaw)
 
     return json_reader(annotation), json_encoder(), describe_error
 
 
 def _is_json_error(flaw: Exception) -> bool:
-    import json
-
     return isinstance(flaw, json.JSONDecodeError | RecursionError | UnicodeDecodeError)
 
 
-# What becomes JSON
+# Encoding
 
 
 def json_encoder() -> Callable[[object], bytes]:
-    """Of any value; raises TypeError or ValueError for one that has no JSON."""
+    """Returns a function that encodes any value, and raises TypeError or ValueError if that is not possible."""
     if not _is_installed("msgspec"):
         from penstock.client.json_decoder import encode_json
 
@@ -500,7 +496,7 @@ def json_encoder() -> Callable[[object], bytes]:
 def _encode_pydantic(value: Any) -> Any:
     own = getattr(type(value), "__pydantic_serializer__", None)
     if own is None:
-        raise TypeError(f"{type(value).__qualname__} has no form in JSON")
+        raise TypeError(f"{type(value).__qualname__} cannot be converted to JSON")
     return own.to_python(value, mode="json", by_alias=True)
 
 
@@ -508,16 +504,16 @@ _NO_ANNOTATIONS = (None, Any, object, inspect.Parameter.empty)
 
 
 def codec_for(annotation: Any) -> Codec:
-    """For the values that an annotation stands for; none stands for any JSON. Raises TypeError for what cannot be."""
+    """Returns the codec for an annotation; no annotation means any JSON. Raises TypeError."""
     try:
         return _cached_codec(annotation)
     except TypeError:
-        # Unhashable annotations are rare, and a refusal may be worded again.
+        # The annotation is unhashable, which is rare, or not supported: then this raises again.
         return _make_codec(annotation)
 
 
 def encode(value: object) -> bytes:
-    """As its own type says. Raises PayloadError for what cannot be sent, None included: that is a tombstone."""
+    """Encodes a value by its own type. Raises PayloadError, also for None, which is a tombstone."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
@@ -561,7 +557,7 @@ def _make_codec(annotation: Any) -> Codec:
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """`X | None` is X, and takes a tombstone."""
+    """Returns X for `X | None`, and whether None is allowed."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, annotation is types.NoneType
     others = [each for each in get_args(annotation) if each is not types.NoneType]

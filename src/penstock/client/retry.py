@@ -1,7 +1,6 @@
-"""Durations, deadlines and backoff: how long a client tries, and how long it waits between attempts.
+"""Durations, deadlines and attempts: how long a client tries, and how long it waits between attempts.
 
-Users write a duration as "250ms", "1s", "5m", "2h", "7d", a timedelta, or a number of seconds. `Backoff` is the one
-backoff of the client side.
+Users write a duration as "250ms", "1s", "5m", "2h", "7d", a timedelta, or a number of seconds.
 """
 
 from __future__ import annotations
@@ -11,66 +10,58 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 from typing import Final
 
-__all__ = (
-    "UNITS_MS",
-    "Duration",
-    "DurationError",
-    "duration_s",
-)
+from penstock.protocol.backoff import ExponentialBackoff
+
+__all__ = ("UNITS_MS", "Deadline", "Duration", "DurationError", "attempts", "duration_s")
 
 
 Duration = str | float | timedelta
 
 UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-#: A hundred years: what is longer is a slip of the pen, and would leave the range of timestamps.
+#: A hundred years: a longer duration is a mistake, and would exceed the range of timestamps.
 _DURATION_S_MAX: Final = 36_500 * 86_400.0
 _DURATION_TEXT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?(ms|s|min|m|h|d)", re.ASCII)
 
 
 class DurationError(ValueError):
-    """No length of time; a sentence for whoever wrote it."""
+    """The value is not a valid duration."""
 
 
 def duration_s(value: Duration) -> float:
-    """At least 0. Raises DurationError."""
-    length_s = _parse_duration_s(value)
-    if not 0 <= length_s <= _DURATION_S_MAX:  # false for what is no number, too
-        raise DurationError(f"{value!r} is no length of time: it is at least 0, and at most 36500d")
-    return length_s
+    """Returns the duration in seconds. Raises DurationError."""
+    seconds = _parse_duration_s(value)
+    if not 0 <= seconds <= _DURATION_S_MAX:  # also refuses NaN
+        raise DurationError(f"{value!r} is not a duration: it must be from 0 to 36500d")
+    return seconds
 
 
 def _parse_duration_s(value: object) -> float:
     match value:
         case str():
-            return _parse_text_s(value)
+            match = _DURATION_TEXT.fullmatch(value.strip())
+            if match is None:
+                raise DurationError(
+                    f'{value!r} is not a duration: write a number and a unit, as in "250ms", "1s", "5m"'
+                )
+            return float(match[1]) * UNITS_MS[match[2]] / 1000
         case timedelta():
             return value.total_seconds()
         case bool():
             pass
         case int() | float():
             return float(value) if abs(value) <= _DURATION_S_MAX else math.inf
-    raise DurationError(f'{value!r} is no length of time: write "250ms", "1s", "5m", "2h", "7d" or seconds')
-
-
-def _parse_text_s(text: str) -> float:
-    match = _DURATION_TEXT.fullmatch(text.strip())
-    if match is None:
-        raise DurationError(
-            f'{text!r} is no length of time: write a number and a unit, as in "250ms", "1s", "5m"'
-        )
-    return float(match[1]) * UNITS_MS[match[2]] / 1000
+    raise DurationError(f'{value!r} is not a duration: write "250ms", "1s", "5m", "2h", "7d" or seconds')
 
 
 Clock = Callable[[], float]
 
 
 class Deadline:
-    """A moment after which nothing more is waited for."""
+    """A point in time after which the client stops waiting."""
 
     __slots__ = ("_clock", "_end_s", "timeout_ms")
 
@@ -95,33 +86,17 @@ class Deadline:
         return self.left_s <= 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
-    """Longer after every attempt, and never the same for two who fail together."""
-
-    base_ms: float = 50
-    cap_ms: float = 1_000
-
-    def delay_ms(self, attempt: int, chance: Random) -> float:
-        """The rest after `attempt`, counted from 0: min(cap, base * 2^attempt) + random(0, base)."""
-        return self._least_ms(attempt) + chance.uniform(0, self.base_ms)
-
-    def longest_ms(self, attempt: int) -> float:
-        """What `delay_ms` stays within."""
-        return self._least_ms(attempt) + self.base_ms
-
-    def _least_ms(self, attempt: int) -> float:
-        # A float overflows at 2^1024, and no cap lies anywhere near.
-        return min(self.cap_ms, self.base_ms * 2.0 ** min(attempt, 64))
-
-
 def attempts(
-    deadline: Deadline, backoff: Backoff, chance: Random, *, sleep: Callable[[float], None] = time.sleep
+    deadline: Deadline,
+    backoff: ExponentialBackoff,
+    chance: Random,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Iterator[int]:
-    """Numbers from 0 on, with rests between them; at least one, and none after the deadline."""
+    """Yields the number of each attempt, from 0 on, and sleeps in between. At least one; none after the deadline."""
     for attempt in itertools.count():
         yield attempt
-        rest_s = backoff.delay_ms(attempt, chance) / 1000
-        if deadline.left_s <= rest_s:
+        delay_s = backoff.delay_ms(attempt, chance) / 1000
+        if deadline.left_s <= delay_s:
             return
-        sleep(rest_s)
+        sleep(delay_s)

@@ -21,9 +21,9 @@ BUCKETS_MAX: Final = 1_000_000
 def salted(
     key: bytes, buckets: int, *, of: bytes | None = None, chance: random.Random | None = None
 ) -> bytes:
-    """One of the `buckets` keys that stand for `key`: by chance, or always the same one for the same `of`.
+    """Returns one of `buckets` salted keys: a random one, or always the same one for the same `of`.
 
-    Raises ValueError where there is nothing to choose from.
+    Raises ValueError if `buckets` is out of range.
     """
     _check_buckets(buckets)
     if of is not None:
@@ -32,13 +32,13 @@ def salted(
 
 
 def salted_keys(key: bytes, buckets: int) -> list[bytes]:
-    """All that `salted` may answer, for who looks a key up. Raises ValueError."""
+    """Returns all salted keys of a key, to look it up. Raises ValueError."""
     _check_buckets(buckets)
     return [_salted_key(key, bucket) for bucket in range(buckets)]
 
 
 def unsalted(key: bytes) -> bytes:
-    """The key as it was before `salted`; a key without a salt as it is."""
+    """Removes the salt; returns a key without a salt unchanged."""
     return _SALT.sub(b"", key, count=1)
 
 

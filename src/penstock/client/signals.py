@@ -10,9 +10,8 @@ from contextlib import contextmanager
 class SignalEvent(threading.Event):
     """An event that a signal handler may set.
 
-    A handler runs in the main thread between any two steps of it. `threading.Event.set` takes a lock that is not
-    reentrant: when the main thread was interrupted within `wait` or `set` and holds it, the process hangs for ever.
-    `SimpleQueue.put` may interrupt itself and `get`.
+    A signal handler interrupts the main thread at any point. `threading.Event.set` takes a lock that is not reentrant:
+    if the main thread holds it, in `wait` or `set`, the process hangs forever. `SimpleQueue.put` is reentrant.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,7 @@ class SignalEvent(threading.Event):
         self._wake_ups.put(None)
 
     def clear(self) -> None:
-        """Before anything waits."""
+        """Call this only while no thread waits."""
         self._is_set = False
         for _ in range(self._wake_ups.qsize()):
             self._wake_ups.get()
@@ -45,7 +44,7 @@ class SignalEvent(threading.Event):
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `stop` meanwhile; only in the main thread, which alone has signal handlers."""
+    """Makes SIGTERM and SIGINT call `stop` during the block. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Dedupe stores for effectively-once: which messages a group has handled, for as long as they may come again.
+"""Dedupe stores for effectively-once: the ids of messages that a group has handled, kept while they may be redelivered.
 
 `open_store(url)` opens one and imports its driver only then. SQLite and PostgreSQL keep the ids in a table of the
 user's database, so that a result and its id can be one transaction. Redis keeps only ids.
@@ -35,10 +35,11 @@ __all__ = (
 
 
 def open_store(url: str, *, clock: Callable[[], float] = time.time) -> DedupeStore:
-    """Connects, and makes the table where it is missing. `clock` is for SQLite; servers have their own.
+    """Connects, and creates the table if it is missing. `clock` is for SQLite; servers have their own clock.
 
-    Raises StoreUnavailable when nobody answers, StoreError for what cannot be.
+    Raises StoreUnavailable if the server does not answer, StoreError if the URL or the database cannot be used.
     """
+    # Drivers are optional and imported only for the database that is used.
     location = parse_database_url(url)
     match location.kind:
         case DatabaseKind.SQLITE:
@@ -58,6 +59,6 @@ def open_store(url: str, *, clock: Callable[[], float] = time.time) -> DedupeSto
 
 
 def require_driver(location: DatabaseLocation, package: str, extra: str) -> None:
-    """Raises StoreError that says what to install."""
+    """Raises StoreError, with the command that installs the driver, if the driver is missing."""
     if find_spec(package) is None:
         raise StoreError(f"{location.shown} needs the package {package}: pip install 'penstock[{extra}]'")

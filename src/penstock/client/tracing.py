@@ -40,9 +40,9 @@ TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
 STATE_CHARACTERS_MAX: Final = 512
 SAMPLED: Final = 0x01
-#: Sampled, and that the id of the trace is random; what else may be set one day is not ours to hand on.
+#: The flags "sampled" and "random trace id". W3C forbids passing on unknown flags.
 _FLAGS_KNOWN: Final = 0x03
-#: Versions to come may have more behind a further hyphen.
+#: Later versions may append more fields after a hyphen.
 _TRACEPARENT: Final = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?",
     re.ASCII,
@@ -52,22 +52,22 @@ _NO_SPAN: Final = "0" * 16
 _TRACESTATE: Final = re.compile(r"[\x20-\x7e\t]*", re.ASCII)
 
 _RANDOM: Final = random.Random()
-# Two processes that were one must not go on with the same ids.
+# After a fork, parent and child must not generate the same ids.
 os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 class TraceContext(NamedTuple):
-    """A place in a trace: where it is to be continued from."""
+    """A span of a trace, which new spans continue."""
 
     trace_id: str
     span_id: str
     flags: int
-    #: What vendors of tracing have to tell each other, as it came.
+    #: The tracestate header, unchanged.
     state: str
 
 
 def extract_trace(headers: Iterable[Header] | None) -> TraceContext | None:
-    """As the headers of a message tell; None where they tell none that is valid."""
+    """Returns the trace context in the headers; None if there is no valid one."""
     parent: bytes | None = None
     states: list[bytes] = []
     for name, value in headers or ():
@@ -81,9 +81,9 @@ def extract_trace(headers: Iterable[Header] | None) -> TraceContext | None:
 def inject_trace(
     headers: list[Header], current: TraceContext | None, *, chance: random.Random | None = None
 ) -> list[Header]:
-    """With a child of `current`, or the beginning of a trace, unless the headers have a trace context of their own.
+    """Adds a trace context to the headers unless they have one: a child of `current`, or a new trace.
 
-    A trace that begins here is told as sampled: nobody further on who records is told not to.
+    A new trace is marked as sampled, so that consumers which record spans record this one.
     """
     for name, _ in headers:
         if name == TRACEPARENT:
@@ -95,7 +95,7 @@ def inject_trace(
 
 
 def trace_headers(trace: TraceContext, child: int | None = None) -> list[Header]:
-    """Of the place itself, or of a child of it by its id."""
+    """Returns the headers of the trace context, or of a child span with this id."""
     span_id = trace.span_id if child is None else f"{child:016x}"
     parent = f"00-{trace.trace_id}-{span_id}-{trace.flags & _FLAGS_KNOWN:02x}"
     result: list[Header] = [(TRACEPARENT, parent.encode())]
@@ -119,7 +119,7 @@ def _parse_trace(parent: bytes, states: list[bytes]) -> TraceContext | None:
 
 
 def _join_tracestate(states: list[bytes]) -> str:
-    """As it came; what is too long loses entries at its end, which are the oldest."""
+    """Returns the tracestate; drops the oldest entries, at the end, if it is too long."""
     text = ",".join(state.decode("latin-1") for state in states)
     if _TRACESTATE.fullmatch(text) is None:
         return ""
@@ -129,7 +129,7 @@ def _join_tracestate(states: list[bytes]) -> str:
 
 
 class TracedMessage(Protocol):
-    """What tracing wants to know of a message; `app.message.Message` has it."""
+    """The fields of a message that spans record, as in `app.message.Message`."""
 
     @property
     def topic(self) -> str: ...
@@ -148,24 +148,24 @@ class TracedMessage(Protocol):
 
 
 class WithHeaders(Protocol):
-    """A message of the client library: all that is asked of it where nothing is recorded."""
+    """A message of the client library; without recording, only its headers are needed."""
 
     def headers(self) -> list[Header] | None: ...
 
 
-#: The message in hand, read only by who publishes while it is.
+#: The message that the handler works on; published messages join its trace.
 _CURRENT_MESSAGE: Final[ContextVar[TracedMessage | WithHeaders | None]] = ContextVar(
-    "penstock_message_in_hand", default=None
+    "penstock_current_message", default=None
 )
 
 
 def set_current_message(message: WithHeaders) -> None:
-    """Until the next one is: for loops that handle one message after the other, where nothing is recorded."""
+    """Sets the current message until the next call, for sequential loops without recording."""
     _CURRENT_MESSAGE.set(message)
 
 
 def current_trace() -> TraceContext | None:
-    """Of the message in hand, where there is one."""
+    """Returns the trace context of the current message, if there is one."""
     message = _CURRENT_MESSAGE.get()
     if message is None:
         return None
@@ -174,7 +174,7 @@ def current_trace() -> TraceContext | None:
 
 
 class Spans:
-    """Spans of one application: `client` is its name, `group` the one it consumes for."""
+    """Spans of one application: `client` is its name, `group` its consumer group."""
 
     __slots__ = ("_client", "_group")
 
@@ -184,11 +184,11 @@ class Spans:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is recorded now."""
+        """Whether spans are recorded now."""
         return _recorder() is not None
 
     def consume(self, message: TracedMessage) -> AbstractContextManager[object]:
-        """Around the handling of one message, which its span is a part of the trace of: `orders process`."""
+        """Returns the span `orders process` around the handling of one message, in the message's trace."""
         recorder = _recorder()
         if recorder is None:
             return _MessageScope(message)
@@ -198,7 +198,7 @@ class Spans:
         return span
 
     def consume_batch(self, messages: Sequence[TracedMessage]) -> AbstractContextManager[object]:
-        """Around the handling of several, whose traces its span is linked with."""
+        """Returns a span around the handling of several messages, linked to their traces."""
         recorder = _recorder()
         if recorder is None or not messages:
             return _MessageScope(None)
@@ -210,9 +210,9 @@ class Spans:
     def publish(
         self, topic: str, headers: list[Header], *, key: bytes | None = None
     ) -> AbstractContextManager[list[Header]]:
-        """Around the publishing of a message with the headers that are handed in: `orders publish`.
+        """Returns the span `orders publish` around publishing a message; it yields the headers to send.
 
-        These have the trace context of the span, or that of the message in hand where nothing is recorded.
+        They have the trace context of the span or, without recording, of the current message.
         """
         recorder = _recorder()
         if recorder is None:
@@ -224,7 +224,7 @@ class Spans:
 
 
 class _MessageScope:
-    """A context manager without a generator: it is entered for every message."""
+    """A class and not a generator, because every message enters it and a class is faster."""
 
     __slots__ = ("_message", "_token")
 
@@ -241,7 +241,7 @@ class _MessageScope:
 
 
 class _PublishScope:
-    """Without a generator too: it is entered for every message that is published."""
+    """A class and not a generator, because every published message enters it."""
 
     __slots__ = ("_headers",)
 
@@ -256,7 +256,7 @@ class _PublishScope:
 
 
 def _recorder() -> ModuleType | None:
-    """None unless a tracer is installed that records."""
+    """Returns None if no tracer records."""
     found = _opentelemetry()
     return found if found is not None and found.is_recording() else None
 

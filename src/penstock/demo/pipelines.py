@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.client.retry import Backoff
 from penstock.demo.names import (
     ARCHIVE_PIPELINE,
     CLEAN,
@@ -18,6 +17,7 @@ from penstock.demo.names import (
     Folders,
 )
 from penstock.demo.shop import PriceList
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.pipelines.declaration import DeadLetter, Errors, Pipeline, RowFunction, pipeline
 from penstock.spark.pipelines.parsers import json_rows
 
@@ -30,7 +30,7 @@ _PRICED: Final = "id STRING, customer STRING, product STRING, quantity INT, tota
 _WINDOW: Final = "10 seconds"
 _WATERMARK: Final = "5 seconds"
 #: A payment arrives within some seconds, before the last attempt.
-_ERRORS: Final = Errors(attempts=5, backoff=Backoff(base_ms=2_000, cap_ms=16_000))
+_ERRORS: Final = Errors(attempts=5, backoff=ExponentialBackoff(base_ms=2_000, cap_ms=16_000))
 
 
 class NotPaid(Exception):

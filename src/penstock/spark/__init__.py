@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from penstock.client.retry import Backoff as Backoff
+    from penstock.spark.pipelines.declaration import Backoff as Backoff
     from penstock.spark.pipelines.declaration import BatchSink as BatchSink
     from penstock.spark.pipelines.declaration import DeadLetter as DeadLetter
     from penstock.spark.pipelines.declaration import Errors as Errors
@@ -28,7 +28,7 @@ _PARSING: Final = "penstock.spark.pipelines.parsers"
 _SPARK_DEFAULT_PYTHON: Final = "python3"
 #: Public name -> module that defines it. Each module is imported when the name is first used.
 _EXPORTS: Final = {
-    "Backoff": "penstock.client.retry",
+    "Backoff": _DECLARATION,
     "BatchSink": _DECLARATION,
     "DeadLetter": _DECLARATION,
     "Errors": _DECLARATION,

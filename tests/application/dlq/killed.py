@@ -88,13 +88,13 @@ def _write_without_marks(desk: Any, entries: Any) -> Any:
 
 def _write_marks_afterwards(desk: Any, entries: Any) -> Any:
     sent = _write_without_marks(desk, entries)
-    desk._send(writer.by_topic_partition(desk._noted(entry) for entry in entries))
+    desk._send(writer.by_topic_partition(desk._resolution_record(entry) for entry in entries))
     desk._producer.end(commit=True)
     return sent
 
 
 def _write_marks_first(desk: Any, entries: Any) -> Any:
-    desk._send(writer.by_topic_partition(desk._noted(entry) for entry in entries))
+    desk._send(writer.by_topic_partition(desk._resolution_record(entry) for entry in entries))
     desk._producer.end(commit=True)
     return _write_without_marks(desk, entries)
 

@@ -125,8 +125,8 @@ def test_one_letter_in_full(penstock, answer, office, orders, dead):
 
 def test_names_that_lead_nowhere(penstock, office, orders, dead, unique):
     wrong = penstock("dlq", "replay", dead + "x", code=1)[1]
-    assert f"there are no dead letters by the name of {dead}x\n       did you mean {dead}?" in wrong
-    assert "no dead letters by the name" in penstock("dlq", "list", unique("nothing"), code=1)[1]
+    assert f"there is no dead-letter topic {dead}x\n       did you mean {dead}?" in wrong
+    assert "no dead-letter topic" in penstock("dlq", "list", unique("nothing"), code=1)[1]
     plain = office.create(unique("plain"))
     office.fill(plain, [Message(value=b"1")])
     assert f"{plain} holds no dead letters" in penstock("dlq", "list", plain, code=1)[1]
@@ -207,7 +207,9 @@ def test_what_is_no_letter_is_left_out_and_told(penstock, answer, office, orders
     )
     told = answer("dlq", "replay", dead)
     assert (told["replayed"], told["left_out"]) == (1, {"bare": 1, "stray": 1})
-    assert "1 dead letter skipped: they have no record in them" in penstock("dlq", "replay", dead)[1]
+    assert (
+        "1 dead letter skipped: they do not contain the original record" in penstock("dlq", "replay", dead)[1]
+    )
     assert answer("dlq", "replay", dead, "--to", elsewhere)["replayed"] == 1
     assert (office.numbers(orders), office.numbers(elsewhere)) == ([5], [99])
     for to, complaint in (("never-made", "there is no topic never-made"), (dead, "cannot be replayed to")):
@@ -240,7 +242,7 @@ def test_back_to_the_group_only(penstock, answer, office, orders, dead, unique):
     assert f"group {group} has no retries of {orders} (there is no topic {orders}.retry.1)" in told
     assert "--to original" in told
     retries = office.create(f"{orders}.retry.1", 3, **RETRY_SETTINGS)
-    assert f"group {group} has no position in {retries} yet" in penstock(*asked, "--dry-run")[1]
+    assert f"group {group} has no committed offset in {retries} yet" in penstock(*asked, "--dry-run")[1]
     with office.cluster() as cluster:
         commit_offsets(cluster, group, {(retries, 0): 0})
     assert penstock(*asked)[1] == f"1 dead letter of {dead} replayed\n"
@@ -299,7 +301,7 @@ def test_one_turn_for_all_tools_and_for_spark(office, orders, dead, unique):
 
 
 def test_who_is_overtaken_on_the_way_takes_the_turn_again(office, dead):
-    """Somebody begins after our turn was taken, and before our producer is there to be fenced."""
+    """Another writer starts after the lock was taken, and before the producer exists that it would fence."""
     takes = []
 
     class Late(SparkReplayLock):
@@ -341,7 +343,7 @@ def test_who_begins_takes_the_turn_from_who_was_before(office, orders, dead):
 
         first = replay_of(cluster, dead, progress=begin_another)
         with pytest.raises(
-            ReplayFenced, match=f"somebody else has begun to replay, edit or purge letters of {dead}"
+            ReplayFenced, match=f"another process has started to replay, edit or purge dead letters of {dead}"
         ):
             first.run(SparkReplayLock(cluster, dead))
         assert first.outcome.replayed == 8
@@ -414,7 +416,7 @@ def test_in_the_users_own_editor(penstock, answer, office, orders, monkeypatch, 
     script = tmp_path / "editor"
     for does, complaint in (
         ("exit 3", "the editor ended with code 3: nothing was changed"),
-        ("true", "0:0 is like that already"),
+        ("true", "0:0 has these values already"),
         ('echo no >> "$1"', "the value was JSON and no longer is"),
     ):
         script.write_text(f"#!/bin/sh\n{does}\n")

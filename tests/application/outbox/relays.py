@@ -16,7 +16,7 @@ END_S = 60.0
 
 
 class RelayProcess:
-    """Ended when its block ends, in whatever state it is."""
+    """Stops the relay when the block ends."""
 
     def __init__(self, job: Job, log: Path) -> None:
         self.job = job

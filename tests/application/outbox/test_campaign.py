@@ -1,4 +1,4 @@
-"""Each sale once and in order, whatever dies: a short campaign, and whether its judge would notice.
+"""Each sale is published once and in order through crashes: a short campaign, and tests of its checker.
 
 `python -m tests.application.outbox.campaign --kills 200 --database postgresql` is a longer one.
 """

@@ -179,7 +179,7 @@ def test_a_marker_behind_another_shards_open_transaction_is_waited_for(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Readers of committed records stop at the first transaction that is open, whatever was committed behind it."""
+    """read_committed readers stop at the first open transaction, even before committed records."""
     relay().run(once=True)
     other = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{name}-other"})
     other.init_transactions(20)
@@ -232,11 +232,11 @@ def test_a_second_relay_takes_over_when_the_first_is_gone(
     thread.start()
     put(url, (topic, "1", "k"))
     eventually(lambda: first.counts.relayed == 1)
-    with pytest.raises(OutboxError, match="another relay is at work on shard 0 of 1"):
+    with pytest.raises(OutboxError, match="another relay runs for shard 0 of 1"):
         relay().run(once=True)
     told: list[str] = []
     second = relay(starts=True, say=told.append)
-    eventually(lambda: "waits to take its place" in "".join(told))
+    eventually(lambda: "waiting to take over" in "".join(told))
     stopping.set()
     thread.join()
     put(url, (topic, "2", "k"))
@@ -264,7 +264,7 @@ def test_markers_that_are_forgotten_are_no_markers(
     relay: Callable[..., Relay], bootstrap: str, name: str
 ) -> None:
     make_topic(bootstrap, f"penstock.outbox.{name}", cleanup_policy="delete")
-    with pytest.raises(OutboxError, match=r"cleanup\.policy=delete, and would forget"):
+    with pytest.raises(OutboxError, match=r"cleanup\.policy=delete, which would delete markers"):
         relay().run(once=True)
 
 
@@ -274,7 +274,7 @@ def test_markers_that_are_forgotten_are_no_markers(
 def test_what_cannot_be_is_refused(bootstrap: str, more: dict[str, Any]) -> None:
     with pytest.raises(OutboxError):
         Relay("sqlite:///x.db", bootstrap, **more)
-    with pytest.raises(OutboxError, match="not set here"):
+    with pytest.raises(OutboxError, match="cannot be set"):
         Relay("sqlite:///x.db", bootstrap, settings={"transactional.id": "mine"})
 
 
@@ -329,7 +329,7 @@ def test_a_relay_that_is_told_to_stops_at_a_rejected_row(
 ) -> None:
     make_topic(bootstrap, topic)
     put(url, (topic, "1", "k"), partition=7)
-    with pytest.raises(OutboxError, match=r"row 1 .* was refused: .* has no partition 7"):
+    with pytest.raises(OutboxError, match=r"refused row 1 .*: .* has no partition 7"):
         relay(on_reject="stop").run(once=True)
     assert Shop(url).waiting() == 1
 

@@ -41,7 +41,7 @@ def commit_after_handling() -> None:
     def process(self: Any, batch: Any) -> None:
         session = self._session
         session.runner.run(batch)
-        session.letterbox.settle()
+        session.failure_publisher.settle()
         session.membership.commit(session.membership.positions(), wait=True)
 
     AtMostOnce.process = process  # type: ignore[method-assign]
@@ -55,7 +55,7 @@ def refused_commit_is_ignored() -> None:
         with contextlib.suppress(CommitRefused):
             session.membership.commit(session.membership.positions(), wait=True)
         session.runner.run(batch)
-        session.letterbox.settle()
+        session.failure_publisher.settle()
 
     AtMostOnce.process = process  # type: ignore[method-assign]
 
@@ -80,7 +80,7 @@ def letters_on_their_way_are_noted_as_there() -> None:
     finish = AtMostOnce.finish
 
     def finished(self: Any) -> None:
-        settle(self._session.letterbox)
+        settle(self._session.failure_publisher)
         finish(self)
 
     AtMostOnce.finish = finished  # type: ignore[method-assign]
@@ -125,7 +125,7 @@ def mark_before_the_handler() -> None:
     def marking(call: Any, marks: Any) -> Any:
         def handle(raw: Any) -> Any:
             marks.add(contracts.message_id_of(raw))
-            marks.keep()
+            marks.flush()
             return call(raw)
 
         return handle
@@ -215,13 +215,13 @@ def position_in_a_transaction_of_its_own() -> None:
     def entering(call: Any, book: Any, name: str, *_: Any) -> Any:
         def handle(raw: Any) -> Any:
             place, offset = (raw.topic(), raw.partition()), raw.offset()
-            if book.is_behind(place, offset):
+            if book.is_past(place, offset):
                 return None
             with book.ledger.transaction() as transaction:
                 result = call(raw, **{name: transaction.connection})
             with book.ledger.transaction() as transaction:
-                book.enter(transaction, place, offset)
-            book.entered(place, offset)
+                book.advance(transaction, place, offset)
+            book.advanced(place, offset)
             return result
 
         return handle

@@ -261,7 +261,7 @@ class Arming:
 
     def _arm_letters(self) -> None:
         self._patch(FailurePublisher, "send", self._around("the letter"))
-        waiting = self._around("the settling of letters", given=lambda box: box._on_their_way)
+        waiting = self._around("the settling of letters", given=lambda box: box._unconfirmed)
         self._patch(FailurePublisher, "settle", waiting)
         self._patch(FailurePublisher, "_not_published", self._with_losses)
 
@@ -290,10 +290,10 @@ class Arming:
         publisher.__init__ = make  # type: ignore[method-assign]
 
     def _arm_databases(self) -> None:
-        self._patch(HandledIds, "keep", self._with_marks)
+        self._patch(HandledIds, "flush", self._with_marks)
         self._patch(HandledIds, "claim", self._around("the claim"))
         self._patch(LedgerPositions, "take", self._around("taking positions"))
-        self._patch(LedgerPositions, "enter", self._around("the step in the ledger"))
+        self._patch(LedgerPositions, "advance", self._around("the step in the ledger"))
         self._patch(SqliteDatabase, "_commit", self._around("the database commit"))
         self._patch(PostgresDatabase, "transaction", self._with_end)
 

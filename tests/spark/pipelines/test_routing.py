@@ -3,7 +3,7 @@
 import random
 
 from penstock.client.deadletters.headers import Failure, Origin, read_origin
-from penstock.client.retry import Backoff
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.pipelines.failure_topics import FailureRouting
 
 FAILURE = Failure(error_class="E", message="m")
@@ -11,7 +11,7 @@ NOW_MS = 1_000_000
 ROUTING = FailureRouting(
     group="g",
     attempts_max=3,
-    backoff=Backoff(base_ms=1000, cap_ms=1500),
+    backoff=ExponentialBackoff(base_ms=1000, cap_ms=1500),
     retries={"orders.retry.1": "orders", "orders.retry.2": "orders", "orders.retry.7": "orders"},
     partitions={"orders.retry.1": 4, "orders.retry.2": 4, "orders.dlq": 2},
 )

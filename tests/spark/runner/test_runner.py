@@ -9,8 +9,8 @@ import pytest
 from tests.spark.source.topics import Topics
 
 from penstock.client.errors import Unavailable
-from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.pipelines import runner
 from penstock.spark.pipelines.checkpoints import CheckpointMoved
@@ -26,7 +26,7 @@ def topics(broker: Any) -> Topics:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "RESTART_BACKOFF", Backoff(base_ms=50, cap_ms=100))
+    monkeypatch.setattr(runner, "RESTART_BACKOFF", ExponentialBackoff(base_ms=50, cap_ms=100))
 
 
 @dataclass

@@ -61,20 +61,20 @@ def test_redis_by_host_tls_and_socket(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("sqlite://:memory:", "forgets everything"),
-        ("sqlite:///:memory:", "forgets everything"),
-        ("sqlite://", "forgets everything"),
+        ("sqlite://:memory:", "is lost when"),
+        ("sqlite:///:memory:", "is lost when"),
+        ("sqlite://", "is lost when"),
         ("sqlite://seen.db", "sqlite:///seen.db"),
-        ("sqlite:///seen.db?mode=memory", "no option mode"),
+        ("sqlite:///seen.db?mode=memory", "unknown option mode"),
         ("sqlite:///seen.db?create=perhaps", "create is true or false"),
         ("sqlite:///seen.db?timeout=long", "number of seconds"),
         ("sqlite:///seen#1.db", "%23"),
-        ("postgresql+psycopg://h/db", "leave out"),
+        ("postgresql+psycopg://h/db", "remove [+]psycopg"),
         ("postgresql://h/db?create=perhaps", "create is true or false"),
-        ("mysql://h/db", "no URL of a store"),
-        ("seen.db", "no URL of a store"),
-        ("", "no URL of a store"),
-        ("redis://[::1", "not a URL"),
+        ("mysql://h/db", "not a store URL"),
+        ("seen.db", "not a store URL"),
+        ("", "not a store URL"),
+        ("redis://[::1", "not a valid store URL"),
     ],
 )
 def test_a_refusal_says_what_to_write(url: str, words: str) -> None:
@@ -133,7 +133,7 @@ def test_what_libpq_does_not_understand_is_told_without_the_password() -> None:
 def test_files_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database" * 100)
     for url, words in [
-        (f"sqlite:///{tmp_path}/nowhere/seen.db", "no folder"),
+        (f"sqlite:///{tmp_path}/nowhere/seen.db", "nowhere does not exist"),
         (f"sqlite:///{tmp_path}/seen.db?create=false", "no such file"),
         (f"sqlite:///{tmp_path}/text", "not a database"),
         (f"sqlite:///{tmp_path}", "unable to open"),

@@ -214,4 +214,4 @@ def test_keys_as_people_can_read_them() -> None:
 
 def test_the_advice_names_the_price() -> None:
     assert salting_advice(0) is None
-    assert "2. penstock.client.salting spreads a key, at the price of the order" in (salting_advice(2) or "")
+    assert "2. penstock.client.salting spreads a key over several partitions" in (salting_advice(2) or "")

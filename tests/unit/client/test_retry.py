@@ -2,11 +2,12 @@
 
 from random import Random
 
-from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.client.retry import Deadline, attempts
+from penstock.protocol.backoff import ExponentialBackoff
 
 
 class Time:
-    """A clock that moves when somebody sleeps."""
+    """A clock that advances when `sleep` is called."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -21,7 +22,7 @@ class Time:
 
 
 def test_the_rest_doubles_up_to_the_cap_and_is_never_quite_the_same() -> None:
-    backoff = Backoff(base_ms=100, cap_ms=1000)
+    backoff = ExponentialBackoff(base_ms=100, cap_ms=1000)
     for attempt, least in enumerate([100, 200, 400, 800, 1000, 1000]):
         rests = [backoff.delay_ms(attempt, Random(seed)) for seed in range(50)]
         assert all(least <= rest <= least + 100 for rest in rests)
@@ -40,7 +41,9 @@ def test_a_deadline_counts_down_and_stays_over() -> None:
 def test_attempts_end_before_the_deadline() -> None:
     time = Time()
     deadline = Deadline(3000, clock=time.clock)
-    count = len(list(attempts(deadline, Backoff(base_ms=100, cap_ms=400), Random(1), sleep=time.sleep)))
+    count = len(
+        list(attempts(deadline, ExponentialBackoff(base_ms=100, cap_ms=400), Random(1), sleep=time.sleep))
+    )
     assert count == len(time.rests_s) + 1
     assert 6 <= count <= 12
     assert not deadline.is_over
@@ -48,4 +51,4 @@ def test_attempts_end_before_the_deadline() -> None:
 
 def test_there_is_always_one_attempt() -> None:
     deadline = Deadline(0)
-    assert list(attempts(deadline, Backoff(), Random(1))) == [0]
+    assert list(attempts(deadline, ExponentialBackoff(), Random(1))) == [0]

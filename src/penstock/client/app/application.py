@@ -27,6 +27,7 @@ from penstock.client.app.publisher import (
     header_list,
 )
 from penstock.client.app.resources import Resources
+from penstock.client.app.share_consumer import SharePlainConsumer
 from penstock.client.app.share_worker import ShareWorker
 from penstock.client.app.subscription import (
     Delivery,
@@ -45,58 +46,11 @@ from penstock.client.signals import SignalEvent, stop_on_signals
 from penstock.client.stores import DedupeStore
 from penstock.client.wire.topics import BROKER_DEFAULT, NewTopic, create_topics
 
-__all__ = ("UNANSWERED_MAX", "Penstock", "is_imported_to_run", "open_consumer")
+__all__ = ("UNACKNOWLEDGED_MAX", "Penstock", "is_imported_to_run")
 
 
-#: How many messages may be without an answer (ack, nack, commit). A loop that has more has forgotten to answer.
-UNANSWERED_MAX: Final = 100_000
-_SUPPORTED_DELIVERY: Final = (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)
-
-
-def open_consumer(
-    resources: Resources,
-    topics: tuple[str, ...],
-    *,
-    group: str,
-    delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
-    retry: Backoff | int | None = None,
-    dead_letters: bool | None = None,
-    start: str = "earliest",
-    commit_every: Duration = "100ms",
-    in_flight_max: int = UNANSWERED_MAX,
-    share: bool = False,
-    lock: Duration | None = None,
-) -> PlainConsumer:
-    """Returns a consumer that joins its group now or at its first poll. Raises ApplicationError, Unavailable, Refused.
-
-    `Penstock.consumer` describes the parameters.
-    """
-    declared = declare_subscription(
-        _handler_placeholder,
-        topics,
-        group=group,
-        delivery=delivery,
-        retry=retry,
-        dead_letters=(share or retry is not None) if dead_letters is None else dead_letters,
-        start=start,
-        commit_every=commit_every,
-        in_flight_max=in_flight_max,
-        share=share,
-        lock=lock,
-    )
-    if declared.delivery not in _SUPPORTED_DELIVERY:
-        raise ApplicationError(
-            f"{declared.delivery} needs to know when a handler begins and ends: subscribe one"
-        )
-    return _make_consumer(declared, resources)
-
-
-def _make_consumer(declared: Subscription, resources: Resources) -> PlainConsumer:
-    if declared.share:
-        from penstock.client.app.share_consumer import SharePlainConsumer
-
-        return SharePlainConsumer(declared, resources)
-    return GroupPlainConsumer(declared, resources)
+#: How many messages may be unacknowledged. A loop that has more has forgotten to call ack, nack or commit.
+UNACKNOWLEDGED_MAX: Final = 100_000
 
 
 def _handler_placeholder(message: Message) -> Any:
@@ -350,29 +304,32 @@ class Penstock:
         dead_letters: bool | None = None,
         start: str = "earliest",
         commit_every: Duration = "100ms",
-        in_flight_max: int = UNANSWERED_MAX,
+        in_flight_max: int = UNACKNOWLEDGED_MAX,
         share: bool = False,
         lock: Duration | None = None,
     ) -> PlainConsumer:
         """Returns a consumer for a loop of your own: poll, ack, nack, commit, seek.
 
         Parameters mean the same as for `subscribe`, but `dead_letters` is by default on only with `retry` and in share
-        groups, `in_flight_max` is how many messages may be without an answer, and `delivery` is "at-least-once" or
+        groups, `in_flight_max` is how many messages may be unacknowledged, and `delivery` is "at-least-once" or
         "at-most-once". Raises ApplicationError, ClientError.
         """
-        return open_consumer(
-            self._resources,
+        declared = declare_subscription(
+            _handler_placeholder,
             topics,
             group=group,
             delivery=delivery,
             retry=retry,
-            dead_letters=dead_letters,
+            dead_letters=(share or retry is not None) if dead_letters is None else dead_letters,
             start=start,
             commit_every=commit_every,
             in_flight_max=in_flight_max,
             share=share,
             lock=lock,
         )
+        if declared.delivery not in (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE):
+            raise ApplicationError(f"{declared.delivery} needs a handler: use subscribe")
+        return (SharePlainConsumer if declared.share else GroupPlainConsumer)(declared, self._resources)
 
     def aconsumer(
         self,
@@ -383,7 +340,7 @@ class Penstock:
         dead_letters: bool | None = None,
         start: str = "earliest",
         commit_every: Duration = "100ms",
-        in_flight_max: int = UNANSWERED_MAX,
+        in_flight_max: int = UNACKNOWLEDGED_MAX,
         share: bool = False,
         lock: Duration | None = None,
     ) -> AsyncConsumer:
@@ -449,20 +406,20 @@ class Penstock:
     def start(self) -> None:
         """Starts each subscription in a thread of its own and returns; `close` ends them. Raises ApplicationError."""
         if not self._subscriptions:
-            raise ApplicationError("nothing is subscribed to")
+            raise ApplicationError("the application has no subscription")
         with self._lock:
             if self._running:
                 raise ApplicationError("the application runs already")
             self._stop.clear()
             self._resources.ending.clear()
-            self._running = [self._consumption(each) for each in self._subscriptions]
+            self._running = [
+                (ShareWorker if each.share else SubscriptionWorker)(each, self._resources)
+                for each in self._subscriptions
+            ]
             for each in self._running:
                 each.start()
             self._waits = WaitReporter(self._running, self._resources)
             self._waits.start()
-
-    def _consumption(self, subscription: Subscription) -> SubscriptionWorker:
-        return (ShareWorker if subscription.share else SubscriptionWorker)(subscription, self._resources)
 
     def stop(self) -> None:
         """Makes `run` end. Any thread and any signal handler may call it."""
@@ -534,8 +491,8 @@ def _check_may_run() -> None:
     """Raises ApplicationError."""
     if is_imported_to_run.get():
         raise ApplicationError(
-            "run() is called while the program is imported to be run: "
-            'it belongs under `if __name__ == "__main__":`'
+            "run() was called while `penstock app run` imports the program: "
+            'put it under `if __name__ == "__main__":`'
         )
 
 
@@ -551,7 +508,9 @@ def _exit_error(error: BaseException) -> BaseException:
 def _add_draft(held: list[Draft], draft: Draft, acks: Acks | None) -> Future[Published]:
     """Holds a message back for the transaction of the handler. Raises ApplicationError."""
     if acks not in (None, "all"):
-        raise ApplicationError(f'acks={acks!r} does not go with exactly-once: a transaction waits for "all"')
+        raise ApplicationError(
+            f'acks={acks!r} does not work with exactly-once: a transaction waits for "all"'
+        )
     held.append(draft)
     done: Future[Published] = LazyFuture()
     done.set_result(_IN_TRANSACTION._replace(topic=draft.topic))
@@ -570,7 +529,7 @@ def _encode_message(
     if salt is not None:
         key = _salt_key(key, salt, salt_by.encode() if isinstance(salt_by, str) else salt_by)
     elif salt_by is not None:
-        raise ApplicationError("salt_by= chooses among the keys of salt=: say how many")
+        raise ApplicationError("salt_by= needs salt=, the number of keys to choose from")
     return (
         key,
         None if value is None else encode(value),
@@ -581,7 +540,7 @@ def _encode_message(
 def _salt_key(key: bytes | None, salt: int, salt_by: bytes | None) -> bytes:
     if key is None:
         raise ApplicationError(
-            "salt= spreads a key: give one, or leave salt= out (keyless messages are spread)"
+            "salt= needs a key=; messages without a key are spread over all partitions anyway"
         )
     try:
         return salted(key, salt, of=salt_by)

@@ -22,6 +22,7 @@ from penstock.client.app.failures import Reject
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import HandlerCall, UnreadableMessage
 from penstock.client.retry import Duration, duration_s
+from penstock.protocol.backoff import ExponentialBackoff
 
 __all__ = (
     "TRANSITIONS",
@@ -60,10 +61,10 @@ class Breaker:
     def __post_init__(self) -> None:
         for name, count in (("failures", self.failures), ("trials", self.trials)):
             if type(count) is not int or not 1 <= count <= _COUNT_MAX:
-                raise ValueError(f"{name}={count!r} is a whole number from 1 to {_COUNT_MAX}")
+                raise ValueError(f"{name}={count!r} must be a whole number from 1 to {_COUNT_MAX}")
         for name, length in (("within", self.within), ("open_for", self.open_for)):
             if duration_s(length) == 0:
-                raise ValueError(f"{name}={length!r} is longer than 0")
+                raise ValueError(f"{name}={length!r} must be longer than 0")
         if duration_s(self.cap) < duration_s(self.open_for):
             raise ValueError(f"cap={self.cap!r} is shorter than open_for={self.open_for!r}")
 
@@ -76,14 +77,14 @@ class BreakerPhase(Enum):
 
 class BreakerEvent(Enum):
     FAILED_TOO_OFTEN = "failed too often"
-    RESTED = "rested"
+    OPEN_TIME_OVER = "open time over"
     TRIAL_SUCCEEDED = "trial succeeded"
     TRIAL_FAILED = "trial failed"
 
 
 TRANSITIONS: Final = {
     BreakerPhase.CLOSED: {BreakerEvent.FAILED_TOO_OFTEN: BreakerPhase.OPEN},
-    BreakerPhase.OPEN: {BreakerEvent.RESTED: BreakerPhase.HALF_OPEN},
+    BreakerPhase.OPEN: {BreakerEvent.OPEN_TIME_OVER: BreakerPhase.HALF_OPEN},
     BreakerPhase.HALF_OPEN: {
         BreakerEvent.TRIAL_SUCCEEDED: BreakerPhase.CLOSED,
         BreakerEvent.TRIAL_FAILED: BreakerPhase.OPEN,
@@ -96,32 +97,35 @@ class CallPermit(NamedTuple):
     #: When to request a permit again, in seconds of the monotonic clock. None if that depends on a running trial.
     until_s: float | None
     #: The caller passes it back with the outcome, so that a late outcome does not count as that of a trial.
-    turn: int
+    generation: int
 
 
 class BreakerState:
     """The state of a breaker. A caller with a permit reports the outcome: `succeeded`, `failed` or `undecided`."""
 
     __slots__ = (
-        "_cap_s",
         "_failed_s",
-        "_open_for_s",
+        "_failed_trials",
+        "_open_times",
         "_rules",
         "_trials_left",
         "_until_s",
         "_within_s",
+        "generation",
         "phase",
-        "turn",
     )
 
     def __init__(self, rules: Breaker) -> None:
         self._rules = rules
-        self._within_s, self._cap_s = duration_s(rules.within), duration_s(rules.cap)
+        self._within_s = duration_s(rules.within)
         self.phase = BreakerPhase.CLOSED
         #: Counts the changes of phase.
-        self.turn = 0
+        self.generation = 0
         self._failed_s: deque[float] = deque(maxlen=rules.failures)
-        self._open_for_s = duration_s(rules.open_for)
+        self._open_times = ExponentialBackoff(
+            base_ms=duration_s(rules.open_for) * 1000, cap_ms=duration_s(rules.cap) * 1000
+        )
+        self._failed_trials = 0
         self._until_s = 0.0
         self._trials_left = 0
 
@@ -138,54 +142,54 @@ class BreakerState:
     def allow(self, now_s: float) -> CallPermit:
         """Whether a call may begin now."""
         if self.phase is BreakerPhase.OPEN and now_s >= self._until_s:
-            self._enter(BreakerEvent.RESTED)
+            self._enter(BreakerEvent.OPEN_TIME_OVER)
             self._trials_left = self._rules.trials
         match self.phase:
             case BreakerPhase.CLOSED:
-                return CallPermit(True, None, self.turn)
+                return CallPermit(True, None, self.generation)
             case BreakerPhase.OPEN:
-                return CallPermit(False, self._until_s, self.turn)
+                return CallPermit(False, self._until_s, self.generation)
             case BreakerPhase.HALF_OPEN if self._trials_left == 0:
-                return CallPermit(False, None, self.turn)
+                return CallPermit(False, None, self.generation)
         self._trials_left -= 1
-        return CallPermit(True, None, self.turn)
+        return CallPermit(True, None, self.generation)
 
-    def succeeded(self, now_s: float, turn: int | None = None) -> None:
-        if self._is_late(turn) or self.phase is BreakerPhase.OPEN:
+    def succeeded(self, now_s: float, generation: int | None = None) -> None:
+        if self._is_late(generation) or self.phase is BreakerPhase.OPEN:
             return
         self._failed_s.clear()
         if self.phase is BreakerPhase.HALF_OPEN:
             self._enter(BreakerEvent.TRIAL_SUCCEEDED)
-            self._open_for_s = duration_s(self._rules.open_for)
+            self._failed_trials = 0
 
-    def failed(self, now_s: float, turn: int | None = None) -> None:
-        if self._is_late(turn) or self.phase is BreakerPhase.OPEN:
+    def failed(self, now_s: float, generation: int | None = None) -> None:
+        if self._is_late(generation) or self.phase is BreakerPhase.OPEN:
             return
         if self.phase is BreakerPhase.HALF_OPEN:
-            self._open_for_s = min(self._open_for_s * 2, self._cap_s)
+            self._failed_trials += 1
             self._open(BreakerEvent.TRIAL_FAILED, now_s)
             return
         self._failed_s.append(now_s)
         if len(self._failed_s) == self._rules.failures and now_s - self._failed_s[0] <= self._within_s:
             self._open(BreakerEvent.FAILED_TOO_OFTEN, now_s)
 
-    def undecided(self, turn: int | None = None) -> None:
+    def undecided(self, generation: int | None = None) -> None:
         """The call shows nothing about the service: it was abandoned, or its message caused the error."""
-        if not self._is_late(turn) and self.phase is BreakerPhase.HALF_OPEN:
+        if not self._is_late(generation) and self.phase is BreakerPhase.HALF_OPEN:
             self._trials_left = min(self._trials_left + 1, self._rules.trials)
 
     def _open(self, event: BreakerEvent, now_s: float) -> None:
         self._enter(event)
         self._failed_s.clear()
-        self._until_s = now_s + self._open_for_s
+        self._until_s = now_s + self._open_times.minimum_ms(self._failed_trials) / 1000
 
     def _enter(self, event: BreakerEvent) -> None:
         self.phase = TRANSITIONS[self.phase][event]
-        self.turn += 1
+        self.generation += 1
 
-    def _is_late(self, turn: int | None) -> bool:
+    def _is_late(self, generation: int | None) -> bool:
         """Whether the call began in an earlier phase, and so shows nothing about this one."""
-        return turn is not None and turn != self.turn
+        return generation is not None and generation != self.generation
 
 
 _STOP_CHECK_S: Final = 0.2
@@ -211,18 +215,18 @@ class BreakerGuard:
         with self._lock:
             return self._state.allow(time.monotonic())
 
-    def succeeded(self, turn: int) -> None:
+    def succeeded(self, generation: int) -> None:
         with self._lock:
-            self._state.succeeded(time.monotonic(), turn)
+            self._state.succeeded(time.monotonic(), generation)
 
-    def failed(self, error: BaseException, turn: int) -> None:
+    def failed(self, error: BaseException, generation: int) -> None:
         """Counts a failure, unless the message caused it: that shows nothing about what the handler depends on."""
         with self._lock:
             if isinstance(error, (UnreadableMessage, Reject)) or not isinstance(error, Exception):
-                self._state.undecided(turn)
+                self._state.undecided(generation)
                 return
             was_open = self._state.phase is BreakerPhase.OPEN
-            self._state.failed(time.monotonic(), turn)
+            self._state.failed(time.monotonic(), generation)
             if self._state.phase is BreakerPhase.OPEN and not was_open:
                 self._figures.breaks += 1
 
@@ -255,9 +259,9 @@ def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
         try:
             result = call(raw, **handles)
         except BaseException as error:
-            guard.failed(error, permit.turn)
+            guard.failed(error, permit.generation)
             raise
-        guard.succeeded(permit.turn)
+        guard.succeeded(permit.generation)
         return result
 
     return handle
@@ -269,9 +273,9 @@ def with_breaker_async(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
         try:
             result = await call(raw, **handles)
         except BaseException as error:
-            guard.failed(error, permit.turn)
+            guard.failed(error, permit.generation)
             raise
-        guard.succeeded(permit.turn)
+        guard.succeeded(permit.generation)
         return result
 
     return handle

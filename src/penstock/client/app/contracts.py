@@ -54,12 +54,12 @@ _CHUNK_MAX: Final = 1 << 20
 class ContractSession:
     """The parts that a contract works with while its subscription is a member of the group."""
 
-    __slots__ = ("figures", "letterbox", "membership", "runner")
+    __slots__ = ("failure_publisher", "figures", "membership", "runner")
 
-    def __init__(self, runner: Runner, letterbox: FailurePublisher, figures: Figures) -> None:
+    def __init__(self, runner: Runner, failure_publisher: FailurePublisher, figures: Figures) -> None:
         self.membership: Membership = None  # type: ignore[assignment]  # set when the contract exists
         self.runner = runner
-        self.letterbox = letterbox
+        self.failure_publisher = failure_publisher
         self.figures = figures
 
 
@@ -119,7 +119,7 @@ class AtLeastOnce:
 
     def _settle(self) -> None:
         """Makes durable what must be durable before offsets are committed."""
-        self._session.letterbox.settle()
+        self._session.failure_publisher.settle()
 
     def stop(self) -> None:
         # Hold the lock, so that a concurrent commit finds these messages either in the runner or put back.
@@ -127,8 +127,8 @@ class AtLeastOnce:
             self._session.membership.put_back(self._session.runner.trim())
 
     def finish(self) -> None:
-        rest, _ = self._session.runner.interrupt(REBALANCE_WAIT_S)
-        self._session.membership.put_back(rest)
+        remaining, _ = self._session.runner.interrupt(REBALANCE_WAIT_S)
+        self._session.membership.put_back(remaining)
         self._session.runner.drain()
         self._commit_if_possible()
 
@@ -136,13 +136,13 @@ class AtLeastOnce:
         return {}
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        rest, in_progress = self._session.runner.interrupt(REBALANCE_WAIT_S, topic_partitions)
-        self._session.membership.put_back(rest)
+        remaining, in_progress = self._session.runner.interrupt(REBALANCE_WAIT_S, topic_partitions)
+        self._session.membership.put_back(remaining)
         gone = [raw for raw in in_progress if topic_partition_of(raw) in topic_partitions]
         if gone:
             self._session.figures.lost_in_hand += len(gone)
             _LOG.warning(
-                "%d messages were still in hand when their partition went to another member", len(gone)
+                "%d messages were still being handled when their partition went to another member", len(gone)
             )
         self._commit_if_possible(in_progress)
 
@@ -155,12 +155,12 @@ class AtLeastOnce:
             self._settle()
             session.membership.commit(positions, wait=True)
         except ClientError as error:
-            _LOG.warning("%s; what was handled since the last commit comes again", error)
+            _LOG.warning("%s; messages handled since the last commit are redelivered", error)
 
     def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Commits nothing: the new owner started at the last commit already."""
-        rest, in_progress = self._session.runner.interrupt(0.0)
-        self._session.membership.put_back(rest)
+        remaining, in_progress = self._session.runner.interrupt(0.0)
+        self._session.membership.put_back(remaining)
         self._session.figures.lost_in_hand += sum(
             topic_partition_of(raw) in topic_partitions for raw in in_progress
         )
@@ -225,15 +225,15 @@ class AtMostOnce:
             self._run(chunk, mine)
             self._open = mine
             self._note()
-        session.letterbox.settle()
+        session.failure_publisher.settle()
 
-    def _run(self, chunk: Sequence[Any], rest: Sequence[Any]) -> None:
+    def _run(self, chunk: Sequence[Any], remaining: Sequence[Any]) -> None:
         session, began_s = self._session, time.monotonic()
         try:
             session.runner.run(chunk)
         except BaseException:
             # The failed message, and all messages after it.
-            session.figures.dropped += 1 + len(session.runner.trim()) + len(rest)
+            session.figures.dropped += 1 + len(session.runner.trim()) + len(remaining)
             raise
         is_quick = time.monotonic() - began_s < self._commit_every_s / 4
         longer, shorter = min(self._chunk * 2, _CHUNK_MAX), self._chunk // 2 // self._unit * self._unit
@@ -266,7 +266,7 @@ class AtMostOnce:
         taken = membership.taken
         done = membership.positions([*self._session.runner.pending(), *self._open, *taken])
         # Settle after reading `done`: a failed message counts as handled only when its failure record is durable.
-        self._session.letterbox.settle()
+        self._session.failure_publisher.settle()
         membership.commit(membership.positions(taken), wait=True, done=done)
 
     def _committed(self, batch: Sequence[Any]) -> list[Any]:
@@ -280,7 +280,7 @@ class AtMostOnce:
             kept = set(map(id, membership.taken))
             mine = [raw for raw in batch if id(raw) in kept]
             unfinished = [*self._session.runner.pending(), *mine]
-            self._session.letterbox.settle()
+            self._session.failure_publisher.settle()
             is_ours = commit_before_handling(membership, self._session.figures, len(mine), unfinished)
             # From here on the batch is committed, dropped, or left to the next owner of its partition.
             membership.taken = []
@@ -300,8 +300,8 @@ class AtMostOnce:
             raise
         except BaseException:
             # The application ends. The workers' messages are committed, so no other member will handle them.
-            rest, _ = runner.interrupt(REBALANCE_WAIT_S)
-            self._session.figures.dropped += len(rest) + len(runner.pending())
+            remaining, _ = runner.interrupt(REBALANCE_WAIT_S)
+            self._session.figures.dropped += len(remaining) + len(runner.pending())
             raise
 
     def stop(self) -> None:
@@ -309,7 +309,7 @@ class AtMostOnce:
 
     def finish(self) -> None:
         self._session.runner.drain()
-        self._session.letterbox.settle()
+        self._session.failure_publisher.settle()
         self._note_last()
 
     def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -342,7 +342,7 @@ _EXPIRE_EVERY_S: Final = 60.0
 
 
 class HandledIds:
-    """Ids of handled messages, which `keep` marks in the store. Handler threads share it."""
+    """Ids of handled messages, which `flush` writes to the store. Handler threads share it."""
 
     def __init__(self, store: DedupeStore, scope: str, ttl_s: float) -> None:
         self.store = store
@@ -357,7 +357,7 @@ class HandledIds:
         with self._lock:
             self._handled[message_id] = None
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """Writes the ids to the store. Raises StoreUnavailable, and then keeps the ids for the next call."""
         with self._lock:
             handled, self._handled = self._handled, {}
@@ -378,7 +378,7 @@ class HandledIds:
     def claim(self, transaction: Any, message_id: str) -> bool:
         return bool(transaction.claim(self._scope, message_id, self._ttl_s))
 
-    def expire_now_and_then(self) -> None:
+    def expire_periodically(self) -> None:
         now_s = time.monotonic()
         if now_s - self._expired_s > _EXPIRE_EVERY_S:
             self._expired_s = now_s
@@ -474,11 +474,11 @@ class EffectivelyOnce(AtLeastOnce):
 
     def tick(self) -> None:
         super().tick()
-        self._marks.expire_now_and_then()
+        self._marks.expire_periodically()
 
     def _settle(self) -> None:
         super()._settle()
-        self._marks.keep()
+        self._marks.flush()
 
 
 def _is_later_attempt(raw: Any, other: Any) -> bool:

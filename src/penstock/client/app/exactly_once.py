@@ -21,6 +21,8 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple
 
+from confluent_kafka import KafkaException
+
 from penstock.client.app.contracts import REBALANCE_WAIT_S, AtLeastOnce, ContractSession, HandledIds
 from penstock.client.app.failures import FailureRecord
 from penstock.client.app.figures import Figures
@@ -119,8 +121,6 @@ class TransactionalPublisher:
     """A transactional producer: one transaction after the other. `abort` discards all messages since `begin`."""
 
     def __init__(self, settings: Settings, name: str) -> None:
-        from confluent_kafka import KafkaException
-
         self._ids = MessageIds()
         self._failures: list[Any] = []
         # A random id is enough: the group's generation fences zombies, and no other producer takes over this id.
@@ -134,8 +134,6 @@ class TransactionalPublisher:
 
     def begin(self) -> None:
         """Raises TransactionFailed."""
-        from confluent_kafka import KafkaException
-
         self._failures.clear()
         try:
             self._producer.begin_transaction()
@@ -167,8 +165,6 @@ class TransactionalPublisher:
 
     def _make_room(self) -> None:
         """Raises TransactionFailed."""
-        from confluent_kafka import KafkaException
-
         try:
             self._producer.poll(_QUEUE_FULL_WAIT_S)
         except KafkaException as error:
@@ -183,8 +179,6 @@ class TransactionalPublisher:
 
         After TransactionFailed the transaction may have been committed, but only as a whole.
         """
-        from confluent_kafka import KafkaException
-
         note = str(CommitMetadata(Delivery.EXACTLY_ONCE))
         offsets = [
             confluent_partition(topic_partition, offset, note)
@@ -201,8 +195,6 @@ class TransactionalPublisher:
 
     def abort(self) -> None:
         """Raises TransactionFailed if this publisher cannot be used any more."""
-        from confluent_kafka import KafkaException
-
         try:
             self._retried(lambda: self._producer.abort_transaction(_TRANSACTION_CALL_S))
         except KafkaException as error:
@@ -210,8 +202,6 @@ class TransactionalPublisher:
 
     def _retried(self, end: Callable[[], None]) -> None:
         """Calls `end` again where librdkafka marks the error as retriable: it then reports the first call's outcome."""
-        from confluent_kafka import KafkaException
-
         for left in reversed(range(4)):
             try:
                 end()
@@ -273,12 +263,12 @@ def handle_in_transaction_async(call: HandlerCall, contract: ExactlyOnce) -> Han
     return handle
 
 
-def send_in_transaction(publish: Callable[[Draft], None], letter: FailureRecord) -> Future[Published]:
+def send_in_transaction(publish: Callable[[Draft], None], record: FailureRecord) -> Future[Published]:
     publish(
-        Draft(letter.topic, letter.value, letter.key, letter.headers, letter.partition, letter.timestamp_ms)
+        Draft(record.topic, record.value, record.key, record.headers, record.partition, record.timestamp_ms)
     )
     done: Future[Published] = Future()
-    done.set_result(Published(letter.topic, letter.partition, _UNKNOWN_OFFSET))
+    done.set_result(Published(record.topic, record.partition, _UNKNOWN_OFFSET))
     return done
 
 
@@ -324,7 +314,7 @@ class ExactlyOnce:
             publisher.begin()
             session.runner.run(batch)
             session.runner.drain()
-            session.letterbox.settle()
+            session.failure_publisher.settle()
             publisher.commit(self._positions(batch), group)
             self.refusals.forget(batch)
             return True
@@ -400,9 +390,9 @@ class ExactlyOnce:
         with self._session.membership.held():
             self._return(self._session.runner.trim())
 
-    def _return(self, rest: list[Any]) -> None:
-        self._put_back += rest
-        self._session.membership.put_back(rest)
+    def _return(self, remaining: list[Any]) -> None:
+        self._put_back += remaining
+        self._session.membership.put_back(remaining)
 
     def finish(self) -> None:
         pass
@@ -411,14 +401,14 @@ class ExactlyOnce:
         return {}
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        rest, in_progress = self._session.runner.interrupt(REBALANCE_WAIT_S, topic_partitions)
-        self._return(rest)
+        remaining, in_progress = self._session.runner.interrupt(REBALANCE_WAIT_S, topic_partitions)
+        self._return(remaining)
         if in_progress:
             self._is_interrupted = True
 
     def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        rest, _ = self._session.runner.interrupt(0.0)
-        self._return(rest)
+        remaining, _ = self._session.runner.interrupt(0.0)
+        self._return(remaining)
         self._is_interrupted = True
 
 
@@ -443,7 +433,7 @@ class LedgerPositions:
         for topic_partition in topic_partitions:
             self._positions.pop(topic_partition, None)
 
-    def may_be_twice(self, topic_partition: TopicPartition) -> bool:
+    def may_be_duplicate(self, topic_partition: TopicPartition) -> bool:
         """Whether the next message of the partition may exist twice.
 
         The previous owner may have published a failure record for its next message, and died before it moved the
@@ -452,19 +442,19 @@ class LedgerPositions:
         """
         return topic_partition in self._fresh or retry_level(topic_partition[0]) is not None
 
-    def is_behind(self, topic_partition: TopicPartition, offset: int) -> bool:
+    def is_past(self, topic_partition: TopicPartition, offset: int) -> bool:
         """Whether the ledger's position is past this message already."""
         known = self._positions.get(topic_partition)
         return known is not None and known.offset is not None and offset < known.offset
 
-    def enter(self, transaction: Any, topic_partition: TopicPartition, offset: int) -> None:
+    def advance(self, transaction: Any, topic_partition: TopicPartition, offset: int) -> None:
         """Moves the position past this message, as part of the transaction. Raises LedgerFenced."""
         known = self._positions.get(topic_partition)
         if known is None:
             raise LedgerFenced(f"{topic_partition[0]}[{topic_partition[1]}] belongs to another member")
         transaction.advance(self.group, topic_partition, known.offset, offset + 1, known.epoch)
 
-    def entered(self, topic_partition: TopicPartition, offset: int) -> None:
+    def advanced(self, topic_partition: TopicPartition, offset: int) -> None:
         """Records that the transaction was committed; the partition may have been revoked since."""
         known = self._positions.get(topic_partition)
         if known is not None:
@@ -473,7 +463,11 @@ class LedgerPositions:
 
 
 def handle_in_ledger(
-    call: HandlerCall, book: LedgerPositions, handle_name: str, marks: HandledIds | None, figures: Figures
+    call: HandlerCall,
+    positions: LedgerPositions,
+    handle_name: str,
+    marks: HandledIds | None,
+    figures: Figures,
 ) -> HandlerCall:
     """Wraps `call` so that the handler's writes through its connection and the position are one transaction.
 
@@ -481,23 +475,23 @@ def handle_in_ledger(
     """
 
     def is_new(transaction: Any, raw: Any, topic_partition: TopicPartition) -> bool:
-        if marks is None or not book.may_be_twice(topic_partition):
+        if marks is None or not positions.may_be_duplicate(topic_partition):
             return True
         return marks.claim(marks.store.joined(transaction.connection), _origin_id(raw))
 
     def handle(raw: Any) -> Any:
         topic_partition, offset = topic_partition_of(raw), raw.offset()
-        if book.is_behind(topic_partition, offset):
+        if positions.is_past(topic_partition, offset):
             return NOT_HANDLED
         result: Any = NOT_HANDLED
-        with book.ledger.transaction() as transaction:
+        with positions.ledger.transaction() as transaction:
             if is_new(transaction, raw, topic_partition):
                 with database_handle(handle_name, transaction.connection) as given:
                     result = call(raw, **{handle_name: given})
             else:
                 figures.add("duplicates")
-            book.enter(transaction, topic_partition, offset)
-        book.entered(topic_partition, offset)
+            positions.advance(transaction, topic_partition, offset)
+        positions.advanced(topic_partition, offset)
         return result
 
     return handle
@@ -512,10 +506,14 @@ def _origin_id(raw: Any) -> str:
 
 class ExactlyOnceWithLedger(AtLeastOnce):
     def __init__(
-        self, session: ContractSession, commit_every_s: float, book: LedgerPositions, marks: HandledIds | None
+        self,
+        session: ContractSession,
+        commit_every_s: float,
+        positions: LedgerPositions,
+        marks: HandledIds | None,
     ) -> None:
         super().__init__(session, commit_every_s)
-        self._book = book
+        self._positions = positions
         self._marks = marks
         self._fenced = False
 
@@ -531,12 +529,12 @@ class ExactlyOnceWithLedger(AtLeastOnce):
         topic_partition = topic_partition_of(raw)
         if self._fenced or topic_partition not in self._session.membership.topic_partitions:
             return
-        self._session.letterbox.failed(raw, error)
-        self._session.letterbox.settle()
+        self._session.failure_publisher.failed(raw, error)
+        self._session.failure_publisher.settle()
         try:
-            with self._book.ledger.transaction() as transaction:
-                self._book.enter(transaction, topic_partition, raw.offset())
-            self._book.entered(topic_partition, raw.offset())
+            with self._positions.ledger.transaction() as transaction:
+                self._positions.advance(transaction, topic_partition, raw.offset())
+            self._positions.advanced(topic_partition, raw.offset())
         except LedgerFenced:
             self._fenced = True
 
@@ -553,15 +551,15 @@ class ExactlyOnceWithLedger(AtLeastOnce):
     def tick(self) -> None:
         super().tick()
         if self._marks is not None:
-            self._marks.expire_now_and_then()
+            self._marks.expire_periodically()
 
     def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        return self._book.take(topic_partitions)
+        return self._positions.take(topic_partitions)
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
         super().revoked(topic_partitions)
-        self._book.forget(topic_partitions)
+        self._positions.forget(topic_partitions)
 
     def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
         super().lost(topic_partitions)
-        self._book.forget(topic_partitions)
+        self._positions.forget(topic_partitions)

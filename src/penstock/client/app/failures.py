@@ -31,8 +31,8 @@ from penstock.client.deadletters.headers import (
     retry_topic,
 )
 from penstock.client.payloads import PayloadError
-from penstock.client.retry import Backoff as ExponentialBackoff
 from penstock.client.retry import Duration, duration_s
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.dead_letter_headers import HANDLER_HEADER, MESSAGE_ID, WITHOUT_RECORD_HEADER
 
 __all__ = ("ATTEMPTS_MAX", "Backoff", "FailurePolicy", "FailurePublisher", "FailureRecord", "Reject", "Retry")
@@ -57,11 +57,11 @@ class Backoff:
     def __post_init__(self) -> None:
         base_s, cap_s = duration_s(self.base), duration_s(self.cap)
         if base_s == 0:
-            raise ValueError(f"base={self.base!r} leaves no rest between attempts: it is longer than 0")
+            raise ValueError(f"base={self.base!r} leaves no delay between attempts: it must be longer than 0")
         if cap_s < base_s:
             raise ValueError(f"cap={self.cap!r} is shorter than base={self.base!r}")
         if type(self.attempts) is not int or not 1 <= self.attempts <= ATTEMPTS_MAX:
-            raise ValueError(f"attempts={self.attempts!r} is a whole number from 1 to {ATTEMPTS_MAX}")
+            raise ValueError(f"attempts={self.attempts!r} must be a whole number from 1 to {ATTEMPTS_MAX}")
 
     def delay_s(self, attempt: int, chance: Random) -> float:
         """The delay after failed attempt number `attempt`, counted from 1."""
@@ -124,7 +124,7 @@ class FailurePolicy:
     now_ms: Callable[[], int]
     chance: Random
 
-    def letter(self, raw: Any, error: BaseException) -> FailureRecord:
+    def failure_record(self, raw: Any, error: BaseException) -> FailureRecord:
         origin, attempts = self._origin(raw)
         level = self._level(attempts, error)
         if level is None:
@@ -133,7 +133,7 @@ class FailurePolicy:
         delay_s = self._delay_s(attempts, error)
         return self._waiting(raw, origin, level, attempts, describe_failure(error, FAILED), delay_s)
 
-    def follower(self, raw: Any, level: int) -> FailureRecord:
+    def following_record(self, raw: Any, level: int) -> FailureRecord:
         """Returns a record that sends a later message of a failed key to the same retry level, behind the failed one.
 
         The message was not tried, so this does not count as an attempt.
@@ -164,8 +164,6 @@ class FailurePolicy:
     def _delay_s(self, attempts: int, error: BaseException) -> float:
         assert self.backoff is not None
         if isinstance(error, Retry) and error.delay is not None:
-            from penstock.client.retry import duration_s
-
             return duration_s(error.delay)
         return self.backoff.delay_s(attempts, self.chance)
 
@@ -173,13 +171,13 @@ class FailurePolicy:
         self, raw: Any, origin: Origin, level: int, attempts: int, failure: Failure, delay_s: float
     ) -> FailureRecord:
         due_ms = self.now_ms() + round(delay_s * 1000)
-        return self._letter(retry_topic(origin.topic, level), raw, origin, attempts, failure, due_ms)
+        return self._make_record(retry_topic(origin.topic, level), raw, origin, attempts, failure, due_ms)
 
     def _dead(self, raw: Any, origin: Origin, attempts: int, failure: Failure) -> FailureRecord:
         topic = dead_letter_topic(origin.topic)
-        return self._letter(topic, raw, origin, attempts, failure, self.now_ms())._replace(is_dead=True)
+        return self._make_record(topic, raw, origin, attempts, failure, self.now_ms())._replace(is_dead=True)
 
-    def _letter(
+    def _make_record(
         self, topic: str, raw: Any, origin: Origin, attempts: int, failure: Failure, timestamp_ms: int
     ) -> FailureRecord:
         headers = failure_headers(raw.headers(), origin, failure, group=self.group, attempts=attempts)
@@ -239,16 +237,16 @@ class FailurePublisher:
 
     def __init__(
         self,
-        failing: FailurePolicy,
-        post: PublishRecord,
+        policy: FailurePolicy,
+        publish: PublishRecord,
         figures: Figures,
         *,
         waits: bool,
         gives_up: bool = False,
         await_published: Callable[[Future[Published], float], Published] = Future.result,
     ) -> None:
-        self._failing = failing
-        self._post = post
+        self._policy = policy
+        self._publish = publish
         self._figures = figures
         self._waits = waits
         self._gives_up = gives_up
@@ -256,36 +254,36 @@ class FailurePublisher:
         self._lock = threading.Lock()
         #: A rebalance may call `settle` in one thread while another thread does: only one awaits each record.
         self._settling = threading.Lock()
-        self._on_their_way: list[tuple[FailureRecord, Future[Published]]] = []
+        self._unconfirmed: list[tuple[FailureRecord, Future[Published]]] = []
 
     def failed(self, raw: Any, error: Exception) -> FailureRecord:
-        letter = self._failing.letter(raw, error)
-        words = "is a dead letter" if letter.is_dead else f"goes to {letter.topic}"
+        record = self._policy.failure_record(raw, error)
+        words = "is a dead letter" if record.is_dead else f"goes to {record.topic}"
         record_text = f"{raw.topic()}[{raw.partition()}]@{raw.offset()}"
         _LOG.warning("%s %s: %s: %s", record_text, words, type(error).__name__, error)
-        self._count(letter)
-        self.send(letter)
-        return letter
+        self._count(record)
+        self.send(record)
+        return record
 
-    def _count(self, letter: FailureRecord) -> None:
+    def _count(self, record: FailureRecord) -> None:
         with self._lock:
-            if letter.is_dead:
+            if record.is_dead:
                 self._figures.dead += 1
             else:
                 self._figures.retried += 1
 
-    def send(self, letter: FailureRecord) -> None:
+    def send(self, record: FailureRecord) -> None:
         """Publishes a failure record. With `waits`, raises NotPublished if that fails."""
         try:
-            future = self._post(letter)
+            future = self._publish(record)
         except NotPublished as error:
-            self._send_less(letter, error)
+            self._send_smaller(record, error)
             return
         if self._waits:
-            self._await(letter, future)
+            self._await(record, future)
             return
         with self._lock:
-            self._on_their_way.append((letter, future))
+            self._unconfirmed.append((record, future))
 
     def settle(self) -> None:
         """Waits until all records are published. Raises NotPublished.
@@ -294,36 +292,36 @@ class FailurePublisher:
         """
         with self._settling:
             with self._lock:
-                waiting = list(self._on_their_way)
-            for letter, future in waiting:
-                self._await(letter, future)
+                waiting = list(self._unconfirmed)
+            for record, future in waiting:
+                self._await(record, future)
             with self._lock:
-                del self._on_their_way[: len(waiting)]
+                del self._unconfirmed[: len(waiting)]
 
-    def _await(self, letter: FailureRecord, future: Future[Published]) -> None:
+    def _await(self, record: FailureRecord, future: Future[Published]) -> None:
         try:
             self._await_published(future, _PUBLISH_TIMEOUT_S)
         except NotPublished as error:
-            self._send_less(letter, error)
+            self._send_smaller(record, error)
         except TimeoutError:
-            self._not_published(letter, NotPublished(f"{letter.topic}: nobody answers", may_be_there=True))
+            self._not_published(record, NotPublished(f"{record.topic}: no broker answers", may_be_there=True))
 
-    def _send_less(self, letter: FailureRecord, error: NotPublished) -> None:
+    def _send_smaller(self, record: FailureRecord, error: NotPublished) -> None:
         """Tries smaller forms of a record that is too large: in the dead-letter topic, then without its value.
 
-        The headers of a dead letter without a value say where the original message is.
+        The headers of a dead record without a value say where the original message is.
         """
-        less = _smaller_record(letter, error) if error.too_large else None
-        if less is None:
-            self._not_published(letter, error)
+        smaller = _smaller_record(record, error) if error.too_large else None
+        if smaller is None:
+            self._not_published(record, error)
             return
-        _LOG.warning("%s; it goes to %s instead", error, less.topic)
+        _LOG.warning("%s; it goes to %s instead", error, smaller.topic)
         try:
-            self._await(less, self._post(less))
+            self._await(smaller, self._publish(smaller))
         except NotPublished as again:
-            self._send_less(less, again)
+            self._send_smaller(smaller, again)
 
-    def _not_published(self, letter: FailureRecord, error: NotPublished) -> None:
+    def _not_published(self, record: FailureRecord, error: NotPublished) -> None:
         if not self._gives_up:
             raise error
         with self._lock:
@@ -331,15 +329,15 @@ class FailurePublisher:
         _LOG.warning("%s; the message is dropped", error)
 
 
-def _smaller_record(letter: FailureRecord, error: NotPublished) -> FailureRecord | None:
+def _smaller_record(record: FailureRecord, error: NotPublished) -> FailureRecord | None:
     """Returns a dead letter instead of a retry, or a dead letter without its value instead of a dead letter.
 
     Otherwise the subscription would stop at this message forever. Returns None if there is no smaller form.
     """
-    if not letter.is_dead:
-        return letter._replace(topic=dead_letter_topic(original_topic(letter.topic)), is_dead=True)
-    if letter.value is None:
+    if not record.is_dead:
+        return record._replace(topic=dead_letter_topic(original_topic(record.topic)), is_dead=True)
+    if record.value is None:
         return None
-    return letter._replace(
-        value=None, headers=[*letter.headers, (WITHOUT_RECORD_HEADER, str(error).encode())]
+    return record._replace(
+        value=None, headers=[*record.headers, (WITHOUT_RECORD_HEADER, str(error).encode())]
     )

@@ -135,8 +135,8 @@ def make_loop(handler: Callable[..., Any], shape: HandlerSignature) -> HandlerLo
 
 
 def loop_over_call(call: HandlerCall) -> HandlerLoop:
-    def loop(rest: Iterator[Any], position: LoopPosition) -> None:
-        for raw in rest:
+    def loop(remaining: Iterator[Any], position: LoopPosition) -> None:
+        for raw in remaining:
             position.raw = raw
             if call(raw) is NOT_HANDLED:
                 position.left_out += 1
@@ -145,8 +145,8 @@ def loop_over_call(call: HandlerCall) -> HandlerLoop:
 
 
 def _message_loop(handler: Callable[..., Any]) -> HandlerLoop:
-    def loop(rest: Iterator[Any], position: LoopPosition) -> None:
-        for raw in rest:
+    def loop(remaining: Iterator[Any], position: LoopPosition) -> None:
+        for raw in remaining:
             position.raw = raw
             message = _FastMessage()
             message._raw = raw
@@ -156,8 +156,8 @@ def _message_loop(handler: Callable[..., Any]) -> HandlerLoop:
 
 
 def _value_loop(handler: Callable[..., Any], read: Callable[[Any], Any], *, takes_none: bool) -> HandlerLoop:
-    def loop(rest: Iterator[Any], position: LoopPosition) -> None:
-        for raw in rest:
+    def loop(remaining: Iterator[Any], position: LoopPosition) -> None:
+        for raw in remaining:
             position.raw = raw
             value = raw.value()
             handler(value if value is not None or takes_none else read(raw))

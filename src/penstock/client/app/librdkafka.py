@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
+from confluent_kafka import KafkaError
+
 from penstock.client.errors import ClientError
 
 __all__ = [
@@ -123,7 +125,7 @@ def checked_settings(given: Mapping[str, Any] | None) -> Settings:
     settings = dict(given or {})
     for name in settings:
         if name in _RESERVED_SETTINGS:
-            raise ApplicationError(f"{name} is not set here: it follows from {_RESERVED_SETTINGS[name]}")
+            raise ApplicationError(f"{name} cannot be set: it follows from {_RESERVED_SETTINGS[name]}")
     return settings
 
 
@@ -145,8 +147,6 @@ class _BrokerErrorReporter:
         self._reported_s: dict[int, float] = {}
 
     def __call__(self, error: Any) -> None:
-        from confluent_kafka import KafkaError
-
         code = error.code()
         if code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
             self._why = f" ({error.str()})"
@@ -166,7 +166,7 @@ class _BrokerErrorReporter:
 def checked_acks(acks: object) -> Acks:
     """Raises ApplicationError."""
     if isinstance(acks, bool) or acks not in (0, 1, "0", "1", "all"):
-        raise ApplicationError(f'acks={acks!r} is none of 0, 1 and "all"')
+        raise ApplicationError(f'acks={acks!r} must be 0, 1 or "all"')
     return "all" if acks == "all" else 1 if int(str(acks)) else 0
 
 

@@ -19,9 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
 from penstock.client.app.librdkafka import ApplicationError, Settings
 from penstock.client.app.message import TopicPartition, confluent_partition, topic_partition_of
 from penstock.client.app.subscription import Delivery
+from penstock.client.deadletters.headers import is_failure_topic
 from penstock.client.errors import ClientError
 
 __all__ = (
@@ -66,8 +70,6 @@ class CommitLost(ClientError):
 
 def commit_error(error: Any) -> ClientError:
     """Returns CommitRefused if the error means that nothing was committed, CommitLost if the outcome is unknown."""
-    from confluent_kafka import KafkaError
-
     definite = {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -80,7 +82,7 @@ def commit_error(error: Any) -> ClientError:
         KafkaError._NO_OFFSET,
     }
     kind = CommitRefused if error.code() in definite else CommitLost
-    return kind(f"the position was not committed: {error.str()}")
+    return kind(f"the offset was not committed: {error.str()}")
 
 
 #: How often a busy member polls at least in each max.poll.interval.ms.
@@ -97,7 +99,7 @@ class BackgroundPoller:
         self._poll = poll
         self._busy_since: float | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock-poller", daemon=True)
         self._thread.start()
 
     def busy(self) -> None:
@@ -134,7 +136,7 @@ class RebalanceListener(Protocol):
     def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Returns positions to read from that are kept outside the group; other partitions start at its offsets."""
 
-    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
+    def reading_from(self, positions: Mapping[TopicPartition, int]) -> None:
         """The member starts to read at these positions."""
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
@@ -189,7 +191,7 @@ class Membership:
         self.taken: list[Any] = []
         #: How often partitions were revoked or lost.
         self._revocations = 0
-        self._error_of = _message_error()
+        self._error_of: Callable[[Any], Any] = confluent_kafka.Message.error
         self._consumer = self._join()
         self._poller = BackgroundPoller(settings, self._poll_in_background)
 
@@ -233,8 +235,6 @@ class Membership:
 
     def _check_errors(self, taken: list[Any]) -> None:
         """Raises ClientError for an error that does not go away by itself; logs the others."""
-        from confluent_kafka import KafkaError
-
         for message in taken:
             error = message.error()
             if error is None:
@@ -276,8 +276,6 @@ class Membership:
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """Does nothing if the partition is not assigned to this member. Raises ClientError."""
-        from confluent_kafka import KafkaException
-
         with self._lock:
             self._stash = [m for m in self._stash if topic_partition_of(m) != topic_partition]
             if topic_partition not in self.topic_partitions:
@@ -292,8 +290,6 @@ class Membership:
 
     def bounds(self, topic_partition: TopicPartition) -> tuple[int, int]:
         """Returns the log start offset and the high watermark. Raises ClientError."""
-        from confluent_kafka import KafkaException
-
         try:
             low, high = self._consumer.get_watermark_offsets(
                 confluent_partition(topic_partition), timeout=_WATERMARKS_TIMEOUT_S
@@ -304,8 +300,6 @@ class Membership:
 
     def offset_at(self, topic_partition: TopicPartition, timestamp_ms: int) -> int:
         """Returns the offset of the first message that is not older, or the log's end. Raises ClientError."""
-        from confluent_kafka import KafkaException
-
         try:
             (reported,) = self._consumer.offsets_for_times(
                 [confluent_partition(topic_partition, timestamp_ms)], timeout=_WATERMARKS_TIMEOUT_S
@@ -372,8 +366,6 @@ class Membership:
         With `wait`, returns when the commit has succeeded, or raises CommitRefused or CommitLost. `done` goes into the
         commit metadata, for contracts whose positions are ahead of the handled messages.
         """
-        from confluent_kafka import KafkaException
-
         before, finished = self._committed if wait else self._sent, done or {}
         moved = {
             topic_partition: offset
@@ -420,8 +412,6 @@ class Membership:
     # -- joining and leaving -------------------------------------------------------------------------
 
     def _join(self) -> Any:
-        from confluent_kafka import Consumer, KafkaException
-
         try:
             consumer = Consumer({**self._settings, "on_commit": self._on_commit})
             consumer.subscribe(
@@ -463,8 +453,6 @@ class Membership:
     # -- rebalances ----------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
-        from confluent_kafka import KafkaException
-
         if self._is_leaving:
             # Accept the partitions so that they can be revoked, but do not read them. Within close() librdkafka hangs
             # on requests and on assignments of partitions (its issue 4527).
@@ -475,7 +463,7 @@ class Membership:
         try:
             positions = {**self._starts(consumer, partitions), **self._work.assigned(topic_partitions)}
         except KafkaException as error:
-            raise ClientError(f"the group's positions cannot be had: {error.args[0].str()}") from None
+            raise ClientError(f"cannot fetch the group's offsets: {error.args[0].str()}") from None
         chosen = [
             confluent_partition(topic_partition, positions[topic_partition])
             for topic_partition in topic_partitions
@@ -488,7 +476,7 @@ class Membership:
         self._seek_offsets.update(
             {topic_partition: positions[topic_partition] for topic_partition in topic_partitions}
         )
-        self._work.begun(
+        self._work.reading_from(
             {topic_partition: positions[topic_partition] for topic_partition in topic_partitions}
         )
 
@@ -538,7 +526,7 @@ class Membership:
         others = {note.contract for _, note in notes} - {self._contract}
         if others:
             _LOG.warning(
-                "group %s was %s so far, and is %s here: a group keeps one contract",
+                "group %s was used with %s before, and is used with %s now: use one contract for a group",
                 self._settings["group.id"],
                 ", ".join(sorted(others)),
                 self._contract,
@@ -567,8 +555,6 @@ class Membership:
 
         It does so for retry topics even with start="latest", because a group's retries are never older than the group.
         """
-        from penstock.client.deadletters.headers import is_failure_topic
-
         return self._start == "earliest" or is_failure_topic(topic)
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
@@ -604,7 +590,7 @@ class Membership:
             return
         for each in partitions:
             self._sent.pop((each.topic, each.partition), None)
-        _LOG.warning("positions were not committed: %s", error.str() if error else partitions[0].error.str())
+        _LOG.warning("offsets were not committed: %s", error.str() if error else partitions[0].error.str())
 
     def _poll_in_background(self) -> None:
         """Polls so that the group sees a live member. Pauses fetching meanwhile; keeps a message that still arrives."""
@@ -631,10 +617,3 @@ def _is_before(message: Any, positions: Mapping[TopicPartition, int]) -> bool:
         and message.error() is None
         and message.offset() < positions[topic_partition]
     )
-
-
-def _message_error() -> Callable[[Any], Any]:
-    from confluent_kafka import Message
-
-    found: Callable[[Any], Any] = Message.error
-    return found

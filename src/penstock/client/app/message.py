@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import confluent_kafka
+
 from penstock.client.deadletters.headers import MESSAGE_ID, Header, Origin, read_origin
 from penstock.client.payloads import codec_for
 from penstock.client.salting import unsalted
@@ -30,14 +32,12 @@ def confluent_partition(
     topic_partition: TopicPartition, offset: int | None = None, note: str | None = None
 ) -> Any:
     """Returns confluent_kafka's TopicPartition; `note` is its commit metadata."""
-    from confluent_kafka import TopicPartition
-
     if offset is None:
-        return TopicPartition(*topic_partition)
+        return confluent_kafka.TopicPartition(*topic_partition)
     return (
-        TopicPartition(*topic_partition, offset)
+        confluent_kafka.TopicPartition(*topic_partition, offset)
         if note is None
-        else TopicPartition(*topic_partition, offset, note)
+        else confluent_kafka.TopicPartition(*topic_partition, offset, note)
     )
 
 

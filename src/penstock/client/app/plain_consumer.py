@@ -37,21 +37,21 @@ __all__ = (
     "AsyncConsumer",
     "GroupPlainConsumer",
     "PlainConsumer",
-    "UnansweredMessages",
+    "UnacknowledgedMessages",
     "duration_argument_s",
 )
 
 
-class UnansweredMessages:
-    """Messages that the user has, or that wait to be handed out again. Committed offsets do not pass any of them."""
+class UnacknowledgedMessages:
+    """Messages that the user has not acknowledged, or that wait for redelivery. Commits stop before the first one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[RecordId, Any] = {}
         self._earlier: dict[RecordId, int] = {}
-        self._resting: list[tuple[float, int, Any]] = []
+        self._delayed: list[tuple[float, int, Any]] = []
         self._numbers = count()
-        #: How many went to another member without an answer since the last `done_all`.
+        #: How many went to another member unacknowledged since the last `done_all`.
         self._gone = 0
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class UnansweredMessages:
                 self._open[record_id_of(raw)] = raw
 
     def has(self, raw: Any) -> bool:
-        """Whether `raw` still needs an answer: False once it was answered or its partition was revoked.
+        """Whether `raw` is unacknowledged. False after its partition was revoked.
 
         The same message, read again, is another object and does not count.
         """
@@ -78,36 +78,36 @@ class UnansweredMessages:
     def done_all(self) -> int:
         """Marks all messages that the user has as done. Returns how many had gone to another member before."""
         with self._lock:
-            resting = {record_id_of(raw) for _, _, raw in self._resting}
-            self._open = {key: raw for key, raw in self._open.items() if key in resting}
+            delayed = {record_id_of(raw) for _, _, raw in self._delayed}
+            self._open = {key: raw for key, raw in self._open.items() if key in delayed}
             gone, self._gone = self._gone, 0
             return gone
 
-    def rest(self, raw: Any, until_s: float, *, counts: bool = True) -> None:
-        """Keeps `raw` back until it is handed out again. With `counts`, that is another attempt."""
+    def delay(self, raw: Any, until_s: float, *, counts: bool = True) -> None:
+        """Holds `raw` back until its redelivery. With `counts`, that is another attempt."""
         with self._lock:
             if counts:
                 self._earlier[record_id_of(raw)] = self._earlier.get(record_id_of(raw), 0) + 1
-            heapq.heappush(self._resting, (until_s, next(self._numbers), raw))
+            heapq.heappush(self._delayed, (until_s, next(self._numbers), raw))
 
     def earlier(self, raw: Any) -> int:
         """How often the message was handed out before and came back."""
         return self._earlier.get(record_id_of(raw), 0)
 
-    def rested(self, now_s: float, count_max: int) -> list[Any]:
+    def take_due(self, now_s: float, count_max: int) -> list[Any]:
         """Removes and returns messages whose delay is over."""
         found: list[Any] = []
         with self._lock:
-            while self._resting and self._resting[0][0] <= now_s and len(found) < count_max:
-                found.append(heapq.heappop(self._resting)[2])
+            while self._delayed and self._delayed[0][0] <= now_s and len(found) < count_max:
+                found.append(heapq.heappop(self._delayed)[2])
         return found
 
     def wait_s(self, now_s: float, most_s: float) -> float:
         """The time until the next delay is over, at most `most_s`."""
         with self._lock:
-            return min(most_s, max(self._resting[0][0] - now_s, 0.0)) if self._resting else most_s
+            return min(most_s, max(self._delayed[0][0] - now_s, 0.0)) if self._delayed else most_s
 
-    def unanswered(self) -> list[Any]:
+    def unacknowledged(self) -> list[Any]:
         with self._lock:
             return list(self._open.values())
 
@@ -117,8 +117,8 @@ class UnansweredMessages:
             before = len(self._open)
             self._open = {key: raw for key, raw in self._open.items() if key[:2] not in topic_partitions}
             self._earlier = {key: times for key, times in self._earlier.items() if key in self._open}
-            self._resting = [each for each in self._resting if record_id_of(each[2]) in self._open]
-            heapq.heapify(self._resting)
+            self._delayed = [each for each in self._delayed if record_id_of(each[2]) in self._open]
+            heapq.heapify(self._delayed)
             return before - len(self._open)
 
     def lose(self, topic_partitions: Sequence[TopicPartition]) -> int:
@@ -187,15 +187,15 @@ class _RedeliveredMessage(Message):
 
 
 class GroupPlainConsumer:
-    """The plain consumer in a consumer group. It never commits past a message without an answer.
+    """The plain consumer in a consumer group. It never commits past an unacknowledged message.
 
-    With at-most-once, the messages that `poll` returns are committed already, and an answer changes nothing.
+    With at-most-once, the messages that `poll` returns are committed already, and acknowledging them changes nothing.
     """
 
     def __init__(self, declared: Subscription, resources: Resources) -> None:
         self._sub = declared
         self.figures = Figures()
-        self._unanswered = UnansweredMessages()
+        self._unacknowledged = UnacknowledgedMessages()
         self._publish_error: ClientError | None = None
         self._committed_s = time.monotonic()
         self._is_closed = False
@@ -211,10 +211,10 @@ class GroupPlainConsumer:
 
     def _join(self, resources: Resources) -> None:
         declared = self._sub
-        partitions = resources.letter_topics(declared)
+        partitions = resources.ensure_failure_topics(declared)
         topics = [name for name in partitions if retry_level(name) is not None]
         self._retries = DueRetries(topics, declared.group, self.figures, now_ms)
-        self._letterbox = _failure_publisher(declared, resources, partitions, self.figures)
+        self._failure_publisher = _failure_publisher(declared, resources, partitions, self.figures)
         self._settings = consumer_settings(
             resources.bootstrap, resources.name, resources.settings, group=declared.group
         )
@@ -222,7 +222,7 @@ class GroupPlainConsumer:
             self._settings,
             [*declared.topics, *topics],
             start=declared.start,
-            work=_RebalanceCallbacks(self),
+            work=_ConsumerRebalanceListener(self),
             contract=declared.delivery,
             unfinished=partial(report_unfinished, self.figures),
         )
@@ -235,16 +235,20 @@ class GroupPlainConsumer:
         """Raises ClientError; after that, the next poll continues from the committed offsets."""
         self._check_open()
         if max < 1:
-            raise ApplicationError(f"max={max!r} is at least 1")
-        if len(self._unanswered) >= self._sub.in_flight_max:
-            raise ClientError(f"{len(self._unanswered)} messages have no answer: ack, nack or commit them")
+            raise ApplicationError(f"max={max!r} must be at least 1")
+        if len(self._unacknowledged) >= self._sub.in_flight_max:
+            raise ClientError(
+                f"{len(self._unacknowledged)} messages are not acknowledged: ack, nack or commit them"
+            )
         deadline_s = time.monotonic() + duration_argument_s("timeout", timeout)
         self._open = ()
         while True:
             self._note_stage()
             self._tick()
             left_s = deadline_s - time.monotonic()
-            found = self._unanswered.rested(time.monotonic(), max) or self._take_or_start_over(max, left_s)
+            found = self._unacknowledged.take_due(time.monotonic(), max) or self._take_or_start_over(
+                max, left_s
+            )
             if found or left_s <= 0:
                 return [self._message(raw) for raw in found]
 
@@ -269,23 +273,23 @@ class GroupPlainConsumer:
         membership = self._membership
         self._retries.resume(membership)
         wait_s = self._retries.wait_s(min(_TAKE_S, max(left_s, 0.0)))
-        wait_s = self._unanswered.wait_s(time.monotonic(), wait_s)
+        wait_s = self._unacknowledged.wait_s(time.monotonic(), wait_s)
         with membership.held():
             taken = membership.take(count_max, wait_s)
             ready = self._retries.ready(taken, membership) if taken else taken
             membership.put_back(ready[count_max:])
             ready = ready[:count_max]
             if not self._commits_first:
-                self._unanswered.add(ready)
+                self._unacknowledged.add(ready)
             elif ready:
-                self._letterbox.settle()
+                self._failure_publisher.settle()
                 if not commit_before_handling(membership, self.figures, len(ready), ready):
                     return []
                 self._open = ready
         return ready
 
     def _message(self, raw: Any) -> Message:
-        earlier = self._unanswered.earlier(raw)
+        earlier = self._unacknowledged.earlier(raw)
         return _RedeliveredMessage(raw, earlier) if earlier else Message(raw)
 
     def _start_over(self) -> None:
@@ -303,47 +307,47 @@ class GroupPlainConsumer:
             return
         now_s = time.monotonic()
         for raw in raws:
-            if self._unanswered.has(raw):
-                self._unanswered.rest(raw, now_s, counts=False)
+            if self._unacknowledged.has(raw):
+                self._unacknowledged.delay(raw, now_s, counts=False)
 
-    # -- answers -------------------------------------------------------------------------------------
+    # -- acknowledgements -------------------------------------------------------------------------------------
 
     def ack(self, message: Message) -> None:
         """Marks the message as done; later calls commit it within `commit_every`."""
         raw = raw_of(message)
         if self._is_here(raw):
-            self._unanswered.done(raw)
+            self._unacknowledged.done(raw)
             self.figures.handled += 1
         self._tick()
 
     def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
         """With `retry`, publishes the message to a retry topic; without, this consumer gets it again after `delay`."""
         if self._commits_first:
-            raise ApplicationError("at-most-once tries nothing again: leave nack out")
+            raise ApplicationError("at-most-once retries nothing: do not call nack")
         delay_s = None if delay is None else duration_argument_s("delay", delay)
         raw = raw_of(message)
         if not self._is_here(raw):
             return
         if self._sub.retry is not None:
-            self._letterbox.failed(raw, Retry(reason, delay=delay_s))
-            self._unanswered.done(raw)
+            self._failure_publisher.failed(raw, Retry(reason, delay=delay_s))
+            self._unacknowledged.done(raw)
         else:
             self.figures.retried += 1
-            self._unanswered.rest(raw, time.monotonic() + (delay_s or 0.0))
+            self._unacknowledged.delay(raw, time.monotonic() + (delay_s or 0.0))
         self._tick()
 
     def reject(self, message: Message, reason: str = "") -> None:
         """Publishes the message to the dead-letter topic. Needs `dead_letters=True` or `retry`."""
         if not self._sub.dead_letters:
-            raise ApplicationError("there is no dead-letter topic: say dead_letters=True")
+            raise ApplicationError("there is no dead-letter topic: pass dead_letters=True")
         raw = raw_of(message)
         if self._commits_first or self._is_here(raw):
-            self._letterbox.failed(raw, Reject(reason))
-            self._unanswered.done(raw)
+            self._failure_publisher.failed(raw, Reject(reason))
+            self._unacknowledged.done(raw)
         self._tick()
 
     def _is_here(self, raw: Any) -> bool:
-        if self._commits_first or self._unanswered.has(raw):
+        if self._commits_first or self._unacknowledged.has(raw):
             return True
         self.figures.late += 1
         return False
@@ -356,7 +360,7 @@ class GroupPlainConsumer:
         self._check_open()
         with self._membership.held():
             self._open = ()
-            gone = self._unanswered.done_all()
+            gone = self._unacknowledged.done_all()
             try:
                 self._commit(wait=True)
             finally:
@@ -368,7 +372,7 @@ class GroupPlainConsumer:
     def seek(
         self, topic: str, partition: int, *, offset: int | None = None, timestamp: datetime | None = None
     ) -> None:
-        """Ignores later answers to messages of that partition that were handed out before. Raises ClientError."""
+        """Ignores later acknowledgements of messages of that partition. Raises ClientError."""
         self._check_open()
         if (offset is None) is (timestamp is None):
             raise ApplicationError("seek takes either offset= or timestamp=")
@@ -385,9 +389,9 @@ class GroupPlainConsumer:
             reached = membership.positions().get(topic_partition, low)
             if self._commits_first and offset < reached:
                 raise ApplicationError(
-                    f"at-most-once does not go back, and {topic}[{partition}] is at {reached}"
+                    f"at-most-once cannot seek back, and {topic}[{partition}] is at {reached}"
                 )
-            self._unanswered.forget([topic_partition])
+            self._unacknowledged.forget([topic_partition])
             membership.seek(topic_partition, offset)
 
     def _await_assigned(self, topic_partition: TopicPartition) -> None:
@@ -425,15 +429,15 @@ class GroupPlainConsumer:
         if self._publish_error is not None:
             raise self._publish_error
         if self._commits_first:
-            self._letterbox.settle()
+            self._failure_publisher.settle()
             if wait:
                 reached = self._membership.positions()
                 done = self._membership.positions(self._open)
                 self._membership.commit(reached, wait=True, done=done)
             return
-        positions = self._membership.positions(self._unanswered.unanswered())
+        positions = self._membership.positions(self._unacknowledged.unacknowledged())
         try:
-            self._letterbox.settle()
+            self._failure_publisher.settle()
         except ClientError as error:
             self._publish_error = error
             raise
@@ -443,7 +447,7 @@ class GroupPlainConsumer:
         try:
             self._commit(wait=wait)
         except ClientError as error:
-            _LOG.warning("%s; what was answered since the last commit may come again", error)
+            _LOG.warning("%s; messages acknowledged since the last commit may be redelivered", error)
 
     def leaving(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Commits before these partitions go to another member."""
@@ -453,10 +457,12 @@ class GroupPlainConsumer:
     def left(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Drops the messages of partitions that belong to another member now."""
         self._retries.forget(topic_partitions)
-        lost = self._unanswered.lose(topic_partitions)
+        lost = self._unacknowledged.lose(topic_partitions)
         if lost and not self._is_closed:
             self.figures.lost_in_hand += lost
-            _LOG.warning("%d messages had no answer when their partition went to another member", lost)
+            _LOG.warning(
+                "%d messages were not acknowledged when their partition went to another member", lost
+            )
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -481,24 +487,24 @@ class GroupPlainConsumer:
         self.close()
 
 
-class _RebalanceCallbacks:
+class _ConsumerRebalanceListener:
     """Passes rebalances on to the consumer."""
 
-    def __init__(self, polling: GroupPlainConsumer) -> None:
-        self._polling = polling
+    def __init__(self, consumer: GroupPlainConsumer) -> None:
+        self._plain_consumer = consumer
 
     def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        self._polling.note_assigned()
+        self._plain_consumer.note_assigned()
         return {}
 
-    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
+    def reading_from(self, positions: Mapping[TopicPartition, int]) -> None:
         pass
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        self._polling.leaving(topic_partitions)
+        self._plain_consumer.leaving(topic_partitions)
 
     def lost(self, topic_partitions: Sequence[TopicPartition]) -> None:
-        self._polling.left(topic_partitions)
+        self._plain_consumer.left(topic_partitions)
 
 
 def _failure_publisher(
@@ -513,7 +519,7 @@ def _failure_publisher(
         chance=Random(),
     )
     return FailurePublisher(
-        failing, resources.post, figures, waits=False, await_published=resources.await_published
+        failing, resources.publish_failure, figures, waits=False, await_published=resources.await_published
     )
 
 
@@ -584,7 +590,7 @@ class AsyncConsumer:
 
     def _opened(self) -> PlainConsumer:
         if self._consumer is None:
-            raise ApplicationError("it is to be used in `async with`, which joins the group")
+            raise ApplicationError("use the consumer in `async with`, which joins the group")
         return self._consumer
 
     async def __aenter__(self) -> Self:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
+from confluent_kafka import KafkaError, KafkaException, Producer
+
 from penstock.client.app.librdkafka import ApplicationError, Settings
 from penstock.client.deadletters.headers import MESSAGE_ID, Header
 from penstock.client.errors import ClientError
@@ -258,13 +260,11 @@ class Publisher:
 
         Delivery reports say what the error means for each message.
         """
-        from confluent_kafka import KafkaException
-
         try:
             return int(call(timeout_s))
         except KafkaException as error:
             self.is_spent = True
-            _LOG.error("a publisher is given up: %s", error.args[0].str())
+            _LOG.error("a producer failed and is replaced: %s", error.args[0].str())
             return len(self._producer)
 
     def _report_all(self) -> None:
@@ -276,8 +276,6 @@ class Publisher:
 
 def make_producer(settings: Settings) -> Any:
     """Raises ApplicationError for settings that do not go together."""
-    from confluent_kafka import KafkaException, Producer
-
     try:
         return Producer(settings)
     except KafkaException as error:
@@ -329,22 +327,18 @@ def header_list(headers: Headers | None) -> list[Header]:
 
 
 def _is_fatal(error: Any) -> bool:
-    from confluent_kafka import KafkaException
-
     return isinstance(error, KafkaException) and bool(error.args[0].fatal())
 
 
 def not_published_error(topic: str, error: Any) -> NotPublished:
     """Returns NotPublished for a KafkaError or for any exception that the client library raised."""
-    from confluent_kafka import KafkaError, KafkaException
-
     if isinstance(error, KafkaException):
         error = error.args[0]
     if not isinstance(error, KafkaError):
         return NotPublished(f"{topic}: {error}")
     match error.code():
         case KafkaError.MSG_SIZE_TOO_LARGE:
-            return NotPublished(f"{topic}: the message is larger than is allowed", too_large=True)
+            return NotPublished(f"{topic}: the message is too large", too_large=True)
         case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC:
             return NotPublished(f"{topic} does not exist")
         case KafkaError._UNKNOWN_PARTITION:
@@ -355,8 +349,8 @@ def not_published_error(topic: str, error: Any) -> NotPublished:
             | KafkaError.REQUEST_TIMED_OUT
             | KafkaError._TIMED_OUT
         ):
-            return NotPublished(f"{topic}: no broker has confirmed it in time", may_be_there=True)
+            return NotPublished(f"{topic}: no broker has confirmed the message in time", may_be_there=True)
         case KafkaError._FATAL | KafkaError._PURGE_INFLIGHT:
-            return NotPublished(f"{topic}: given up on the way: {error.str()}", may_be_there=True)
+            return NotPublished(f"{topic}: discarded while in flight: {error.str()}", may_be_there=True)
         case _:
             return NotPublished(f"{topic}: {error.str()}", may_be_there=bool(error.retriable()))

@@ -37,7 +37,7 @@ _CONNECTION_SETTINGS: Final = ("security.", "ssl.", "sasl.")
 
 #: How often a thread that waits for brokers checks whether the application ends.
 _STOP_CHECK_S: Final = 0.3
-_STOPPING_TEXT: Final = "the application ends, and no broker has confirmed it: {}"
+_STOPPING_TEXT: Final = "the application stops, and no broker has confirmed the message: {}"
 
 
 def now_ms() -> int:
@@ -99,14 +99,14 @@ class Resources:
             each.flush(max(deadline_s - time.monotonic(), 0.0)) for each in list(self._publishers.values())
         )
 
-    def post(self, letter: FailureRecord) -> Future[Published]:
+    def publish_failure(self, record: FailureRecord) -> Future[Published]:
         return self.publisher().send(
-            letter.topic,
-            letter.value,
-            key=letter.key,
-            headers=letter.headers,
-            partition=letter.partition,
-            timestamp_ms=letter.timestamp_ms,
+            record.topic,
+            record.value,
+            key=record.key,
+            headers=record.headers,
+            partition=record.partition,
+            timestamp_ms=record.timestamp_ms,
         )
 
     def opened(self, given: Any, open_it: Callable[[str], Any]) -> Any:
@@ -185,7 +185,7 @@ class Resources:
         }
         return ConnectionSettings.parse({"bootstrap.servers": self.bootstrap, **shared})
 
-    def letter_topics(self, subscription: Subscription) -> dict[str, int]:
+    def ensure_failure_topics(self, subscription: Subscription) -> dict[str, int]:
         """Creates missing retry and dead-letter topics; returns the number of partitions of each.
 
         Raises ApplicationError, Unavailable, Refused.
@@ -199,7 +199,7 @@ class Resources:
                 self._addresses.update(node.address for node in cluster.known_nodes())
             for topic in subscription.topics:
                 if topic not in found:
-                    raise ApplicationError(f"there is no topic {topic}; app.create_topic makes one")
+                    raise ApplicationError(f"there is no topic {topic}; create it with app.create_topic")
                 for level in range(1, subscription.levels + 1):
                     name = retry_topic(topic, level)
                     made[name] = ensure_failure_topic(cluster, name, found[topic], RETRY_SETTINGS)

@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from confluent_kafka import Consumer, KafkaError
+
 from penstock.client.app.failures import FailureRecord
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import NOT_HANDLED
 from penstock.client.app.librdkafka import Settings
 from penstock.client.app.membership import Membership
-from penstock.client.app.message import TopicPartition, topic_partition_of
+from penstock.client.app.message import TopicPartition, confluent_partition, topic_partition_of
 from penstock.client.deadletters.headers import is_for_group, original_topic, read_origin, retry_level
 from penstock.client.errors import Unavailable
 
@@ -32,14 +34,12 @@ def read_waiting_retries(
     settings: Settings, group: str, from_offsets: Mapping[TopicPartition, int]
 ) -> Iterator[Any]:
     """Yields the group's records from these offsets to the end of each partition. Raises Unavailable."""
-    from confluent_kafka import Consumer, TopicPartition
-
     if not from_offsets:
         return
     reader = Consumer({**settings, "group.id": f"{group}.order", "enable.partition.eof": True})
     try:
         reader.assign(
-            [TopicPartition(*topic_partition, offset) for topic_partition, offset in from_offsets.items()]
+            [confluent_partition(topic_partition, offset) for topic_partition, offset in from_offsets.items()]
         )
         yield from _read_to_end(reader.consume, set(from_offsets), group)
     finally:
@@ -47,8 +47,6 @@ def read_waiting_retries(
 
 
 def _read_to_end(consume: Callable[..., list[Any]], left: set[TopicPartition], group: str) -> Iterator[Any]:
-    from confluent_kafka import KafkaError
-
     idle = 0
     while left:
         taken = consume(1_000, _CONSUME_TIMEOUT_S)
@@ -138,13 +136,13 @@ class KeyOrder:
         offset = _original_offset(raw)
         return max((level for other, at in found.items() if other < offset for level in at), default=None)
 
-    def moved(self, raw: Any, letter: FailureRecord | None) -> None:
-        """Records that a message left its level: handled (`letter` is None), dead, or waiting in another level."""
+    def moved(self, raw: Any, record: FailureRecord | None) -> None:
+        """Records that a message left its level: handled (`record` is None), dead, or waiting in another level."""
         key, level = _order_key(raw), _record_level(raw)
         if level:
             self._left(key, _original_offset(raw), level)
-        if letter is not None and not letter.is_dead:
-            self._came(key, _original_offset(raw), retry_level(letter.topic) or 0)
+        if record is not None and not record.is_dead:
+            self._came(key, _original_offset(raw), retry_level(record.topic) or 0)
 
     def found(self, raw: Any) -> None:
         """Records a message that waited when its partition was assigned."""

@@ -53,18 +53,18 @@ class Runner(Protocol):
     def pending(self) -> list[Any]:
         """Messages that the runner has and that are not handled yet."""
 
-    def begun(self) -> list[Any]:
+    def in_progress(self) -> list[Any]:
         """Messages that handlers work on now."""
 
     def trim(self) -> list[Any]:
-        """Takes back messages that were not begun, if no later message of their partition was begun: leaves no gap."""
+        """Takes back messages that were not started and are not before a started one, so that offsets have no gap."""
 
     def interrupt(
         self, timeout_s: float, topic_partitions: Sequence[TopicPartition] | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """Begins no further messages (of these partitions) and waits up to `timeout_s` for those in progress.
+        """Starts no further messages (of these partitions) and waits up to `timeout_s` for those in progress.
 
-        Returns the messages that were not begun, and those that are still in progress.
+        Returns the messages that were not started, and those that are still in progress.
         """
 
     def drain(self) -> None:
@@ -87,10 +87,10 @@ class Runner(Protocol):
 
 
 class _SequentialRunner:
-    """The base of both sequential runners: handles one batch, the rest of which another thread may take back."""
+    """The base of both sequential runners: handles one batch; another thread may take back its remaining messages."""
 
     def __init__(self) -> None:
-        self._rest: Iterator[Any] = iter(())
+        self._remaining: Iterator[Any] = iter(())
         self._idle = threading.Event()
         self._idle.set()
         self._batch: Sequence[Any] = ()
@@ -100,23 +100,23 @@ class _SequentialRunner:
     def run(self, batch: Sequence[Any], arrived: Callable[[], None] = _ignore_arrival) -> None:
         self._idle.clear()
         self._batch, self._taken_away = batch, 0
-        self._rest = iter(batch)
+        self._remaining = iter(batch)
         arrived()
         try:
-            self._handle(self._rest)
+            self._handle(self._remaining)
         except BaseException:
             # The message is neither handled nor published as failed, so its offset must not be committed.
-            self._leave(self._in_progress())
+            self._leave(self._unfinished())
             raise
         finally:
             self._batch = ()
             self._idle.set()
 
-    def _handle(self, rest: Iterator[Any]) -> None:
+    def _handle(self, remaining: Iterator[Any]) -> None:
         raise NotImplementedError
 
-    def _in_progress(self) -> list[Any]:
-        """Returns the messages that were begun and that will not be finished."""
+    def _unfinished(self) -> list[Any]:
+        """Returns the messages that were started and will not be finished."""
         raise NotImplementedError
 
     def _leave(self, raws: list[Any]) -> None:
@@ -129,27 +129,27 @@ class _SequentialRunner:
     def pending(self) -> list[Any]:
         return list(self._left)
 
-    def begun(self) -> list[Any]:
-        return [] if self._idle.is_set() else self._at_work()
+    def in_progress(self) -> list[Any]:
+        return [] if self._idle.is_set() else self._current()
 
-    def _at_work(self) -> list[Any]:
+    def _current(self) -> list[Any]:
         """Returns the messages that the handler works on. Another thread calls it."""
         raise NotImplementedError
 
     def trim(self) -> list[Any]:
-        rest = list(self._rest)
-        self._taken_away += len(rest)
-        return rest
+        remaining = list(self._remaining)
+        self._taken_away += len(remaining)
+        return remaining
 
     def interrupt(
         self, timeout_s: float, topic_partitions: Sequence[TopicPartition] | None = None
     ) -> tuple[list[Any], list[Any]]:
         batch = self._batch
-        rest = self.trim()
+        remaining = self.trim()
         if self._idle.wait(timeout_s):
-            return rest, []
-        begun = len(batch) - len(rest)
-        return rest, list(batch[begun - 1 : begun])
+            return remaining, []
+        started = len(batch) - len(remaining)
+        return remaining, list(batch[started - 1 : started])
 
     def drain(self) -> None:
         pass
@@ -176,32 +176,32 @@ class MessageRunner(_SequentialRunner):
         self._figures = figures
         self._position = LoopPosition()
 
-    def _handle(self, rest: Iterator[Any]) -> None:
+    def _handle(self, remaining: Iterator[Any]) -> None:
         position, failures, count = self._position, 0, len(self._batch)
         position.left_out = 0
         set_current_message(position)
-        while not self._is_through(rest):
+        while not self._is_through(remaining):
             failures += 1
         position.raw = None
         self._figures.handled += count - self._taken_away - len(self._left) - failures - position.left_out
 
-    def _is_through(self, rest: Iterator[Any]) -> bool:
+    def _is_through(self, remaining: Iterator[Any]) -> bool:
         """Runs the loop; returns False if a message failed and the loop must continue with the others."""
         position = self._position
         try:
-            self._loop(rest, position)
+            self._loop(remaining, position)
         except ApplicationStopping:
-            self._leave([position.raw, *rest])
+            self._leave([position.raw, *remaining])
         except Exception as error:
             self._failed(position.raw, error)
             return False
         return True
 
-    def _in_progress(self) -> list[Any]:
+    def _unfinished(self) -> list[Any]:
         raw, self._position.raw = self._position.raw, None
         return [] if raw is None else [raw]
 
-    def _at_work(self) -> list[Any]:
+    def _current(self) -> list[Any]:
         raw = self._position.raw
         return [] if raw is None else [raw]
 
@@ -231,16 +231,16 @@ class BatchRunner(_SequentialRunner):
         self._isolates = isolates
         self._chunk: list[Any] = []
 
-    def _handle(self, rest: Iterator[Any]) -> None:
-        while chunk := list(islice(rest, self._count_max)):
+    def _handle(self, remaining: Iterator[Any]) -> None:
+        while chunk := list(islice(remaining, self._count_max)):
             self._chunk = chunk
             self._call_with(self._readable(chunk))
         self._chunk = []
 
-    def _in_progress(self) -> list[Any]:
+    def _unfinished(self) -> list[Any]:
         return list(self._chunk)
 
-    _at_work = _in_progress
+    _current = _unfinished
 
     def _readable(self, chunk: Sequence[Any]) -> list[tuple[Any, Any]]:
         good = []
@@ -276,15 +276,24 @@ _CLOSE_TIMEOUT_S: Final = 30.0
 class _ConcurrentRunner:
     """The base of both concurrent runners: keeps the messages in progress, by number."""
 
-    def __init__(self, failed: FailureCallback, figures: Figures, workers: int, in_flight_max: int) -> None:
+    def __init__(
+        self,
+        call: HandlerCall,
+        failed: FailureCallback,
+        figures: Figures,
+        *,
+        workers: int,
+        in_flight_max: int,
+    ) -> None:
+        self._call = call
         self._failed = failed
         self._workers = workers
         self._figures = figures
         self._in_flight_max = in_flight_max
         self._numbers = count()
         self._open: dict[int, Any] = {}
-        self._begun: set[int] = set()
-        #: The highest offset of each partition that was begun.
+        self._started: set[int] = set()
+        #: The highest started offset of each partition.
         self._reached: dict[TopicPartition, int] = {}
         #: Numbers of messages that were not tried because the application ends, or whose failure was not published.
         self._left: set[int] = set()
@@ -297,6 +306,10 @@ class _ConcurrentRunner:
         self._roomy = threading.Condition(lock)
         self._wants_room = False
         self._next_worker = 0
+        self._start_workers(workers)
+
+    def _start_workers(self, count: int) -> None:
+        raise NotImplementedError
 
     def run(self, batch: Sequence[Any], arrived: Callable[[], None] = _ignore_arrival) -> None:
         self.check()
@@ -321,7 +334,7 @@ class _ConcurrentRunner:
     def _put(self, worker: int, numbers: list[int]) -> None:
         raise NotImplementedError
 
-    def _begin(self, number: int) -> Any | None:
+    def _start(self, number: int) -> Any | None:
         """Returns the message; None if it was taken back meanwhile or a handler has ended the application."""
         with self._changed:
             raw = self._open.get(number)
@@ -330,7 +343,7 @@ class _ConcurrentRunner:
                 self._notify()
                 return None
             if raw is not None:
-                self._begun.add(number)
+                self._started.add(number)
                 topic_partition = topic_partition_of(raw)
                 self._reached[topic_partition] = max(self._reached.get(topic_partition, -1), raw.offset())
             return raw
@@ -342,7 +355,7 @@ class _ConcurrentRunner:
     def _end(self, number: int, *, well: bool) -> None:
         with self._changed:
             self._open.pop(number, None)
-            self._begun.discard(number)
+            self._started.discard(number)
             if well:
                 self._figures.handled += 1
             self._notify()
@@ -387,9 +400,9 @@ class _ConcurrentRunner:
         with self._changed:
             return list(self._open.values())
 
-    def begun(self) -> list[Any]:
+    def in_progress(self) -> list[Any]:
         with self._changed:
-            return [self._open[number] for number in self._begun - self._left if number in self._open]
+            return [self._open[number] for number in self._started - self._left if number in self._open]
 
     @property
     def room(self) -> int:
@@ -407,7 +420,9 @@ class _ConcurrentRunner:
             return self._take_back(lambda raw: raw.offset() > self._reached.get(topic_partition_of(raw), -1))
 
     def _take_back(self, chosen: Callable[[Any], bool]) -> list[Any]:
-        waiting = [number for number, raw in self._open.items() if number not in self._begun and chosen(raw)]
+        waiting = [
+            number for number, raw in self._open.items() if number not in self._started and chosen(raw)
+        ]
         return [self._open.pop(number) for number in waiting]
 
     def interrupt(
@@ -419,13 +434,13 @@ class _ConcurrentRunner:
             return topic_partitions is None or topic_partition_of(raw) in topic_partitions
 
         with self._changed:
-            rest = self.trim()
-            self._wait_for(lambda: not any(map(concerned, self._in_work())), timeout_s)
-            rest += self._take_back(concerned)
-            rest.sort(key=lambda raw: (topic_partition_of(raw), raw.offset()))
-            return rest, [raw for raw in self._in_work() if concerned(raw)]
+            remaining = self.trim()
+            self._wait_for(lambda: not any(map(concerned, self._in_workers())), timeout_s)
+            remaining += self._take_back(concerned)
+            remaining.sort(key=lambda raw: (topic_partition_of(raw), raw.offset()))
+            return remaining, [raw for raw in self._in_workers() if concerned(raw)]
 
-    def _in_work(self) -> list[Any]:
+    def _in_workers(self) -> list[Any]:
         return [raw for number, raw in self._open.items() if number not in self._left]
 
     def drain(self) -> None:
@@ -437,26 +452,16 @@ class _ConcurrentRunner:
         with self._changed:
             for number in self._left:
                 self._open.pop(number, None)
-                self._begun.discard(number)
+                self._started.discard(number)
             self._left.clear()
             self._error = None
 
 
 class ThreadRunner(_ConcurrentRunner):
-    def __init__(
-        self,
-        call: HandlerCall,
-        failed: FailureCallback,
-        figures: Figures,
-        *,
-        workers: int,
-        in_flight_max: int,
-    ) -> None:
-        super().__init__(failed, figures, workers, in_flight_max)
-        self._call = call
-        self._queues: list[SimpleQueue[list[int] | None]] = [SimpleQueue() for _ in range(workers)]
+    def _start_workers(self, count: int) -> None:
+        self._queues: list[SimpleQueue[list[int] | None]] = [SimpleQueue() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._work, args=(queue,), name=f"penstock-lane-{index}", daemon=True)
+            threading.Thread(target=self._work, args=(queue,), name=f"penstock-worker-{index}", daemon=True)
             for index, queue in enumerate(self._queues)
         ]
         for thread in self._threads:
@@ -468,7 +473,7 @@ class ThreadRunner(_ConcurrentRunner):
     def _work(self, queue: SimpleQueue[list[int] | None]) -> None:
         while (numbers := queue.get()) is not None:
             for number in numbers:
-                raw = self._begin(number)
+                raw = self._start(number)
                 if raw is not None:
                     self._handle(number, raw)
 
@@ -494,19 +499,9 @@ class ThreadRunner(_ConcurrentRunner):
 class AsyncRunner(_ConcurrentRunner):
     """Runs an async handler in tasks, on an event loop in a thread of its own."""
 
-    def __init__(
-        self,
-        call: HandlerCall,
-        failed: FailureCallback,
-        figures: Figures,
-        *,
-        workers: int,
-        in_flight_max: int,
-    ) -> None:
-        super().__init__(failed, figures, workers, in_flight_max)
-        self._call = call
+    def _start_workers(self, count: int) -> None:
         self._loop = asyncio.new_event_loop()
-        self._queues: list[asyncio.Queue[list[int] | None]] = [asyncio.Queue() for _ in range(workers)]
+        self._queues: list[asyncio.Queue[list[int] | None]] = [asyncio.Queue() for _ in range(count)]
         self._thread = threading.Thread(target=self._serve, name="penstock-loop", daemon=True)
         self._thread.start()
 
@@ -536,7 +531,7 @@ class AsyncRunner(_ConcurrentRunner):
     async def _work(self, queue: asyncio.Queue[list[int] | None]) -> None:
         while (numbers := await queue.get()) is not None:
             for number in numbers:
-                raw = self._begin(number)
+                raw = self._start(number)
                 if raw is not None:
                     await self._handle(number, raw)
 

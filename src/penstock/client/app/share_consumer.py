@@ -38,9 +38,9 @@ _SETTLE_TIMEOUT_S: Final = 30.0
 
 
 class SharePlainConsumer:
-    """All that was handed out has an answer before more is.
+    """The plain consumer in a share group. It returns more messages only when all earlier ones are acknowledged.
 
-    At most once: what `poll` returns is nobody else's ever, and an answer changes nothing.
+    With at-most-once, no other member gets the messages that `poll` returns, and acknowledging them changes nothing.
     """
 
     def __init__(self, declared: Subscription, resources: Resources) -> None:
@@ -48,14 +48,14 @@ class SharePlainConsumer:
         self.figures = Figures()
         wait = CallWaitReporter(declared, resources)
         try:
-            resources.letter_topics(declared)
+            resources.ensure_failure_topics(declared)
             self._group = apply_share_group_settings(declared, resources)
         finally:
             wait.end()
         self._accepts_first = declared.delivery is Delivery.AT_MOST_ONCE
         self._resources = resources
         self._joined: ShareMember | None = None
-        #: Taken, and not handed out yet.
+        #: Fetched, and not returned by `poll` yet.
         self._waiting: deque[Any] = deque()
         self._taken_s = 0.0
         self._handed_out: dict[int, Any] = {}
@@ -63,7 +63,7 @@ class SharePlainConsumer:
         self._is_closed = False
 
     def _join(self, taken_max: int) -> None:
-        """How many it takes at once is said when a member is made: as many as the first poll wants."""
+        """Joins with the `max` of the first poll, because a member's fetch size is fixed when it is created."""
         resources, sub = self._resources, self._sub
         settings = share_settings(
             resources.bootstrap, resources.name, resources.settings, group=sub.group, taken_max=taken_max
@@ -74,7 +74,7 @@ class SharePlainConsumer:
 
     @property
     def _member(self) -> ShareMember:
-        assert self._joined is not None, "nothing was handed out yet"
+        assert self._joined is not None, "poll was not called yet"
         return self._joined
 
     # -- messages ------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class SharePlainConsumer:
         """Raises ClientError."""
         self._check_open()
         if max < 1:
-            raise ApplicationError(f"max={max!r} is at least 1")
+            raise ApplicationError(f"max={max!r} must be at least 1")
         if self._joined is None:
             self._join(max)
         deadline_s = time.monotonic() + duration_argument_s("timeout", timeout)
@@ -91,7 +91,8 @@ class SharePlainConsumer:
         while not self._waiting:
             if self._handed_out:
                 raise ClientError(
-                    f"{len(self._handed_out)} messages have no answer: ack, nack or commit them, then there is more"
+                    f"{len(self._handed_out)} messages are not acknowledged: ack, nack or commit them before you poll "
+                    "again"
                 )
             left_s = deadline_s - time.monotonic()
             self._waiting.extend(self._taken(left_s if left_s > 0 else 0.0))
@@ -106,7 +107,7 @@ class SharePlainConsumer:
             return taken
         if self._group.is_at_most_once:
             for raw in taken:
-                self._member.answer(raw, ACCEPT)
+                self._member.acknowledge(raw, ACCEPT)
             return taken
         return accept_before_handling(self._member, taken, self.figures)
 
@@ -117,10 +118,10 @@ class SharePlainConsumer:
         return [Message(raw) for raw in raws]
 
     def _release_overdue(self) -> None:
-        """Somebody else may have these by now."""
+        """Releases messages whose lock has expired: another member may have them."""
         if not self._accepts_first and time.monotonic() - self._taken_s > self._group.lock_s:
             for raw in self._waiting:
-                self._member.answer(raw, RELEASE)
+                self._member.acknowledge(raw, RELEASE)
             self.figures.overdue += len(self._waiting)
             self._waiting.clear()
 
@@ -130,45 +131,44 @@ class SharePlainConsumer:
             self._handed_out.pop(id(raw), None)
             self._waiting.appendleft(raw)
 
-    # -- answers -------------------------------------------------------------------------------------
+    # -- acknowledgements -------------------------------------------------------------------------------------
 
     def ack(self, message: Message) -> None:
-        """Sent within `commit_every`, by the calls that follow."""
-        if self._answer(message, ACCEPT):
+        """Accepts the message; later calls send this within `commit_every`."""
+        if self._acknowledge(message, ACCEPT):
             self.figures.handled += 1
 
     def nack(self, message: Message, delay: Duration | None = None, reason: str = "") -> None:
-        """It comes again after `delay`, or after the group's own, which `retry=` sets.
+        """Releases the message: it is redelivered after `delay`, or after the group's delay, which `retry=` sets.
 
-        The last time it becomes a dead letter, with `reason`.
+        After the last attempt it becomes a dead letter with `reason`.
         """
         if self._accepts_first:
-            raise ApplicationError("at-most-once tries nothing again: leave nack out")
-        if delay is not None and not self._group.takes_failures:
+            raise ApplicationError("at-most-once retries nothing: do not call nack")
+        if delay is not None and not self._group.takes_failure_reports:
             raise ApplicationError(
-                "these brokers cannot delay one message: leave delay= out, or publish the message again for later and "
-                "ack it"
+                "these brokers cannot delay one message: remove delay=, or ack the message and publish it again later"
             )
         attempt = message.attempt
         is_last = attempt >= self._group.deliveries_max
-        told = _report_of_reason(reason) if is_last else None
+        report = _report_of_reason(reason) if is_last else None
         if delay is not None and not is_last:
-            told = FailureReport(delay_ms=parse_delay_ms(delay))
-        if self._answer(message, RELEASE, told):
+            report = FailureReport(delay_ms=parse_delay_ms(delay))
+        if self._acknowledge(message, RELEASE, report):
             if not is_last:
                 self.figures.retried += 1
             else:
                 self.figures.dead += 1
 
     def reject(self, message: Message, reason: str = "") -> None:
-        """To the dead letters, by the broker, with the reason."""
+        """Rejects the message: the broker writes it to the dead-letter topic, with the reason."""
         if self._accepts_first:
-            raise ApplicationError("at-most-once gives nothing back: leave reject out")
-        if self._answer(message, REJECT, _report_of_reason(reason)):
+            raise ApplicationError("with at-most-once the message is accepted already: do not call reject")
+        if self._acknowledge(message, REJECT, _report_of_reason(reason)):
             self.figures.dead += 1
 
-    def _answer(self, message: Message, outcome: int, told: FailureReport | None = None) -> bool:
-        """Whether it was still to be answered for."""
+    def _acknowledge(self, message: Message, outcome: int, report: FailureReport | None = None) -> bool:
+        """Returns False if the message was acknowledged before."""
         self._check_open()
         raw = raw_of(message)
         if self._accepts_first:
@@ -176,7 +176,7 @@ class SharePlainConsumer:
         if self._handed_out.pop(id(raw), None) is None:
             self.figures.late += 1
             return False
-        self._member.answer(raw, outcome, told)
+        self._member.acknowledge(raw, outcome, report)
         now_s = time.monotonic()
         if now_s - self._sent_s >= self._sub.commit_every_s:
             self._sent_s = now_s
@@ -184,10 +184,10 @@ class SharePlainConsumer:
         return True
 
     def commit(self) -> None:
-        """Raises CommitRefused where a lock had run out before, CommitLost where nobody knows."""
+        """Raises CommitRefused if a lock had expired before, CommitLost if the outcome is unknown."""
         self._check_open()
         for raw in self._handed_out.values():
-            self._member.answer(raw, ACCEPT)
+            self._member.acknowledge(raw, ACCEPT)
             self.figures.handled += 1
         self._handed_out.clear()
         for error in (self._joined.settle(_SETTLE_TIMEOUT_S) if self._joined is not None else {}).values():
@@ -197,7 +197,7 @@ class SharePlainConsumer:
         self, topic: str, partition: int, *, offset: int | None = None, timestamp: datetime | None = None
     ) -> None:
         raise ApplicationError(
-            "members of a share group have no positions: `penstock group reset` moves the group"
+            "members of a share group have no positions: use `penstock group reset` to move the group"
         )
 
     # -- the end -------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class SharePlainConsumer:
             raise ApplicationError("the consumer is closed")
 
     def close(self) -> None:
-        """What was answered is sent; what was not is for other members, at once."""
+        """Sends acknowledgements and leaves. Other members get unacknowledged messages at once."""
         if not self._is_closed:
             self._is_closed = True
             if self._joined is not None:
@@ -221,23 +221,23 @@ class SharePlainConsumer:
 
 
 def failure_reporter(sub: Subscription, group: ShareGroup, resources: Resources) -> FailureReporter | None:
-    return FailureReporter(resources.cluster, sub.group) if group.takes_failures else None
+    return FailureReporter(resources.cluster, sub.group) if group.takes_failure_reports else None
 
 
 def _report_of_reason(reason: str) -> FailureReport | None:
-    """The error that is being handled, if there is one; else the reason alone."""
+    """Returns a report with the exception that is being handled, if there is one, and the reason."""
     error = sys.exception()
     if error is None:
         return FailureReport(error=WorkerError("", reason, "")) if reason else None
-    told = error_report(error)
-    assert told.error is not None
-    return told._replace(error=told.error._replace(message=reason)) if reason else told
+    report = error_report(error)
+    assert report.error is not None
+    return report._replace(error=report.error._replace(message=reason)) if reason else report
 
 
 def accept_before_handling(member: ShareMember, taken: Sequence[Any], figures: Figures) -> list[Any]:
-    """At most once by our own means: what the broker is known to hand out to nobody else. The rest is given up."""
+    """At-most-once on brokers without it: returns the messages that are known to be accepted, and drops the others."""
     for raw in taken:
-        member.answer(raw, ACCEPT)
+        member.acknowledge(raw, ACCEPT)
     try:
         flaws = member.settle(_SETTLE_TIMEOUT_S) if taken else {}
     except ClientError:

@@ -1,12 +1,12 @@
 """A member of a share group: settings of the group, messages and acknowledgements, and failure reports. For one thread.
 
 A subscription sets its share group's settings, and brokers apply them to every member. Apache Kafka knows only some of
-them: without the delay, a failed message is tried again at once; without at-most-once, the members see to it
-themselves.
+them: without the delay, a failed message is retried at once; without at-most-once, the members accept messages before
+they handle them.
 
-A failure report precedes an acknowledgement and carries a delay for one message, or the error. Only Penstock's brokers
-accept it: without it a message waits as long as its group says, and a dead letter does not name the error. So a member
-that cannot send a report logs a warning, and acknowledges all the same.
+A failure report precedes an acknowledgement and has a delay for one message, or the error. Only Penstock's brokers
+accept it: without it a message waits for the group's delay, and a dead letter does not name the error. A member that
+cannot send a report logs a warning and acknowledges anyway.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from penstock.client.app.failures import describe_failure
 from penstock.client.app.figures import Figures
@@ -75,19 +78,19 @@ _ANY_TOPIC: Final = "{topic}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareGroup:
-    """What is in force."""
+    """The settings of the group that are in effect."""
 
     lock_s: float
     deliveries_max: int
-    #: Whether brokers hand out at most once by themselves.
+    #: Whether brokers deliver each message at most once.
     is_at_most_once: bool
-    #: Whether brokers take delays and errors of single messages.
-    takes_failures: bool
+    #: Whether brokers accept delays and errors of single messages.
+    takes_failure_reports: bool
 
 
 def share_group_settings(subscription: Subscription) -> dict[str, str]:
-    """Without `retry` and `lock` the group keeps what it has of these. Pure."""
-    asked = {
+    """Returns the settings to set. Without `retry` and `lock`, the group keeps its own. Pure."""
+    wanted = {
         RESET: subscription.start,
         ISOLATION: "read_committed",
         DELIVERY: str(subscription.delivery),
@@ -95,34 +98,32 @@ def share_group_settings(subscription: Subscription) -> dict[str, str]:
         DEAD_LETTER_TOPIC: dead_letter_topic(_ANY_TOPIC) if subscription.dead_letters else "",
     }
     if subscription.dead_letters:
-        asked[DEAD_LETTER_COPIES] = "true"
+        wanted[DEAD_LETTER_COPIES] = "true"
     if subscription.lock_s is not None:
-        asked[LOCK] = str(round(subscription.lock_s * 1000))
+        wanted[LOCK] = str(round(subscription.lock_s * 1000))
     if subscription.retry is not None:
-        asked[LIMIT] = str(subscription.retry.attempts)
-        asked[BACKOFF] = "exponential"
-        asked[BASE] = str(round(duration_s(subscription.retry.base) * 1000))
-        asked[CAP] = str(round(duration_s(subscription.retry.cap) * 1000))
-        asked[JITTER] = "-1"
-    return asked
+        wanted[LIMIT] = str(subscription.retry.attempts)
+        wanted[BACKOFF] = "exponential"
+        wanted[BASE] = str(round(duration_s(subscription.retry.base) * 1000))
+        wanted[CAP] = str(round(duration_s(subscription.retry.cap) * 1000))
+        wanted[JITTER] = "-1"
+    return wanted
 
 
 def apply_share_group_settings(subscription: Subscription, resources: Resources) -> ShareGroup:
-    """Set where it differs. Raises ApplicationError where brokers refuse it, ClientError where none answers."""
-    from confluent_kafka.admin import AdminClient
-
+    """Sets the settings that differ. Raises ApplicationError if brokers refuse, ClientError if none answers."""
     settings = _GroupSettings(
         AdminClient(admin_settings(resources.bootstrap, resources.name, resources.settings)),
         subscription.group,
     )
-    asked, known = share_group_settings(subscription), settings.described()
-    if DELIVERY not in known and asked[DEAD_LETTER_TOPIC]:
-        # Only our brokers put the topic's name in the place of the braces.
-        asked[DEAD_LETTER_TOPIC] = dead_letter_topic(subscription.topics[0])
+    wanted, known = share_group_settings(subscription), settings.described()
+    if DELIVERY not in known and wanted[DEAD_LETTER_TOPIC]:
+        # Only Penstock's brokers replace {topic} with the name of the topic.
+        wanted[DEAD_LETTER_TOPIC] = dead_letter_topic(subscription.topics[0])
         if len(subscription.topics) > 1:
-            del asked[DEAD_LETTER_TOPIC]
-    _warn_of_missing_settings(subscription, asked, known)
-    changes = {name: value for name, value in asked.items() if known.get(name, value) != value}
+            del wanted[DEAD_LETTER_TOPIC]
+    _warn_of_missing_settings(subscription, wanted, known)
+    changes = {name: value for name, value in wanted.items() if known.get(name, value) != value}
     if changes:
         settings.change(changes)
         known |= changes
@@ -130,44 +131,44 @@ def apply_share_group_settings(subscription: Subscription, resources: Resources)
         lock_s=int(known.get(LOCK) or _LOCK_MS) / 1000,
         deliveries_max=int(known.get(LIMIT) or _DELIVERIES_MAX),
         is_at_most_once=known.get(DELIVERY) == Delivery.AT_MOST_ONCE,
-        takes_failures=DELIVERY in known,
+        takes_failure_reports=DELIVERY in known,
     )
 
 
 def _warn_of_missing_settings(
-    subscription: Subscription, asked: Mapping[str, str], known: Mapping[str, str]
+    subscription: Subscription, wanted: Mapping[str, str], known: Mapping[str, str]
 ) -> None:
     flaws = []
-    if BACKOFF in asked and BACKOFF not in known:
-        flaws.append("what fails is tried again at once")
-    if LIMIT in asked and LIMIT not in known:
-        flaws.append("how often is the broker's setting")
-    if subscription.dead_letters and (DEAD_LETTER_TOPIC not in asked or DEAD_LETTER_TOPIC not in known):
-        flaws.append("what is given up is not kept")
+    if BACKOFF in wanted and BACKOFF not in known:
+        flaws.append("failed messages are retried at once")
+    if LIMIT in wanted and LIMIT not in known:
+        flaws.append("the broker's setting limits the attempts")
+    if subscription.dead_letters and (DEAD_LETTER_TOPIC not in wanted or DEAD_LETTER_TOPIC not in known):
+        flaws.append("there are no dead letters")
     if flaws:
         _LOG.warning(
-            "%s: these brokers have no such settings of groups: %s", subscription.group, ", ".join(flaws)
+            "%s: these brokers do not support all settings of the group: %s",
+            subscription.group,
+            ", ".join(flaws),
         )
 
 
 class _GroupSettings:
-    """Of one group, in the cluster."""
+    """The settings of one group in the cluster."""
 
     def __init__(self, admin: Any, group: str) -> None:
         self._admin = admin
         self._group = group
 
     def described(self) -> dict[str, str]:
-        """All that the brokers know, by name. Raises ClientError."""
+        """Returns all settings of the group that the brokers know. Raises ClientError."""
         entries = self._result(
             self._admin.describe_configs([self._resource()], request_timeout=_ADMIN_TIMEOUT_S)
         )
         return {name: entry.value or "" for name, entry in entries.items()}
 
     def change(self, changes: Mapping[str, str]) -> None:
-        """In force when this returns, where we can see it. Raises ApplicationError, ClientError."""
-        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
-
+        """Changes settings, and waits until they are visible. Raises ApplicationError, ClientError."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in changes.items()
@@ -180,29 +181,23 @@ class _GroupSettings:
             time.sleep(_POLL_S)
 
     def _resource(self, entries: list[Any] | None = None) -> Any:
-        from confluent_kafka.admin import ConfigResource
-
         return ConfigResource(ConfigResource.Type.GROUP, self._group, incremental_configs=entries)
 
     def _result(self, futures: Mapping[Any, Any]) -> Any:
-        from confluent_kafka import KafkaError, KafkaException
-
         (future,) = futures.values()
         try:
             return future.result(_ADMIN_TIMEOUT_S)
         except KafkaException as error:
-            told = error.args[0]
-            sentence = f"the settings of group {self._group}: {told.str()}"
-            passing = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT)
-            raise (ClientError if told.code() in passing or told.retriable() else ApplicationError)(
-                sentence
-            ) from None
+            cause = error.args[0]
+            transient = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT)
+            kind = ClientError if cause.code() in transient or cause.retriable() else ApplicationError
+            raise kind(f"the settings of group {self._group}: {cause.str()}") from None
         except TimeoutError:
             raise ClientError(f"the settings of group {self._group}: no broker answers") from None
 
 
 _CHUNK_MAX: Final = 50
-#: The locks of the messages run on meanwhile.
+#: Short, because the locks of the messages may expire meanwhile.
 _REPORT_TIMEOUT_MS: Final = 5_000
 
 
@@ -212,7 +207,7 @@ class FailureReport(NamedTuple):
 
 
 def parse_delay_ms(given: Any) -> int:
-    """In milliseconds. Raises ApplicationError."""
+    """Returns the delay in milliseconds. Raises ApplicationError."""
     try:
         delay_ms = round(duration_s(given) * 1000)
     except DurationError as flaw:
@@ -223,13 +218,13 @@ def parse_delay_ms(given: Any) -> int:
 
 
 def error_report(error: BaseException) -> FailureReport:
-    """For a message that is given up because of it."""
+    """Returns the report for a message that becomes a dead letter because of the error."""
     failure = describe_failure(error, "")
     return FailureReport(error=WorkerError(failure.error_class, failure.message, failure.stack))
 
 
 class FailureReporter:
-    """Of one member, in its thread."""
+    """Sends failure reports of one member. For one thread."""
 
     def __init__(self, cluster: Callable[[], Cluster], group: str) -> None:
         self._make_cluster = cluster
@@ -237,12 +232,12 @@ class FailureReporter:
         self._cluster: Cluster | None = None
         self._waiting: dict[tuple[str, int], list[WorkerFailure]] = {}
 
-    def add(self, raw: Any, told: FailureReport) -> None:
-        failure = WorkerFailure(raw.offset(), raw.delivery_count() or 1, *told)
+    def add(self, raw: Any, report: FailureReport) -> None:
+        failure = WorkerFailure(raw.offset(), raw.delivery_count() or 1, *report)
         self._waiting.setdefault((raw.topic(), raw.partition()), []).append(failure)
 
     def send(self) -> None:
-        """Returns when brokers have them, or when that is given up."""
+        """Sends all reports. Logs a warning about reports that could not be sent."""
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, {}
@@ -255,7 +250,7 @@ class FailureReporter:
                     self._send(self._cluster, topic, partition, some, deadline)
             except ClientError as error:
                 _LOG.warning(
-                    "%s[%d]: delays and errors of %d messages are not known to the broker: %s",
+                    "%s[%d]: could not report delays and errors of %d messages to the broker: %s",
                     topic,
                     partition,
                     len(failures),
@@ -276,11 +271,11 @@ class FailureReporter:
             raise ClientError(f"the id of topic {topic} is not known")
         body = encode_share_failures(ShareFailures(self._group, topic_id, partition, failures))
 
-        def ask(connection: Connection) -> None:
-            answer = connection.call_raw(SHARE_FAILURES, 0, [body])
-            raise_for_error(parse_share_failures_response(answer), f"failures in {topic}[{partition}]")
+        def send(connection: Connection) -> None:
+            response = connection.call_raw(SHARE_FAILURES, 0, [body])
+            raise_for_error(parse_share_failures_response(response), f"failures in {topic}[{partition}]")
 
-        cluster.call_leader(topic, partition, ask, deadline=deadline)
+        cluster.call_leader(topic, partition, send, deadline=deadline)
 
     def close(self) -> None:
         if self._cluster is not None:
@@ -293,31 +288,31 @@ def _chunks(failures: Sequence[WorkerFailure]) -> Iterator[Sequence[WorkerFailur
         yield failures[at : at + _CHUNK_MAX]
 
 
-#: As the protocol numbers them: done; again, after the group's delay; never again.
+#: The acknowledgement types of the protocol: handled; to be redelivered; not to be redelivered.
 ACCEPT, RELEASE, REJECT = 1, 2, 3
 
 
 class MemberLost(ClientError):
-    """It is of no use any more; another one may be."""
+    """A fatal error: this member cannot be used any more, but a new one may work."""
 
 
 class ShareMember:
-    """Figures count answers that were not kept as `late`; messages with such an answer may come again."""
+    """Fetches and acknowledges messages. Counts acknowledgements that the broker refused as `late`: their messages may
+    be redelivered.
+    """
 
     def __init__(
         self, settings: Settings, topics: Sequence[str], figures: Figures, reports: FailureReporter | None
     ) -> None:
-        """`reports` where brokers take delays and errors of single messages."""
+        """`reports` is None if brokers do not accept failure reports."""
         self._figures = figures
         self._reports = reports
         self._consumer = _make_consumer(settings)
         self._consumer.subscribe(list(topics))
-        self._consumer.set_acknowledgement_commit_callback(self._told)
+        self._consumer.set_acknowledgement_commit_callback(self._on_acknowledged)
 
     def take(self, timeout_s: float) -> list[Any]:
-        """Whole batches, as soon as there is something. All that was taken before has an answer. Raises ClientError."""
-        from confluent_kafka import KafkaException
-
+        """Returns messages as soon as there are any. All earlier ones must be acknowledged. Raises ClientError."""
         self._report()
         try:
             taken = list(self._consumer.poll(timeout_s))
@@ -328,30 +323,28 @@ class ShareMember:
         good = [raw for raw in taken if raw.error() is None]
         for raw in taken:
             if raw.error() is not None:
-                # The library has answered for it: what cannot be read is rejected.
+                # The library rejects messages that it cannot read.
                 _LOG.warning("%s[%s]@%s: %s", raw.topic(), raw.partition(), raw.offset(), raw.error().str())
         return good
 
-    def answer(self, raw: Any, outcome: int, told: FailureReport | None = None) -> None:
-        """Sent with the next `take`, `send` or `settle`, and what is to be told of a failure before it."""
-        from confluent_kafka import AcknowledgeType, IllegalStateException
+    def acknowledge(self, raw: Any, outcome: int, report: FailureReport | None = None) -> None:
+        """Acknowledges a message. The next `take`, `send` or `settle` sends the failure report, and then this."""
+        from confluent_kafka import AcknowledgeType, IllegalStateException  # needs confluent-kafka 2.16
 
         try:
             self._consumer.acknowledge(raw, AcknowledgeType(outcome))
         except IllegalStateException:
             self._figures.add("late")
             return
-        if told is not None and self._reports is not None:
-            self._reports.add(raw, told)
+        if report is not None and self._reports is not None:
+            self._reports.add(raw, report)
 
     def _report(self) -> None:
         if self._reports is not None:
             self._reports.send()
 
     def send(self) -> None:
-        """Without waiting for whether it is kept."""
-        from confluent_kafka import KafkaException
-
+        """Sends acknowledgements without waiting for the reply."""
         self._report()
         try:
             self._consumer.commit_async()
@@ -359,30 +352,30 @@ class ShareMember:
             _LOG.warning("%s", _client_error(error))
 
     def settle(self, timeout_s: float) -> dict[tuple[str, int], ClientError]:
-        """Partitions of which answers were not kept, and why. Raises CommitLost where nobody knows of any."""
-        from confluent_kafka import KafkaException
-
+        """Sends acknowledgements, and returns the errors by partition. Raises CommitLost if the outcome is unknown."""
         self._report()
         try:
-            told = self._consumer.commit_sync(timeout_s)
+            results = self._consumer.commit_sync(timeout_s)
         except KafkaException as error:
-            raise CommitLost(f"it is not known what was kept: {error.args[0].str()}") from None
+            raise CommitLost(
+                f"the outcome of the acknowledgements is unknown: {error.args[0].str()}"
+            ) from None
         return {
             (topic_partition.topic, topic_partition.partition): _acknowledge_error(topic_partition, error)
-            for topic_partition, error in told.items()
+            for topic_partition, error in results.items()
             if error is not None
         }
 
-    def _told(self, offsets: Mapping[Any, set[int]], error: Any) -> None:
+    def _on_acknowledged(self, offsets: Mapping[Any, set[int]], error: Any) -> None:
         if error is not None:
             count = sum(map(len, offsets.values()))
             self._figures.add("late", count)
-            _LOG.warning("%d answers were not kept, and may be wanted again: %s", count, _client_error(error))
+            _LOG.warning(
+                "%d messages may be redelivered: acknowledging failed: %s", count, _client_error(error)
+            )
 
     def close(self) -> None:
-        """Sends what was answered; what has no answer is for others, at once."""
-        from confluent_kafka import KafkaException
-
+        """Sends acknowledgements. Other members get unacknowledged messages at once."""
         self._report()
         try:
             self._consumer.close()
@@ -393,8 +386,6 @@ class ShareMember:
 
 
 def _make_consumer(settings: Settings) -> Any:
-    from confluent_kafka import KafkaException
-
     try:
         from confluent_kafka import ShareConsumer
     except ImportError:
@@ -410,10 +401,8 @@ def _client_error(error: Any) -> ClientError:
 
 
 def _acknowledge_error(topic_partition: Any, error: Any) -> ClientError:
-    from confluent_kafka import KafkaError
-
     definite = error.args[0].code() in (KafkaError.INVALID_RECORD_STATE,)
     kind = CommitRefused if definite else CommitLost
     return kind(
-        f"{topic_partition.topic}[{topic_partition.partition}]: what was said is not kept: {error.args[0].str()}"
+        f"{topic_partition.topic}[{topic_partition.partition}]: acknowledging failed: {error.args[0].str()}"
     )

@@ -1,8 +1,8 @@
-"""Runs a subscription in a share group: members that take messages, and a pool of handlers that take whatever is next.
+"""Runs a subscription in a share group: members that fetch messages, and a pool of handlers that handle them.
 
-The outcome of a message is accept, release (any member may try it again) or reject. A member takes more only when
-everything that it took is acknowledged, so a slow message holds up the member that has it, and no other. Where brokers
-hand out whole batches, one member has work for all handlers.
+The outcome of a message is accept, release (any member may try it again) or reject. A member fetches more only when it
+has acknowledged all messages, so a slow message delays only the member that has it. If brokers deliver whole batches,
+one member has work for all handlers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from penstock.client.app.subscription import Delivery, Subscription
 from penstock.client.app.wait_reporter import WorkerPhase, WorkerStage
 from penstock.client.app.worker import SubscriptionWorker, with_reply, with_reply_async
 from penstock.client.errors import ClientError
-from penstock.client.retry import Backoff as ExponentialBackoff
 from penstock.client.tracing import Spans
+from penstock.protocol.backoff import ExponentialBackoff
 
 __all__ = (
     "HandlerJob",
@@ -59,18 +59,18 @@ _CLOSE_TIMEOUT_S: Final = 30.0
 
 
 class HandlerJob:
-    """A message, until when it is ours, and who wants to hear what became of it."""
+    """A message with the end of its lock, and the callback for its outcome."""
 
-    __slots__ = ("deadline_s", "is_begun", "is_withdrawn", "raw", "report", "told")
+    __slots__ = ("deadline_s", "failure_report", "is_started", "is_withdrawn", "raw", "report")
 
     def __init__(self, raw: Any, deadline_s: float, report: Callable[[tuple[HandlerJob, int]], None]) -> None:
         self.raw = raw
         self.deadline_s = deadline_s
         self.report = report
-        self.is_begun = False
+        self.is_started = False
         self.is_withdrawn = False
-        #: What brokers are to be told of its failure.
-        self.told: FailureReport | None = None
+        #: The failure report for the broker, if the message failed.
+        self.failure_report: FailureReport | None = None
 
 
 class HandlerPool(Protocol):
@@ -78,14 +78,14 @@ class HandlerPool(Protocol):
 
     def add(self, job: HandlerJob) -> None: ...
 
-    def begun(self) -> list[Any]:
-        """Messages that handlers have now."""
+    def in_progress(self) -> list[Any]:
+        """Returns the messages that handlers work on now."""
 
     def withdraw(self, job: HandlerJob) -> bool:
-        """Whether nobody has begun it; then nobody will."""
+        """Removes a job that no handler has started. Returns False if one has."""
 
     def await_room(self, timeout_s: float) -> bool:
-        """Whether more should be taken now."""
+        """Waits until the pool has room. Returns whether it has."""
 
     def close(self) -> None: ...
 
@@ -94,8 +94,8 @@ class _HandlerPool:
     def __init__(self, in_flight_max: int) -> None:
         self._in_flight_max = in_flight_max
         self._unfinished = 0
-        self._begun: set[HandlerJob] = set()
-        #: What a handler raised to end the application.
+        self._started: set[HandlerJob] = set()
+        #: The exception with which a handler ended the application.
         self.error: BaseException | None = None
         self._changed = threading.Condition()
 
@@ -104,36 +104,36 @@ class _HandlerPool:
             self._unfinished += 1
         self._put(job)
 
-    def begun(self) -> list[Any]:
+    def in_progress(self) -> list[Any]:
         with self._changed:
-            return [job.raw for job in self._begun]
+            return [job.raw for job in self._started]
 
     def _put(self, job: HandlerJob | None) -> None:
         raise NotImplementedError
 
     def withdraw(self, job: HandlerJob) -> bool:
         with self._changed:
-            if job.is_begun:
+            if job.is_started:
                 return False
             job.is_withdrawn = True
             self._finish()
             return True
 
-    def _begin(self, job: HandlerJob) -> bool:
+    def _start(self, job: HandlerJob) -> bool:
         with self._changed:
-            job.is_begun = not job.is_withdrawn
-            if job.is_begun:
-                self._begun.add(job)
-            return job.is_begun
+            job.is_started = not job.is_withdrawn
+            if job.is_started:
+                self._started.add(job)
+            return job.is_started
 
     def _give_up(self, job: HandlerJob, error: BaseException) -> None:
-        """Somebody else may have the message."""
+        """Releases the message, because the application ends."""
         self.error = self.error or error
         self._end(job, RELEASE)
 
     def _end(self, job: HandlerJob, outcome: int) -> None:
         with self._changed:
-            self._begun.discard(job)
+            self._started.discard(job)
             self._finish()
         job.report((job, outcome))
 
@@ -147,9 +147,9 @@ class _HandlerPool:
 
 
 class ThreadHandlerPool(_HandlerPool):
-    def __init__(self, judge: Callable[[HandlerJob], int], *, workers: int, in_flight_max: int) -> None:
+    def __init__(self, run_job: Callable[[HandlerJob], int], *, workers: int, in_flight_max: int) -> None:
         super().__init__(in_flight_max)
-        self._judge = judge
+        self._run_job = run_job
         self._queue: SimpleQueue[HandlerJob | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-worker-{number}", daemon=True)
@@ -163,9 +163,9 @@ class ThreadHandlerPool(_HandlerPool):
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
-            if self._begin(job):
+            if self._start(job):
                 try:
-                    outcome = self._judge(job)
+                    outcome = self._run_job(job)
                 except BaseException as error:
                     self._give_up(job, error)
                 else:
@@ -179,13 +179,13 @@ class ThreadHandlerPool(_HandlerPool):
 
 
 class TaskHandlerPool(_HandlerPool):
-    """On an event loop of their own, in a thread of their own."""
+    """Runs handlers in tasks, on an event loop in a thread of its own."""
 
     def __init__(
-        self, judge: Callable[[HandlerJob], Awaitable[int]], *, workers: int, in_flight_max: int
+        self, run_job: Callable[[HandlerJob], Awaitable[int]], *, workers: int, in_flight_max: int
     ) -> None:
         super().__init__(in_flight_max)
-        self._judge = judge
+        self._run_job = run_job
         self._workers = workers
         self._loop = asyncio.new_event_loop()
         self._queue: asyncio.Queue[HandlerJob | None] = asyncio.Queue()
@@ -203,9 +203,9 @@ class TaskHandlerPool(_HandlerPool):
 
     async def _work(self) -> None:
         while (job := await self._queue.get()) is not None:
-            if self._begin(job):
+            if self._start(job):
                 try:
-                    outcome = await self._judge(job)
+                    outcome = await self._run_job(job)
                 except BaseException as error:
                     self._give_up(job, error)
                 else:
@@ -224,32 +224,35 @@ _LOG: Final = logging.getLogger("penstock.client")
 
 
 class OutcomeRules:
-    """Threads of handlers share it. With a `letterbox` nothing is tried again: failures are letters."""
+    """Decides the outcome of a message. Handler threads share it.
+
+    Without `retries`, a failed message goes to the `failure_publisher`, if there is one. `takes_failure_reports` says
+    whether brokers accept delays and errors of single messages.
+    """
 
     def __init__(
         self,
         figures: Figures,
         deliveries_max: int,
-        letterbox: FailurePublisher | None,
+        failure_publisher: FailurePublisher | None,
         *,
-        tries_again: bool,
-        tells: bool,
+        retries: bool,
+        takes_failure_reports: bool,
     ) -> None:
-        """`tells`: brokers take delays and errors of single messages."""
         self._figures = figures
         self._deliveries_max = deliveries_max
-        self._letterbox = letterbox
-        self._tries_again = tries_again
-        self._tells = tells
+        self._failure_publisher = failure_publisher
+        self._retries = retries
+        self._takes_failure_reports = takes_failure_reports
 
     def is_overdue(self, job: HandlerJob) -> bool:
-        """Whoever gets it next must not find us at work on it."""
+        """Whether the lock of the message is about to expire: then another member may get it."""
         if time.monotonic() < job.deadline_s:
             return False
         if not self._figures.overdue:
             _LOG.warning(
-                "messages are given back untried: handlers need longer for all that are taken at once than their "
-                "lock lasts; a lower taken_max= or a longer lock= helps"
+                "messages are released untried: handlers need longer for the messages of one fetch than their lock "
+                "lasts; lower taken_max= or raise lock="
             )
         self._figures.add("overdue")
         return True
@@ -259,23 +262,24 @@ class OutcomeRules:
         return ACCEPT
 
     def failed(self, raw: Any, error: Exception) -> int:
-        if not self._tries_again:
-            return self._given_up(raw, error)
+        if not self._retries:
+            return self._dead_letter(raw, error)
         record_text = f"{raw.topic()}[{raw.partition()}]@{raw.offset()}"
         count = raw.delivery_count() or 1
         is_last = self._is_last(raw, error)
-        words = "is given up" if is_last else "is to be tried again"
+        words = "becomes a dead letter" if is_last else "is retried"
         _LOG.warning("%s %s, delivery %d: %s: %s", record_text, words, count, type(error).__name__, error)
-        if isinstance(error, Retry) and error.delay is not None and not self._tells:
+        if isinstance(error, Retry) and error.delay is not None and not self._takes_failure_reports:
             _LOG.warning(
-                "%s rests as long as its group says: these brokers know no delay= of one message", record_text
+                "%s is redelivered after the group's delay: these brokers do not support delay= for one message",
+                record_text,
             )
         self._figures.add("dead" if is_last else "retried")
         return REJECT if isinstance(error, (Reject, UnreadableMessage)) else RELEASE
 
-    def told(self, raw: Any, error: Exception) -> FailureReport | None:
-        """What brokers are to know of the failure: a delay of its own, or the error of what is given up."""
-        if not self._tries_again or not self._tells:
+    def failure_report(self, raw: Any, error: Exception) -> FailureReport | None:
+        """Returns the report for the broker: the delay of this message, or the error of a dead letter."""
+        if not self._retries or not self._takes_failure_reports:
             return None
         if self._is_last(raw, error):
             return error_report(error)
@@ -283,7 +287,7 @@ class OutcomeRules:
             try:
                 return FailureReport(delay_ms=parse_delay_ms(error.delay))
             except ClientError as flaw:
-                _LOG.warning("the message rests as long as its group says: %s", flaw)
+                _LOG.warning("the message is redelivered after the group's delay: %s", flaw)
         return None
 
     def _is_last(self, raw: Any, error: Exception) -> bool:
@@ -292,13 +296,13 @@ class OutcomeRules:
             or (raw.delivery_count() or 1) >= self._deliveries_max
         )
 
-    def _given_up(self, raw: Any, error: Exception) -> int:
-        if self._letterbox is None:
+    def _dead_letter(self, raw: Any, error: Exception) -> int:
+        if self._failure_publisher is None:
             _LOG.warning("%s[%d]@%d failed: %s", raw.topic(), raw.partition(), raw.offset(), error)
             self._figures.add("dropped")
             return RELEASE
         try:
-            self._letterbox.failed(raw, error)
+            self._failure_publisher.failed(raw, error)
         except ClientError as flaw:
             _LOG.error("a dead letter is lost: %s", flaw)
             self._figures.add("dropped")
@@ -306,40 +310,38 @@ class OutcomeRules:
 
 
 def job_runner(call: HandlerCall, rules: OutcomeRules) -> Callable[[HandlerJob], int]:
-    def judge(job: HandlerJob) -> int:
+    def run_job(job: HandlerJob) -> int:
         if rules.is_overdue(job):
             return RELEASE
         try:
             call(job.raw)
         except Exception as error:
-            job.told = rules.told(job.raw, error)
+            job.failure_report = rules.failure_report(job.raw, error)
             return rules.failed(job.raw, error)
         return rules.done()
 
-    return judge
+    return run_job
 
 
 def job_runner_async(call: HandlerCall, rules: OutcomeRules) -> Callable[[HandlerJob], Awaitable[int]]:
-    import asyncio
-
-    async def judge(job: HandlerJob) -> int:
+    async def run_job(job: HandlerJob) -> int:
         if rules.is_overdue(job):
             return RELEASE
         try:
             await call(job.raw)
         except Exception as error:
-            job.told = rules.told(job.raw, error)
-            # A letter may have to be waited for, by this one only.
+            job.failure_report = rules.failure_report(job.raw, error)
+            # Publishing a dead letter may take time: do it in another thread, so that other tasks continue.
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(None, rules.failed, job.raw, error)
         return rules.done()
 
-    return judge
+    return run_job
 
 
-_TAKE_S: Final = 0.3
+_POLL_S: Final = 0.3
 _STOP_CHECK_S: Final = 0.1
-#: Of a lock's time, when it counts as over: the broker began to count before we did.
+#: The part of a lock's duration that the member uses: the lock started before the message arrived.
 _LOCK_SHARE: Final = 0.9
 _MEMBER_BACKOFF: Final = ExponentialBackoff(base_ms=100, cap_ms=5_000)
 
@@ -347,22 +349,22 @@ _MEMBER_BACKOFF: Final = ExponentialBackoff(base_ms=100, cap_ms=5_000)
 class ShareWorker(SubscriptionWorker):
     _pool: HandlerPool | None = None
 
-    def begun(self) -> Sequence[Any]:
-        return self._pool.begun() if self._pool is not None else ()
+    def in_progress(self) -> Sequence[Any]:
+        return self._pool.in_progress() if self._pool is not None else ()
 
     def _work(self) -> bool:
         before = self.figures.handled
         self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
         sub, resources = self.subscription, self._resources
-        partitions = resources.letter_topics(sub)
+        partitions = resources.ensure_failure_topics(sub)
         group = apply_share_group_settings(sub, resources)
-        letterbox = _failure_publisher(sub, resources, partitions, self.figures)
+        failure_publisher = _failure_publisher(sub, resources, partitions, self.figures)
         rules = OutcomeRules(
             self.figures,
             group.deliveries_max,
-            letterbox,
-            tries_again=_retries_failures(sub),
-            tells=group.takes_failures,
+            failure_publisher,
+            retries=_retries_failures(sub),
+            takes_failure_reports=group.takes_failure_reports,
         )
         pool = _make_pool(sub, resources, rules)
         halt = threading.Event()
@@ -399,7 +401,7 @@ class ShareWorker(SubscriptionWorker):
 
 
 class _MemberThread(threading.Thread):
-    """One member: takes, has handled, answers."""
+    """One group member: fetches messages, has them handled, and acknowledges them."""
 
     def __init__(
         self,
@@ -435,7 +437,7 @@ class _MemberThread(threading.Thread):
         try:
             while not self._is_ending():
                 try:
-                    self._round(member)
+                    self._poll_once(member)
                     attempt = 0
                 except (ApplicationError, MemberLost):
                     raise
@@ -447,20 +449,20 @@ class _MemberThread(threading.Thread):
             member.close()
 
     def _is_ending(self) -> bool:
-        """Also once a handler has ended the application: what it gave back must not come here again."""
+        """Also true when a handler has ended the application, so that a released message does not come back here."""
         return self._halt.is_set() or self._pool.error is not None
 
-    def _round(self, member: ShareMember) -> None:
-        if not self._pool.await_room(_TAKE_S):
+    def _poll_once(self, member: ShareMember) -> None:
+        if not self._pool.await_room(_POLL_S):
             return
-        taken: Sequence[Any] = member.take(_TAKE_S)
+        taken: Sequence[Any] = member.take(_POLL_S)
         deadline_s = math.inf if self._at_most_once else time.monotonic() + self._group.lock_s * _LOCK_SHARE
         if self._accepts_first:
             taken = accept_before_handling(member, taken, self._figures)
         if taken:
-            self._have_handled(member, taken, deadline_s)
+            self._handle(member, taken, deadline_s)
 
-    def _have_handled(self, member: ShareMember, taken: Sequence[Any], deadline_s: float) -> None:
+    def _handle(self, member: ShareMember, taken: Sequence[Any], deadline_s: float) -> None:
         reports: SimpleQueue[tuple[HandlerJob, int]] = SimpleQueue()
         left = [HandlerJob(raw, deadline_s, reports.put) for raw in taken]
         for job in left:
@@ -471,12 +473,12 @@ class _MemberThread(threading.Thread):
                 job, outcome = reports.get(timeout=max(self._sub.commit_every_s, 0.01))
             except Empty:
                 if self._is_ending() and not self._at_most_once:
-                    # What could begin has begun; the rest has no answer when the member leaves, and is for others.
+                    # Jobs that no handler has started stay unacknowledged; other members get them when this one leaves.
                     left = [job for job in left if not self._pool.withdraw(job)]
             else:
                 left.remove(job)
                 if not self._accepts_first:
-                    member.answer(job.raw, outcome, job.told)
+                    member.acknowledge(job.raw, outcome, job.failure_report)
                     is_unsent = True
             now_s = time.monotonic()
             if is_unsent and now_s - sent_s >= self._sub.commit_every_s:
@@ -491,14 +493,14 @@ def _retries_failures(subscription: Subscription) -> bool:
 def _failure_publisher(
     sub: Subscription, resources: Resources, partitions: Any, figures: Any
 ) -> FailurePublisher | None:
-    """Brokers write the dead letters of share groups, save where they know nothing of failures."""
+    """Returns a publisher only for at-most-once; otherwise brokers write the dead letters of share groups."""
     if _retries_failures(sub) or not sub.dead_letters:
         return None
     failing = FailurePolicy(
         group=sub.group, handler=sub.name, backoff=None, partitions=partitions, now_ms=now_ms, chance=Random()
     )
     return FailurePublisher(
-        failing, resources.post, figures, waits=True, await_published=resources.await_published
+        failing, resources.publish_failure, figures, waits=True, await_published=resources.await_published
     )
 
 

@@ -20,24 +20,24 @@ __all__ = ("STARTS", "Delivery", "Subscription", "check_group_contract", "declar
 
 
 class Delivery(StrEnum):
-    #: Never twice; what may be lost is counted.
+    #: No message is handled twice. Messages that may be lost are counted.
     AT_MOST_ONCE = "at-most-once"
-    #: Never lost; what may come twice is bounded.
+    #: No message is lost. The number of messages that may be handled twice is bounded.
     AT_LEAST_ONCE = "at-least-once"
-    #: Never lost, and known by its id when it comes again.
+    #: No message is lost, and a redelivered message is recognised by its id.
     EFFECTIVELY_ONCE = "effectively-once"
-    #: Result and position are one transaction, of the cluster or of a database.
+    #: The result and the offset are one transaction, of the cluster or of a database.
     EXACTLY_ONCE = "exactly-once"
 
 
 STARTS: Final = ("earliest", "latest")
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _CONCURRENCY_MAX: Final = 1_000
-#: Bounds what a crash repeats, or a commit of unknown fate drops.
+#: Bounds how many messages a crash repeats, or a commit with an unknown outcome drops.
 TAKEN_MAX: Final = 500
-#: A lock runs from the moment when a message is taken, so none is taken that nobody handles at once.
+#: The lock of a message starts when it is fetched, so a member fetches only what it can handle at once.
 SHARED_TAKEN_MAX: Final = 1
-#: Each of them is a member, with connections of its own.
+#: Each of them is a group member with its own connections.
 _SHARED_CONCURRENCY_MAX: Final = 64
 _DAY_S: Final = 86_400.0
 
@@ -60,20 +60,20 @@ class Subscription:
     commit_every_s: float
     taken_max: int
     in_flight_max: int
-    #: Of effectively-once: a URL, or a store; how long ids are known.
+    #: Effectively-once: a URL or a store, and how long ids are kept.
     store: Any
     remember_s: float
-    #: Of exactly-once: None for transactions of the cluster; else a URL, or a ledger.
+    #: Exactly-once: None for transactions of the cluster, else a URL or a ledger.
     ledger: Any
-    #: A topic for what the handler returns.
+    #: The topic for the handler's results.
     to: str | None
-    #: Whether the group shares single messages, and for how long each is one member's; None as the group has it.
+    #: Whether the group is a share group, and the duration of its locks; None for the group's own setting.
     share: bool
     lock_s: float | None
 
     @property
     def levels(self) -> int:
-        """Of retry topics; a share group has none, since its brokers do the waiting."""
+        """The number of retry topics. A share group has none, because its brokers delay redeliveries."""
         return self.retry.attempts - 1 if self.retry is not None and not self.share else 0
 
 
@@ -100,7 +100,7 @@ def declare_subscription(
     share: bool = False,
     lock: Duration | None = None,
 ) -> Subscription:
-    """Checked. Raises ApplicationError."""
+    """Checks the parameters and returns the subscription. Raises ApplicationError."""
     backoff = _retry_backoff(retry)
     taken_max = taken_max or (SHARED_TAKEN_MAX if share else TAKEN_MAX)
     most_at_once = concurrency if share else 2 * max(taken_max, concurrency)
@@ -138,23 +138,23 @@ def declare_subscription(
     return made
 
 
-# What is wrong with one value
+# Checks of single values
 
 
 def _topics(topics: tuple[str, ...]) -> tuple[str, ...]:
     if not topics:
-        raise ApplicationError("a subscription names at least one topic")
+        raise ApplicationError("a subscription needs at least one topic")
     for topic in topics:
         if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
-            raise ApplicationError(f"{topic!r} cannot be the name of a topic")
+            raise ApplicationError(f"{topic!r} is not a valid topic name")
         if is_failure_topic(topic) and len(topics) > 1:
-            raise ApplicationError(f"{topic} holds retries or dead letters, which are subscribed to alone")
+            raise ApplicationError(f"{topic} is a retry or dead-letter topic: subscribe to it alone")
     return topics
 
 
 def _group(group: str) -> str:
     if not isinstance(group, str) or not group.strip():
-        raise ApplicationError("a subscription names its group")
+        raise ApplicationError("a subscription needs a group")
     return group
 
 
@@ -163,7 +163,7 @@ def _delivery(name: str) -> Delivery:
         return Delivery(name)
     except ValueError:
         known = ", ".join(Delivery)
-        raise ApplicationError(f"delivery={name!r} is none of {known}") from None
+        raise ApplicationError(f"delivery={name!r} must be one of {known}") from None
 
 
 def _signature(handler: Callable[..., Any], batch: int | None) -> HandlerSignature:
@@ -178,7 +178,7 @@ def _signature(handler: Callable[..., Any], batch: int | None) -> HandlerSignatu
 
 def _whole_number(name: str, value: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ApplicationError(f"{name}={value!r} is a whole number from 1 to {most}")
+        raise ApplicationError(f"{name}={value!r} must be a whole number from 1 to {most}")
     return value
 
 
@@ -190,40 +190,40 @@ def _seconds(name: str, value: Duration) -> float:
 
 
 def _retry_backoff(given: object) -> Backoff | None:
-    """A number is how often a message is tried in all, with the rests that Backoff has by itself."""
+    """A number means Backoff(attempts=number)."""
     if given is None or isinstance(given, Backoff):
         return given
     try:
         return Backoff(attempts=given)  # type: ignore[arg-type]
     except ValueError:
         raise ApplicationError(
-            f"retry={given!r} is neither a Backoff nor how often a message is tried (1 to {ATTEMPTS_MAX})"
+            f"retry={given!r} must be a Backoff or the number of attempts (1 to {ATTEMPTS_MAX})"
         ) from None
 
 
 def _remember_s(remember: Duration | None, retry: Backoff | None) -> float:
-    """Twice the longest retry window, and a day at least: whoever replays a topic does so later than that."""
+    """Twice the longest time of all retries, and at least a day."""
     if remember is not None:
         return _seconds("remember", remember)
     return max(2 * retry.longest_s(), _DAY_S) if retry is not None else _DAY_S
 
 
-# What does not go together
+# Checks of combinations
 
 
 def _check_start(made: Subscription) -> str | None:
-    return None if made.start in STARTS else f"start={made.start!r} is neither earliest nor latest"
+    return None if made.start in STARTS else f"start={made.start!r} must be earliest or latest"
 
 
 def _check_retry(made: Subscription) -> str | None:
     if made.delivery is Delivery.AT_MOST_ONCE and made.retry is not None:
-        return "at-most-once tries nothing again: leave retry= out, failures become dead letters"
+        return "at-most-once retries nothing: remove retry=, failed messages become dead letters"
     return None
 
 
 def _check_store(made: Subscription) -> str | None:
     if made.store is not None and made.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return f"store= is of effectively-once, not of {made.delivery}"
+        return f"store= works with effectively-once, not with {made.delivery}"
     return None
 
 
@@ -231,11 +231,11 @@ def _check_ledger(made: Subscription) -> str | None:
     if made.ledger is None:
         return None
     if made.delivery is not Delivery.EXACTLY_ONCE:
-        return f"ledger= is of exactly-once, not of {made.delivery}"
+        return f"ledger= works with exactly-once, not with {made.delivery}"
     if len(made.shape.extras) != 1:
-        return "with a ledger the handler takes the database's `connection`, through which it writes"
+        return "with a ledger the handler must take a `connection` and write through it"
     if made.concurrency > 1 or made.batch is not None or made.shape.is_async:
-        return "with a ledger messages are handled one after the other, by a plain function"
+        return "with a ledger the handler must be a plain function, without concurrency= and batch="
     return None
 
 
@@ -243,9 +243,9 @@ def _check_connection_parameter(made: Subscription) -> str | None:
     if not made.shape.extras or made.ledger is not None:
         return None
     if made.delivery is not Delivery.EFFECTIVELY_ONCE:
-        return f"{made.shape.extras[0]} is given with effectively-once, or exactly-once and a ledger"
+        return f"{made.shape.extras[0]} works with effectively-once, or with exactly-once and a ledger"
     if made.batch is not None or made.shape.is_async:
-        return "a handler that takes a connection is a plain function of one message"
+        return "a handler that takes a connection must be a plain function of one message"
     return None
 
 
@@ -253,51 +253,52 @@ def _check_batch(made: Subscription) -> str | None:
     if made.batch is None:
         return None
     if made.concurrency > 1 or made.shape.is_async:
-        return "batches are handled one after the other, by a plain function"
+        return "batch= needs a plain function, without concurrency="
     if made.delivery is Delivery.EFFECTIVELY_ONCE or made.to is not None or made.breaker is not None:
-        return "batches go without effectively-once, to= and breaker="
+        return "batch= does not work with effectively-once, to= or breaker="
     return None
 
 
 def _check_keep_order(made: Subscription) -> str | None:
     if made.keep_order and (made.retry is None or made.concurrency > 1 or made.batch is not None):
-        return (
-            "keep_order= is about retries, for one message after the other: it needs retry= and nothing else"
-        )
+        return "keep_order= needs retry=, without concurrency= and batch="
     if made.keep_order and (made.shape.is_async or made.ledger is not None):
-        return "keep_order= goes with plain functions and without a ledger"
+        return "keep_order= needs a plain function, without a ledger"
     return None
 
 
 def _check_dead_letters(made: Subscription) -> str | None:
     if not made.dead_letters and made.retry is not None:
-        return "retry= needs a dead-letter topic for what fails each time"
+        return "retry= needs a dead-letter topic for messages whose last attempt fails"
     return None
 
 
 def _check_share(made: Subscription) -> str | None:
     if not made.share:
-        return "lock= is of share groups: say share=True" if made.lock_s is not None else None
+        return "lock= needs share=True" if made.lock_s is not None else None
     if made.delivery not in (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE):
-        return f"a share group is at-least-once or at-most-once, not {made.delivery}"
+        return f"a share group needs at-least-once or at-most-once, not {made.delivery}"
     if made.batch is not None or made.keep_order:
-        return "a share group hands out single messages in no order: leave batch= and keep_order= out"
+        return "a share group delivers single messages in no order: remove batch= and keep_order="
     if made.breaker is not None:
         return (
-            "a message of a share group cannot wait for breaker=, its lock would run out: "
-            "the delay of retry= spares what fails"
+            "breaker= does not work in a share group, because the lock of a waiting message would expire: "
+            "use the delay of retry="
         )
     if made.concurrency > _SHARED_CONCURRENCY_MAX:
         return (
-            f"concurrency= is at most {_SHARED_CONCURRENCY_MAX} in a share group: each is a member of its own"
+            f"concurrency= must be at most {_SHARED_CONCURRENCY_MAX} in a share group: each is a group member"
         )
     if made.lock_s is not None and made.lock_s <= 0:
-        return "lock= is longer than 0"
+        return "lock= must be longer than 0"
     return None
 
 
 def check_group_contract(made: Subscription, others: Iterable[Subscription]) -> None:
-    """Positions of a group mean what its contract says: two of them cannot share one. Raises ApplicationError."""
+    """Raises ApplicationError if another subscription uses the group with another contract.
+
+    Committed offsets have another meaning under each contract.
+    """
     for other in others:
         if other.group != made.group:
             continue
@@ -307,8 +308,9 @@ def check_group_contract(made: Subscription, others: Iterable[Subscription]) -> 
             made.ledger is None,
         ):
             raise ApplicationError(
-                f"{made.name}: group {made.group} is {other.delivery}{' and shared' if other.share else ''} for "
-                f"{other.name}; {made.delivery}{' and shared' if made.share else ''} needs a group of its own"
+                f"{made.name}: {other.name} uses group {made.group} with {other.delivery}"
+                f"{' as a share group' if other.share else ''}; use another group for {made.delivery}"
+                f"{' as a share group' if made.share else ''}"
             )
 
 

@@ -43,7 +43,7 @@ _PROBE_TIMEOUT_S: Final = 0.7
 #: ApiVersions, version 0: every broker answers it, also before a client has authenticated.
 _API_VERSIONS_REQUEST: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
 _DESCRIBE_MS: Final = 5_000
-#: What librdkafka has where nothing is set.
+#: The default of librdkafka.
 _POLL_INTERVAL_MS: Final = 300_000
 _NAMED_MAX: Final = 3
 
@@ -54,21 +54,21 @@ class WorkerPhase(Enum):
     #: A member of the group, without partitions so far.
     JOINING = auto()
     RUNNING = auto()
-    #: It failed, said why, and waits before it starts again.
-    RESTING = auto()
+    #: It failed, logged the error, and waits before it restarts.
+    BACKING_OFF = auto()
 
 
-#: What is waited for in the others is reported.
-_UNREPORTED_PHASES: Final = (WorkerPhase.RUNNING, WorkerPhase.RESTING)
+#: The reporter reports waits in all other phases.
+_UNREPORTED_PHASES: Final = (WorkerPhase.RUNNING, WorkerPhase.BACKING_OFF)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStage:
-    """What a subscription is at, and since when."""
+    """The phase of a subscription, and when it started."""
 
     phase: WorkerPhase
     since_s: float
-    #: Of the member, while it joins.
+    #: The settings of the member, while it joins.
     settings: dict[str, Any] | None = None
     member_id: str = ""
 
@@ -104,7 +104,7 @@ class WaitReporter(threading.Thread):
             return
         self._reported[number] = stage, now_s
         sentence = self._report_text(waiter.subscription, stage)
-        # It may have got what it waited for while the cluster was asked.
+        # The wait may have ended while the cluster answered.
         if waiter.stage.since_s == stage.since_s and not self._ended.is_set():
             _LOG.warning("%s", sentence)
 
@@ -114,7 +114,7 @@ class WaitReporter(threading.Thread):
             return f"{subscription.name} waits for a broker: {reason}; trying again"
         topics = ", ".join(subscription.topics)
         if stage.phase is WorkerPhase.CONNECTING or stage.settings is None:
-            return f"{subscription.name} waits for the brokers to answer about {topics}"
+            return f"{subscription.name} waits for metadata of {topics}"
         protocol = str(stage.settings.get("group.protocol", "classic"))
         found = group_members(self._resources, subscription.group, protocol=protocol)
         if found is None:
@@ -124,7 +124,7 @@ class WaitReporter(threading.Thread):
 
 
 class WaitingCaller(Protocol):
-    """Who waits, in the words of a report."""
+    """A subscription or call that waits, as a report names it."""
 
     @property
     def name(self) -> str: ...
@@ -145,7 +145,7 @@ class BlockingCall(NamedTuple):
 
 
 class CallWaitReporter:
-    """What a plain consumer or call waits for, from its beginning to its end: its thread is the user's own."""
+    """Reports what a plain consumer or a call of the user waits for, until `end`."""
 
     def __init__(self, subscription: WaitingCaller, resources: Resources) -> None:
         self.subscription = subscription
@@ -155,7 +155,7 @@ class CallWaitReporter:
         self._reporter.start()
 
     def note_joining(self, settings: dict[str, Any], member_id: str) -> None:
-        """The user asks for messages, and the member has no partitions so far."""
+        """Called when the user polls and the member has no partitions yet."""
         is_new = self.stage.phase is not WorkerPhase.JOINING
         since_s = time.monotonic() if is_new else self.stage.since_s
         self.stage = WorkerStage(WorkerPhase.JOINING, since_s, settings, member_id)
@@ -169,9 +169,9 @@ class CallWaitReporter:
 
 
 def group_members(resources: Resources, group: str, *, protocol: str) -> list[GroupMember] | None:
-    """As the group's coordinator describes them; None where that cannot be had.
+    """Returns the members as the group's coordinator describes them; None if it does not answer.
 
-    Not by the admin client of librdkafka, which may end the process when it is closed while a request is under way.
+    Does not use the admin client of librdkafka, which may crash the process if it is closed during a request.
     """
     if protocol == "consumer":
         name = "consumer_group_describe.v0.request:ConsumerGroupDescribeRequest"
@@ -180,14 +180,16 @@ def group_members(resources: Resources, group: str, *, protocol: str) -> list[Gr
         name = "describe_groups.v5.request:DescribeGroupsRequest"
         request = schema_class(name)(groups=(group,), include_authorized_operations=False)
 
-    def ask(connection: Connection) -> list[GroupMember]:
+    def describe(connection: Connection) -> list[GroupMember]:
         (found,) = connection.call(request, timeout_ms=_DESCRIBE_MS).groups
         raise_for_error(found.error_code, f"group {group}")
         return [GroupMember(str(each.member_id), str(each.client_host)) for each in found.members]
 
     cluster = resources.cluster()
     try:
-        return cluster.call_coordinator(CoordinatorType.GROUP, group, ask, deadline=Deadline(_DESCRIBE_MS))
+        return cluster.call_coordinator(
+            CoordinatorType.GROUP, group, describe, deadline=Deadline(_DESCRIBE_MS)
+        )
     except ClientError:
         return None
     finally:
@@ -197,7 +199,7 @@ def group_members(resources: Resources, group: str, *, protocol: str) -> list[Gr
 def partition_wait_text(
     subscription: WaitingCaller, members: Sequence[GroupMember], stage: WorkerStage, waited_s: float
 ) -> str:
-    """A sentence on a member that has no partitions yet. Pure."""
+    """Returns a sentence that says why a member has no partitions yet. Pure."""
     assert stage.settings is not None
     topics = ", ".join(subscription.topics)
     others = [each for each in members if each.member_id != stage.member_id]
@@ -209,20 +211,20 @@ def partition_wait_text(
     who = f"member {named} of group {subscription.group}" if len(others) == 1 else f"one of {named}{more}"
     if stage.settings.get("group.protocol") == "consumer":
         return (
-            f"{start}{who} has not given them up, or has not been heard from; then at most the group's session "
-            "timeout (consumer.session.timeout.ms)"
+            f"{start}{who} still owns them or is gone; if it is gone, they are free after the group's session timeout "
+            "(consumer.session.timeout.ms)"
         )
     left_s = int(stage.settings["session.timeout.ms"]) / 1000 - waited_s
     if left_s > 0:
-        return f"{start}{who} has not been heard from; at most {max(left_s, 1):.0f} s more"
+        return f"{start}{who} sends no heartbeats; at most {max(left_s, 1):.0f} s more"
     left_s = int(stage.settings.get("max.poll.interval.ms", _POLL_INTERVAL_MS)) / 1000 - waited_s
-    return f"{start}{who} has not given them up yet; at most {max(left_s, 1):.0f} s more"
+    return f"{start}{who} has not released them yet; at most {max(left_s, 1):.0f} s more"
 
 
 def probe_brokers(
     addresses: Iterable[Address], *, sends_request: bool = True, timeout_s: float = _PROBE_TIMEOUT_S
 ) -> str | None:
-    """Why none of them answers; None where one does. Where they are not asked, to take a connection is an answer."""
+    """Returns why no broker answers; None if one does. Without `sends_request`, an open connection is enough."""
     reasons: dict[str, None] = {}
     with selectors.DefaultSelector() as waiting:
         try:
@@ -247,7 +249,7 @@ def probe_brokers(
                     else:
                         waiting.modify(made, selectors.EVENT_READ, key.data)
             for key in waiting.get_map().values():
-                reasons[f"{key.data}: no answer"] = None
+                reasons[f"{key.data}: no reply"] = None
         finally:
             for key in list(waiting.get_map().values()):
                 with suppress(OSError):
@@ -256,7 +258,7 @@ def probe_brokers(
 
 
 def _has_answered(made: socket.socket, events: int, sends_request: bool) -> bool:
-    """False while the answer is still to come. Raises OSError."""
+    """Whether the broker has answered. Raises OSError."""
     if events & selectors.EVENT_READ:
         if not made.recv(1):
             raise ConnectionResetError(errno.ECONNRESET, "closed")

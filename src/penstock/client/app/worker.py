@@ -6,6 +6,7 @@ of failure records. `to=` names a topic for what the handler returns; the reply 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -55,10 +56,11 @@ from penstock.client.app.subscription import Delivery, Subscription
 from penstock.client.app.wait_reporter import WorkerPhase, WorkerStage
 from penstock.client.deadletters.headers import retry_level
 from penstock.client.errors import ClientError
+from penstock.client.ledgers import LedgerFenced, open_ledger
 from penstock.client.payloads import encode
-from penstock.client.retry import Backoff as ExponentialBackoff
-from penstock.client.stores import StoreError, StoreUnavailable
+from penstock.client.stores import StoreError, StoreUnavailable, open_store
 from penstock.client.tracing import Spans
+from penstock.protocol.backoff import ExponentialBackoff
 
 __all__ = ("AssembledSubscription", "SubscriptionWorker", "assemble", "with_reply", "with_reply_async")
 
@@ -74,8 +76,6 @@ def with_reply(call: HandlerCall, topic: str, resources: Resources) -> HandlerCa
 
 
 def with_reply_async(call: HandlerCall, topic: str, resources: Resources) -> HandlerCall:
-    import asyncio
-
     async def handle(raw: Any, **handles: Any) -> Any:
         result = await call(raw, **handles)
         if drafts.get() is not None:
@@ -89,7 +89,7 @@ def with_reply_async(call: HandlerCall, topic: str, resources: Resources) -> Han
 
 
 def _publish_reply(result: Any, raw: Any, topic: str, resources: Resources) -> None:
-    """None is no reply. Outside of transactions it is there before the message counts as handled."""
+    """Publishes the handler's result, unless it is None. Outside of transactions, waits until it is confirmed."""
     if result is None:
         return
     value = encode(result)
@@ -103,7 +103,7 @@ def _publish_reply(result: Any, raw: Any, topic: str, resources: Resources) -> N
 
 
 class AssembledSubscription:
-    """Everything of one membership."""
+    """The parts of a subscription for one membership."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class AssembledSubscription:
         self._group = group
         self.is_paused = False
 
-    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Which keys have failed is read from where their retries are."""
+    def reading_from(self, positions: Mapping[TopicPartition, int]) -> None:
+        """Reads from the retry topics which keys have failed messages."""
         if self._order is None:
             return
         topic_partitions = {
@@ -150,7 +150,7 @@ class AssembledSubscription:
 def assemble(
     subscription: Subscription, resources: Resources, figures: Figures, stopping: threading.Event
 ) -> AssembledSubscription:
-    return _Assembly(subscription, resources, figures, stopping).assembled()
+    return _Assembly(subscription, resources, figures, stopping).build()
 
 
 class _Assembly:
@@ -161,25 +161,25 @@ class _Assembly:
         self._resources = resources
         self._figures = figures
         self._spans = Spans(client=resources.name, group=subscription.group)
-        self._partitions = resources.letter_topics(subscription)
+        self._partitions = resources.ensure_failure_topics(subscription)
         self._order = KeyOrder() if subscription.keep_order else None
         self._guard = (
             breaker.BreakerGuard(subscription.breaker, figures, stopping) if subscription.breaker else None
         )
-        self._letterbox = FailurePublisher(
-            self._failing(),
-            self._post,
+        self._failure_publisher = FailurePublisher(
+            self._failure_policy(),
+            self._publish_failure,
             figures,
             waits=self._is_concurrent,
-            gives_up=not self._may_try_again,
+            gives_up=not self._may_retry,
             await_published=resources.await_published,
         )
-        self._session = ContractSession(None, self._letterbox, figures)  # type: ignore[arg-type]
+        self._session = ContractSession(None, self._failure_publisher, figures)  # type: ignore[arg-type]
         self._contract: Any = None
         self._runner_failed: FailureCallback = self._failed
 
     @property
-    def _may_try_again(self) -> bool:
+    def _may_retry(self) -> bool:
         return self._sub.delivery is not Delivery.AT_MOST_ONCE
 
     @property
@@ -190,9 +190,9 @@ class _Assembly:
     def _is_concurrent(self) -> bool:
         return self._sub.concurrency > 1 or self._sub.shape.is_async
 
-    def assembled(self) -> AssembledSubscription:
+    def build(self) -> AssembledSubscription:
         sub = self._sub
-        self._contract, wrap = self._contracted()
+        self._contract, wrap = self._make_contract()
         self._session.runner = self._runner(wrap)
         retry_topics = [name for name in self._partitions if retry_level(name) is not None]
         return AssembledSubscription(
@@ -210,14 +210,14 @@ class _Assembly:
             self._resources.bootstrap, self._resources.name, self._resources.settings, group=self._sub.group
         )
         if self._sub.keep_order:
-            # One member has a partition of the topic and the same one of its retries.
+            # With range, a member gets the same partitions of the topic and of its retry topics.
             made.pop("group.protocol", None)
             made["partition.assignment.strategy"] = "range"
         return made
 
     # -- failures --------------------------------------------------------------------------------------
 
-    def _failing(self) -> FailurePolicy:
+    def _failure_policy(self) -> FailurePolicy:
         sub = self._sub
         return FailurePolicy(
             group=sub.group,
@@ -228,15 +228,15 @@ class _Assembly:
             chance=Random(),
         )
 
-    def _post(self, letter: FailureRecord) -> Any:
+    def _publish_failure(self, record: FailureRecord) -> Any:
         if isinstance(self._contract, exactly_once.ExactlyOnce):
-            return exactly_once.send_in_transaction(self._contract.publish, letter)
-        return self._resources.post(letter)
+            return exactly_once.send_in_transaction(self._contract.publish, record)
+        return self._resources.publish_failure(record)
 
     def _check(self, error: Exception) -> None:
-        """Raises what is no fault of the message: it is read again when that has passed."""
-        if self._may_try_again:
-            # In a transaction it is the contract that finds out whose fault it is.
+        """Raises the error if the message did not cause it: the message is then read again later."""
+        if self._may_retry:
+            # In a transaction the contract finds out which message caused the error.
             is_outage = isinstance(error, NotPublished) and (error.may_be_there or self._is_in_transactions)
             if is_outage or isinstance(error, TransactionFailed):
                 raise error
@@ -246,22 +246,22 @@ class _Assembly:
 
     def _failed(self, raw: Any, error: Exception) -> None:
         self._check(error)
-        letter = self._letterbox.failed(raw, error)
+        record = self._failure_publisher.failed(raw, error)
         if isinstance(self._contract, contracts.EffectivelyOnce):
             self._contract.failed(raw)
         if self._order is not None and raw.key() is not None:
-            self._order.moved(raw, letter)
+            self._order.moved(raw, record)
 
     def _follow(self, raw: Any, level: int) -> FailureRecord:
-        letter = self._failing().follower(raw, level)
-        self._letterbox.send(letter)
+        record = self._failure_policy().following_record(raw, level)
+        self._failure_publisher.send(record)
         self._figures.followed += 1
-        return letter
+        return record
 
     # -- contracts -------------------------------------------------------------------------------------
 
-    def _contracted(self) -> tuple[Contract, Any]:
-        """The contract, and what it wraps around the call of a handler."""
+    def _make_contract(self) -> tuple[Contract, Any]:
+        """Returns the contract, and the function that wraps the handler's call for it."""
         sub, session = self._sub, self._session
         match sub.delivery:
             case Delivery.AT_LEAST_ONCE:
@@ -276,8 +276,6 @@ class _Assembly:
                 return self._in_transactions()
 
     def _effectively_once(self) -> tuple[Contract, Any]:
-        from penstock.client.stores import open_store
-
         sub = self._sub
         store = self._resources.opened(sub.store or default_store_url(sub.group), open_store)
         marks = contracts.HandledIds(store, sub.group, sub.remember_s)
@@ -295,18 +293,15 @@ class _Assembly:
         return contract, wrap
 
     def _with_ledger(self) -> tuple[Contract, Any]:
-        from penstock.client.app import exactly_once
-        from penstock.client.ledgers import LedgerFenced, open_ledger
-
         sub = self._sub
         ledger = self._resources.opened(sub.ledger, open_ledger)
-        book = exactly_once.LedgerPositions(ledger, sub.group, f"{self._resources.name}-{os.getpid()}")
+        positions = exactly_once.LedgerPositions(ledger, sub.group, f"{self._resources.name}-{os.getpid()}")
         marks = (
             contracts.HandledIds(_ledger_store(ledger), f"{sub.group}.retries", sub.remember_s)
             if sub.levels
             else None
         )
-        contract = exactly_once.ExactlyOnceWithLedger(self._session, sub.commit_every_s, book, marks)
+        contract = exactly_once.ExactlyOnceWithLedger(self._session, sub.commit_every_s, positions, marks)
 
         def failed(raw: Any, error: Exception) -> None:
             if not isinstance(error, LedgerFenced):
@@ -315,7 +310,9 @@ class _Assembly:
 
         self._runner_failed = failed
         name = sub.shape.extras[0]
-        return contract, lambda call: exactly_once.handle_in_ledger(call, book, name, marks, self._figures)
+        return contract, lambda call: exactly_once.handle_in_ledger(
+            call, positions, name, marks, self._figures
+        )
 
     def _in_transactions(self) -> tuple[Contract, Any]:
         resources, sub = self._resources, self._sub
@@ -345,7 +342,7 @@ class _Assembly:
         )
 
     def _loop(self, wrap: Any) -> HandlerLoop:
-        """With nothing around the handler, there is nothing to be called for each message but the handler."""
+        """Returns a loop that calls the handler directly if nothing wraps it, because that is faster."""
         sub = self._sub
         around = (wrap, sub.to, self._guard, self._order)
         if self._spans.is_on or any(each is not None for each in around):
@@ -395,7 +392,7 @@ def _ledger_store(ledger: Any) -> Any:
 
 
 def default_store_url(group: str) -> str:
-    """Beside what other programs keep for this user; members on other machines need a store that they share."""
+    """Returns the URL of a file in the user's state directory. Members on other machines need a shared store."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     folder = Path(home) / "penstock"
     folder.mkdir(parents=True, exist_ok=True)
@@ -408,16 +405,16 @@ _TAKE_S: Final = 0.2
 _PAUSED_POLL_S: Final = 0.02
 _ROOM_WAIT_S: Final = 0.1
 _RESTART_BACKOFF: Final = ExponentialBackoff(base_ms=200, cap_ms=10_000)
-#: How soon it is said what is finished before the application ends, and again.
+#: When to report which messages delay the end of the application, and how often to repeat it.
 _REPORT_AFTER_S, _REPORT_EVERY_S = 0.5, 5.0
-#: What a member that has nothing in hand waits for at most, where a broker answers and the group does not let it go.
+#: How long a member without messages in progress waits for its group to confirm that it has left.
 _LEAVE_TIMEOUT_S: Final = 10.0
 _STOP_CHECK_S: Final = 0.2
 _NAMED_MAX: Final = 3
 
 
 class SubscriptionWorker:
-    """Starts anew after whatever may pass; what cannot pass ends it, and `error` says why."""
+    """Restarts after errors that may go away. Other errors end it; `error` is then the reason."""
 
     def __init__(self, subscription: Subscription, resources: Resources) -> None:
         self.subscription = subscription
@@ -435,11 +432,11 @@ class SubscriptionWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more; `join` waits for what is in hand."""
+        """Starts no further messages; `join` waits for the messages in progress."""
         self._stopping.set()
         assembled = self._assembled
         if assembled is not None and assembled.session.membership is not None:
-            # Aside, since it waits for a member that may be waiting for its brokers.
+            # In another thread, because it waits for a lock that the member may hold while brokers do not answer.
             threading.Thread(target=assembled.contract.stop, name="penstock-stopping", daemon=True).start()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -447,41 +444,43 @@ class SubscriptionWorker:
         return not self._thread.is_alive()
 
     def end(self) -> None:
-        """After `stop`: waits for what is in hand, and says what that is; brokers that are not there are given up."""
+        """After `stop`: waits for messages in progress and reports them. Does not wait for unreachable brokers."""
         began_s = time.monotonic()
-        say_s = began_s + _REPORT_AFTER_S
+        report_s = began_s + _REPORT_AFTER_S
         while not self.join(_STOP_CHECK_S):
             now_s = time.monotonic()
-            begun = self.begun()
-            if not begun:
+            in_progress = self.in_progress()
+            if not in_progress:
                 reason = self._resources.unreachable()
                 if reason is None and now_s - began_s > _LEAVE_TIMEOUT_S:
-                    reason = f"no answer for {_LEAVE_TIMEOUT_S:g} s"
+                    reason = f"no reply for {_LEAVE_TIMEOUT_S:g} s"
                 if reason is not None:
                     _LOG.warning(
-                        "%s ends without its brokers (%s); what was not committed is read again",
+                        "%s ends without a reply from its brokers (%s); uncommitted messages are redelivered",
                         self.subscription.name,
                         reason,
                     )
                     return
-            if now_s >= say_s:
-                say_s = now_s + _REPORT_EVERY_S
-                self._report_unfinished(begun)
+            if now_s >= report_s:
+                report_s = now_s + _REPORT_EVERY_S
+                self._report_unfinished(in_progress)
 
-    def _report_unfinished(self, begun: Sequence[Any]) -> None:
-        if not begun:
+    def _report_unfinished(self, in_progress: Sequence[Any]) -> None:
+        if not in_progress:
             _LOG.warning(
-                "%s is ending: it commits its positions and leaves its group", self.subscription.name
+                "%s is stopping: it commits its offsets and leaves its group", self.subscription.name
             )
             return
-        named = ", ".join(f"{raw.topic()}[{raw.partition()}]@{raw.offset()}" for raw in begun[:_NAMED_MAX])
-        more = f" and {len(begun) - _NAMED_MAX} more" if len(begun) > _NAMED_MAX else ""
-        _LOG.warning("%s is ending: it finishes %s%s", self.subscription.name, named, more)
+        named = ", ".join(
+            f"{raw.topic()}[{raw.partition()}]@{raw.offset()}" for raw in in_progress[:_NAMED_MAX]
+        )
+        more = f" and {len(in_progress) - _NAMED_MAX} more" if len(in_progress) > _NAMED_MAX else ""
+        _LOG.warning("%s is stopping: it finishes %s%s", self.subscription.name, named, more)
 
-    def begun(self) -> Sequence[Any]:
-        """Messages that handlers have now."""
+    def in_progress(self) -> Sequence[Any]:
+        """Returns the messages that handlers work on now."""
         assembled = self._assembled
-        return assembled.session.runner.begun() if assembled is not None else ()
+        return assembled.session.runner.in_progress() if assembled is not None else ()
 
     @property
     def is_alive(self) -> bool:
@@ -499,20 +498,20 @@ class SubscriptionWorker:
             except ClientError as error:
                 attempt += 1
                 self.figures.restarts += 1
-                _LOG.warning("%s starts anew: %s", self.subscription.name, error)
+                _LOG.warning("%s restarts: %s", self.subscription.name, error)
             except Exception as error:
                 self.error = error
-                _LOG.exception("%s has ended", self.subscription.name)
+                _LOG.exception("%s has failed", self.subscription.name)
                 return
             except BaseException as error:
                 self.error = error
                 _LOG.error("%s raised %r, which ends the application", self.subscription.name, error)
                 return
-            self.stage = WorkerStage(WorkerPhase.RESTING, time.monotonic())
+            self.stage = WorkerStage(WorkerPhase.BACKING_OFF, time.monotonic())
             self._stopping.wait(_RESTART_BACKOFF.delay_ms(attempt, self._chance) / 1000)
 
     def _work(self) -> bool:
-        """One membership, from joining to leaving. Returns whether anything was handled."""
+        """Runs one membership, from joining to leaving. Returns whether a message was handled."""
         before = self.figures.handled
         self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
         assembled = assemble(self.subscription, self._resources, self.figures, self._stopping)
@@ -520,7 +519,7 @@ class SubscriptionWorker:
             assembled.settings,
             assembled.topics,
             start=self.subscription.start,
-            work=_RebalanceCallbacks(assembled, self._note_assigned),
+            work=_WorkerRebalanceListener(assembled, self._note_assigned),
             contract=self.subscription.delivery,
             unfinished=partial(report_unfinished, self.figures),
         )
@@ -540,7 +539,7 @@ class SubscriptionWorker:
         return self.figures.handled > before
 
     def _note_assigned(self) -> None:
-        """At once: the first message may keep its handler busy for long."""
+        """Called by the assignment itself, because the first message may keep its handler busy for long."""
         self.stage = WorkerStage(WorkerPhase.RUNNING, time.monotonic())
 
     def _note_stage(self, assembled: AssembledSubscription, membership: Membership) -> None:
@@ -554,7 +553,7 @@ class SubscriptionWorker:
     def _poll_once(self, assembled: AssembledSubscription, membership: Membership) -> None:
         room = self._room(assembled)
         if self._is_paused(assembled, membership, room):
-            # Whoever does not ask for messages is taken for dead.
+            # Keep polling, because the group removes a member that does not poll.
             membership.put_back(membership.take(1, _PAUSED_POLL_S))
             assembled.contract.tick()
             return
@@ -567,13 +566,13 @@ class SubscriptionWorker:
             assembled.contract.tick()
 
     def _room(self, assembled: AssembledSubscription) -> int:
-        """What is nearly done is waited for: to pause a partition is to fetch again what was fetched before."""
+        """Waits a moment for room, because pausing a partition discards fetched messages."""
         runner = assembled.session.runner
         room = runner.room
         return room if room > 0 or assembled.is_paused else runner.await_room(_ROOM_WAIT_S)
 
     def _is_paused(self, assembled: AssembledSubscription, membership: Membership, room: int) -> bool:
-        """While too much is in hand partitions are paused, and until half of it is done: pausing has its price."""
+        """Pauses partitions while the runner is full, and resumes them when it is half empty."""
         if room <= 0 or (assembled.is_paused and 2 * room < self.subscription.in_flight_max):
             membership.pause(membership.topic_partitions)
             assembled.is_paused = True
@@ -583,8 +582,8 @@ class SubscriptionWorker:
         return assembled.is_paused
 
 
-class _RebalanceCallbacks:
-    """Of rebalances: for the contract, and for whoever remembers something about partitions."""
+class _WorkerRebalanceListener:
+    """Passes rebalances on to the contract and to the parts that keep state by partition."""
 
     def __init__(self, assembled: AssembledSubscription, note_assigned: Callable[[], None]) -> None:
         self._assembled = assembled
@@ -594,8 +593,8 @@ class _RebalanceCallbacks:
         self._note_assigned()
         return self._assembled.contract.assigned(topic_partitions)
 
-    def begun(self, positions: Mapping[TopicPartition, int]) -> None:
-        self._assembled.begun(positions)
+    def reading_from(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._assembled.reading_from(positions)
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
         try:

@@ -44,65 +44,65 @@ __all__ = (
 
 
 class StoreError(ClientError):
-    """A store that cannot work as it is: a sentence for whoever set it up."""
+    """The store cannot be used with its present URL, rights or tables."""
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer, or not now. What was asked for may have been done, or not; ask again later."""
+    """The store does not answer. It may or may not have done what was asked; a retry may succeed."""
 
 
 class TransactionSpoiled(StoreError):
-    """The code inside has ended the transaction or tried to, or went on after a statement failed: nothing is kept.
+    """The code in the transaction tried to end it, or ignored a failed statement. The transaction is rolled back.
 
-    The only StoreError that is the fault of that code.
+    This is the only StoreError that the handler's own code causes.
     """
 
 
 class Transaction(Protocol):
-    """Open until its block ends. What is done through `connection` and the claims are kept together, or not at all."""
+    """A transaction that is open until its block ends. It commits changes through `connection` and claims together."""
 
     @property
     def connection(self) -> Any:
-        """Of the driver: `sqlite3` or `psycopg`. Its transaction is not the user's to end."""
+        """A connection of `sqlite3` or `psycopg`. The user must not end its transaction."""
 
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
-        """Mark it; False if it is marked already. Whoever asks while another's claim is open waits for its end."""
+        """Marks the id. Returns False if it is marked already. Waits while another transaction holds a claim on it."""
 
     def claim_all(self, scope: str, ids: Sequence[str], ttl_s: float) -> set[str]:
-        """Those of a batch that were not marked, and now are."""
+        """Marks the ids, and returns those that were not marked before."""
 
 
 class DedupeStore(Protocol):
     """Any number of threads may use one store. Every method raises StoreUnavailable, StoreError."""
 
-    #: Whether result and mark can be one transaction.
+    #: Whether a result and its mark can be one transaction.
     shares_transactions: bool
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
-        """Those that are marked and not too old. A scope is a group."""
+        """Returns the ids that are marked and have not expired. A scope is a group."""
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
-        """From now on they are seen, for so long; if they were marked before, the new time counts."""
+        """Marks the ids for `ttl_s` seconds. A new mark replaces an older one of the same id."""
 
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
-        """Mark it alone, in no transaction. Of all who claim an id at a time, one is told True."""
+        """Marks the id without a transaction. If several claim it at the same time, only one gets True."""
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """Committed when the block ends, rolled back when it raises.
+        """Commits when the block ends; rolls back when it raises.
 
-        Raises StoreUnavailable when the database went away, whatever the block made of that: nobody knows then whether
-        it was committed, and the claim tells when it is tried again. Raises TransactionSpoiled, and rolls back, where
-        a commit would not have kept what the block did.
+        Raises StoreUnavailable if the connection is lost, even if the block has caught the error. It is then unknown
+        whether the transaction was committed; the claim of a retry shows it. Raises TransactionSpoiled, and rolls back,
+        if a commit would not keep all of the block's changes.
         """
 
     def joined(self, connection: Any) -> Transaction:
-        """The transaction that is open on a connection to the same database, of a ledger for instance."""
+        """Returns the transaction that is already open on a connection to the same database, such as a ledger's."""
 
     def expire(self, now: float | None = None) -> int:
-        """Forget what is too old by the store's own clock, or at `now`; how many that were."""
+        """Deletes the ids that have expired by the store's own clock, or at `now`; returns their number."""
 
     def close(self) -> None:
-        """Nothing is open afterwards."""
+        """Closes all connections."""
 
 
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -131,32 +131,32 @@ _URL_EXAMPLES: Final = "sqlite:///file.db, postgresql://user@host/database or re
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLocation:
     kind: DatabaseKind
-    #: A path for SQLite, a URL for the driver otherwise. It may hold a password.
+    #: A path for SQLite, a URL for the driver otherwise. It may contain a password.
     address: str
-    #: The same for people: without password and options.
+    #: The address for messages: without password and options.
     shown: str
-    #: Whether to make the tables if they are missing.
+    #: Whether to create missing tables.
     may_create: bool = True
     #: How long to wait for another writer of a SQLite file.
     busy_timeout_s: float = _BUSY_TIMEOUT_S
 
 
 def parse_database_url(url: str) -> DatabaseLocation:
-    """Raises StoreError with what is wrong about it."""
+    """Raises StoreError."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise StoreError(f"not a URL of a store ({error}): give {_URL_EXAMPLES}") from None
+        raise StoreError(f"not a valid store URL ({error}): use {_URL_EXAMPLES}") from None
     driverless, _, driver = parts.scheme.partition("+")
     kind = _SCHEMES.get(driverless)
     if kind is None or "://" not in url:
         raise StoreError(
-            f"{parts.scheme + '://' if parts.scheme else 'this'} is no URL of a store: give {_URL_EXAMPLES}"
+            f"{parts.scheme + '://' if parts.scheme else 'this'} is not a store URL: use {_URL_EXAMPLES}"
         )
     if parts.fragment:
-        raise StoreError(f"a {kind} URL has no part after #: write it as %23")
+        raise StoreError(f"a {kind} URL cannot have a fragment: write # as %23")
     if driver:
-        raise StoreError(f"{_display_url(parts)}: leave out +{driver}, the driver is not chosen here")
+        raise StoreError(f"{_display_url(parts)}: remove +{driver}: the driver cannot be chosen")
     match kind:
         case DatabaseKind.SQLITE:
             return _sqlite_location(parts)
@@ -171,17 +171,17 @@ def _sqlite_location(parts: SplitResult) -> DatabaseLocation:
     path = unquote(parts.path[1:])
     if parts.netloc == ":memory:" or (path in ("", ":memory:") and not parts.netloc):
         raise StoreError(
-            "SQLite in memory forgets everything when the process ends: give a file, sqlite:///file.db"
+            "an in-memory SQLite database is lost when the process ends: use a file, sqlite:///file.db"
         )
     if parts.netloc:
         raise StoreError(
-            f"{_display_url(parts)}: a path begins after three slashes, sqlite:///{parts.netloc}{parts.path}"
+            f"{_display_url(parts)}: write the path after three slashes, sqlite:///{parts.netloc}{parts.path}"
         )
     may_create = _parse_boolean(options.pop("create", "true"), parts)
     timeout_s = _parse_seconds(options.pop("timeout", str(_BUSY_TIMEOUT_S)), parts)
     if options:
         raise StoreError(
-            f"{_display_url(parts)}: there is no option {next(iter(options))}, only create and timeout"
+            f"{_display_url(parts)}: unknown option {next(iter(options))}: the options are create and timeout"
         )
     return DatabaseLocation(
         kind=DatabaseKind.SQLITE,
@@ -193,7 +193,7 @@ def _sqlite_location(parts: SplitResult) -> DatabaseLocation:
 
 
 def _postgresql_location(parts: SplitResult) -> DatabaseLocation:
-    """What is not ours goes to libpq letter by letter."""
+    """Passes all options except `create` to libpq unchanged."""
     options = [(option, *option.partition("=")) for option in parts.query.split("&") if option]
     ours = [value for _, name, _, value in options if name == "create"]
     query = "&".join(option for option, name, _, _ in options if name != "create")
@@ -206,7 +206,7 @@ def _postgresql_location(parts: SplitResult) -> DatabaseLocation:
 
 
 def _display_url(parts: SplitResult) -> str:
-    """Without what may be a password, also one with signs in it that should have been written as %40 or the like."""
+    """Returns the URL without user, password and options, even if a password contains characters like @ unescaped."""
     if parts.scheme == DatabaseKind.SQLITE:
         return f"sqlite://{parts.netloc}{parts.path}"
     host_and_path = f"{parts.netloc}{parts.path}".rpartition("@")[2]
@@ -230,14 +230,14 @@ def _parse_seconds(text: str, parts: SplitResult) -> float:
     return seconds
 
 
-#: An entry of a PostgreSQL index has room for two of these.
+#: A PostgreSQL index entry has room for two keys of this size.
 INDEX_KEY_BYTES_MAX: Final = 1024
 _HASH_PREFIX: Final = "sha256:"
 
 
 def index_key(text: str) -> str:
-    """Two texts never have the same stored form: what looks like a hash is hashed too."""
-    if text.isascii():  # the usual case, and its bytes need no counting
+    """Returns the stored form of a text, unique for each text: a text that looks like a hash is hashed too."""
+    if text.isascii():  # the usual case: one byte per character
         is_kept = len(text) <= INDEX_KEY_BYTES_MAX
     else:
         is_kept = len(text) <= INDEX_KEY_BYTES_MAX and _fits_index(text)
@@ -247,7 +247,7 @@ def index_key(text: str) -> str:
 
 
 def index_keys(ids: Iterable[str]) -> dict[str, str]:
-    """The stored form of each id, once, with the id itself; sorted, so that all lock rows in the same order."""
+    """Returns the ids by their stored forms, sorted, so that all transactions lock rows in the same order."""
     return dict(sorted((index_key(id), id) for id in ids))
 
 
@@ -261,7 +261,7 @@ def _fits_index(text: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     name: str
-    #: Where the statements for it are to be had, for error messages.
+    #: The function that returns the statements, for error messages.
     schema_function: str
     statements: Mapping[DatabaseKind, tuple[str, ...]]
 
@@ -295,12 +295,12 @@ CREATE TABLE IF NOT EXISTS penstock_seen (
 
 
 def schema(dialect: str) -> tuple[str, ...]:
-    """The statements that make a dedupe store's table in "sqlite" or "postgresql"."""
+    """Returns the statements that create a dedupe store's table in "sqlite" or "postgresql"."""
     return table_statements(SEEN_TABLE, dialect)
 
 
 def table_statements(table: Table, dialect: str) -> tuple[str, ...]:
-    """Raises StoreError for a dialect that has none."""
+    """Raises StoreError for an unknown dialect."""
     for kind, found in table.statements.items():
         if kind == dialect:
             return found

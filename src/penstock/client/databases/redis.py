@@ -2,7 +2,7 @@
 
 Redis may lose ids, and with them the knowledge that a message was handled: the last second or more when it crashes
 (`appendfsync everysec`, snapshots) or when a replica takes over, because replication does not wait; and any id at any
-time when memory is short and `maxmemory-policy` lets it evict keys. A lost id means that a message which comes again
+time when memory is short and `maxmemory-policy` lets it evict keys. A lost id means that a redelivered message
 may be handled again. No message is lost.
 """
 
@@ -29,29 +29,29 @@ __all__ = ["RedisStore"]
 
 _PREFIX: Final = "penstock:seen"
 _KEYS_MAX: Final = 1000
-#: One command for many ids, which would each need one of their own, since no other sets a key with its end. An error
-#: is handed back as the server said it.
+#: Sets many keys in one round trip: no command sets several keys with an expiry. Returns an error of the server
+#: unchanged.
 _MARK_SCRIPT: Final = """\
 for _, key in ipairs(KEYS) do
     local done = redis.pcall('SET', key, '1', 'PX', ARGV[1])
     if done.err then return done end
 end"""
-#: URLs may say otherwise: redis://host/0?socket_timeout=2
+#: Options in the URL override these: redis://host/0?socket_timeout=2
 _CONNECTION_DEFAULTS: Final = {"socket_timeout": 10.0, "socket_connect_timeout": 10.0}
-#: Refusals that pass: the disk fails, a script runs, memory is short, replicas are missing, another server leads. Of
-#: a script, servers before Redis 7 say them behind its name and line: "@user_script: 2: -OOM command not allowed".
+#: Errors that may go away: disk failure, running script, low memory, missing replicas, read-only replica. For an error
+#: in a script, servers before Redis 7 prepend the name and line: "@user_script: 2: -OOM command not allowed".
 _TRANSIENT_ERRORS: Final = re.compile(r"(@user_script: ?\d+: -?)*(MISCONF|BUSY|NOREPLICAS|OOM|READONLY)\b")
 _LOGGER: Final = logging.getLogger("penstock.client.stores")
 
 
 class RedisStore:
-    """Time is the server's."""
+    """Ids expire by the server's clock."""
 
     shares_transactions = False
 
     def __init__(self, location: DatabaseLocation) -> None:
         self._shown = location.shown
-        self._client = self._made(location.address)
+        self._client = self._connect(location.address)
         try:
             self._check_server()
         except StoreError:
@@ -75,7 +75,7 @@ class RedisStore:
                 self._client.eval(_MARK_SCRIPT, len(keys), *keys, ttl_ms)
 
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
-        """The value tells whether it was our own claim whose answer got lost before it was sent again."""
+        """The value is unique: it identifies our own claim when redis-py has sent it twice after a lost reply."""
         key, ours = _key_prefix(scope) + index_key(id), uuid.uuid4().hex.encode()
         with self._translated_errors():
             is_first = self._client.set(key, ours, nx=True, px=_milliseconds(ttl_s))
@@ -83,21 +83,21 @@ class RedisStore:
 
     def transaction(self) -> Any:
         raise StoreError(
-            f"{self._shown}: Redis shares no transaction with a result: use SQLite or PostgreSQL for that"
+            f"{self._shown}: Redis cannot commit an id and a result in one transaction: use SQLite or PostgreSQL"
         )
 
     def joined(self, connection: Any) -> Any:
         return self.transaction()
 
     def expire(self, now: float | None = None) -> int:
-        """Redis does that by itself."""
+        """Does nothing: Redis deletes expired keys itself."""
         return 0
 
     def close(self) -> None:
         self._client.close()
 
-    def _made(self, url: str) -> Any:
-        import redis
+    def _connect(self, url: str) -> Any:
+        import redis  # optional
         from redis.backoff import NoBackoff
         from redis.retry import Retry
 
@@ -107,7 +107,7 @@ class RedisStore:
             raise StoreError(f"{self._shown}: {error}") from None
 
     def _check_server(self) -> None:
-        """Once for each store: marks that are evicted are duplicates that nobody counts."""
+        """Checks that the server is no cluster, and warns if it may evict ids, which causes uncounted duplicates."""
         try:
             with self._translated_errors():
                 self._client.ping()
@@ -117,16 +117,17 @@ class RedisStore:
             with self._translated_errors():
                 info = {**self._client.info("cluster"), **self._client.info("memory")}
         except StoreError:
-            return  # not everyone may look at it
+            return  # the user may not have the right to run INFO
         if info.get("cluster_enabled"):
             raise StoreError(
-                f"{self._shown} is a node of a Redis Cluster: marks need a single server, with replicas or not"
+                f"{self._shown} is a node of a Redis Cluster: a dedupe store needs a single server, with or without "
+                "replicas"
             )
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             _LOGGER.warning(
-                "%s has maxmemory-policy %s: it may forget marks when memory is short, "
-                "and messages may be handled twice; noeviction is right for a dedupe store",
+                "%s has maxmemory-policy %s: it may evict message ids when memory is short, and messages may then be "
+                "handled twice; set it to noeviction",
                 self._shown,
                 policy,
             )
@@ -138,18 +139,21 @@ class RedisStore:
         try:
             yield
         except redis.AuthenticationError as error:
-            raise StoreError(f"{self._shown} does not let us in: {error}") from error
+            raise StoreError(f"{self._shown} refuses the login: {error}") from error
         except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
             raise StoreUnavailable(f"{self._shown} does not answer: {error}") from error
         except redis.RedisError as error:
-            passing = (redis.ReadOnlyError, redis.OutOfMemoryError)  # whose names redis-py cuts off
-            is_passing = isinstance(error, passing) or _TRANSIENT_ERRORS.match(str(error))
-            kind = StoreUnavailable if is_passing else StoreError
+            transient = (
+                redis.ReadOnlyError,
+                redis.OutOfMemoryError,
+            )  # redis-py removes their codes from the text
+            is_transient = isinstance(error, transient) or _TRANSIENT_ERRORS.match(str(error))
+            kind = StoreUnavailable if is_transient else StoreError
             raise kind(f"{self._shown}: {error}") from error
 
 
 def _key_prefix(scope: str) -> str:
-    """Of the keys of a scope, which has no colon here, so that no two scopes share a key."""
+    """Returns the prefix of a scope's keys. The quoted scope has no colon, so no two scopes share a key."""
     return f"{_PREFIX}:{quote(index_key(scope), safe='')}:"
 
 

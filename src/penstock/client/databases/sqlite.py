@@ -29,19 +29,13 @@ from penstock.client.databases.base import (
     index_key,
     index_keys,
 )
-from penstock.client.ledgers import (
-    POSITIONS_TABLE,
-    LedgerTransaction,
-    Position,
-    PositionAdvance,
-    PositionOwner,
-    TopicPartition,
-)
+from penstock.client.databases.sql import EXPIRED_ROWS_MAX, SqlLedger, SqlStore
+from penstock.client.ledgers import POSITIONS_TABLE, Position, PositionAdvance, TopicPartition
 
 __all__ = ("GuardedConnection", "SqliteDatabase", "SqliteLedger", "SqliteStore")
 
 
-#: Of the file or the machine, and over some time.
+#: Errors of the file or the machine that may go away.
 _TRANSIENT_ERRORS: Final = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -54,17 +48,17 @@ _TRANSIENT_ERRORS: Final = frozenset(
         sqlite3.SQLITE_PROTOCOL,
     }
 )
-#: Those of them that a statement of a handler can meet through no fault of its own.
+#: Those of them that a handler's statement may get without a mistake of the handler.
 _MACHINE_ERRORS: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM})
 _WAL_RETRY_S: Final = 0.01
 _COMMIT_REFUSED: Final = (
-    "this transaction is committed when the handler returns and rolled back when it raises: "
-    "leave out commit() and rollback()"
+    "Penstock commits this transaction when the handler returns and rolls it back when the handler raises: "
+    "remove commit() and rollback()"
 )
 
 
 class _TransactionGuard:
-    """Refuses BEGIN, COMMIT and ROLLBACK in whatever form while the connection is lent. Savepoints are allowed."""
+    """Refuses BEGIN, COMMIT and ROLLBACK while a handler has the connection. Savepoints are allowed."""
 
     def __init__(self) -> None:
         self.is_guarded = False
@@ -75,7 +69,7 @@ class _TransactionGuard:
 
 
 class GuardedConnection(sqlite3.Connection):
-    """A connection whose transaction is not its user's to end; `with connection:` is a savepoint in it."""
+    """A connection whose transaction the handler cannot end; `with connection:` is a savepoint in it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -115,7 +109,7 @@ class GuardedConnection(sqlite3.Connection):
 
 
 class SqliteDatabase:
-    """Connections to one file, made as threads need them. Raises StoreUnavailable, StoreError."""
+    """A pool of connections to one file. Raises StoreUnavailable, StoreError."""
 
     def __init__(self, location: DatabaseLocation, table: Table) -> None:
         self._path = Path(location.address).absolute()
@@ -128,13 +122,13 @@ class SqliteDatabase:
         self._open_first(table)
 
     def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """The rows of a query, outside any transaction."""
+        """Returns the rows of a query, outside any transaction."""
         with self.translated_errors(), self._borrowed() as connection:
             return connection.execute(statement, parameters).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[GuardedConnection]:
-        """The only one that writes, from its first moment to its end."""
+        """Starts a write transaction. It is the only writer of the file until it ends."""
         with self._writing(), self._borrowed() as connection:
             with self.translated_errors():
                 connection.execute("BEGIN IMMEDIATE")
@@ -161,17 +155,17 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             _roll_back(connection)
             if isinstance(error, sqlite3.IntegrityError):
-                raise  # a constraint of the user's tables that is looked at last
+                raise  # a deferred constraint of the user's tables
             raise self._translate(error) from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Threads wait here for each other, in order, rather than in SQLite, which sleeps and looks again.
+        """Makes threads wait for each other in order here, because SQLite itself would poll.
 
-        An event loop does not wait: the writer may be one of its own tasks, which could then never end.
+        An event loop does not wait: the current writer may be one of its own tasks, which could then never end.
         """
         if not self._writer.acquire(timeout=0 if _is_on_event_loop() else self._timeout_s):
-            raise StoreUnavailable(f"{self._shown} has one writer at a time, and another one is at work")
+            raise StoreUnavailable(f"{self._shown} allows one writer at a time, and another one is active")
         try:
             yield
         finally:
@@ -192,7 +186,7 @@ class SqliteDatabase:
             if self._is_closed or not _is_usable(connection):
                 connection.close()
             else:
-                connection.row_factory, connection.text_factory = None, str  # the user may have set others
+                connection.row_factory, connection.text_factory = None, str  # the handler may have set others
                 self._idle.append(connection)
 
     def _connect(self) -> GuardedConnection:
@@ -207,16 +201,15 @@ class SqliteDatabase:
         )
         try:
             self._use_wal(connection)
-            connection.execute(
-                "PRAGMA synchronous=FULL"
-            )  # a position may be committed on the word of this commit
+            # After a commit here, the group's offset may be committed too: the data must survive a loss of power.
+            connection.execute("PRAGMA synchronous=FULL")
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
-        """SQLite does not wait for others when it changes the journal of a new file: so we do."""
+        """Switches to WAL mode. Retries, because SQLite does not wait for other connections when it switches."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -229,15 +222,12 @@ class SqliteDatabase:
 
     def _open_first(self, table: Table) -> None:
         if not self._path.parent.is_dir():
-            raise StoreError(f"{self._shown}: there is no folder {self._path.parent}")
+            raise StoreError(f"{self._shown}: directory {self._path.parent} does not exist")
         if not self._may_create and not self._path.exists():
-            raise StoreError(f"{self._shown}: there is no such file, and create=false")
+            raise StoreError(f"{self._shown}: no such file, and create=false")
         try:
-            if self._may_create:
-                self._create(table)
-            elif not self.query("SELECT 1 FROM sqlite_master WHERE name = ?", [table.name]):
-                remedy = f"{table.schema_function}('sqlite') has its SQL"
-                raise StoreError(f"{self._shown}: there is no table {table.name}, and create=false: {remedy}")
+            if not self.query("SELECT 1 FROM sqlite_master WHERE name = ?", [table.name]):
+                self._create_table(table)
         except StoreUnavailable as error:
             self.close()
             if _sqlite_error_code(error.__cause__) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
@@ -247,12 +237,13 @@ class SqliteDatabase:
             self.close()
             raise
 
-    def _create(self, table: Table) -> None:
-        missing = self.query("SELECT count(*) = 0 FROM sqlite_master WHERE name = ?", [table.name])[0][0]
-        if missing:
-            with self.transaction() as connection, self.translated_errors():
-                for statement in table.statements[DatabaseKind.SQLITE]:
-                    connection.execute(statement)
+    def _create_table(self, table: Table) -> None:
+        if not self._may_create:
+            remedy = f"{table.schema_function}('sqlite') returns its SQL"
+            raise StoreError(f"{self._shown}: table {table.name} is missing, and create=false: {remedy}")
+        with self.transaction() as connection, self.translated_errors():
+            for statement in table.statements[DatabaseKind.SQLITE]:
+                connection.execute(statement)
 
     @contextmanager
     def translated_errors(self) -> Iterator[None]:
@@ -270,7 +261,7 @@ class SqliteDatabase:
 
 
 def _sqlite_error_code(error: BaseException | None) -> int | None:
-    """The primary code of an error of SQLite."""
+    """Returns the primary result code of an SQLite error."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 
@@ -284,19 +275,19 @@ def _is_on_event_loop() -> bool:
 
 
 def _check_in_transaction(connection: GuardedConnection) -> None:
-    """Raises TransactionSpoiled. An error such as a conflict with OR ROLLBACK ends a transaction without a word."""
+    """Raises TransactionSpoiled. A conflict with OR ROLLBACK, for example, ends a transaction."""
     try:
         is_open = connection.in_transaction
     except sqlite3.ProgrammingError:
         is_open = False
     if not is_open:
         raise TransactionSpoiled(
-            "the code in the transaction has ended it: its results are not kept together"
+            "the code in the transaction has ended it, so it cannot be committed as a whole"
         )
 
 
 def _roll_back(connection: GuardedConnection) -> None:
-    """A connection on which this fails is not used again."""
+    """Rolls back. Closes the connection if that fails, so that it is not used again."""
     connection.guard.is_guarded = False
     try:
         if connection.in_transaction:
@@ -312,7 +303,6 @@ def _is_usable(connection: GuardedConnection) -> bool:
         return False
 
 
-_EXPIRED_ROWS_MAX: Final = 1000
 _SELECT_SEEN: Final = """\
 SELECT id FROM penstock_seen WHERE scope = ? AND expires_at > ? AND id IN (SELECT value FROM json_each(?))"""
 _INSERT_SEEN: Final = """\
@@ -321,7 +311,7 @@ ON CONFLICT (scope, id) DO UPDATE SET expires_at = excluded.expires_at"""
 _CLAIM_SEEN: Final = f"{_INSERT_SEEN} WHERE penstock_seen.expires_at <= ?"
 _DELETE_EXPIRED: Final = f"""\
 DELETE FROM penstock_seen WHERE (scope, id) IN
-(SELECT scope, id FROM penstock_seen WHERE expires_at <= ? LIMIT {_EXPIRED_ROWS_MAX})"""
+(SELECT scope, id FROM penstock_seen WHERE expires_at <= ? LIMIT {EXPIRED_ROWS_MAX})"""
 
 
 class SqliteTransaction:
@@ -339,13 +329,13 @@ class SqliteTransaction:
         return {id for id in dict.fromkeys(ids) if self.claim(scope, id, ttl_s)}
 
 
-class SqliteStore:
-    """Time is this machine's: a file has no clock of its own."""
+class SqliteStore(SqlStore):
+    """Ids expire by this machine's clock."""
 
-    shares_transactions = True
+    database: SqliteDatabase
 
     def __init__(self, location: DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
-        self.database = SqliteDatabase(location, SEEN_TABLE)
+        super().__init__(SqliteDatabase(location, SEEN_TABLE))
         self.clock = clock
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
@@ -354,64 +344,38 @@ class SqliteStore:
         return {names[name] for (name,) in rows}
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
-        kept, expires_at = index_key(scope), self.clock() + ttl_s
-        rows = [(kept, name, expires_at) for name in index_keys(ids)]
+        stored_scope, expires_at = index_key(scope), self.clock() + ttl_s
+        rows = [(stored_scope, name, expires_at) for name in index_keys(ids)]
         if rows:
             with self.database.transaction() as connection, self.database.translated_errors():
                 connection.executemany(_INSERT_SEEN, rows)
 
-    def claim(self, scope: str, id: str, ttl_s: float) -> bool:
-        with self.transaction() as transaction:
-            return transaction.claim(scope, id, ttl_s)
-
-    @contextmanager
-    def transaction(self) -> Iterator[SqliteTransaction]:
-        with self.database.transaction() as connection:
-            yield SqliteTransaction(connection, self)
-
     def joined(self, connection: GuardedConnection) -> SqliteTransaction:
         return SqliteTransaction(connection, self)
 
-    def expire(self, now: float | None = None) -> int:
-        """In small steps, so that nobody waits long for the file."""
-        moment = self.clock() if now is None else now
-        total = 0
-        while True:
-            with self.database.transaction() as connection, self.database.translated_errors():
-                count = connection.execute(_DELETE_EXPIRED, (moment,)).rowcount
-            total += count
-            if count < _EXPIRED_ROWS_MAX:
-                return total
-
-    def close(self) -> None:
-        self.database.close()
+    def _delete_expired(self, now: float | None) -> int:
+        expired_at = self.clock() if now is None else now
+        with self.database.transaction() as connection, self.database.translated_errors():
+            return connection.execute(_DELETE_EXPIRED, (expired_at,)).rowcount
 
 
-_WHERE_PARTITION: Final = "WHERE group_id = ? AND topic = ? AND partition = ?"
-_SELECT_POSITIONS: Final = "SELECT topic, partition, next_offset FROM penstock_positions WHERE group_id = ?"
 _TAKE_POSITION: Final = """\
 INSERT INTO penstock_positions (group_id, topic, partition, next_offset, epoch, owner, updated_at)
 VALUES (?, ?, ?, NULL, 1, ?, ?)
 ON CONFLICT (group_id, topic, partition) DO UPDATE
-SET epoch = penstock_positions.epoch + 1, owner = excluded.owner, updated_at = excluded.updated_at"""
-_SELECT_OWNER: Final = f"SELECT next_offset, epoch, owner FROM penstock_positions {_WHERE_PARTITION}"
-_ADVANCE_POSITION: Final = f"""\
-UPDATE penstock_positions SET next_offset = ?, updated_at = ? {_WHERE_PARTITION} AND epoch = ? AND next_offset IS ?"""
+SET epoch = penstock_positions.epoch + 1, owner = excluded.owner, updated_at = excluded.updated_at
+RETURNING next_offset, epoch"""
+_ADVANCE_POSITION: Final = """\
+UPDATE penstock_positions SET next_offset = ?, updated_at = ?
+WHERE group_id = ? AND topic = ? AND partition = ? AND epoch = ? AND next_offset IS ?"""
 
 
-class SqliteLedger:
+class SqliteLedger(SqlLedger):
+    placeholder = "?"
+
     def __init__(self, location: DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
-        self._database = SqliteDatabase(location, POSITIONS_TABLE)
-        self._location = location
-        self._marks: SqliteStore | None = None
+        super().__init__(SqliteDatabase(location, POSITIONS_TABLE), location, SqliteStore)
         self._clock = clock
-
-    def positions(
-        self, group: str, topic_partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, int | None]:
-        rows = self._database.query(_SELECT_POSITIONS, (index_key(group),))
-        known = {(topic, partition): offset for topic, partition, offset in rows}
-        return {topic_partition: known.get(topic_partition) for topic_partition in topic_partitions}
 
     def take(
         self, group: str, topic_partitions: Sequence[TopicPartition], owner: str
@@ -420,37 +384,17 @@ class SqliteLedger:
         name, now = index_key(group), self._clock()
         with self._database.transaction() as connection, self._database.translated_errors():
             for topic_partition in sorted(set(topic_partitions)):
-                connection.execute(_TAKE_POSITION, (name, *topic_partition, owner, now))
-                offset, epoch, _ = connection.execute(_SELECT_OWNER, (name, *topic_partition)).fetchone()
-                taken[topic_partition] = Position(offset, epoch)
+                row = connection.execute(_TAKE_POSITION, (name, *topic_partition, owner, now)).fetchone()
+                taken[topic_partition] = Position(*row)
         return taken
 
-    @contextmanager
-    def transaction(self) -> Iterator[LedgerTransaction]:
-        with self._database.transaction() as connection:
-            transaction = LedgerTransaction(connection, self)
-            yield transaction
-            if transaction.fenced:
-                raise transaction.fenced
-
-    def marks(self) -> SqliteStore:
-        self._marks = self._marks or SqliteStore(self._location)
-        return self._marks
-
-    def close(self) -> None:
-        if self._marks is not None:
-            self._marks.close()
-        self._database.close()
-
-    def move(self, connection: sqlite3.Connection, step: PositionAdvance) -> bool:
-        changed = (step.to_offset, self._clock())
-        parameters = (*changed, index_key(step.group), *step.topic_partition, step.epoch, step.from_offset)
+    def advance(self, connection: sqlite3.Connection, step: PositionAdvance) -> bool:
+        partition = (index_key(step.group), *step.topic_partition)
+        parameters = (step.to_offset, self._clock(), *partition, step.epoch, step.from_offset)
         with self._database.translated_errors():
             return connection.execute(_ADVANCE_POSITION, parameters).rowcount == 1
 
-    def holder(self, connection: sqlite3.Connection, step: PositionAdvance) -> PositionOwner | None:
-        with self._database.translated_errors():
-            cursor = connection.cursor()
-            cursor.row_factory = None  # the user may have set another
-            row = cursor.execute(_SELECT_OWNER, (index_key(step.group), *step.topic_partition)).fetchone()
-        return PositionOwner(*row) if row else None
+    def _tuple_cursor(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
+        cursor = connection.cursor()
+        cursor.row_factory = None
+        return cursor

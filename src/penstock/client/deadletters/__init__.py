@@ -1,4 +1,4 @@
-"""Reads, edits, replays and purges dead letters. Each one is replayed once, whoever replays it and whatever crashes.
+"""Reads, edits, replays and purges dead letters. Each one is replayed exactly once, even after crashes.
 
 Beside each dead-letter topic is a compacted topic, `<topic>.replayed`, which lists the dead letters that are resolved:
 replayed, edited or purged. One transaction publishes the record of a dead letter and adds the entry to that topic. A

@@ -1,7 +1,7 @@
 """A dead letter, its resolution, and filters that select dead letters. Pure.
 
 A record of the topic `<topic>.replayed` has the id of a dead letter, PARTITION:OFFSET, as its key. A reader goes by
-the keys: a dead letter that has an entry there must not be published again, for whatever reason.
+the keys: a dead letter with an entry there must not be published again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEAD_LETTER_ID: Final = re.compile(r"(?P<partition>\d{1,9}):(?P<offset>\d{1,18}
 
 
 class DeadLetterId(NamedTuple):
-    """Where a letter lies in its topic."""
+    """The partition and offset of a dead letter in its topic."""
 
     partition: int
     offset: int
@@ -45,7 +45,7 @@ class DeadLetterId(NamedTuple):
 
 
 def parse_dead_letter_id(text: str) -> DeadLetterId | None:
-    """None for what is no PARTITION:OFFSET."""
+    """Returns None for text that is not PARTITION:OFFSET."""
     found = _DEAD_LETTER_ID.fullmatch(text)
     return None if found is None else DeadLetterId(int(found["partition"]), int(found["offset"]))
 
@@ -66,7 +66,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def origin(self) -> Origin | None:
-        """None where it does not tell where it is from."""
+        """None if the headers do not name an origin."""
         found = read_origin(
             self.record.headers, topic="", partition=0, offset=0, timestamp_ms=self.record.timestamp
         )
@@ -95,17 +95,17 @@ class DeadLetter(NamedTuple):
 
     @property
     def has_record(self) -> bool:
-        """Some tell only that there was one: brokers may be set not to bring it along, or could not."""
+        """Whether the original record is included. Brokers may be configured not to copy it, or it was too large."""
         is_empty = self.record.key is None and self.record.value is None
         return self.header(WITHOUT_RECORD_HEADER) is None and not (is_empty and self.origin is not None)
 
     @property
     def own_headers(self) -> list[Header]:
-        """The record's, as they were before it failed."""
+        """The headers that the record had before it failed."""
         return original_headers(self.record.headers)
 
     def header(self, name: str) -> str | None:
-        """The last one of that name, as text."""
+        """Returns the last header of this name as text."""
         for key, value in reversed(self.record.headers):
             if key == name and value is not None:
                 return value.decode(errors="replace")
@@ -120,18 +120,18 @@ STATE: Final = "state"
 
 
 class ResolutionState(StrEnum):
-    #: It was published again. What names no state is this, as replays on Spark write it.
+    #: It was published again. Entries without a state, which replays on Spark write, mean this.
     REPLAYED = "replayed"
-    #: A corrected one took its place.
+    #: A corrected dead letter replaces it.
     EDITED = "edited"
-    #: Nobody wants it any more.
+    #: It is not needed any more.
     PURGED = "purged"
 
 
 class Resolution(NamedTuple):
     state: ResolutionState
     at_ms: int | None = None
-    #: By which the replay is known that did it.
+    #: The id of the replay.
     replay: str | None = None
     #: The topic that the record went to.
     to: str | None = None
@@ -155,7 +155,7 @@ def resolution_value(resolution: Resolution, topic_id: UUID | None) -> bytes:
 def parse_resolution(
     key: bytes | None, value: bytes | None, topic_id: UUID | None
 ) -> tuple[DeadLetterId, Resolution] | None:
-    """None for what is about an earlier topic of the same name, or about nothing at all."""
+    """Returns None for an invalid entry, or one about an earlier topic of the same name."""
     dead_letter_id = parse_dead_letter_id((key or b"").decode(errors="replace"))
     fields = _json_object(value)
     is_other = topic_id is not None and fields.get(TOPIC_ID) not in (None, str(topic_id))
@@ -181,7 +181,7 @@ def _parse_state(fields: dict[str, Any]) -> ResolutionState:
     try:
         return ResolutionState(fields.get(STATE, ResolutionState.REPLAYED))
     except ValueError:
-        return ResolutionState.REPLAYED  # of a later version: done with it is in any case
+        return ResolutionState.REPLAYED  # a state of a later version
 
 
 def _typed_field(fields: dict[str, Any], name: str, kind: type) -> Any:
@@ -191,19 +191,19 @@ def _typed_field(fields: dict[str, Any], name: str, kind: type) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """All that is given must hold; of several of one kind, but for headers, one is enough."""
+    """Selects dead letters that match all given fields. Of several values one must match, of headers all."""
 
     #: since <= timestamp < until
     since_ms: int | None = None
     until_ms: int | None = None
-    #: Patterns such as `*Timeout*`, of the class with or without its module.
+    #: Patterns such as `*Timeout*` for the error class, with or without its module.
     errors: tuple[str, ...] = ()
     keys: tuple[bytes, ...] = ()
     headers: tuple[tuple[str, bytes], ...] = ()
     groups: tuple[str, ...] = ()
     handlers: tuple[str, ...] = ()
     partitions: tuple[int, ...] = ()
-    #: First and last.
+    #: Pairs of the first and the last offset.
     offsets: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -212,28 +212,28 @@ class DeadLetterFilter:
 
     def matches(self, letter: DeadLetter) -> bool:
         return (
-            self._is_there(letter)
-            and self._is_then(letter)
-            and self._is_of(letter)
+            self._matches_offset(letter)
+            and self._matches_time(letter)
+            and self._matches_record(letter)
             and (
                 not self.errors
                 or any(matches_error(each, letter.failure.error_class) for each in self.errors)
             )
         )
 
-    def _is_there(self, letter: DeadLetter) -> bool:
+    def _matches_offset(self, letter: DeadLetter) -> bool:
         partition, offset = letter.dead_letter_id
         return (not self.partitions or partition in self.partitions) and (
             not self.offsets or any(first <= offset <= last for first, last in self.offsets)
         )
 
-    def _is_then(self, letter: DeadLetter) -> bool:
+    def _matches_time(self, letter: DeadLetter) -> bool:
         since_ms = letter.timestamp_ms if self.since_ms is None else self.since_ms
         return since_ms <= letter.timestamp_ms and (
             self.until_ms is None or letter.timestamp_ms < self.until_ms
         )
 
-    def _is_of(self, letter: DeadLetter) -> bool:
+    def _matches_record(self, letter: DeadLetter) -> bool:
         return (
             (not self.keys or letter.record.key in self.keys)
             and all(each in letter.record.headers for each in self.headers)
@@ -243,7 +243,7 @@ class DeadLetterFilter:
 
 
 def matches_error(pattern: str, error_class: str) -> bool:
-    """`ValueError` is meant by its own name, by that with its module, and by patterns of both."""
+    """Whether the pattern matches the error class, with or without its module."""
     return _matches(pattern, error_class) or _matches(pattern, error_class.rpartition(".")[2])
 
 
@@ -252,5 +252,5 @@ def _matches_any(patterns: tuple[str, ...], name: str | None) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """A name with brackets in it is a pattern that it may not fit itself."""
+    """Compares first, because a name with brackets may not match itself as a pattern."""
     return name == pattern or fnmatchcase(name, pattern)

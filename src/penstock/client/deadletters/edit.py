@@ -35,7 +35,7 @@ UNCHANGED: Final = _Unchanged()
 class DeadLetterEdit:
     key: bytes | _Unchanged | None = UNCHANGED
     value: bytes | _Unchanged | None = UNCHANGED
-    #: In place of all that have the same name.
+    #: They replace all headers of the same names.
     headers: tuple[Header, ...] = ()
 
     @property
@@ -44,10 +44,10 @@ class DeadLetterEdit:
 
 
 def apply_edit(letter: DeadLetter, change: DeadLetterEdit, now_ms: int) -> Record:
-    """The corrected letter, which tells the same of its origin. Raises DeadLetterError."""
+    """Returns the corrected record, with the same origin. Raises DeadLetterError."""
     for name, _ in change.headers:
         if name.startswith(HEADER_PREFIXES):
-            raise DeadLetterError(f"header {name} tells where a letter is from, and is not to be changed")
+            raise DeadLetterError(f"header {name} is a failure header and cannot be changed")
     old = letter.record
     made = Record(
         0,
@@ -57,24 +57,24 @@ def apply_edit(letter: DeadLetter, change: DeadLetterEdit, now_ms: int) -> Recor
         headers=tuple(_edited_headers(letter, change)),
     )
     if (made.key, made.value) == (old.key, old.value) and not change.headers:
-        raise DeadLetterError(f"{letter.topic} {letter.dead_letter_id} is like that already")
+        raise DeadLetterError(f"{letter.topic} {letter.dead_letter_id} has these values already")
     return made
 
 
 def _edited_headers(letter: DeadLetter, change: DeadLetterEdit) -> Iterable[Header]:
     new = {name for name, _ in change.headers} | {EDITED_FROM_HEADER}
     if not isinstance(change.value, _Unchanged):
-        new.add(WITHOUT_RECORD_HEADER)  # it has one now
+        new.add(WITHOUT_RECORD_HEADER)  # it has a value now
     yield from (each for each in letter.record.headers if each[0] not in new)
     yield from change.headers
     yield EDITED_FROM_HEADER, str(letter.dead_letter_id).encode()
 
 
 def find_unresolved(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLetterId) -> DeadLetter:
-    """Raises DeadLetterError where there is none, or it is done with; Unavailable, Refused."""
+    """Raises DeadLetterError if there is no such dead letter, or it is resolved; Unavailable, Refused."""
     letter = read_dead_letter(cluster, topic, dead_letter_id)
     if letter is None:
-        raise DeadLetterError(f"{topic.name} has no letter at {dead_letter_id}")
+        raise DeadLetterError(f"{topic.name} has no dead letter at {dead_letter_id}")
     _reject_resolved(
         topic,
         dead_letter_id,
@@ -102,7 +102,10 @@ def edit(
     id: str,
     now_ms: int,
 ) -> DeadLetterId | None:
-    """Where the corrected one is; None where the broker does not tell. Raises DeadLetterError, Overtaken, Refused."""
+    """Publishes the corrected dead letter and returns its id; None if the broker does not report its offset.
+
+    Raises DeadLetterError, ReplayFenced, Refused.
+    """
     record = apply_edit(letter, change, now_ms)
     list_topic = ensure_replayed_topic(cluster, topic)
     with locked_producer(cluster, lock, topic.name) as producer:

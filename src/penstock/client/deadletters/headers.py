@@ -2,7 +2,7 @@
 
 A failed record keeps its key, value and headers, and gets headers about the failure. In a retry topic its timestamp is
 the time when it is due, so that brokers can find the first record that is not due yet; a header has the time when it
-was published. Headers are text that anyone may have written: a reader takes a value that makes no sense for absent.
+was published. Any client may write these headers, so a reader ignores invalid values.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ _REPLAYED_SUFFIX: Final = ".replayed"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _INT_MAX: Final = (1 << 31) - 1
 _LONG_MAX: Final = (1 << 63) - 1
-#: The last moment that has four digits for its year.
+#: The last millisecond of the year 9999.
 _TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
 
-#: Records there lie in the future, and are read by the time they carry.
+#: Timestamps of retries are in the future, and brokers must not change them.
 RETRY_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "message.timestamp.after.max.ms": str(_LONG_MAX),
 }
-#: Dead letters are kept for at least thirty days: people need more time for them than the usual week of a topic.
+#: Dead letters are kept for at least thirty days, because people need more time for them than the default week.
 DEAD_LETTER_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "retention.ms": str(DEAD_LETTER_RETENTION_MS),
@@ -81,8 +81,8 @@ REPLAYED_SETTINGS: Final = {"cleanup.policy": "compact"}
 
 
 def retry_topic(topic: str, level: int) -> str:
-    """Where records wait that have been tried `level` times."""
-    assert level >= 1, f"no retries before attempt {level}"
+    """Returns the retry topic of records that were tried `level` times."""
+    assert level >= 1, f"retry levels start at 1, not {level}"
     return f"{topic}.retry.{level}"
 
 
@@ -91,18 +91,18 @@ def dead_letter_topic(topic: str) -> str:
 
 
 def replayed_topic(dead_letters: str) -> str:
-    """Which letters of that topic were published again, so that none is twice."""
+    """Returns the topic that lists the resolved dead letters, so that none is published twice."""
     return dead_letters + _REPLAYED_SUFFIX
 
 
 def retry_level(topic: str) -> int | None:
-    """None for what is no retry topic by its name."""
+    """Returns the level of a retry topic; None for other topics."""
     match = _RETRY_TOPIC.fullmatch(topic)
     return int(match["level"]) if match is not None else None
 
 
 def original_topic(topic: str) -> str:
-    """Whose retries or dead letters these are; any other topic is its own."""
+    """Returns the topic whose retries or dead letters these are; returns any other topic unchanged."""
     match = _RETRY_TOPIC.fullmatch(topic)
     if match is not None:
         return match["topic"]
@@ -110,32 +110,32 @@ def original_topic(topic: str) -> str:
 
 
 def is_failure_topic(topic: str) -> bool:
-    """By its name: retries, dead letters, or the list of those that were replayed."""
+    """Whether the name is that of a retry topic, a dead-letter topic or a list of resolved dead letters."""
     return retry_level(topic) is not None or topic.removesuffix(_REPLAYED_SUFFIX).endswith(
         _DEAD_LETTER_SUFFIX
     )
 
 
-# Where a record is from
+# The origin of a record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a record was first, and how often it has been tried since."""
+    """Where a record was published first, and how often it was tried since."""
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
     attempts: int = 0
-    #: Whose attempts these were.
+    #: The group that has tried it.
     group: str | None = None
 
 
 def read_origin(
     headers: Iterable[Header] | None, *, topic: str, partition: int, offset: int, timestamp_ms: int
 ) -> Origin:
-    """As its headers say; a record that is no letter, or names no place, is where it has always been."""
+    """Reads the origin from the headers. A record without such headers is its own origin."""
     fields = _failure_fields(headers)
     attempts, group = (
         _number_field(fields, DELIVERY_COUNT_HEADER, _INT_MAX - 1) or 0,
@@ -161,12 +161,12 @@ def read_origin(
 
 
 def is_for_group(headers: Iterable[Header] | None, group: str) -> bool:
-    """Records in retry topics name the group that retries them; one that names none is for all."""
+    """Whether a record of a retry topic is for this group. A record without a group is for all groups."""
     return _failure_fields(headers).get(GROUP_HEADER, group) == group
 
 
 def _failure_fields(headers: Iterable[Header] | None) -> dict[str, str]:
-    """Headers of letters, the last of each name."""
+    """Returns the failure headers; of several with one name, the last."""
     return {
         name: value.decode(errors="replace")
         for name, value in headers or ()
@@ -179,22 +179,22 @@ def _number_field(fields: dict[str, str], name: str, most: int) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) is not None and int(text) <= most else None
 
 
-# Why it is here
+# The failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What went wrong, in words that can be sent."""
+    """An error as text."""
 
     error_class: str
     message: str
     stack: str = ""
-    #: Why it is not tried again, or that it is.
+    #: Why the record is not retried, or "failed" if it is.
     reason: str = "failed"
 
 
 def read_failure(headers: Iterable[Header] | None) -> Failure | None:
-    """None where the record is no letter."""
+    """Returns None for a record without failure headers."""
     fields = _failure_fields(headers)
     if not fields:
         return None
@@ -209,7 +209,7 @@ def read_failure(headers: Iterable[Header] | None) -> Failure | None:
 def failure_headers(
     headers: Iterable[Header] | None, origin: Origin, failure: Failure, *, group: str, attempts: int
 ) -> list[Header]:
-    """The record's own headers, and what is to be told of it, in place of what was told before."""
+    """Returns the record's own headers and new failure headers, without the old failure headers."""
     fields = {
         TOPIC_HEADER: origin.topic,
         PARTITION_HEADER: str(origin.partition),
@@ -228,13 +228,13 @@ def failure_headers(
 
 
 def original_headers(headers: Iterable[Header] | None) -> list[Header]:
-    """The record's own headers, as they were before it failed."""
+    """Returns the headers that the record had before it failed."""
     return [(name, value) for name, value in headers or () if not name.startswith(HEADER_PREFIXES)]
 
 
-# Published again
+# Resolved dead letters
 
 
 def replayed_key(partition: int, offset: int) -> bytes:
-    """Of a letter, in the topic of those that were replayed."""
+    """Returns the key of a dead letter in the list of resolved ones."""
     return b"%d:%d" % (partition, offset)

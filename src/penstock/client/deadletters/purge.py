@@ -1,7 +1,7 @@
 """Purges dead letters: resolves the unwanted ones, then deletes resolved ones from the log.
 
-A log can only be cut off at its start. So a purge first adds the dead letters that nobody needs to `<topic>.replayed`,
-and then deletes every partition up to its first unresolved dead letter.
+Records can only be deleted from the start of a log. So a purge first adds the selected dead letters to
+`<topic>.replayed`, and then deletes the records of each partition before its first unresolved dead letter.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from penstock.protocol.schemas import schema_class
 
 @dataclass(slots=True, kw_only=True)
 class PurgePlan:
-    """What a purge would do now: which letters it gives up, and up to where it deletes."""
+    """What a purge would do now: which dead letters it resolves, and up to which offsets it deletes."""
 
     spans: list[OffsetRange]
-    #: To be given up.
+    #: How many dead letters it resolves.
     chosen: int = 0
-    #: Waiting, and not asked for.
+    #: Unresolved ones that the filter does not select.
     kept: int = 0
-    #: First letter of each partition that stays; the end where none does.
+    #: The first remaining offset of each partition; the end if no dead letter remains.
     cuts: dict[int, int] = field(default_factory=dict)
-    #: Letters before the cuts.
+    #: Dead letters before the cuts.
     deletable: int = 0
 
     @property
@@ -59,12 +59,12 @@ class PurgePlan:
 class PurgeOutcome:
     given_up: int = 0
     deleted: int = 0
-    #: The new beginnings of partitions that were cut.
+    #: The new log start offsets.
     beginnings: dict[int, int] = field(default_factory=dict)
 
 
 def plan_purge(cluster: Cluster, topic: TopicInfo, wanted: DeadLetterFilter | None) -> PurgePlan:
-    """Without a filter nothing is given up. Raises Unavailable, Refused, CorruptRecords."""
+    """Without a filter, resolves no dead letter. Raises Unavailable, Refused, CorruptRecords."""
     there = _in_partitions(offset_ranges(cluster, topic), wanted)
     found = PurgePlan(spans=there)
     done = read_resolutions(cluster, topic, there, is_settled=False)
@@ -90,7 +90,7 @@ def _purge_entries(
     *,
     resolution: Resolution,
 ) -> Iterator[ResolutionEntry]:
-    """Letters to give up, while `into` learns what that leads to."""
+    """Yields the dead letters to resolve, and counts the results in `into`."""
     ends = {span.partition: span.end for span in into.spans}
     into.cuts = dict(ends)
     for letter in read_dead_letters(cluster, topic, into.spans):
@@ -114,17 +114,17 @@ def purge(
     id: str,
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> PurgeOutcome:
-    """Raises Overtaken, Unavailable, Refused."""
+    """Raises ReplayFenced, Unavailable, Refused."""
     found = PurgePlan(spans=_in_partitions(offset_ranges(cluster, topic), wanted))
     list_topic = ensure_replayed_topic(cluster, topic)
     with locked_producer(cluster, lock, topic.name) as producer:
         done = read_resolutions(cluster, topic, found.spans, is_settled=True)
-        desk = DeadLetterWriter(producer, topic, list_topic)
+        writer = DeadLetterWriter(producer, topic, list_topic)
         resolution = Resolution(ResolutionState.PURGED, at_ms=now_ms(), replay=id)
         for chunk in transaction_chunks(
             _purge_entries(cluster, topic, wanted, done, found, resolution=resolution), ENTRIES_MAX
         ):
-            desk.write_all(chunk)
+            writer.write_all(chunk)
     return PurgeOutcome(
         given_up=found.chosen,
         deleted=found.deletable,
@@ -133,7 +133,7 @@ def purge(
 
 
 def purge_all(cluster: Cluster, topic: TopicInfo) -> PurgeOutcome:
-    """Everything that is there now, whether it was replayed or not. Raises Unavailable, Refused."""
+    """Deletes all dead letters, resolved or not. Raises Unavailable, Refused."""
     there = offset_ranges(cluster, topic)
     ends = {span.partition: span.end for span in there}
     count = sum(1 for _ in read_dead_letters(cluster, topic, there))
@@ -143,7 +143,7 @@ def purge_all(cluster: Cluster, topic: TopicInfo) -> PurgeOutcome:
 def delete_before(
     cluster: Cluster, topic: TopicInfo, there: list[OffsetRange], cuts: dict[int, int]
 ) -> dict[int, int]:
-    """The new beginnings of those partitions of which there was something to delete. Raises Unavailable, Refused."""
+    """Deletes records, and returns the new log start offsets that have changed. Raises Unavailable, Refused."""
     beginnings = {}
     for span in there:
         cut = cuts[span.partition]
@@ -155,13 +155,13 @@ def delete_before(
 def _delete_records(cluster: Cluster, topic: TopicInfo, partition: int, before: int) -> int:
     request = _delete_records_request(cluster, topic.name, partition, before)
 
-    def ask(connection: Connection) -> int:
+    def delete(connection: Connection) -> int:
         (reply,) = connection.call(request).topics
         (each,) = reply.partitions
         raise_for_error(each.error_code, f"deleting from {topic.name}[{partition}]")
         return int(each.low_watermark)
 
-    return cluster.call_leader(topic.name, partition, ask, topic_id=topic.id)
+    return cluster.call_leader(topic.name, partition, delete, topic_id=topic.id)
 
 
 def _delete_records_request(cluster: Cluster, topic: str, partition: int, before: int) -> Any:

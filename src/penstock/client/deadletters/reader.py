@@ -28,14 +28,14 @@ from penstock.protocol.record_batch import Record, decode_records
 
 _RECORDS_BYTES_MAX: Final = 256 << 20
 _WAIT_MS: Final = 500
-#: For who wants one record and no more; a batch comes whole, however large it is.
+#: To read a single record; brokers still return the first batch whole.
 _ONE_RECORD_BYTES: Final = 64 << 10
 
 Resolutions = dict[DeadLetterId, Resolution]
 
 
 class OffsetRange(NamedTuple):
-    """Of a partition, from `start` up to and without `end`."""
+    """Offsets of a partition, from `start` to before `end`."""
 
     partition: int
     start: int
@@ -43,21 +43,21 @@ class OffsetRange(NamedTuple):
 
 
 def offset_ranges(cluster: Cluster, topic: TopicInfo) -> list[OffsetRange]:
-    """What is there at this moment, up to the first transaction that is open. Raises Unavailable, Refused."""
+    """Returns the offsets of each partition up to its last stable offset. Raises Unavailable, Refused."""
     topic_partitions = _topic_partitions(topic)
     ends = _list_offsets(cluster, topic_partitions, LATEST, IsolationLevel.READ_COMMITTED)
     return _ranges_up_to(cluster, ends)
 
 
 def settled_offset_ranges(cluster: Cluster, topic: TopicInfo) -> list[OffsetRange]:
-    """The same, once nothing of it is undecided. Raises Unavailable, Refused."""
+    """Waits for open transactions, then returns the offsets of each partition. Raises Unavailable, Refused."""
     return _ranges_up_to(cluster, wait_for_open_transactions(cluster, _topic_partitions(topic)))
 
 
 def wait_for_open_transactions(
     cluster: Cluster, topic_partitions: list[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """The ends of these partitions, once nothing before them is undecided. Raises Unavailable."""
+    """Waits until all transactions before the current ends have ended; returns these ends. Raises Unavailable."""
     ends = _list_offsets(cluster, topic_partitions, LATEST)
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
@@ -96,7 +96,7 @@ def _list_offsets(
 def read_records(
     cluster: Cluster, topic: TopicInfo, span: OffsetRange, *, bytes_max: int | None = None
 ) -> Iterator[Record]:
-    """Less what retention deletes meanwhile. Raises Unavailable, Refused, TopicChanged, CorruptRecords."""
+    """Skips records that retention deletes meanwhile. Raises Unavailable, Refused, TopicChanged, CorruptRecords."""
     reader = PartitionReader(
         cluster,
         topic.name,
@@ -136,14 +136,14 @@ def _decode(reader: PartitionReader, found: FetchResult, span: OffsetRange) -> I
 def read_dead_letters(
     cluster: Cluster, topic: TopicInfo, wanted: Iterable[OffsetRange]
 ) -> Iterator[DeadLetter]:
-    """In the order of each partition. Raises as `records` does."""
+    """Yields dead letters partition by partition. Raises as `read_records` does."""
     for span in wanted:
         for record in read_records(cluster, topic, span):
             yield DeadLetter(topic.name, span.partition, record)
 
 
 def read_dead_letter(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLetterId) -> DeadLetter | None:
-    """None where there is none. Raises as `records` does."""
+    """Returns None if there is no record. Raises as `read_records` does."""
     for span in offset_ranges(cluster, topic):
         if span.partition == dead_letter_id.partition and span.start <= dead_letter_id.offset < span.end:
             wanted = OffsetRange(dead_letter_id.partition, dead_letter_id.offset, dead_letter_id.offset + 1)
@@ -152,15 +152,15 @@ def read_dead_letter(cluster: Cluster, topic: TopicInfo, dead_letter_id: DeadLet
     return None
 
 
-# The list
+# Resolutions
 
 
 def read_resolutions(
     cluster: Cluster, topic: TopicInfo, wanted: Iterable[OffsetRange], *, is_settled: bool
 ) -> Resolutions:
-    """Of letters within these spans. `is_settled` waits for those that are being written, for who has the turn.
+    """Returns the resolutions of dead letters in these ranges.
 
-    Raises as `records` does.
+    `is_settled` waits for open transactions; the caller holds the replay lock. Raises as `read_records` does.
     """
     done = cluster.topics([replayed_topic(topic.name)]).get(replayed_topic(topic.name))
     if done is None:
@@ -177,20 +177,20 @@ def read_resolutions(
 
 @dataclass(slots=True, kw_only=True)
 class DeadLetterSummary:
-    """Of the letters of one topic that are asked for."""
+    """Counts of the selected dead letters of one topic."""
 
     topic: str
     waiting: int = 0
     done: Counter[ResolutionState] = field(default_factory=Counter)
     oldest_ms: int | None = None
-    #: How long the topic keeps letters; None for ever, or where that may not be looked at.
+    #: The topic's retention; None if it is unlimited or unknown.
     retention_ms: int | None = None
     newest_ms: int | None = None
     groups: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
 
     def oldest_left_ms(self, now_ms: int) -> int | None:
-        """Until the oldest letter that waits is deleted; None where it is not going to be."""
+        """The time until retention deletes the oldest unresolved dead letter; None if it never does."""
         if self.oldest_ms is None or self.retention_ms is None:
             return None
         return max(self.oldest_ms + self.retention_ms - now_ms, 0)
@@ -204,15 +204,15 @@ class DeadLetterSummary:
             self.done[resolution.state] += 1
             return
         self.waiting += 1
-        moment_ms = letter.timestamp_ms
-        self.oldest_ms = moment_ms if self.oldest_ms is None else min(self.oldest_ms, moment_ms)
-        self.newest_ms = moment_ms if self.newest_ms is None else max(self.newest_ms, moment_ms)
+        timestamp_ms = letter.timestamp_ms
+        self.oldest_ms = timestamp_ms if self.oldest_ms is None else min(self.oldest_ms, timestamp_ms)
+        self.newest_ms = timestamp_ms if self.newest_ms is None else max(self.newest_ms, timestamp_ms)
         self.groups[letter.group or ""] += 1
         self.errors[failure_cause(letter)] += 1
 
 
 def failure_cause(letter: DeadLetter) -> str:
-    """The class of the error; what brokers give up has only a reason."""
+    """Returns the error class; dead letters that brokers write may have only a reason."""
     return letter.failure.error_class or letter.failure.reason
 
 
@@ -220,7 +220,7 @@ def _retention_ms(cluster: Cluster, topic: str) -> int | None:
     try:
         entry = topic_settings(cluster, topic).get("retention.ms")
     except (Refused, UnsupportedVersion):
-        return None  # not everyone may look at settings
+        return None  # the user may not have the right to describe configs
     return None if entry is None or int(entry) < 0 else int(entry)
 
 

@@ -1,7 +1,7 @@
 """Replays dead letters: plans first, then publishes them in transactions at a limited rate, each one once.
 
 A replay leaves out what is resolved already, also by a replay that was killed, so it is enough to run it again. It
-does not include dead letters that arrive while it runs: otherwise those that fail again would go round in circles. The
+does not include dead letters that arrive while it runs, because records that fail again would be replayed forever. The
 rate limiter is pure and takes the time as an argument.
 """
 
@@ -42,14 +42,14 @@ from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 from penstock.client.wire.offsets import committed_offsets, group_info
 
-#: Clocks do not tell shorter times apart, so nobody could wait for them.
+#: Shorter waits are below the resolution of clocks.
 _WAIT_S_MIN: Final = 1e-6
 
 
 class RateLimiter:
-    """At most `rate_per_s` records in every second, but for one burst of `burst` records.
+    """A token bucket: at most `rate_per_s` records a second, with bursts of up to `burst` records.
 
-    Each step waits until its records are in the bucket, or the bucket is full; what it took beyond that is owed.
+    A step waits until the bucket has enough tokens or is full. Its level may become negative.
     """
 
     def __init__(self, rate_per_s: float, *, burst: int, now_s: float) -> None:
@@ -61,61 +61,61 @@ class RateLimiter:
         self._now_s = now_s
 
     def wait_s(self, records: int, now_s: float) -> float:
-        """How long to wait before a step of about so many records; 0 where it may be taken now."""
+        """Returns how long to wait before a step of about this many records."""
         self._fill(now_s)
         missing = min(float(records), self._burst) - self._level
         wait_s = missing / self._rate_per_s
         return wait_s if wait_s >= _WAIT_S_MIN else 0.0
 
     def spend(self, records: int, now_s: float) -> None:
-        """So many went out."""
+        """Takes tokens for sent records."""
         self._fill(now_s)
         self._level -= records
 
     def _fill(self, now_s: float) -> None:
-        # A clock that was set back fills nothing, and takes nothing away.
+        # Ignore a clock that was set back.
         passed_s = max(0.0, now_s - self._now_s)
         self._level = min(self._burst, self._level + passed_s * self._rate_per_s)
         self._now_s = now_s
 
 
-#: So often somebody who waits for the pace asks whether to stop.
+#: How often a waiting replay checks whether to stop.
 _STOP_CHECK_S: Final = 0.2
 _SHARE_GROUP: Final = "share"
-#: How much of the first refusals is kept, to be told.
+#: How many refused entries the outcome keeps for the report.
 REFUSALS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
     topic: TopicInfo
-    #: By which it is known on the list.
+    #: The id of the replay in the resolutions.
     id: str
     wanted: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     destination: ReplayDestination = field(default_factory=ReplayDestination)
     rate_per_s: float | None = None
-    #: No more letters than this.
+    #: The maximum number of dead letters.
     limit: int | None = None
 
     @property
     def chunk(self) -> int:
-        """Letters in one transaction: no more than may go out in a second."""
+        """How many dead letters go into one transaction: at most as many as the rate allows in a second."""
         return ENTRIES_MAX if self.rate_per_s is None else max(1, min(ENTRIES_MAX, int(self.rate_per_s)))
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplayPlan:
-    """What there is to do, before anything is done."""
+    """What a replay would do now."""
 
     spans: list[OffsetRange]
-    #: How many letters go where.
+    #: How many dead letters take each route.
     routes: Counter[ReplayRoute] = field(default_factory=Counter)
     left: Counter[NotReplayable] = field(default_factory=Counter)
-    #: Asked for, and done with already.
+    #: Selected, and resolved already.
     done: Counter[ResolutionState] = field(default_factory=Counter)
-    #: Of the topics that letters go to; those that do not exist are not in it.
+    #: The numbers of partitions of the target topics that exist.
     partitions: dict[str, int] = field(default_factory=dict)
-    #: What should be known before it begins.
+    #: Remarks for the user.
     notes: list[str] = field(default_factory=list)
     limit: int | None = None
 
@@ -128,18 +128,18 @@ class ReplayPlan:
 @dataclass(slots=True, kw_only=True)
 class ReplayOutcome:
     replayed: int = 0
-    #: Somebody was quicker, or it was done before.
+    #: Resolved before, for example by another process.
     done_before: int = 0
     refused: int = 0
     refusals: list[RefusedEntry] = field(default_factory=list)
     is_stopped: bool = False
 
 
-# Before
+# Planning
 
 
 def plan_replay(cluster: Cluster, request: ReplayRequest) -> ReplayPlan:
-    """Raises DeadLetterError where they cannot go where they are to go; Unavailable, Refused, CorruptRecords."""
+    """Raises DeadLetterError if the destination is not possible; Unavailable, Refused, CorruptRecords."""
     _reject_loops(request)
     found = ReplayPlan(spans=offset_ranges(cluster, request.topic), limit=request.limit)
     done = read_resolutions(cluster, request.topic, found.spans, is_settled=False)
@@ -176,7 +176,9 @@ def _named_topics(request: ReplayRequest) -> set[str]:
 
 def _reject_loops(request: ReplayRequest) -> None:
     if request.destination.topic in (request.topic.name, replayed_topic(request.topic.name)):
-        raise DeadLetterError(f"letters of {request.topic.name} cannot be replayed to {request.destination}")
+        raise DeadLetterError(
+            f"dead letters of {request.topic.name} cannot be replayed to {request.destination}"
+        )
 
 
 def _reject_missing_topics(request: ReplayRequest, found: ReplayPlan) -> None:
@@ -189,8 +191,8 @@ def _reject_missing_topics(request: ReplayRequest, found: ReplayPlan) -> None:
         raise DeadLetterError(f"there is no topic {request.destination.topic}")
     if request.destination.target is ReplayTarget.ORIGINAL:
         raise DeadLetterError(
-            f"letters of {request.topic.name} are from topics that do not exist: {', '.join(sorted(missing))}; "
-            "name another topic, or leave them out by a filter"
+            f"dead letters of {request.topic.name} come from topics that do not exist: {', '.join(sorted(missing))}; "
+            "choose another topic, or exclude them with a filter"
         )
     raise DeadLetterError("; ".join(_no_retry_topic_text(route) for _, route in sorted(missing.items())))
 
@@ -198,12 +200,12 @@ def _reject_missing_topics(request: ReplayRequest, found: ReplayPlan) -> None:
 def _no_retry_topic_text(route: ReplayRoute) -> str:
     return (
         f"group {route.group} has no retries of {original_topic(route.topic)} (there is no topic {route.topic}), "
-        "so that its letters can only go back to the original topic, to all groups that read it"
+        "so its dead letters can only go to the original topic, to all groups that read it"
     )
 
 
 def _check_groups(cluster: Cluster, found: ReplayPlan) -> list[str]:
-    """Raises DeadLetterError for a group that never reads topics of retries; told is who has not read there yet."""
+    """Raises DeadLetterError for a share group, which has no retry topics. Returns remarks about other groups."""
     notes = []
     for route in sorted(found.routes):
         if route.group is None:
@@ -211,22 +213,22 @@ def _check_groups(cluster: Cluster, found: ReplayPlan) -> list[str]:
         info = group_info(cluster, route.group)
         if info is not None and info.kind == _SHARE_GROUP:
             raise DeadLetterError(
-                f"{route.group} is a share group, whose retries are with the brokers and not in {route.topic}: "
-                "its letters can only go back to the original topic, to all groups that read it"
+                f"{route.group} is a share group, and does not read {route.topic}: "
+                "its dead letters can only go to the original topic, to all groups that read it"
             )
         topic_partitions = [(route.topic, index) for index in range(found.partitions[route.topic])]
         if not committed_offsets(cluster, route.group, topic_partitions, stable=False):
             notes.append(
-                f"group {route.group} has no position in {route.topic} yet: it reads there once it runs"
+                f"group {route.group} has no committed offset in {route.topic} yet: it reads the topic when it runs"
             )
     return notes
 
 
-# Doing it
+# Replaying
 
 
 class Replay:
-    """One run. Time, sleep and the wish to stop are arguments."""
+    """One replay. Clock, sleep and the stop check are arguments."""
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class Replay:
     ) -> None:
         self._cluster = cluster
         self._request = request
-        self._survey = found
+        self._plan = found
         self._progress = progress
         self._should_stop = should_stop
         self._clock = clock
@@ -251,16 +253,16 @@ class Replay:
         self.outcome = ReplayOutcome()
 
     def run(self, lock: ReplayLock) -> ReplayOutcome:
-        """Raises Overtaken, Unavailable, Refused; `outcome` tells how far it came."""
+        """Raises ReplayFenced, Unavailable, Refused; `outcome` has the results so far."""
         topic = self._request.topic
         list_topic = ensure_replayed_topic(self._cluster, topic)
         with locked_producer(self._cluster, lock, topic.name) as producer:
-            done = read_resolutions(self._cluster, topic, self._survey.spans, is_settled=True)
+            done = read_resolutions(self._cluster, topic, self._plan.spans, is_settled=True)
             self._write(DeadLetterWriter(producer, topic, list_topic), self._entries(done))
         return self.outcome
 
     def _entries(self, done: Resolutions) -> Iterator[ResolutionEntry]:
-        for letter in _matching_dead_letters(self._cluster, self._request, self._survey.spans):
+        for letter in _matching_dead_letters(self._cluster, self._request, self._plan.spans):
             if letter.dead_letter_id in done:
                 self.outcome.done_before += 1
                 continue
@@ -270,32 +272,32 @@ class Replay:
 
     def _entry(self, letter: DeadLetter, route: ReplayRoute) -> ResolutionEntry:
         now_ms, destination = self._now_ms(), self._request.destination
-        partitions = self._survey.partitions[route.topic]
+        partitions = self._plan.partitions[route.topic]
         out = outgoing_record(letter, route, destination, partitions=partitions, now_ms=now_ms)
         resolution = Resolution(
             ResolutionState.REPLAYED, at_ms=now_ms, replay=self._request.id, to=route.topic
         )
         return ResolutionEntry(letter, resolution, out)
 
-    def _write(self, desk: DeadLetterWriter, entries: Iterator[ResolutionEntry]) -> None:
+    def _write(self, writer: DeadLetterWriter, entries: Iterator[ResolutionEntry]) -> None:
         limit, outcome = self._request.limit, self.outcome
-        pace = self._pace()
+        limiter = self._rate_limiter()
         for chunk in transaction_chunks(entries, self._request.chunk):
             allowed = chunk if limit is None else chunk[: max(limit - outcome.replayed - outcome.refused, 0)]
             if not allowed:
                 return
-            if not self._await_pace(pace, len(allowed)):
+            if not self._await_rate(limiter, len(allowed)):
                 outcome.is_stopped = True
                 return
-            refusals = desk.write(allowed)
-            if pace is not None:
-                pace.spend(len(allowed), self._clock())
+            refusals = writer.write(allowed)
+            if limiter is not None:
+                limiter.spend(len(allowed), self._clock())
             outcome.replayed += len(allowed) - len(refusals)
             outcome.refused += len(refusals)
             outcome.refusals += refusals[: REFUSALS_MAX - len(outcome.refusals)]
             self._progress(outcome.replayed + outcome.refused)
 
-    def _pace(self) -> RateLimiter | None:
+    def _rate_limiter(self) -> RateLimiter | None:
         rate_per_s = self._request.rate_per_s
         return (
             None
@@ -303,10 +305,10 @@ class Replay:
             else RateLimiter(rate_per_s, burst=self._request.chunk, now_s=self._clock())
         )
 
-    def _await_pace(self, pace: RateLimiter | None, count: int) -> bool:
-        """False where somebody wants it to end."""
+    def _await_rate(self, limiter: RateLimiter | None, count: int) -> bool:
+        """Waits for the rate limit. Returns False on stop."""
         while not self._should_stop():
-            wait_s = pace.wait_s(count, self._clock()) if pace is not None else 0.0
+            wait_s = limiter.wait_s(count, self._clock()) if limiter is not None else 0.0
             if wait_s <= 0:
                 return True
             self._sleep(min(wait_s, _STOP_CHECK_S))

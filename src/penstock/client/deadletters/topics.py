@@ -24,13 +24,13 @@ from penstock.protocol.dead_letter_headers import dead_letter_retention_ms
 
 MESSAGE_BYTES_SETTING: Final = "max.message.bytes"
 RETENTION_SETTING: Final = "retention.ms"
-#: What a letter tells in its headers of itself.
+#: Room for the failure headers.
 _HEADERS_BYTES_MAX: Final = 64 << 10
 _MESSAGE_BYTES_LIMIT: Final = (1 << 31) - 1
 
 
 def ensure_failure_topic(cluster: Cluster, name: str, source: TopicInfo, settings: Mapping[str, str]) -> int:
-    """Make it where it is missing, and let it grow with its source. Returns how many partitions it has.
+    """Creates the topic if it is missing, and adds partitions if its source has more. Returns their number.
 
     Raises Unavailable, Refused.
     """
@@ -48,11 +48,11 @@ def ensure_failure_topic(cluster: Cluster, name: str, source: TopicInfo, setting
 
 
 def _settings_from_source(cluster: Cluster, source: str, *, has_retention: bool) -> dict[str, str]:
-    """A letter is a record of the source with more headers; what keeps letters does so for longer than the source."""
+    """Returns a larger message size than the source's, for the failure headers, and a longer retention."""
     try:
         source_settings = topic_settings(cluster, source)
     except (Refused, UnsupportedVersion):
-        return {}  # not everyone may look at settings
+        return {}  # the user may not have the right to describe configs
     found = {}
     if bytes_max := source_settings.get(MESSAGE_BYTES_SETTING):
         found[MESSAGE_BYTES_SETTING] = str(min(int(bytes_max) + _HEADERS_BYTES_MAX, _MESSAGE_BYTES_LIMIT))
@@ -65,34 +65,34 @@ _RECORDS_CHECKED: Final = 10
 
 
 class NoDeadLetters(ClientError):
-    """There is no topic of dead letters of that name."""
+    """There is no such dead-letter topic."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"there are no dead letters by the name of {name}")
+        super().__init__(f"there is no dead-letter topic {name}")
         self.name = name
         self.known = sorted(known)
 
 
 class DeadLetterError(ClientError):
-    """What is asked for cannot be done with these letters."""
+    """The operation is not possible with these dead letters."""
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    """By its name. Share groups may be set to use others, which have to be asked for by name."""
+    """Whether the name is that of a dead-letter topic. Share groups may be configured to use other names."""
     is_other = retry_level(topic) is not None or original_topic(topic) == topic
     return is_failure_topic(topic) and not is_other
 
 
 def dead_letter_topics(cluster: Cluster) -> dict[str, TopicInfo]:
-    """All that are such by their names. Raises Unavailable, Refused."""
+    """Returns all topics with the name of a dead-letter topic. Raises Unavailable, Refused."""
     found = cluster.topics()
     return {name: found[name] for name in sorted(found) if is_dead_letter_topic(name)}
 
 
 def find_dead_letter_topic(cluster: Cluster, name: str) -> TopicInfo:
-    """The topic of that name, or that of the dead letters from it where there is one.
+    """Returns the dead-letter topic of this name, or the one of the topic with this name.
 
-    Raises NoLetters; DeadLetterError for what holds no dead letters by its name; Unavailable, Refused.
+    Raises NoDeadLetters, DeadLetterError for a topic without dead letters, Unavailable, Refused.
     """
     found = cluster.topics([name, dead_letter_topic(name)])
     if not is_failure_topic(name) and dead_letter_topic(name) in found:
@@ -100,7 +100,7 @@ def find_dead_letter_topic(cluster: Cluster, name: str) -> TopicInfo:
     if name not in found:
         raise NoDeadLetters(name, dead_letter_topics(cluster))
     if is_failure_topic(name) and not is_dead_letter_topic(name):
-        what = "records that wait to be tried again" if retry_level(name) is not None else "no letters"
+        what = "records that wait for a retry" if retry_level(name) is not None else "no dead letters"
         raise DeadLetterError(
             f"{name} holds {what}; the dead letters are in {_dead_letter_topic_beside(name)}"
         )
@@ -110,7 +110,7 @@ def find_dead_letter_topic(cluster: Cluster, name: str) -> TopicInfo:
 
 
 def _starts_with_dead_letters(cluster: Cluster, topic: TopicInfo) -> bool:
-    """Whether it is one of another name: a look at the first records of each partition tells."""
+    """Whether a topic with another name has dead letters: checks the first records of each partition."""
     for span in offset_ranges(cluster, topic):
         for record in islice(read_records(cluster, topic, span, bytes_max=1), _RECORDS_CHECKED):
             if read_failure(record.headers) is not None:
@@ -125,7 +125,7 @@ def _dead_letter_topic_beside(name: str) -> str:
 
 
 def ensure_replayed_topic(cluster: Cluster, letters: TopicInfo) -> TopicInfo:
-    """The list of those that are done with. Raises Unavailable, Refused."""
+    """Creates the list of resolved dead letters if it is missing. Raises Unavailable, Refused."""
     made = NewTopic(
         name=replayed_topic(letters.name), partitions=len(letters.partitions), settings=REPLAYED_SETTINGS
     )

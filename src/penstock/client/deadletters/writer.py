@@ -37,7 +37,7 @@ def partition_for_key(key: bytes, count: int) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """32 bits, without a sign."""
+    """Returns an unsigned 32-bit hash."""
     state, whole = (_SEED ^ len(data)) & _MASK, len(data) & ~3
     for at in range(0, whole, 4):
         word = int.from_bytes(data[at : at + 4], "little") * _MULTIPLIER & _MASK
@@ -49,17 +49,17 @@ def murmur2(data: bytes) -> int:
     return state ^ state >> 15
 
 
-#: The level that a group reads first.
+#: The first retry topic of a group.
 _FIRST_RETRY_LEVEL: Final = 1
 _REPLAYED_REASON: Final = "replayed"
 
 
 class ReplayTarget(Enum):
-    #: The topic that it is from, for everybody who reads that.
+    #: The original topic, for all groups that read it.
     ORIGINAL = "original"
-    #: The retries of the group that gave it up, and nobody else.
+    #: The retry topic of the group whose attempts failed, for this group only.
     GROUP = "group"
-    #: One topic for all.
+    #: One topic for all dead letters.
     TOPIC = "topic"
 
 
@@ -67,7 +67,7 @@ class ReplayTarget(Enum):
 class ReplayDestination:
     target: ReplayTarget = ReplayTarget.ORIGINAL
     topic: str | None = None
-    #: Records get the time that they had once. In retry topics the time says when they are due, so it is now.
+    #: Records keep their original timestamps. In retry topics the timestamp is when they are due, so it is now.
     keeps_times: bool = False
 
     def __str__(self) -> str:
@@ -75,16 +75,16 @@ class ReplayDestination:
 
 
 class NotReplayable(Enum):
-    """Why a letter cannot be replayed, as the end of a sentence about several."""
+    """Why dead letters cannot be replayed, as the end of a sentence about them."""
 
-    BARE = "have no record in them"
-    STRAY = "do not tell where they are from"
-    UNCLAIMED = "do not tell which group gave them up"
+    BARE = "do not contain the original record"
+    STRAY = "do not name their original topic"
+    UNCLAIMED = "do not name their group"
 
 
 class ReplayRoute(NamedTuple):
     topic: str
-    #: To whom it goes, where not to everybody.
+    #: The group that gets the record; None for all groups.
     group: str | None = None
 
 
@@ -112,7 +112,7 @@ def replay_route(letter: DeadLetter, destination: ReplayDestination) -> ReplayRo
 def outgoing_record(
     letter: DeadLetter, route: ReplayRoute, destination: ReplayDestination, *, partitions: int, now_ms: int
 ) -> OutgoingRecord:
-    """The record as it was once; in a retry topic, with what tells the group where it is from."""
+    """Returns the original record; for a retry topic, with failure headers for the group."""
     record, origin = letter.record, letter.origin
     if route.group is not None:
         assert origin is not None, f"{letter.dead_letter_id} has no origin"
@@ -123,14 +123,14 @@ def outgoing_record(
     if destination.keeps_times:
         timestamp_ms = record.timestamp if origin is None else origin.timestamp_ms
     made = Record(0, timestamp_ms, record.key, record.value, tuple(letter.own_headers))
-    is_home = destination.topic is None
+    is_original = destination.topic is None
     return OutgoingRecord(
-        route.topic, _target_partition(letter, origin if is_home else None, partitions), made
+        route.topic, _target_partition(letter, origin if is_original else None, partitions), made
     )
 
 
 def _retry_headers(letter: DeadLetter, origin: Origin, group: str) -> list[Header]:
-    """Its attempts count anew, and why it failed stays with it until it fails again."""
+    """Resets the attempts; keeps the last failure until the record fails again."""
     failure = replace(letter.failure, reason=_REPLAYED_REASON)
     headers = failure_headers(letter.record.headers, origin, failure, group=group, attempts=0)
     if letter.handler is not None:
@@ -139,48 +139,50 @@ def _retry_headers(letter: DeadLetter, origin: Origin, group: str) -> list[Heade
 
 
 def _target_partition(letter: DeadLetter, origin: Origin | None, count: int) -> int:
-    """The one that it was in, if that is there; else that of its key, and without one the same for its neighbours."""
+    """Returns the original partition if it exists, else that of the key; without a key, by the dead letter's own."""
     if origin is not None and origin.partition < count:
         return origin.partition
     key = letter.record.key
     return letter.partition % count if key is None else partition_for_key(key, count)
 
 
-#: Two who begin at the same moment may both have to begin again.
+#: Two writers that start at the same moment may fence each other.
 _LOCK_ATTEMPTS_MAX: Final = 5
-#: A transaction holds what is sent at once, and is never left open while anybody rests.
+#: Short, because the writer sends a transaction at once and never waits within it.
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
 class ReplayFenced(ClientError):
-    """Somebody else has the turn by now. Nothing is lost and nothing is twice; what is left can be done anew."""
+    """Another writer has taken the replay lock. No dead letter is lost or published twice; run the command again."""
 
 
 class ReplayLock(Protocol):
     @property
     def name(self) -> str:
-        """The transactional id under which the list is written."""
+        """The transactional id of the writer."""
 
     def take(self) -> None:
-        """Nobody who had it before can go on with anything. Raises Unavailable, Refused, what its settling raises."""
+        """Takes the lock, and fences every earlier holder. Raises Unavailable, Refused, and errors of settling."""
 
     def check(self) -> None:
-        """Raises Overtaken where somebody took it since."""
+        """Raises ReplayFenced if another writer has taken the lock since."""
 
 
 def replay_query_name(topic: str) -> str:
-    """By which replays on Spark of the letters of a topic know each other."""
+    """Returns the query name of replays on Spark for a dead-letter topic."""
     return f"letters-{topic}"
 
 
 @contextmanager
 def locked_producer(cluster: Cluster, lock: ReplayLock, topic: str) -> Iterator[RawProducer]:
-    """A producer that nobody but who takes the turn next can fence. Raises Overtaken, Unavailable, Refused."""
+    """Yields a producer that holds the replay lock. Raises ReplayFenced, Unavailable, Refused."""
     try:
         with _acquire_producer(cluster, lock) as producer:
             yield producer
     except Fenced:
-        raise ReplayFenced(f"somebody else has begun to replay, edit or purge letters of {topic}") from None
+        raise ReplayFenced(
+            f"another process has started to replay, edit or purge dead letters of {topic}"
+        ) from None
 
 
 def _acquire_producer(cluster: Cluster, lock: ReplayLock) -> RawProducer:
@@ -203,16 +205,16 @@ def _acquire_producer(cluster: Cluster, lock: ReplayLock) -> RawProducer:
     raise AssertionError("unreachable")
 
 
-#: Topics take batches of a megabyte unless they are set otherwise.
+#: Well below the default max.message.bytes of a topic.
 _BATCH_BYTES_MAX: Final = 256 << 10
 _RECORD_OVERHEAD_BYTES: Final = 40
-#: What one transaction holds at most.
+#: The limits of one transaction.
 ENTRIES_MAX: Final = 500
 TRANSACTION_BYTES_MAX: Final = 8 << 20
 
 
 class ResolutionEntry(NamedTuple):
-    """A letter, what becomes of it, and what is published for it, if anything."""
+    """A dead letter, its resolution, and the record to publish, if any."""
 
     letter: DeadLetter
     resolution: Resolution
@@ -229,7 +231,7 @@ class RefusedEntry(NamedTuple):
 
 
 class DeadLetterWriter:
-    """Writes for whoever has the turn."""
+    """Writes records and resolutions with a producer that holds the replay lock."""
 
     def __init__(self, producer: RawProducer, letters: TopicInfo, done: TopicInfo) -> None:
         assert done.name == replayed_topic(letters.name)
@@ -238,9 +240,9 @@ class DeadLetterWriter:
         self._done = done
 
     def write(self, entries: Sequence[ResolutionEntry]) -> list[RefusedEntry]:
-        """All of them, but for those that a topic does not take; these stay as they were.
+        """Writes all entries, and returns those that a topic refuses; these stay unresolved.
 
-        Raises Fenced, Unavailable (then the next who takes the turn will know what became of them), Refused.
+        Raises Fenced, Refused, Unavailable (the next holder of the lock then settles the transaction).
         """
         try:
             self.write_all(entries)
@@ -248,26 +250,26 @@ class DeadLetterWriter:
         except RecordsRefused as error:
             if len(entries) == 1:
                 return [RefusedEntry(entries[0], str(error))]
-        # One of them is too large, or a topic wants keys: each for itself, so that the others get through.
+        # A record is too large, or a topic requires keys: write each entry alone, so that the others succeed.
         return [refusal for entry in entries for refusal in self.write([entry])]
 
     def write_all(self, entries: Sequence[ResolutionEntry]) -> list[SentBatch]:
-        """Returns where what was published is. Raises RecordsRefused too, and nothing is written then."""
+        """Writes all entries and returns the published batches. Also raises RecordsRefused, and then writes nothing."""
         try:
             sent = self._send(by_topic_partition(entry.out for entry in entries if entry.out is not None))
-            self._send(by_topic_partition(self._noted(entry) for entry in entries))
+            self._send(by_topic_partition(self._resolution_record(entry) for entry in entries))
             self._producer.end(commit=True)
             return sent
         except RecordsRefused:
             self._producer.end(commit=False)
             raise
         except ClientError:
-            # Readers need not wait until its time is up; whoever has the turn next settles it in any case.
+            # Abort, so that readers need not wait for the timeout. The next holder of the lock settles it anyway.
             with suppress(ClientError):
                 self._producer.end(commit=False)
             raise
 
-    def _noted(self, entry: ResolutionEntry) -> OutgoingRecord:
+    def _resolution_record(self, entry: ResolutionEntry) -> OutgoingRecord:
         key = dead_letter.resolution_key(entry.letter.dead_letter_id)
         at_ms = entry.resolution.at_ms or 0
         record = Record(
@@ -289,7 +291,7 @@ class DeadLetterWriter:
 def transaction_chunks(
     entries: Iterable[ResolutionEntry], entries_max: int
 ) -> Iterator[list[ResolutionEntry]]:
-    """What goes into one transaction each, in order."""
+    """Yields the entries of each transaction, in order."""
     assert entries_max > 0
     chunk: list[ResolutionEntry] = []
     size_bytes = 0
@@ -304,7 +306,7 @@ def transaction_chunks(
 
 
 def record_size_bytes(record: Record) -> int:
-    """About as many bytes as it takes in a batch."""
+    """Returns the approximate size of the record in a batch."""
     parts = chain((record.key, record.value), *((name, value) for name, value in record.headers))
     return _RECORD_OVERHEAD_BYTES + sum(len(part) for part in parts if part is not None)
 
@@ -330,7 +332,7 @@ def split_batches(records: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _encode(batch: Sequence[Record]) -> bytearray:
-    """What is large may have come compressed, and be too large otherwise."""
+    """Compresses a large batch, because its records may have been compressed before and be too large without."""
     is_large = sum(map(record_size_bytes, batch)) > _BATCH_BYTES_MAX
     numbered = [record._replace(offset=number) for number, record in enumerate(batch)]
     return encode_batch(numbered, codec=Codec.GZIP if is_large else Codec.NONE)

@@ -17,7 +17,7 @@ __all__ = ["OnReject", "OutboxError", "Relay", "add", "create_table", "schema"]
 
 
 def __getattr__(name: str) -> Any:
-    """What only a relay needs is loaded only by it."""
+    """Loads the relay on first use, because applications that only add messages do not need it."""
     if name in ("OnReject", "Relay"):
         from penstock.client.outbox import relay
 

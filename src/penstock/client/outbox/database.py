@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import uuid
 from abc import ABC, abstractmethod
@@ -43,7 +44,7 @@ _NOT_HELD: Final = """\
 NOT EXISTS (SELECT 1 FROM penstock_outbox_rejected AS rejected
             WHERE rejected.shard_hash = waiting.shard_hash AND rejected.topic = waiting.topic
               AND rejected.key = waiting.key)"""
-#: By id, and never from where an earlier batch ended: a smaller id may be committed after a greater one.
+#: Always reads from the smallest id, because a smaller id may be committed after a greater one.
 _SELECT_BATCH: Final = f"""\
 SELECT id, topic, partition, key, value, headers, message_id FROM (
     SELECT chosen.*, SUM(size_bytes) OVER (ORDER BY id) - size_bytes AS bytes_before FROM (
@@ -57,9 +58,9 @@ SELECT id, topic, partition, key, value, headers, message_id FROM (
 
 
 class RelayAgreement(NamedTuple):
-    """What all relays of a database have in common."""
+    """The values that all relays of a database share."""
 
-    #: Tells this database from others.
+    #: The id of this database.
     identity: str
     name: str
     shards: int
@@ -68,7 +69,7 @@ class RelayAgreement(NamedTuple):
 class ShardStatus(NamedTuple):
     shard: int
     waiting: int
-    #: Of those waiting, behind a rejected row of their key.
+    #: How many of the waiting rows are behind a rejected row of their key.
     held: int
     rejected: int
     oldest_s: float | None
@@ -85,54 +86,57 @@ class RejectedRow(NamedTuple):
 
 
 class OutboxDatabase(ABC):
-    """One connection, of one thread. Methods raise Disturbed where it is lost, OutboxError where it cannot work."""
+    """One connection, used by one thread. Methods raise RelayInterrupted if it is lost, OutboxError if it cannot work.
 
-    #: Functions of this kind of database: the size of bytes, and the age in seconds of a moment.
+    The relay needs one session for its locks, so it does not use the connection pools of `penstock.client.databases`.
+    """
+
+    #: SQL functions of the dialect: the length of bytes, and the age of a timestamp in seconds.
     length: str
     age: str
 
     @abstractmethod
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Parameters are written `:name`."""
+        """Runs a statement with parameters such as `:name`, and returns its rows."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[object]:
-        """What is run inside is committed together."""
+        """Commits all statements of the block together."""
 
     @abstractmethod
     def wait(self, seconds: float, stopping: threading.Event) -> None:
-        """Return when rows may have been added, when it is time to look anyway, or when it is time to stop."""
+        """Returns when rows may have been added, after `seconds`, or when `stopping` is set."""
 
     @abstractmethod
     def close(self) -> None: ...
 
-    # Who may publish
+    # Locks and agreement
 
     @abstractmethod
     def hold_table(self, *, alone: bool) -> bool:
-        """Together with all who hold it likewise, or alone. Does not wait."""
+        """Takes the table's lock, shared with other relays or `alone`. Does not wait; returns whether it succeeded."""
 
     @abstractmethod
     def release_table(self) -> None: ...
 
     @abstractmethod
     def hold_shard(self, shard: int) -> bool:
-        """Does not wait."""
+        """Takes the shard's lock. Does not wait; returns whether it succeeded."""
 
     @abstractmethod
     def check_held(self) -> None:
-        """Raises Disturbed if a lock is ours no more."""
+        """Raises RelayInterrupted if this relay has lost one of its locks."""
 
     @abstractmethod
     def is_shard_held(self, shard: int) -> bool:
-        """By whomever."""
+        """Whether any relay holds the shard's lock."""
 
     def agreement(self) -> RelayAgreement | None:
         found = self.query("SELECT identity, name, shards FROM penstock_outbox_relay")
         return RelayAgreement(*found[0]) if found else None
 
     def agree(self, name: str, shards: int) -> None:
-        """Only who holds the table alone may."""
+        """Records the agreement. The caller must hold the table alone."""
         values = {"identity": uuid.uuid4().hex, "name": name, "shards": shards}
         self.query(
             "INSERT INTO penstock_outbox_relay (singleton, identity, name, shards) "
@@ -141,12 +145,12 @@ class OutboxDatabase(ABC):
             values,
         )
 
-    # What is published
+    # Rows to publish
 
     def batch(
         self, shard: int, shards: int, *, rows_max: int, bytes_max: int, holds_keys: bool
     ) -> list[OutboxRow]:
-        """The first rows of a shard, at least one if there is any."""
+        """Returns the first rows of a shard: at least one, if there is any."""
         sql = _SELECT_BATCH.format(
             length=self.length,
             shards=shards,
@@ -158,23 +162,23 @@ class OutboxDatabase(ABC):
         return [OutboxRow(*found) for found in self.query(sql)]
 
     def delete(self, ids: Iterable[int]) -> int:
-        """How many there were."""
+        """Deletes rows, and returns how many there were."""
         return len(self.query(f"DELETE FROM {OUTBOX_TABLE} WHERE id IN ({_id_list(ids)}) RETURNING id"))
 
     def delete_published(self, fingerprints: Mapping[int, str]) -> int:
-        """Of the rows that a marker names, those that are still there and are the ones that it means."""
+        """Deletes the rows that a marker names, if they still exist and their fingerprints match."""
         if not fingerprints:
             return 0
         with self.transaction():
             found = self.query(
                 f"SELECT id, message_id FROM {OUTBOX_TABLE} WHERE id IN ({_id_list(fingerprints)})"
             )
-            meant = [
+            matching = [
                 number for number, message_id in found if fingerprint(message_id) == fingerprints[number]
             ]
-            return self.delete(meant) if meant else 0
+            return self.delete(matching) if matching else 0
 
-    # What cannot be
+    # Rejected rows
 
     def reject(self, number: int, reason: str) -> None:
         with self.transaction():
@@ -191,7 +195,10 @@ class OutboxDatabase(ABC):
         return [RejectedRow(*found) for found in self.query(sql)]
 
     def retry(self, ids: Sequence[int]) -> int:
-        """Back into the outbox under the same ids, so that they are before what came later. How many there were."""
+        """Moves rejected rows back into the outbox, and returns how many there were.
+
+        They keep their ids, so that they stay before later rows.
+        """
         with self.transaction():
             self.query(
                 f"INSERT INTO {OUTBOX_TABLE} (id, {_MESSAGE_COLUMNS}) "
@@ -200,11 +207,11 @@ class OutboxDatabase(ABC):
             return self.discard(ids)
 
     def discard(self, ids: Sequence[int]) -> int:
-        """Give up what was rejected. How many there were."""
+        """Deletes rejected rows, and returns how many there were."""
         sql = f"DELETE FROM penstock_outbox_rejected WHERE id IN ({_id_list(ids)}) RETURNING id"
         return len(self.query(sql))
 
-    # What is there
+    # Status
 
     def status(self, shards: int) -> list[ShardStatus]:
         oldest = self.age.format("MIN(created_at)")
@@ -237,7 +244,7 @@ def _id_list(ids: Iterable[int]) -> str:
     return ", ".join(str(int(number)) for number in ids)
 
 
-#: As SQLAlchemy writes URLs.
+#: SQLAlchemy puts the driver's name into its URLs.
 _DRIVER_SUFFIX: Final = re.compile(r"\A(\w+)\+\w+(?=://)")
 _URL_SCHEMES: Final = ("sqlite", "postgresql", "postgres:")
 _URL_EXAMPLES: Final = "sqlite:///shop.db, sqlite:////var/lib/shop.db or postgresql://user@host/database"
@@ -249,29 +256,31 @@ def url_dialect(url: str) -> str:
 
 
 def open_database(url: str) -> OutboxDatabase:
-    """Raises OutboxError, and Disturbed for a server that does not answer."""
+    """Raises OutboxError, or RelayInterrupted if the server does not answer."""
+    # The dialects import this module.
+    from penstock.client.outbox.dialects import PostgresOutbox, SqliteOutbox
+
     location = _parse_url(url)
     if location.kind is DatabaseKind.SQLITE:
-        from penstock.client.outbox.dialects import SqliteOutbox
-
         return SqliteOutbox(Path(location.address), busy_timeout_s=location.busy_timeout_s)
-    from penstock.client.outbox.dialects import PostgresOutbox
-
-    return PostgresOutbox(location.address)
+    return PostgresOutbox(location)
 
 
 def create_tables(url: str) -> None:
-    """And the database itself, if it is a file. Raises OutboxError, Disturbed."""
+    """Creates missing tables, and the file of an SQLite database. Raises OutboxError, RelayInterrupted."""
+    from penstock.client.outbox.dialects import connect_postgres, translated_errors
+
     location = _parse_url(url)
     if location.kind is DatabaseKind.SQLITE:
         _create_sqlite_tables(Path(location.address))
-    else:
-        _create_postgres_tables(location.address)
+        return
+    with connect_postgres(location) as connection, translated_errors(), connection.transaction():
+        create_table(connection)
 
 
 def _parse_url(url: str) -> DatabaseLocation:
     if not url.startswith(_URL_SCHEMES):
-        raise OutboxError(f"an outbox is in SQLite or PostgreSQL: give a URL such as {_URL_EXAMPLES}")
+        raise OutboxError(f"an outbox needs SQLite or PostgreSQL: use a URL such as {_URL_EXAMPLES}")
     try:
         return parse_database_url(_DRIVER_SUFFIX.sub(r"\1", url))
     except StoreError as error:
@@ -279,24 +288,9 @@ def _parse_url(url: str) -> DatabaseLocation:
 
 
 def _create_sqlite_tables(path: Path) -> None:
-    import sqlite3
-
     try:
         with sqlite3.connect(path) as connection:
             create_table(connection)
         connection.close()
     except sqlite3.Error as error:
         raise OutboxError(f"{path}: {error}") from None
-
-
-def _create_postgres_tables(url: str) -> None:
-    from penstock.client.outbox.dialects import connect_postgres, postgres_error
-
-    with connect_postgres(url) as connection:
-        import psycopg
-
-        try:
-            with connection.transaction():
-                create_table(connection)
-        except psycopg.Error as error:
-            raise postgres_error(error) from None

@@ -1,8 +1,8 @@
 """The outbox in SQLite and in PostgreSQL: connections, locks, and waiting for new rows.
 
 SQLite: one machine and one writer at a time. Locks are files beside the database, taken with flock: the kernel
-releases a lock when its process ends, in whatever way, and never before. A lease in a table would need a clock, and
-could end while its holder still works.
+releases a lock when its process ends, and never before. A lease in a table would need a clock, and could expire while
+its holder still works.
 
 PostgreSQL: advisory locks, and NOTIFY when rows are committed. Locks, rows and notifications belong to one session. So
 a relay that can still delete rows still holds the lock, and a session that is lost loses its locks. A pooler that
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.client.databases.base import DatabaseLocation, StoreError, StoreUnavailable
 from penstock.client.outbox.database import OutboxDatabase
 from penstock.client.outbox.messages import (
     NOTIFY_CHANNEL,
@@ -30,15 +31,16 @@ from penstock.client.outbox.messages import (
     RelayInterrupted,
     psycopg_parameters,
 )
+from penstock.client.stores import require_driver
 
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ("PostgresOutbox", "SqliteOutbox", "connect_postgres", "postgres_error")
+__all__ = ("PostgresOutbox", "SqliteOutbox", "connect_postgres", "translated_errors")
 
 
 _SQLITE_POLL_S: Final = 0.05
-#: Not enough room, a disk that fails, a file that was damaged: not ours to mend, but it may pass.
+#: Includes errors that may go away, such as a full or failing disk.
 _SQLITE_ERRORS: Final = (sqlite3.OperationalError, sqlite3.DatabaseError)
 
 
@@ -48,14 +50,14 @@ class SqliteOutbox(OutboxDatabase):
 
     def __init__(self, path: Path, *, busy_timeout_s: float) -> None:
         if not path.exists():
-            raise OutboxError(f"there is no database {path}: `penstock outbox init` makes one")
+            raise OutboxError(f"database {path} does not exist: create it with `penstock outbox init`")
         self._path = path.resolve()
         self._locks: dict[str, FileLock] = {}
         try:
             self._connection = sqlite3.connect(
                 self._path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
             )
-            # Rows that were published must not come back after a loss of power.
+            # Deleted rows must not come back after a loss of power.
             self._connection.execute("PRAGMA synchronous = FULL")
             self._seen = self._version()
         except _SQLITE_ERRORS as error:
@@ -82,7 +84,7 @@ class SqliteOutbox(OutboxDatabase):
             raise
 
     def wait(self, seconds: float, stopping: threading.Event) -> None:
-        """Others' commits change a number that costs next to nothing to read."""
+        """Polls data_version, which every commit of another connection changes and which is cheap to read."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if (version := self._version()) != self._seen:
@@ -129,19 +131,19 @@ class SqliteOutbox(OutboxDatabase):
 
 
 class FileLock:
-    """A file that processes lock, alone or together with others. It stays behind, empty."""
+    """A file that processes lock, exclusively or shared. The empty file is not deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
 
     def hold(self, *, alone: bool) -> bool:
-        """Does not wait."""
+        """Takes the lock. Does not wait; returns whether it succeeded."""
         if self._file is None:
             try:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                raise OutboxError(f"{self._path} cannot be made: {error.strerror}") from None
+                raise OutboxError(f"{self._path} cannot be created: {error.strerror}") from None
         try:
             fcntl.flock(self._file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -158,10 +160,10 @@ class FileLock:
 
     def check(self) -> None:
         if self._file is not None and not self._is_in_place():
-            raise RelayInterrupted(f"somebody has removed {self._path}, which keeps relays apart")
+            raise RelayInterrupted(f"{self._path}, the lock between relays, was removed")
 
     def _is_in_place(self) -> bool:
-        """Others could lock a file that has taken the place of ours."""
+        """Whether the path still names the locked file. Otherwise another relay could lock a new file there."""
         assert self._file is not None
         try:
             there = self._path.stat()
@@ -174,22 +176,23 @@ class FileLock:
 def _sqlite_error(error: sqlite3.Error, path: Path) -> OutboxError | RelayInterrupted:
     text = str(error)
     if "no such table" in text or "no such column" in text:
-        return OutboxError(f"{path}: {text}; `penstock outbox init --database sqlite:///{path}` makes it")
+        return OutboxError(
+            f"{path}: {text}: create it with `penstock outbox init --database sqlite:///{path}`"
+        )
     if "not a database" in text or "unable to open" in text or "readonly" in text:
         return OutboxError(f"{path}: {text}")
     return RelayInterrupted(f"{path}: {text}")
 
 
-_CONNECT_S: Final = 10
 _NOTIFY_WAIT_S: Final = 0.25
 _TABLE_LOCK: Final = "relays"
-#: A server that is gone without a word is noticed within half a minute.
-_KEEPALIVES: Final = {
+#: They detect a vanished server within half a minute.
+_CONNECTION_DEFAULTS: Final = {
+    "application_name": "penstock outbox relay",
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
 }
 
 
@@ -197,49 +200,36 @@ class PostgresOutbox(OutboxDatabase):
     length = "OCTET_LENGTH"
     age = "CAST(EXTRACT(EPOCH FROM clock_timestamp() - {}) AS double precision)"
 
-    def __init__(self, url: str) -> None:
-        self._connection = connect_postgres(url)
+    def __init__(self, location: DatabaseLocation) -> None:
+        self._connection = connect_postgres(location)
         self._held: dict[str, int] = {}
         self._oid = 0
-        # Rows that were published must not come back after a crash.
+        # Deleted rows must not come back after a crash.
         self.query("SET synchronous_commit = on")
         self.query(f"LISTEN {NOTIFY_CHANNEL}")
         self._find_table()
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        import psycopg
-
-        try:
-            # Without parameters a % is a %.
+        with translated_errors():
+            # Without parameters, psycopg does not interpret %.
             cursor = (
                 self._connection.execute(psycopg_parameters(sql), values)
                 if values
                 else self._connection.execute(sql)
             )
             return cursor.fetchall() if cursor.description is not None else []
-        except psycopg.Error as error:
-            raise postgres_error(error) from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        import psycopg
-
-        try:
-            with self._connection.transaction():
-                yield
-        except psycopg.Error as error:
-            raise postgres_error(error) from None
+        with translated_errors(), self._connection.transaction():
+            yield
 
     def wait(self, seconds: float, stopping: threading.Event) -> None:
-        import psycopg
-
         deadline = time.monotonic() + seconds
-        try:
+        with translated_errors():
             while (left_s := deadline - time.monotonic()) > 0 and not stopping.is_set():
                 for _ in self._connection.notifies(timeout=min(left_s, _NOTIFY_WAIT_S), stop_after=1):
                     return
-        except psycopg.Error as error:
-            raise postgres_error(error) from None
 
     def close(self) -> None:
         self._connection.close()
@@ -248,7 +238,7 @@ class PostgresOutbox(OutboxDatabase):
         return self._hold(_TABLE_LOCK, "pg_try_advisory_lock" if alone else "pg_try_advisory_lock_shared")
 
     def release_table(self) -> None:
-        """In whichever way it is held."""
+        """Releases the lock, whether shared or exclusive."""
         key = self._held.pop(_TABLE_LOCK)
         self.query(
             "SELECT CASE WHEN mode = 'ExclusiveLock' THEN pg_advisory_unlock(:key) "
@@ -263,8 +253,8 @@ class PostgresOutbox(OutboxDatabase):
         for what, key in self._held.items():
             if not self.query(f"SELECT 1 FROM pg_locks WHERE {_OWN_LOCK}", _lock_key_halves(key)):
                 raise RelayInterrupted(
-                    f"the lock of {what} is lost: a relay needs a session of its own, "
-                    "which no pooler gives to others between transactions"
+                    f"the lock of {what} is lost: a relay needs its own session, without a pooler that assigns "
+                    "sessions by transaction"
                 )
 
     def is_shard_held(self, shard: int) -> bool:
@@ -279,18 +269,18 @@ class PostgresOutbox(OutboxDatabase):
         return bool(is_ours)
 
     def _key(self, what: str) -> int:
-        """Of the table, whatever schema it is in, so that relays of another table are let alone."""
+        """Returns the number of a lock. It depends on the table, so that relays of other schemas are independent."""
         digest = hashlib.blake2b(f"{OUTBOX_TABLE} {self._oid} {what}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big", signed=True)
 
     def _find_table(self) -> None:
         ((oid,),) = self.query(f"SELECT CAST(to_regclass('{OUTBOX_TABLE}') AS oid)")
         if oid is None:
-            raise OutboxError(f"the database has no table {OUTBOX_TABLE}: `penstock outbox init` makes it")
+            raise OutboxError(f"table {OUTBOX_TABLE} is missing: create it with `penstock outbox init`")
         self._oid = int(oid)
 
 
-#: A lock by the two halves of its number.
+#: pg_locks shows the number of a lock as two halves.
 _GRANTED_LOCK: Final = (
     "locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
@@ -304,34 +294,34 @@ def _lock_key_halves(key: int) -> dict[str, int]:
     return {"high": number >> 32, "low": number & 0xFFFFFFFF}
 
 
-def connect_postgres(url: str) -> psycopg.Connection[tuple[Any, ...]]:
+def connect_postgres(location: DatabaseLocation) -> psycopg.Connection[tuple[Any, ...]]:
     try:
-        import psycopg
-    except ImportError:
-        raise OutboxError("PostgreSQL needs psycopg: pip install 'penstock[postgres]'") from None
+        require_driver(location, "psycopg", "postgres")
+        from penstock.client.databases.postgres import connect  # psycopg is optional
+
+        return connect(location, **_CONNECTION_DEFAULTS)
+    except StoreUnavailable as error:
+        raise RelayInterrupted(str(error)) from None
+    except StoreError as error:
+        raise OutboxError(str(error)) from None
+
+
+@contextlib.contextmanager
+def translated_errors() -> Iterator[None]:
+    """Turns errors of psycopg into OutboxError and RelayInterrupted.
+
+    A retry does not fix classes 42 (missing table, column or right), 22 and 23.
+    """
+    import psycopg  # optional
+
+    from penstock.client.databases.postgres import first_line
+
     try:
-        return psycopg.connect(
-            url,
-            autocommit=True,
-            connect_timeout=_CONNECT_S,
-            application_name="penstock outbox relay",
-            **_KEEPALIVES,  # type: ignore[arg-type]
-        )
-    except psycopg.ProgrammingError as error:
-        raise OutboxError(f"the database's address makes no sense: {_first_line(error)}") from None
-    except psycopg.OperationalError as error:
-        raise RelayInterrupted(f"the database does not answer: {_first_line(error)}") from None
-
-
-def postgres_error(error: psycopg.Error) -> OutboxError | RelayInterrupted:
-    """Classes 42 (no such table or column, no right to it), 22 and 23 do not pass by waiting."""
-    text = _first_line(error)
-    if error.sqlstate == "42P01":
-        return OutboxError(f"{text}: `penstock outbox init` makes the tables")
-    if error.sqlstate is not None and error.sqlstate[:2] in ("22", "23", "42"):
-        return OutboxError(f"the database refuses: {text}")
-    return RelayInterrupted(f"the database: {text}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]
+        yield
+    except psycopg.Error as error:
+        text = first_line(error)
+        if error.sqlstate == "42P01":
+            raise OutboxError(f"{text}: create the tables with `penstock outbox init`") from None
+        if error.sqlstate is not None and error.sqlstate[:2] in ("22", "23", "42"):
+            raise OutboxError(f"the database refuses the statement: {text}") from None
+        raise RelayInterrupted(f"database error: {text}") from None

@@ -19,6 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from penstock.client.app.librdkafka import checked_settings, consumer_settings, producer_settings
 from penstock.client.errors import ClientError
 from penstock.client.outbox.messages import (
     OutboxError,
@@ -49,20 +54,18 @@ __all__ = (
 
 
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
-#: The broker judges how large a message may be; the library keeps batches of several below `batch.size`.
+#: The broker limits the size of a message; the library keeps batches of several messages below `batch.size`.
 _MESSAGE_BYTES_MAX: Final = 256 << 20
-#: One call; those that need longer are made again.
+#: The timeout of one call; the relay repeats calls that need longer.
 CALL_S: Final = 2.0
-#: How long a call that does not come to an end may keep us from stopping.
+#: How long a pending call may delay the stop of a relay.
 STOP_S: Final = 10.0
 
 Settings = dict[str, Any]
 
 
 def client_settings(bootstrap: str, given: Mapping[str, Any] | None) -> Settings:
-    """What a user gave, checked. Raises OutboxError."""
-    from penstock.client.app.librdkafka import checked_settings
-
+    """Checks the user's settings. Raises OutboxError."""
     try:
         return {"bootstrap.servers": bootstrap, **checked_settings(given)}
     except ClientError as error:
@@ -70,16 +73,12 @@ def client_settings(bootstrap: str, given: Mapping[str, Any] | None) -> Settings
 
 
 def make_producer(settings: Settings, transactional_id: str) -> Any:
-    from confluent_kafka import Producer
-
-    from penstock.client.app.librdkafka import producer_settings
-
     given = {name: value for name, value in settings.items() if name != "bootstrap.servers"}
     ours = {
         "transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS,
         "message.max.bytes": _MESSAGE_BYTES_MAX,
         "topic.metadata.propagation.max.ms": 5_000,
-        # All of a batch is on its way before anyone waits for it.
+        # The relay sends a whole batch before it waits, so lingering would only add latency.
         "linger.ms": 0,
         **given,
     }
@@ -89,11 +88,7 @@ def make_producer(settings: Settings, transactional_id: str) -> Any:
 
 
 def make_consumer(settings: Settings, name: str, *, isolation: str) -> Any:
-    """Reads what it is told to, and belongs to no group."""
-    from confluent_kafka import Consumer
-
-    from penstock.client.app.librdkafka import consumer_settings
-
+    """Returns a consumer for `assign`, outside of any group."""
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], name, given, group=name)
     ours = {
@@ -106,10 +101,6 @@ def make_consumer(settings: Settings, name: str, *, isolation: str) -> Any:
 
 
 def make_admin_client(settings: Settings) -> Any:
-    from confluent_kafka.admin import AdminClient
-
-    from penstock.client.app.librdkafka import consumer_settings
-
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], "penstock-outbox", given, group="none")
     of_clients = ("client.", "sasl.", "security.", "socket.", "ssl.", "logger", "broker.", "reconnect.")
@@ -118,16 +109,14 @@ def make_admin_client(settings: Settings) -> Any:
 
 
 def _make_client(kind: Callable[[Settings], Any], settings: Settings) -> Any:
-    from confluent_kafka import KafkaException
-
     try:
         return kind(settings)
     except (KafkaException, TypeError, ValueError) as error:
-        raise OutboxError(f"the client library does not take these settings: {error_text(error)}") from None
+        raise OutboxError(f"the client library refuses these settings: {error_text(error)}") from None
 
 
 def error_text(error: BaseException | Any) -> str:
-    """What the library has to say."""
+    """Returns the library's message for an error."""
     cause = _kafka_error(error)
     return str(cause.str()) if hasattr(cause, "str") else str(cause)
 
@@ -137,13 +126,12 @@ def _kafka_error(error: Any) -> Any:
 
 
 def retry_until_done(call: Callable[[float], Any], what: str, stopping: threading.Event) -> Any:
-    """Make a call of the transactional producer again until it is through.
+    """Repeats a call of the transactional producer until it has succeeded.
 
-    Raises Disturbed for what beginning anew may mend, and where it is time to stop; OutboxError for what it does not.
+    Raises RelayInterrupted for errors that a restart of the relay may fix and when the relay stops, OutboxError for
+    others.
     """
-    from confluent_kafka import KafkaException
-
-    asked_to_stop_at: float | None = None
+    stop_requested_at: float | None = None
     while True:
         try:
             return call(CALL_S)
@@ -154,15 +142,13 @@ def retry_until_done(call: Callable[[float], Any], what: str, stopping: threadin
             if not cause.retriable() or cause.fatal() or cause.txn_requires_abort():
                 raise RelayInterrupted(f"{what}: {cause.str()}", cause=cause) from None
         if stopping.is_set():
-            asked_to_stop_at = asked_to_stop_at or time.monotonic()
-            if time.monotonic() - asked_to_stop_at > STOP_S:
-                raise RelayInterrupted(f"{what}: no answer, and it is time to stop")
+            stop_requested_at = stop_requested_at or time.monotonic()
+            if time.monotonic() - stop_requested_at > STOP_S:
+                raise RelayInterrupted(f"{what}: no reply before the relay stops")
 
 
 def is_relay_error(error: Any) -> bool:
-    """Of the relay as such: no row has anything to do with it."""
-    from confluent_kafka import KafkaError
-
+    """Whether the error concerns the relay and its rights, and not a row."""
     return error.code() in (
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -182,7 +168,7 @@ _OUTBOX_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 def check_name(name: str) -> str:
     if not _OUTBOX_NAME.fullmatch(name):
         raise OutboxError(
-            f"{name!r} is no name of an outbox: 1 to 100 letters, digits, full stops, hyphens and underscores"
+            f"{name!r} is not an outbox name: use 1 to 100 letters, digits, full stops, hyphens and underscores"
         )
     return name
 
@@ -197,13 +183,13 @@ def transactional_id(name: str, shards: int, shard: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """The rows of one batch, and whose they are."""
+    """The rows of one batch, with the database and the shard that they come from."""
 
-    #: Of the database.
+    #: The id of the database.
     identity: str
     shards: int
     shard: int
-    #: Fingerprints by id.
+    #: Fingerprints by row id.
     rows: Mapping[int, str]
 
     @classmethod
@@ -231,25 +217,25 @@ class Marker:
         document: Any = json.loads(data)
         try:
             if document["version"] != 1:
-                raise ValueError(f"version {document['version']!r} of markers is newer than this program")
+                raise ValueError(f"marker version {document['version']!r} is newer than this program")
             rows = {int(number): str(row_fingerprint) for number, row_fingerprint in document["rows"].items()}
             shards, shard = int(document["shards"]), int(document["shard"])
             return cls(identity=str(document["identity"]), shards=shards, shard=shard, rows=rows)
         except (TypeError, KeyError, AttributeError) as flaw:
-            raise ValueError(f"no marker: {flaw!r}") from None
+            raise ValueError(f"not a marker: {flaw!r}") from None
 
 
 _CLEANUP_POLICY: Final = "cleanup.policy"
 _ADMIN_TIMEOUT_S: Final = 10.0
-#: Another relay's open transaction holds readers back until it ends, at the latest when its time is over.
+#: Another relay's open transaction blocks read_committed readers until it ends or times out.
 _READ_TIMEOUT_S: Final = 180.0
 
 
 def ensure_marker_topic(settings: Settings, name: str) -> None:
-    """Raises OutboxError where it is there and forgets markers, Disturbed where no broker answers."""
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
+    """Creates the marker topic if it is missing.
 
+    Raises OutboxError if the topic exists and is not compacted, RelayInterrupted if no broker answers.
+    """
     topic, admin = marker_topic(name), make_admin_client(settings)
     wanted = NewTopic(topic, num_partitions=1, config=dict(MARKER_SETTINGS))
     made = admin.create_topics([wanted], request_timeout=_ADMIN_TIMEOUT_S)
@@ -262,9 +248,6 @@ def ensure_marker_topic(settings: Settings, name: str) -> None:
 
 
 def _check_cleanup_policy(admin: Any, topic: str) -> None:
-    from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import ConfigResource
-
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     try:
         policy = (
@@ -274,19 +257,19 @@ def _check_cleanup_policy(admin: Any, topic: str) -> None:
         )
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            return  # not everyone may look at settings
+            return  # the user may not have the right to describe configs
         raise _marker_topic_error(error, f"topic {topic}") from None
     if policy != MARKER_SETTINGS[_CLEANUP_POLICY]:
         raise OutboxError(
-            f"topic {topic} has {_CLEANUP_POLICY}={policy}, and would forget what was published: set it to compact"
+            f"topic {topic} has {_CLEANUP_POLICY}={policy}, which would delete markers: set it to compact"
         )
 
 
 def read_markers(settings: Settings, name: str, stopping: threading.Event) -> list[Marker]:
-    """The last committed marker of every shard, of this and of earlier shardings. Raises Disturbed, OutboxError.
+    """Returns the last committed marker of every shard, for this and earlier numbers of shards.
 
-    Readers of committed records see nothing behind a transaction that is still open, and other shards have theirs in
-    the same partition. So the end is where the log ends, not where such a reader is held back.
+    Reads up to the log end offset. The last stable offset is not enough, because open transactions of other shards in
+    the same partition hold it back. Raises RelayInterrupted, OutboxError.
     """
     end = _log_end_offset(settings, name)
     latest: dict[bytes, bytes] = {}
@@ -297,7 +280,7 @@ def read_markers(settings: Settings, name: str, stopping: threading.Event) -> li
         position = 0
         while position < end:
             if time.monotonic() > deadline or stopping.is_set():
-                raise RelayInterrupted(f"{marker_topic(name)} could not be read to its end, {end}")
+                raise RelayInterrupted(f"{marker_topic(name)} could not be read to its end offset, {end}")
             message = reader.poll(0.1)
             if message is not None:
                 position = _apply_message(message, latest, position)
@@ -307,9 +290,7 @@ def read_markers(settings: Settings, name: str, stopping: threading.Event) -> li
 
 
 def _apply_message(message: Any, latest: dict[bytes, bytes], position: int) -> int:
-    """The position behind it."""
-    from confluent_kafka import KafkaError
-
+    """Applies a marker, and returns the position after it."""
     if message.error() is None:
         latest.pop(message.key(), None)
         if message.value() is not None:
@@ -323,8 +304,6 @@ def _apply_message(message: Any, latest: dict[bytes, bytes], position: int) -> i
 
 
 def _log_end_offset(settings: Settings, name: str) -> int:
-    from confluent_kafka import KafkaException
-
     reader = make_consumer(settings, f"penstock-outbox-{name}", isolation="read_uncommitted")
     try:
         return int(reader.get_watermark_offsets(_marker_partition(name), timeout=2 * CALL_S)[1])
@@ -335,10 +314,8 @@ def _log_end_offset(settings: Settings, name: str) -> int:
 
 
 def _marker_partition(name: str) -> Any:
-    from confluent_kafka import TopicPartition
-
-    # A number is at hand at once; where the log begins is asked for only if it is not there.
-    return TopicPartition(marker_topic(name), 0, 0)
+    # Offset 0 needs no request. If it was deleted, the consumer resets to the log start offset.
+    return confluent_kafka.TopicPartition(marker_topic(name), 0, 0)
 
 
 def _decode_marker(name: str, value: bytes) -> Marker:
@@ -346,13 +323,11 @@ def _decode_marker(name: str, value: bytes) -> Marker:
         return Marker.from_bytes(value)
     except ValueError as flaw:
         raise OutboxError(
-            f"topic {marker_topic(name)} has something in it that is no marker: {flaw}"
+            f"topic {marker_topic(name)} contains a record that is not a marker: {flaw}"
         ) from None
 
 
 def _marker_topic_error(error: Any, what: str) -> OutboxError | RelayInterrupted:
-    from confluent_kafka import KafkaError
-
     cause = error if isinstance(error, KafkaError) else error.args[0]
     forbidden = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
     kind = OutboxError if cause.code() in (*forbidden, KafkaError.POLICY_VIOLATION) else RelayInterrupted
@@ -361,19 +336,19 @@ def _marker_topic_error(error: Any, what: str) -> OutboxError | RelayInterrupted
 
 _QUEUE_FULL_WAIT_S: Final = 0.05
 _FLUSH_S: Final = 0.1
-#: A topic that was just made is known to every broker within this time.
+#: Every broker knows a newly created topic within this time.
 _UNKNOWN_TOPIC_S: Final = 5.0
 _UNKNOWN_TOPIC_WAIT_S: Final = 0.1
 _INIT_TIMEOUT_S: Final = 30.0
 
 
 class TransactionalSender:
-    """One transactional producer at a time, under one transactional id. Making it fences whoever had the id before."""
+    """The transactional producer of one transactional id. `open` fences earlier producers of this id."""
 
     def __init__(
         self, settings: Settings, transactional_id: str, topic: str, stopping: threading.Event
     ) -> None:
-        """`topic` is that of the markers."""
+        """`topic` is the marker topic."""
         self._settings = settings
         self.transactional_id = transactional_id
         self._topic = topic
@@ -383,7 +358,7 @@ class TransactionalSender:
         self._failures: list[Any] = []
 
     def open(self) -> None:
-        """When it returns, what was under way under this id is over. Raises Disturbed, OutboxError."""
+        """Ends the open transaction of an earlier producer with this id. Raises RelayInterrupted, OutboxError."""
         self.close()
         self._producer = make_producer(self._settings, self.transactional_id)
         deadline = time.monotonic() + _INIT_TIMEOUT_S
@@ -391,26 +366,26 @@ class TransactionalSender:
         def init(timeout_s: float) -> None:
             if time.monotonic() > deadline:
                 raise RelayInterrupted(
-                    f"no broker has let {self.transactional_id} begin within {_INIT_TIMEOUT_S:g} s"
+                    f"the producer {self.transactional_id} was not initialised within {_INIT_TIMEOUT_S:g} s"
                 )
             self._producer.init_transactions(timeout_s)
 
-        retry_until_done(init, "beginning", self._stopping)
+        retry_until_done(init, "initialising the producer", self._stopping)
 
     def close(self) -> None:
-        """What is open is left to whoever opens this id next."""
+        """Drops the producer. The next `open` of this id ends a transaction that is still open."""
         self._producer = None
         self._partitions.clear()
 
     def send(self, rows: Sequence[OutboxRow], markers: Mapping[bytes, bytes | None]) -> None:
-        """The rows and their markers by key are on their way, in a transaction that is ready to be committed.
+        """Sends rows and markers (by key) in a transaction that `commit` then commits.
 
-        Raises RowsRefused once the transaction is aborted, Disturbed where beginning anew has to settle it.
+        Raises RowsRefused after it has aborted the transaction, RelayInterrupted if a restart has to settle it.
         """
         self._check_partitions(rows)
         self._failures = []
         retry_until_done(
-            lambda _: self._producer.begin_transaction(), "beginning a transaction", self._stopping
+            lambda _: self._producer.begin_transaction(), "beginning the transaction", self._stopping
         )
         try:
             for row in rows:
@@ -423,9 +398,9 @@ class TransactionalSender:
             raise
 
     def commit(self) -> None:
-        """Raises RowsRefused as `send` does, and Disturbed where nobody knows: the marker will tell."""
+        """Raises RowsRefused as `send` does, RelayInterrupted if the outcome is unknown; the marker shows it later."""
         try:
-            retry_until_done(self._producer.commit_transaction, "committing", self._stopping)
+            retry_until_done(self._producer.commit_transaction, "committing the transaction", self._stopping)
         except RelayInterrupted as error:
             if error.cause is None or not error.cause.txn_requires_abort():
                 raise
@@ -436,13 +411,11 @@ class TransactionalSender:
             raise RowsRefused(error_text(refusals[0] if refusals else error.cause)) from None
 
     def _abort(self) -> None:
-        retry_until_done(self._producer.abort_transaction, "aborting", self._stopping)
-        # After a refusal the library goes on with a sequence that the broker has never seen.
+        retry_until_done(self._producer.abort_transaction, "aborting the transaction", self._stopping)
+        # After a refusal the library continues with a sequence number that the broker does not expect.
         self.open()
 
     def _produce_row(self, row: OutboxRow) -> None:
-        from confluent_kafka import KafkaException
-
         try:
             partition_argument = {} if row.partition is None else {"partition": row.partition}
             self._produce(row.topic, row.value, row.key, headers=row_headers(row), **partition_argument)
@@ -461,9 +434,7 @@ class TransactionalSender:
                 self._call_library(self._producer.poll, _QUEUE_FULL_WAIT_S)
 
     def _call_library(self, call: Callable[[float], Any], timeout_s: float) -> Any:
-        """Raises Disturbed for what the library cannot get over: another relay has taken our place, most likely."""
-        from confluent_kafka import KafkaException
-
+        """Raises RelayInterrupted for errors of the library, most likely because another relay has taken over."""
         try:
             return call(timeout_s)
         except KafkaException as error:
@@ -474,7 +445,7 @@ class TransactionalSender:
             self._failures.append((error, message.topic()))
 
     def _await_reports(self) -> None:
-        """For a while: `commit` waits for the rest. After a failure the others stay where they are."""
+        """Waits a short time for delivery reports; `commit` waits for the others. Stops at the first failure."""
         deadline = time.monotonic() + CALL_S
         while (
             self._call_library(self._producer.flush, _FLUSH_S)
@@ -488,14 +459,14 @@ class TransactionalSender:
         for error, topic in self._failures:
             raise RelayInterrupted(f"{topic}: {error.str()}", cause=error)
 
-    # Topics and partitions are looked at first: the library takes long to say that there is no such topic.
+    # Check topics and partitions first, because the library takes long to report an unknown topic.
 
     def _check_partitions(self, rows: Sequence[OutboxRow]) -> None:
         missing = {row.topic for row in rows if row.topic not in self._partitions}
         flaws = {topic: flaw for topic in sorted(missing) if (flaw := self._look_up(topic))}
         for row in rows:
             if row.partition is not None and row.partition >= self._partitions.get(row.topic, 1 << 31):
-                self._look_up(row.topic)  # it may have grown
+                self._look_up(row.topic)  # it may have more partitions now
         if culprits := {row.id: flaw for row in rows if (flaw := self._flaw(row, flaws))}:
             raise RowsRefused("; ".join(sorted(set(culprits.values()))), culprits)
 
@@ -507,7 +478,7 @@ class TransactionalSender:
         return None
 
     def _look_up(self, topic: str) -> str | None:
-        """How many partitions it has, or why it cannot be written to."""
+        """Stores the number of partitions, or returns why the topic cannot be written to."""
         if (flaw := topic_name_error(topic)) is not None:
             return flaw
         deadline = time.monotonic() + _UNKNOWN_TOPIC_S
@@ -521,13 +492,11 @@ class TransactionalSender:
             if time.monotonic() > deadline or self._stopping.wait(_UNKNOWN_TOPIC_WAIT_S):
                 break
         if self._stopping.is_set():
-            raise RelayInterrupted(f"{topic} is not known yet, and it is time to stop")
-        return f"there is no topic {topic}"
+            raise RelayInterrupted(f"topic {topic} was not found before the relay stops")
+        return f"topic {topic} does not exist"
 
     def _metadata(self, topic: str) -> Any:
-        """Where the broker makes topics that it is asked for, this makes it."""
-        from confluent_kafka import KafkaException
-
+        """Fetches metadata; this creates the topic if the broker creates topics automatically."""
         try:
             return self._producer.list_topics(topic, timeout=CALL_S).topics[topic]
         except KafkaException as error:
@@ -535,9 +504,7 @@ class TransactionalSender:
 
 
 def is_permanent_error(error: Any) -> bool:
-    """Sending it again does not help: the message, its topic or our rights have to change."""
-    from confluent_kafka import KafkaError
-
+    """Whether a retry cannot help: the message, the topic or the relay's rights have to change."""
     return error.code() in (
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
@@ -552,8 +519,6 @@ def is_permanent_error(error: Any) -> bool:
 
 
 def _is_unknown_topic(error: Any) -> bool:
-    from confluent_kafka import KafkaError
-
     return error.code() in (
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError._UNKNOWN_TOPIC,

@@ -48,13 +48,13 @@ __all__ = (
 
 
 class OutboxError(ClientError):
-    """It cannot work until somebody changes something; the sentence says what."""
+    """The outbox cannot work until the operator changes something; the message says what."""
 
 
 class RelayInterrupted(ClientError):
-    """A broker, a database or a lock went away. What was under way is settled by beginning anew.
+    """The relay lost a broker, a database or a lock. It restarts, which settles its open transaction.
 
-    `cause` is the client library's own error, where it was the one to say so.
+    `cause` is the error of the client library, if it reported one.
     """
 
     def __init__(self, sentence: str, *, cause: Any = None) -> None:
@@ -63,9 +63,10 @@ class RelayInterrupted(ClientError):
 
 
 class RowsRefused(ClientError):
-    """The broker does not take these rows, however often they are sent. Their transaction was aborted.
+    """The broker refuses these rows, and a retry cannot help. Their transaction was aborted.
 
-    `culprits` are rows by id with the reason. Where it is empty, it is at least one of those sent together.
+    `culprits` maps the ids of the refused rows to the reason. If it is empty, at least one of the rows that were sent
+    together was refused.
     """
 
     def __init__(self, reason: str, culprits: Mapping[int, str] | None = None) -> None:
@@ -77,7 +78,7 @@ class RowsRefused(ClientError):
 POSTGRESQL: Final = "postgresql"
 SQLITE: Final = "sqlite"
 OUTBOX_TABLE: Final = "penstock_outbox"
-#: Where transactions that added rows are told of.
+#: The channel that notifies relays of transactions that added rows.
 NOTIFY_CHANNEL: Final = "penstock_outbox"
 
 _NOW_SQLITE: Final = "((julianday('now') - 2440587.5) * 86400.0)"
@@ -99,7 +100,7 @@ _SQLITE_COLUMNS: Final = f"""\
     headers TEXT NOT NULL DEFAULT '[]',
     message_id TEXT NOT NULL,
     created_at REAL NOT NULL DEFAULT {_NOW_SQLITE}"""
-#: By which rows behind a rejected one of their key are found.
+#: Finds the rows that wait behind a rejected row of their key.
 _REJECTED_INDEX: Final = (
     "CREATE INDEX IF NOT EXISTS penstock_outbox_rejected_hash ON penstock_outbox_rejected (shard_hash)"
 )
@@ -113,7 +114,7 @@ CREATE TABLE IF NOT EXISTS penstock_outbox_relay (
 
 _STATEMENTS: Final = {
     POSTGRESQL: (
-        # Rows come and go: without this, what is deleted is swept up only after a fifth of the table.
+        # All rows are deleted soon: by default, autovacuum would run only after a fifth of the table has changed.
         f"""\
 CREATE TABLE IF NOT EXISTS {OUTBOX_TABLE} (
     id bigserial PRIMARY KEY,
@@ -130,7 +131,7 @@ CREATE TABLE IF NOT EXISTS penstock_outbox_rejected (
         _RELAY_TABLE,
     ),
     SQLITE: (
-        # AUTOINCREMENT never gives an id twice.
+        # AUTOINCREMENT never assigns an id twice.
         f"""\
 CREATE TABLE IF NOT EXISTS {OUTBOX_TABLE} (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -150,9 +151,9 @@ CREATE TABLE IF NOT EXISTS penstock_outbox_rejected (
 
 
 def schema(dialect: str) -> tuple[str, ...]:
-    """The statements that make the tables where they are missing: `postgresql` or `sqlite`. Raises OutboxError."""
+    """Returns the statements that create missing tables in `postgresql` or `sqlite`. Raises OutboxError."""
     if dialect not in _STATEMENTS:
-        raise OutboxError(f"an outbox is in PostgreSQL or SQLite, not in {dialect}")
+        raise OutboxError(f"an outbox needs PostgreSQL or SQLite, not {dialect}")
     return _STATEMENTS[dialect]
 
 
@@ -163,9 +164,9 @@ _PARTITION_MAX: Final = (1 << 31) - 1
 
 
 class NewOutboxRow(NamedTuple):
-    """As `add` writes it. The database gives it an id and a time."""
+    """A row as `add` inserts it. The database assigns the id and the time."""
 
-    #: None where nothing says which rows belong together: the database spreads them by transaction.
+    #: None without key and partition: the database then spreads rows over the shards by transaction.
     shard_hash: int | None
     topic: str
     partition: int | None
@@ -176,7 +177,7 @@ class NewOutboxRow(NamedTuple):
 
 
 class OutboxRow(NamedTuple):
-    """As a relay reads it."""
+    """A row as a relay reads it."""
 
     id: int
     topic: str
@@ -196,24 +197,26 @@ def new_row(
     partition: int | None,
     message_id: str,
 ) -> NewOutboxRow:
-    """`message_id` counts unless the headers have one. Raises ValueError for what no broker would take."""
+    """A message id in the headers overrides `message_id`. Raises ValueError for values that brokers refuse."""
     if (flaw := topic_name_error(topic)) is not None:
         raise ValueError(flaw)
     if partition is not None and not 0 <= partition <= _PARTITION_MAX:
-        raise ValueError(f"there is no partition {partition}")
+        raise ValueError(f"{partition} is not a valid partition number")
     all_headers = list(headers)
     message_id = _message_id_header(all_headers) or message_id
     if not 0 < len(message_id) <= MESSAGE_ID_CHARACTERS_MAX or "\0" in message_id:
-        raise ValueError(f"a message id has 1 to {MESSAGE_ID_CHARACTERS_MAX} characters, none of them NUL")
-    rest = encode_headers(header for header in all_headers if header[0] != MESSAGE_ID)
-    return NewOutboxRow(shard_hash(topic, key, partition), topic, partition, key, value, rest, message_id)
+        raise ValueError(
+            f"a message id has 1 to {MESSAGE_ID_CHARACTERS_MAX} characters, and none of them is NUL"
+        )
+    encoded = encode_headers(header for header in all_headers if header[0] != MESSAGE_ID)
+    return NewOutboxRow(shard_hash(topic, key, partition), topic, partition, key, value, encoded, message_id)
 
 
 def topic_name_error(topic: object) -> str | None:
-    """Why no topic can have this name."""
+    """Returns why the topic name is invalid; None if it is valid."""
     if isinstance(topic, str) and _TOPIC_NAME.fullmatch(topic) and topic not in (".", ".."):
         return None
-    return f"{topic!r} is no name of a topic: 1 to 249 letters, digits, full stops, hyphens and underscores"
+    return f"{topic!r} is not a topic name: use 1 to 249 letters, digits, full stops, hyphens and underscores"
 
 
 def _message_id_header(headers: list[Header]) -> str | None:
@@ -225,7 +228,10 @@ def _message_id_header(headers: list[Header]) -> str | None:
 
 
 def shard_hash(topic: str, key: bytes | None, partition: int | None = None) -> int | None:
-    """The same for all rows whose order counts: those of a key, or of a partition that was chosen without a key."""
+    """Returns the same number for all rows of a key, or of a partition that was chosen without a key.
+
+    Rows with the same number go to the same shard, which keeps their order.
+    """
     if key is not None:
         return zlib.crc32(key, zlib.crc32(topic.encode() + b"\0")) & HASH_MAX
     if partition is not None:
@@ -234,25 +240,25 @@ def shard_hash(topic: str, key: bytes | None, partition: int | None = None) -> i
 
 
 def encode_headers(headers: Iterable[Header]) -> str:
-    """JSON that people can read: values are text, or base64 where they are none."""
+    """Returns readable JSON: values are text, or base64 if they are not UTF-8."""
     return json.dumps([[name, _encode_value(value)] for name, value in headers], ensure_ascii=True)
 
 
 def decode_headers(text: str) -> list[Header]:
-    """Raises ValueError for what `headers_text` has not made."""
+    """Raises ValueError for text that `encode_headers` has not written."""
     try:
         return [(_header_name(name), _decode_value(value)) for name, value in json.loads(text)]
     except (TypeError, KeyError, AttributeError) as flaw:
-        raise ValueError(f"headers are a JSON list of names and values: {flaw}") from None
+        raise ValueError(f"headers must be a JSON list of names and values: {flaw}") from None
 
 
 def row_headers(row: OutboxRow) -> list[Header]:
-    """As the message has them. Raises ValueError."""
+    """Returns the headers of the message, with the message id. Raises ValueError."""
     return [*decode_headers(row.headers), (MESSAGE_ID, row.message_id.encode())]
 
 
 def fingerprint(message_id: str) -> str:
-    """Short enough for markers; with the row's id it says which row was meant."""
+    """Returns a short hash for markers; together with the row's id it identifies the row."""
     return hashlib.blake2b(message_id.encode(errors="surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -267,7 +273,7 @@ def _encode_value(value: bytes | None) -> Any:
 
 def _header_name(name: Any) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no name of a header")
+        raise ValueError(f"{name!r} is not a header name")
     return name
 
 
@@ -281,17 +287,17 @@ _PARAMETER: Final = re.compile(r":([a-z_]+)")
 
 
 class CallerTransaction(NamedTuple):
-    """Where a statement is run: in the caller's transaction."""
+    """Runs statements in the caller's transaction."""
 
     dialect: str
     run: Callable[[str, Mapping[str, Any]], None]
 
 
 def caller_transaction(connection: Any, *, in_transaction: bool = True) -> CallerTransaction:
-    """Raises TypeError for what is no connection, and OutboxError where each statement would be a transaction."""
+    """Raises TypeError for an unknown kind of connection, and OutboxError if it commits every statement."""
     if _is_instance(connection, "sqlalchemy.ext.asyncio", "AsyncSession", "AsyncConnection"):
         raise TypeError(
-            "of an asynchronous session: await session.run_sync(lambda session: add(session, ...))"
+            "with an asynchronous session, use await session.run_sync(lambda session: add(session, ...))"
         )
     if _is_instance(connection, "sqlalchemy.orm", "Session", "scoped_session"):
         connection = connection.connection()
@@ -303,8 +309,8 @@ def caller_transaction(connection: Any, *, in_transaction: bool = True) -> Calle
     if dialect is None:
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise TypeError(
-            f"a {kind} has no transaction that we know: give a SQLAlchemy Session or Connection, "
-            "or a connection or cursor of sqlite3 or psycopg"
+            f"{kind} is not supported: pass a SQLAlchemy Session or Connection, or a connection or cursor of sqlite3 "
+            "or psycopg"
         )
     if in_transaction:
         _check_transaction(connection, dialect)
@@ -312,7 +318,7 @@ def caller_transaction(connection: Any, *, in_transaction: bool = True) -> Calle
 
 
 def psycopg_parameters(sql: str) -> str:
-    """`:name` as psycopg writes it."""
+    """Rewrites `:name` parameters for psycopg."""
     return _PARAMETER.sub(r"%(\1)s", sql)
 
 
@@ -321,7 +327,7 @@ def _sqlalchemy_transaction(connection: Any, in_transaction: bool) -> CallerTran
 
     dialect = connection.dialect.name
     if dialect not in (POSTGRESQL, SQLITE):
-        raise OutboxError(f"an outbox is in PostgreSQL or SQLite, not in {dialect}")
+        raise OutboxError(f"an outbox needs PostgreSQL or SQLite, not {dialect}")
     own = connection.connection.dbapi_connection
     if in_transaction and _connection_dialect(own) is not None:
         _check_transaction(own, dialect)
@@ -333,7 +339,7 @@ def _sqlalchemy_transaction(connection: Any, in_transaction: bool) -> CallerTran
 
 
 def _execute(connection: Any, dialect: str, sql: str, values: Mapping[str, Any]) -> None:
-    # A cursor of our own: the caller's may have rows in it that are still to be read.
+    # A new cursor, because the caller's may have rows that are not read yet.
     cursor = connection.cursor()
     try:
         cursor.execute(psycopg_parameters(sql) if dialect == POSTGRESQL else sql, values)
@@ -348,7 +354,7 @@ def _connection_dialect(connection: Any) -> str | None:
 
 
 def _check_transaction(connection: Any, dialect: str) -> None:
-    """A row that is committed by itself tells of a change that may never be."""
+    """Raises OutboxError if the row would be committed without the caller's changes."""
     if dialect == SQLITE:
         commits_itself = connection.isolation_level is None or getattr(connection, "autocommit", -1) is True
         is_open = connection.in_transaction
@@ -357,8 +363,8 @@ def _check_transaction(connection: Any, dialect: str) -> None:
         is_open = connection.info.transaction_status.name != "IDLE"
     if commits_itself and not is_open:
         raise OutboxError(
-            "the connection commits every statement by itself, so the message would not be part of your "
-            "transaction: begin one first, and add the message inside of it"
+            "the connection commits every statement, so the message would not be part of your transaction: begin a "
+            "transaction first, and add the message inside it"
         )
 
 
@@ -371,18 +377,18 @@ def _is_instance(thing: Any, module: str, *names: str) -> bool:
 Headers = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]
 
 _INSERT: Final = {
-    # Messages without a key are spread over the shards by transaction, so that those of one stay together.
+    # Messages without a key are spread over the shards by transaction, so that those of one transaction stay together.
     POSTGRESQL: f"""\
 INSERT INTO {OUTBOX_TABLE} (shard_hash, topic, partition, key, value, headers, message_id)
 VALUES (COALESCE(CAST(:shard_hash AS integer), CAST(txid_current() & {HASH_MAX} AS integer)),
         :topic, :partition, :key, :value, :headers, :message_id)""",
-    "sqlite": f"""\
+    SQLITE: f"""\
 INSERT INTO {OUTBOX_TABLE} (shard_hash, topic, partition, key, value, headers, message_id)
 VALUES (:shard_hash, :topic, :partition, :key, :value, :headers, :message_id)""",
 }
-#: Told when the transaction commits, once however many rows it has.
+#: PostgreSQL sends the notification when the transaction commits, once for all of its rows.
 _NOTIFY: Final = f"\nRETURNING pg_notify('{NOTIFY_CHANNEL}', '')"
-#: Of the locks that `serialise` takes: the first half of their number; the hash is the other.
+#: The first half of the number of `serialise` locks; the hash is the second half.
 _LOCK_NAMESPACE: Final = 0x70736F62
 _KEY_LOCK: Final = f"SELECT pg_advisory_xact_lock({_LOCK_NAMESPACE}, CAST(:shard_hash AS integer))"
 _CREATION_LOCK: Final = f"SELECT pg_advisory_xact_lock({_LOCK_NAMESPACE + 1}, 0)"
@@ -400,19 +406,19 @@ def add(
     serialise: bool = False,
     notify: bool = True,
 ) -> str:
-    """Publish `value` to `topic` when, and only if, the caller's transaction commits. Returns the message id.
+    """Publishes `value` to `topic` if and when the caller's transaction commits. Returns the message id.
 
     `connection` is a SQLAlchemy Session or Connection, or a connection or cursor of sqlite3 or psycopg. The value is
-    bytes, text, None for a tombstone, or what can be JSON. Nothing is committed here.
+    bytes, text, None for a tombstone, or an object that can be JSON. This function does not commit.
 
-    The headers get a message id and a trace context unless they have them: the message in hand, or the current span of
-    OpenTelemetry, is what the new one follows from.
+    It adds a message id and a trace context to the headers unless they are there. The new trace context continues that
+    of the message being handled, or the current span of OpenTelemetry.
 
-    Messages of a key go out in the order in which they were added, if transactions that write the same key are not
-    at it at the same time. `serialise` lets the second of them wait for the first (in SQLite it always does).
-    Without `notify` a relay of PostgreSQL finds the row at its next look, some seconds later.
+    Messages of a key are published in the order in which they were added, unless two transactions write the same key at
+    the same time. With `serialise` the second transaction waits for the first (in SQLite it always does). Without
+    `notify` a relay on PostgreSQL finds the row at its next poll, some seconds later.
 
-    Raises OutboxError, ValueError, PayloadError, and what the database raises.
+    Raises OutboxError, ValueError, PayloadError, and errors of the database.
     """
     from penstock.client.tracing import Spans
 
@@ -431,10 +437,10 @@ def add(
 
 
 def create_table(connection: Any) -> None:
-    """Make the tables where they are missing, in the caller's transaction. Raises what the database raises."""
+    """Creates missing tables in the caller's transaction. Raises errors of the database."""
     target = caller_transaction(connection, in_transaction=False)
     if target.dialect == POSTGRESQL:
-        # Two that find no table at the same time would both make one.
+        # Two sessions that find no table at the same time would both create it.
         target.run(_CREATION_LOCK, {})
     for statement in schema(target.dialect):
         target.run(statement, {})
@@ -442,7 +448,7 @@ def create_table(connection: Any) -> None:
 
 def _insert(target: CallerTransaction, row: NewOutboxRow, *, serialise: bool, notify: bool) -> None:
     if target.dialect != POSTGRESQL:
-        # A single writer at a time: a transaction's rows stay together anyway, so its thread is as good a sign.
+        # SQLite has one writer at a time, so the thread identifies the transaction well enough.
         values = row._replace(shard_hash=row.shard_hash if row.shard_hash is not None else _thread_hash())
         target.run(_INSERT[target.dialect], values._asdict())
         return
@@ -466,7 +472,7 @@ def _key_bytes(key: object) -> bytes | None:
         return key.encode()
     if key is None or isinstance(key, bytes):
         return key
-    raise TypeError(f"a key is text or bytes, not a {type(key).__qualname__}")
+    raise TypeError(f"a key must be str or bytes, not {type(key).__qualname__}")
 
 
 def _header_list(headers: Headers | None) -> list[Header]:

@@ -36,14 +36,15 @@ from penstock.client.outbox.kafka import (
     transactional_id,
 )
 from penstock.client.outbox.messages import OutboxError, OutboxRow, RelayInterrupted, RowsRefused
-from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.client.retry import Deadline, attempts
+from penstock.protocol.backoff import ExponentialBackoff
 
 __all__ = ("OnReject", "Relay", "RelayCounts", "agree_on_shards", "run_relays")
 
 
-#: Relays that start together step on each other's toes for a moment.
-PATIENCE_MS: Final = 10_000
-_AGREEMENT_BACKOFF: Final = Backoff(base_ms=20, cap_ms=500)
+#: Relays that start at the same time block each other for a moment.
+AGREEMENT_TIMEOUT_MS: Final = 10_000
+_AGREEMENT_BACKOFF: Final = ExponentialBackoff(base_ms=20, cap_ms=500)
 
 SettlePrevious = Callable[[RelayAgreement], None]
 
@@ -51,16 +52,16 @@ SettlePrevious = Callable[[RelayAgreement], None]
 def agree_on_shards(
     database: OutboxDatabase, name: str, shards: int, *, settle: SettlePrevious, stopping: threading.Event
 ) -> RelayAgreement | None:
-    """Hold the table together with all relays of the same kind. None if it is time to stop.
+    """Takes the table's lock, shared with all relays of the same name and number of shards. Returns None on stop.
 
-    `settle` ends what relays of another kind have left. Raises OutboxError while they are at work.
+    `settle` settles the transactions of earlier relays with other values. Raises OutboxError while such relays run.
     """
     found: RelayAgreement | None = None
     for _ in attempts(
-        Deadline(PATIENCE_MS),
+        Deadline(AGREEMENT_TIMEOUT_MS),
         _AGREEMENT_BACKOFF,
         Random(),
-        sleep=lambda rest_s: _wait_unless_stopping(stopping, rest_s),
+        sleep=stopping.wait,
     ):
         if stopping.is_set():
             return None
@@ -70,29 +71,18 @@ def agree_on_shards(
                 return found
             database.release_table()
         if database.hold_table(alone=True):
-            _change_agreement(database, name, shards, settle)
+            before = database.agreement()
+            if before is not None and (before.name, before.shards) != (name, shards):
+                settle(before)
+            database.agree(name, shards)
             database.release_table()
-    raise OutboxError(_disagreement_text(found, name, shards))
-
-
-def _change_agreement(database: OutboxDatabase, name: str, shards: int, settle: SettlePrevious) -> None:
-    """Alone: nobody else reads or writes the agreement."""
-    before = database.agreement()
-    if before is not None and (before.name, before.shards) != (name, shards):
-        settle(before)
-    database.agree(name, shards)
-
-
-def _wait_unless_stopping(stopping: threading.Event, rest_s: float) -> None:
-    stopping.wait(rest_s)
-
-
-def _disagreement_text(found: RelayAgreement | None, name: str, shards: int) -> str:
     if found is None:
-        return "other relays of this database come and go all the time: start them one after the other"
-    return (
-        f"relays of this database are at work with {found.shards} shards under the name {found.name}: "
-        f"stop them all before starting any with {shards} shards under the name {name}"
+        raise OutboxError(
+            "other relays of this database keep starting and stopping: start relays one after the other"
+        )
+    raise OutboxError(
+        f"relays of this database run with {found.shards} shards under the name {found.name}: "
+        f"stop all of them before you start one with {shards} shards under the name {name}"
     )
 
 
@@ -101,36 +91,36 @@ BATCH_ROWS_MAX: Final = 10_000
 BATCH_BYTES: Final = 8 << 20
 _POLL_S: Final = 5.0
 _STANDBY_S: Final = 0.5
-#: Who only looks whether there is a relay holds its lock for a moment.
+#: `penstock outbox status` holds a shard's lock for a moment.
 _ONCE_WAIT_MS: Final = 500
-_RESTART_BACKOFF: Final = Backoff(base_ms=100, cap_ms=10_000)
+_RESTART_BACKOFF: Final = ExponentialBackoff(base_ms=100, cap_ms=10_000)
 
 
 class OnReject(StrEnum):
-    """What becomes of the rows behind one that the broker refuses for good."""
+    """How to treat the rows behind a row that the broker refuses for good."""
 
-    #: Those of its key wait until somebody decides; the others go on.
+    #: Hold rows of the same key until an operator retries or discards the rejected row; relay the others.
     HOLD = "hold"
-    #: All go on, so that the rejected one, if it is ever retried, comes out of order.
+    #: Relay all other rows. If the rejected row is retried later, it is out of order.
     SKIP = "skip"
-    #: The relay ends.
+    #: Stop the relay.
     STOP = "stop"
 
 
 @dataclass(slots=True)
 class RelayCounts:
-    """Since the relay was made. Written by one thread; any may look."""
+    """Counts since the relay was created. One thread writes them; any thread may read them."""
 
     relayed: int = 0
     batches: int = 0
-    #: Published by an earlier relay that did not come to delete them.
+    #: Rows that an earlier relay had published and not deleted.
     settled: int = 0
     rejected: int = 0
-    disturbances: int = 0
+    restarts: int = 0
 
 
 class Relay:
-    """Of one shard. `run` may be called again after it has returned, by one thread at a time."""
+    """The relay of one shard. `run` may be called again after it has returned, by one thread at a time."""
 
     def __init__(
         self,
@@ -148,13 +138,13 @@ class Relay:
         settings: Mapping[str, Any] | None = None,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """`settings` are librdkafka's. Raises OutboxError for what cannot be."""
+        """`settings` are librdkafka settings. Raises OutboxError for invalid parameters."""
         _check_arguments(shards, shard, batch_rows)
         self.name, self.shards, self.shard = check_name(name), shards, shard
         self.counts = RelayCounts()
         self._url = url
         self._batch_rows, self._batch_bytes, self._poll_s = batch_rows, batch_bytes, poll_s
-        #: Smaller while it is being found out which row is refused.
+        #: Smaller than `batch_rows` while the relay searches for a refused row.
         self._rows_max = batch_rows
         self._on_reject = OnReject(on_reject)
         self._may_take_over = take_over
@@ -162,9 +152,9 @@ class Relay:
         self._report = say
 
     def run(self, stopping: threading.Event | None = None, *, once: bool = False) -> RelayCounts:
-        """Until `stopping` is set, or with `once` until nothing is left to relay. Raises OutboxError.
+        """Runs until `stopping` is set, or with `once` until all rows are relayed. Raises OutboxError.
 
-        Trouble that may pass is told and waited out.
+        Reports errors that may go away, and restarts after a backoff.
         """
         stopping = stopping or threading.Event()
         chance, failures = Random(), 0
@@ -174,10 +164,10 @@ class Relay:
                 self._work(stopping, once)
                 break
             except RelayInterrupted as error:
-                self.counts.disturbances += 1
+                self.counts.restarts += 1
                 failures = 0 if self.counts.batches > before else failures + 1
                 if not stopping.is_set():
-                    self.say(f"{error}; begins anew")
+                    self.say(f"{error}; restarting")
                 stopping.wait(_RESTART_BACKOFF.delay_ms(failures, chance) / 1000)
         return self.counts
 
@@ -213,6 +203,9 @@ class Relay:
     def _open_database(self) -> OutboxDatabase:
         return open_database(self._url)
 
+    def _read_markers(self, name: str, stopping: threading.Event) -> list[Marker]:
+        return read_markers(self._settings, name, stopping)
+
     def _open_sender(
         self, name: str, shards: int, shard: int, stopping: threading.Event
     ) -> TransactionalSender:
@@ -222,57 +215,60 @@ class Relay:
         return sender
 
     def _await_shard(self, database: OutboxDatabase, stopping: threading.Event, once: bool) -> bool:
-        """False if it is time to stop."""
+        """Waits for the shard's lock. Returns False on stop."""
         is_reported = False
         deadline = Deadline(_ONCE_WAIT_MS)
         while not database.hold_shard(self.shard):
             if once and deadline.is_over:
-                raise OutboxError(f"another relay is at work on shard {self.shard} of {self.shards}")
+                raise OutboxError(f"another relay runs for shard {self.shard} of {self.shards}")
             if not is_reported and not once:
-                self.say("another relay is at work; waits to take its place")
+                self.say("another relay runs for this shard; waiting to take over")
                 is_reported = True
             if stopping.wait(_ONCE_WAIT_MS / 10_000 if once else _STANDBY_S):
                 return False
-            database.query("SELECT 1")  # a session that is lost waits for nothing
+            database.query("SELECT 1")  # detects a lost session
         return True
 
-    # What earlier relays have left
+    # Settling transactions of earlier relays
 
     def _settle_others(
         self, database: OutboxDatabase, before: RelayAgreement, stopping: threading.Event
     ) -> None:
-        """Of another kind: even one that is not gone, and only cut off from the database, can commit nothing now."""
-        self.say(f"follows {before.shards} shards under the name {before.name}; settles what they have left")
+        """Settles relays with another name or number of shards.
+
+        Fences them first, so that even a relay that still runs without its database connection cannot commit.
+        """
+        self.say(f"settling the transactions of {before.shards} shards under the name {before.name}")
         ensure_marker_topic(self._settings, before.name)
         for shard in range(before.shards):
             self._open_sender(before.name, before.shards, shard, stopping).close()
         self._settle(database, before, self._read_markers(before.name, stopping))
 
     def _settle(self, database: OutboxDatabase, agreement: RelayAgreement, markers: Sequence[Marker]) -> None:
-        """Delete what is published. A marker that is committed says so whosever shard it is."""
+        """Deletes the rows that committed markers name, of all shards."""
         for marker in markers:
             if marker.identity == agreement.identity:
                 self.counts.settled += database.delete_published(marker.rows)
 
-    def _read_markers(self, name: str, stopping: threading.Event) -> list[Marker]:
-        return read_markers(self._settings, name, stopping)
-
     def _foreign_marker_keys(self, markers: Sequence[Marker], agreement: RelayAgreement) -> list[bytes]:
-        """Keys of markers that another database has left, if we may take them over. Other shards see to their own."""
+        """Returns the keys of markers of another database that this relay may delete.
+
+        Raises OutboxError without `take_over`. Each shard handles its own markers.
+        """
         ours = b"%d/%d" % (self.shards, self.shard)
         found = [marker for marker in markers if marker.shards != self.shards or marker.key == ours]
         foreign_keys = [marker.key for marker in found if marker.identity != agreement.identity]
         if foreign_keys and not self._may_take_over:
             raise OutboxError(
-                f"topic {marker_topic(self.name)} has markers of another database: relay this one under "
-                "another --name, or with --take-over if the other one is gone for good"
+                f"topic {marker_topic(self.name)} has markers of another database: use another --name for this one, "
+                "or --take-over if the other database no longer exists"
             )
         return [key for key in foreign_keys if key != ours]
 
-    # What is new
+    # Relaying new rows
 
     def _relay_all(self, session: _RelaySession, stopping: threading.Event, once: bool) -> None:
-        self.say(f"relays to {self._settings['bootstrap.servers']}, markers in {marker_topic(self.name)}")
+        self.say(f"relaying to {self._settings['bootstrap.servers']}, markers in {marker_topic(self.name)}")
         while not stopping.is_set():
             rows = self._select(session.database, self._rows_max)
             if not rows and once:
@@ -296,7 +292,7 @@ class Relay:
         )
 
     def _refused(self, database: OutboxDatabase, rows: Sequence[OutboxRow], refusal: RowsRefused) -> int:
-        """How many to send together next. A row is rejected once it was refused alone, or is known to be the one."""
+        """Rejects rows that are known to be refused. Returns how many rows to send together next."""
         culprits = refusal.culprits or ({rows[0].id: refusal.reason} if len(rows) == 1 else {})
         if not culprits:
             return len(rows) // 2
@@ -306,12 +302,14 @@ class Relay:
                 continue
             self._reject(database, row, culprits[row.id])
             if row.key is not None and self._on_reject is OnReject.HOLD:
-                held.add((row.topic, row.key))  # later ones of its key wait where they are
+                held.add((row.topic, row.key))  # later rows of this key wait in the outbox
         return len(rows)
 
     def _reject(self, database: OutboxDatabase, row: OutboxRow, reason: str) -> None:
         if self._on_reject is OnReject.STOP:
-            raise OutboxError(f"row {row.id} ({row.topic}, message {row.message_id}) was refused: {reason}")
+            raise OutboxError(
+                f"the broker refused row {row.id} ({row.topic}, message {row.message_id}): {reason}"
+            )
         database.check_held()
         database.reject(row.id, reason)
         self.counts.rejected += 1
@@ -319,7 +317,7 @@ class Relay:
 
 
 class _RelaySession:
-    """One stretch of work: a lock that is held, a transactional id that is ours, and nothing left to settle."""
+    """Relays rows after the lock is held, the transactional id is taken over, and earlier relays are settled."""
 
     def __init__(
         self, relay: Relay, database: OutboxDatabase, sender: TransactionalSender, agreement: RelayAgreement
@@ -329,7 +327,7 @@ class _RelaySession:
         self.database, self._sender = database, sender
 
     def mark(self, foreign_keys: Sequence[bytes]) -> None:
-        """A transaction with nothing but a marker of no rows: what it fails of, no row is to blame for."""
+        """Commits a marker without rows, so that errors of the marker topic show before the first row is sent."""
         try:
             self._publish([], dict.fromkeys(foreign_keys))
         except RowsRefused as refusal:
@@ -352,13 +350,15 @@ def _check_arguments(shards: int, shard: int, batch_rows: int) -> None:
     if not 1 <= shards <= SHARDS_MAX:
         raise OutboxError(f"an outbox has 1 to {SHARDS_MAX} shards, not {shards}")
     if not 0 <= shard < shards:
-        raise OutboxError(f"of {shards} shards there is no shard {shard}: they are counted from 0")
+        raise OutboxError(
+            f"there is no shard {shard}: with {shards} shards they are numbered from 0 to {shards - 1}"
+        )
     if not 1 <= batch_rows <= BATCH_ROWS_MAX:
         raise OutboxError(f"a batch has 1 to {BATCH_ROWS_MAX} rows, not {batch_rows}")
 
 
 def run_relays(relays: Sequence[Relay], stopping: threading.Event, *, once: bool = False) -> None:
-    """Returns when all have ended. Raises what the first of them has raised; the others then stop too."""
+    """Runs relays in threads until all have ended. If one raises, stops the others and raises the same."""
     failures: list[BaseException] = []
 
     def run(relay: Relay) -> None:

@@ -21,7 +21,7 @@ from penstock.client.errors import (
     broker_error,
     raise_for_error,
 )
-from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.client.retry import Deadline, attempts
 from penstock.client.wire.connection import Connection
 from penstock.client.wire.metadata import (
     METADATA_VERSION_MIN,
@@ -34,18 +34,19 @@ from penstock.client.wire.metadata import (
     metadata_view,
 )
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 Reply = TypeVar("Reply")
-#: Asks one broker, once. Raises Refused or Unavailable.
+#: Sends a request to one broker, once. Raises Refused or Unavailable.
 BrokerCall = Callable[[Connection], Reply]
 
 _FIND_COORDINATOR: Final = 10
 _KEY_LIST_VERSION: Final = 4
-#: Everyone knows the answer, so whoever is slow is left for the next.
+#: Short, because every broker can answer: the client asks the next one.
 _METADATA_TIMEOUT_MS: Final = 10_000
-#: A node that must be connected to first comes before one that is there already in one case of eight.
+#: A node without a connection comes before one with a connection in one case of eight.
 _UNCONNECTED_PENALTY: Final = 0.5
 
 
@@ -57,17 +58,17 @@ class CoordinatorType(IntEnum):
 
 
 class Cluster:
-    """For one thread. After a fork the child makes connections of its own."""
+    """A client of one cluster, for one thread. After a fork, the child opens its own connections."""
 
     def __init__(
         self,
         settings: ConnectionSettings,
         *,
-        backoff: Backoff | None = None,
+        backoff: ExponentialBackoff | None = None,
         chance: random.Random | None = None,
     ) -> None:
         self.settings = settings
-        self.backoff = backoff or Backoff()
+        self.backoff = backoff or ExponentialBackoff()
         self.chance = chance or random.Random()
         self._owner = os.getpid()
         self._connections: dict[int, Connection] = {}
@@ -91,7 +92,7 @@ class Cluster:
         for connection in connections.values():
             connection.close()
 
-    # What it looks like
+    # Metadata
 
     @property
     def cluster_id(self) -> str | None:
@@ -100,18 +101,18 @@ class Cluster:
         return self._cluster_id
 
     def known_nodes(self) -> list[BrokerInfo]:
-        """As they were when somebody last told, without asking again."""
+        """Returns the nodes of the last metadata, without a request."""
         return list(self._nodes.values())
 
     def nodes(self) -> dict[int, BrokerInfo]:
-        """As they are now. Raises Unavailable."""
+        """Fetches the nodes. Raises Unavailable."""
         self._call_with_retries(lambda: None, lambda _: self._refresh(()), "the cluster")
         return dict(self._nodes)
 
     def topics(self, wanted: Iterable[str] | re.Pattern[str] | None = None) -> dict[str, TopicInfo]:
-        """As they are now: these, those whose whole name matches, or all. A topic that does not exist is left out.
+        """Fetches the named topics, those whose whole name matches, or all. Leaves out topics that do not exist.
 
-        Internal topics are given only to who names them or asks for all. Raises Unavailable, Refused.
+        A pattern never matches internal topics. Raises Unavailable, Refused.
         """
         names = None if wanted is None or isinstance(wanted, re.Pattern) else tuple(wanted)
         if names == ():
@@ -126,7 +127,7 @@ class Cluster:
         return view.topics
 
     def learn_topics(self, names: Iterable[str]) -> None:
-        """See that these are known lately, with one request for all that are not. Raises Unavailable, Refused."""
+        """Fetches metadata of topics whose metadata is missing or too old. Raises Unavailable, Refused."""
         stale = tuple(sorted(name for name in names if self._recent(name) is None))
         if stale:
             self._refresh(stale)
@@ -136,18 +137,18 @@ class Cluster:
         return None if age is None or age.is_over else found
 
     def topic(self, name: str, topic_id: UUID | None = None) -> TopicInfo:
-        """As it was lately. Raises TopicChanged where it has another id, Refused where it does not exist."""
+        """Returns recent metadata. Raises TopicChanged if the topic has another id, Refused if it does not exist."""
         found = self._recent(name) or self._refresh((name,)).topics.get(name)
         if found is None:
             raise broker_error(ErrorCode.unknown_topic_or_partition, f"topic {name}")
         if topic_id is not None and found.id is not None and found.id != topic_id:
             raise TopicChanged(
-                f"topic {name} was deleted and created anew: its id is {found.id}, not {topic_id}"
+                f"topic {name} was deleted and created again: its id is {found.id}, not {topic_id}"
             )
         return found
 
     def await_topic(self, name: str, topic_id: UUID | None = None) -> TopicInfo:
-        """The same, for a topic that may have been made a moment ago. Raises Unavailable too."""
+        """Like `topic`, but waits for a topic that may have been created just now. Raises Unavailable too."""
         return self._call_with_retries(
             lambda: None,
             lambda _: self.topic(name, topic_id),
@@ -156,7 +157,7 @@ class Cluster:
         )
 
     def topic_to_write(self, name: str) -> TopicInfo:
-        """The same; where there is none, brokers make one if they are set to (auto.create.topics.enable)."""
+        """Like `await_topic`, but brokers create a missing topic if auto.create.topics.enable is set."""
         if self._recent(name) is None:
             self._call_with_retries(
                 lambda: None, lambda _: self._refresh((name,), creates=True), f"topic {name}"
@@ -164,7 +165,7 @@ class Cluster:
         return self.await_topic(name)
 
     def leader(self, topic: str, partition: int, topic_id: UUID | None = None) -> PartitionInfo:
-        """Who leads, as far as is known. Raises Refused where nobody does, TopicChanged as `topic` does."""
+        """Returns the leader by recent metadata. Raises Refused if there is none, TopicChanged as `topic` does."""
         info = self.topic(topic, topic_id).partition(partition)
         if info is None:
             raise broker_error(ErrorCode.unknown_topic_or_partition, f"{topic}[{partition}]")
@@ -173,75 +174,75 @@ class Cluster:
         return info
 
     def forget_topic(self, topic: str) -> None:
-        """What is known of it is out of date."""
+        """Discards the metadata of the topic."""
         self._topics.pop(topic, None)
 
-    # Asking who is in charge
+    # Requests
 
     def call_leader(
         self,
         topic: str,
         partition: int,
-        ask: BrokerCall[Reply],
+        call: BrokerCall[Reply],
         *,
         topic_id: UUID | None = None,
         deadline: Deadline | None = None,
     ) -> Reply:
-        """Raises Unavailable, TopicChanged (of `topic_id`), and what `ask` raises unless it passes."""
+        """Calls the leader. Raises Unavailable, TopicChanged (of `topic_id`), and errors of `call` that do not pass."""
         return self._call_with_retries(
             lambda: self.connection(self.leader(topic, partition, topic_id).leader_id),
-            ask,
+            call,
             f"the leader of {topic}[{partition}]",
             forget=lambda: self.forget_topic(topic),
             deadline=deadline,
         )
 
     def call_coordinator(
-        self, kind: CoordinatorType, key: str, ask: BrokerCall[Reply], *, deadline: Deadline | None = None
+        self, kind: CoordinatorType, key: str, call: BrokerCall[Reply], *, deadline: Deadline | None = None
     ) -> Reply:
-        """Of a group or a transactional id. Raises Unavailable, and what `ask` raises unless it passes."""
+        """Calls the coordinator of a group or transactional id. Raises Unavailable, and permanent errors of `call`."""
         return self._call_with_retries(
             lambda: self.connection(self._coordinator(kind, key)),
-            ask,
+            call,
             f"the coordinator of {key}",
             forget=lambda: self._coordinators.pop((kind, key), None),
             deadline=deadline,
         )
 
     def coordinator_id(self, kind: CoordinatorType, key: str) -> int:
-        """The node that coordinates. Raises Unavailable."""
+        """Returns the node id of the coordinator. Raises Unavailable."""
         return self._call_with_retries(
             lambda: None, lambda _: self._coordinator(kind, key), f"the coordinator of {key}"
         )
 
-    def call_controller(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
-        """Raises Unavailable, and what `ask` raises unless it passes."""
+    def call_controller(self, call: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
+        """Calls the controller. Raises Unavailable, and permanent errors of `call`."""
         return self._call_with_retries(
-            self._controller, ask, "the controller", forget=self._forget_controller, deadline=deadline
+            self._controller, call, "the controller", forget=self._forget_controller, deadline=deadline
         )
 
-    def call_any(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
-        """Whoever is there. Raises Unavailable, and what `ask` raises unless it passes."""
-        return self._call_with_retries(self._any_connection, ask, "the cluster", deadline=deadline)
+    def call_any(self, call: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
+        """Calls any node. Raises Unavailable, and permanent errors of `call`."""
+        return self._call_with_retries(self._any_connection, call, "the cluster", deadline=deadline)
 
-    def call_node(self, node_id: int, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
-        """This node and no other. Raises Unavailable, and what `ask` raises unless it passes."""
+    def call_node(self, node_id: int, call: BrokerCall[Reply], *, deadline: Deadline | None = None) -> Reply:
+        """Calls this node. Raises Unavailable, and permanent errors of `call`."""
 
         def find() -> Connection:
             if node_id not in self._nodes:
                 self._refresh(())
             return self.connection(node_id)
 
-        return self._call_with_retries(find, ask, f"node {node_id}", deadline=deadline)
+        return self._call_with_retries(find, call, f"node {node_id}", deadline=deadline)
 
-    def call_every_node(self, ask: BrokerCall[Reply], *, deadline: Deadline | None = None) -> list[Reply]:
-        """All nodes that there are, each once and none left out. Raises as `call_any` does."""
+    def call_every_node(self, call: BrokerCall[Reply], *, deadline: Deadline | None = None) -> list[Reply]:
+        """Calls every node once, or raises as `call_any` does."""
 
-        def ask_all(_: object) -> list[Reply]:
+        def call_all(_: object) -> list[Reply]:
             self._refresh(())
-            return [ask(self.connection(node_id)) for node_id in sorted(self._nodes)]
+            return [call(self.connection(node_id)) for node_id in sorted(self._nodes)]
 
-        return self._call_with_retries(lambda: None, ask_all, "every node", deadline=deadline)
+        return self._call_with_retries(lambda: None, call_all, "every node", deadline=deadline)
 
     def attempts(self, deadline: Deadline) -> Iterator[int]:
         return attempts(deadline, self.backoff, self.chance)
@@ -249,7 +250,7 @@ class Cluster:
     def _call_with_retries(
         self,
         find: Callable[[], Any],
-        ask: Callable[[Any], Reply],
+        call: Callable[[Any], Reply],
         target: str,
         *,
         forget: Callable[[], object] = lambda: None,
@@ -260,12 +261,12 @@ class Cluster:
         last_error: Exception | None = None
         for _ in self.attempts(deadline):
             try:
-                return ask(find())
+                return call(find())
             except Unavailable as error:
                 last_error = error
                 forget()
             except TopicChanged as error:
-                # One broker may be behind the others; what they all say is true.
+                # A single broker may have old metadata, so retry before believing it.
                 if unknown.is_over:
                     raise
                 last_error = error
@@ -280,12 +281,12 @@ class Cluster:
                     forget()
         if isinstance(last_error, TopicChanged):
             raise last_error
-        raise Unavailable(f"{target} could not be had within {deadline.timeout_ms / 1000:g} s: {last_error}")
+        raise Unavailable(f"{target} was not available within {deadline.timeout_ms / 1000:g} s: {last_error}")
 
     # Connections
 
     def connection(self, node_id: int) -> Connection:
-        """Shared by all who use this cluster. Raises Unavailable."""
+        """Returns the shared connection to a node. Raises Unavailable."""
         self._drop_parent_connections()
         known = self._connections.get(node_id)
         if known is not None and known.is_usable:
@@ -296,14 +297,14 @@ class Cluster:
         return made
 
     def connect(self, node_id: int) -> Connection:
-        """One of one's own. Raises Unavailable."""
+        """Opens a new connection for the caller alone. Raises Unavailable."""
         node = self._nodes.get(node_id)
         if node is None:
-            raise Unavailable(f"node {node_id} is nowhere to be found")
+            raise Unavailable(f"node {node_id} is not in the cluster's metadata")
         return Connection(node.address, self.settings)
 
     def _drop_parent_connections(self) -> None:
-        """Connections that were made before a fork are the parent's: closing our copies leaves them to it."""
+        """Closes the copies of connections that were opened before a fork; the parent keeps its own."""
         if self._owner != os.getpid():
             self.close()
             self._owner = os.getpid()
@@ -318,22 +319,25 @@ class Cluster:
                 return self.connection(node_id)
             except Unavailable as error:
                 failures.append(str(error))
-        # They may all have moved: begin anew where one begins.
+        # All nodes may have moved: start again with the bootstrap addresses.
         self._nodes = {}
-        raise Unavailable(f"no broker can be reached: {'; '.join(failures)}")
+        raise Unavailable(f"cannot connect to any broker: {'; '.join(failures)}")
 
     def _shuffled_node_ids(self) -> list[int]:
-        """Nodes, those with a connection before others as a rule, so that one that is cut off is not asked for ever."""
+        """Returns nodes in random order, mostly those with a connection first.
+
+        Mostly and not always, so that the client does not ask a broker that is cut off from the cluster forever.
+        """
 
         def order(node_id: int) -> float:
             return self.chance.random() + (0 if node_id in self._connections else _UNCONNECTED_PENALTY)
 
         return sorted(self._nodes, key=order)
 
-    # Finding who is in charge
+    # Leaders, coordinators and the controller
 
     def _refresh(self, names: tuple[str, ...] | None, *, creates: bool = False) -> MetadataView:
-        """Ask around until somebody tells. Raises Unavailable, Refused."""
+        """Fetches metadata from the first broker that answers. Raises Unavailable, Refused."""
         failures: list[str] = []
         for connect in self._sources():
             try:
@@ -344,10 +348,10 @@ class Cluster:
             else:
                 self._learn(view, source, names)
                 return view
-        raise Unavailable(f"no broker tells what the cluster looks like: {'; '.join(failures)}")
+        raise Unavailable(f"cannot fetch metadata from any broker: {'; '.join(failures)}")
 
     def _sources(self) -> Iterator[Callable[[], Connection]]:
-        """Ways to somebody who may know: the nodes, then where one begins."""
+        """Yields functions that connect to known nodes, then to the bootstrap addresses."""
         self._drop_parent_connections()
         for node_id in self._shuffled_node_ids():
             yield partial(self.connection, node_id)
@@ -364,7 +368,7 @@ class Cluster:
         response = source.call(request, oldest=METADATA_VERSION_MIN, timeout_ms=timeout_ms)
         view = metadata_view(response)
         if not view.nodes:
-            raise Unavailable(f"{source.peer} knows no brokers")
+            raise Unavailable(f"{source.peer} returned metadata without brokers")
         return view
 
     def _learn(self, view: MetadataView, source: Connection, names: tuple[str, ...] | None) -> None:
@@ -380,7 +384,7 @@ class Cluster:
             self._connections.pop(node_id).close()
 
     def _adopt(self, connection: Connection) -> None:
-        """Where to begin is often a node by its own address; else its connection has done its work."""
+        """Keeps the connection to a bootstrap address if that is the address of a node, else closes it."""
         if connection in self._connections.values():
             return
         for node in self._nodes.values():

@@ -33,7 +33,7 @@ from penstock.protocol.wire import skip_tags
 
 
 def tls_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Raises ClientError when a file or a key cannot be used."""
+    """Raises ClientError if a file or a key cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = tls.checks_hostname and tls.verifies
     context.verify_mode = ssl.CERT_REQUIRED if tls.verifies else ssl.CERT_NONE
@@ -72,7 +72,7 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
 
 
 def _temporary_file(stack: ExitStack, pem: str | None) -> str | None:
-    """OpenSSL reads certificates and keys of one's own from files only."""
+    """Writes the text to a file, because OpenSSL loads the client's certificate and key from files only."""
     if pem is None:
         return None
     handle, path = tempfile.mkstemp(suffix=".pem")
@@ -84,14 +84,14 @@ def _temporary_file(stack: ExitStack, pem: str | None) -> str | None:
 
 _FRAME_SIZE: Final = struct.Struct(">i")
 _FRAME_BYTES_MIN: Final = 4
-#: Below this one copy costs less than a second packet.
+#: Below this size, one copy costs less than a second packet.
 _JOIN_BYTES_MAX: Final = 64 * 1024
-#: A socket with a timeout of nothing would not wait at all, and say so in another way.
+#: A timeout of 0 would make the socket non-blocking, which raises other errors.
 _TIMEOUT_S_MIN: Final = 0.001
 
 
 class Transport:
-    """Raises Unavailable when the peer is not there or too slow, AuthenticationFailed when it is not trusted."""
+    """Raises Unavailable if the peer cannot be reached or is too slow, AuthenticationFailed if it is not trusted."""
 
     def __init__(self, address: Address, settings: ConnectionSettings) -> None:
         self.address = address
@@ -119,7 +119,7 @@ class Transport:
         return self._socket is not None
 
     def send(self, buffers: Sequence[BytesLike], deadline: Deadline) -> None:
-        """One frame; its size goes before it."""
+        """Sends one frame, with its size first."""
         size = sum(map(len, buffers))
         parts: list[BytesLike] = [_FRAME_SIZE.pack(size), *buffers]
         if size <= _JOIN_BYTES_MAX:
@@ -134,12 +134,12 @@ class Transport:
             self._fail(error, deadline)
 
     def receive(self, deadline: Deadline) -> memoryview:
-        """The next frame, without its size."""
+        """Returns the next frame, without its size."""
         try:
             (size,) = _FRAME_SIZE.unpack(self._exactly(_FRAME_SIZE.size, deadline))
             if not _FRAME_BYTES_MIN <= size <= self._answer_bytes_max:
                 raise ConnectionError(
-                    f"an answer of {size} bytes, where {self._answer_bytes_max} are allowed"
+                    f"a response of {size} bytes, where at most {self._answer_bytes_max} are allowed"
                 )
             return self._exactly(size, deadline)
         except OSError as error:
@@ -178,11 +178,11 @@ class Transport:
         return self._socket
 
     def _fail(self, error: OSError, deadline: Deadline) -> NoReturn:
-        """A late answer must never be taken for the answer to something else."""
+        """Closes the connection, so that a late response is never taken for that of another request."""
         self.close()
         if isinstance(error, ssl.SSLCertVerificationError):
             raise AuthenticationFailed(
-                f"{self.peer}: its certificate is not trusted: {error.verify_message}"
+                f"{self.peer}: the broker's certificate is not trusted: {error.verify_message}"
             ) from None
         raise Unavailable(f"{self.peer}: {_failure_reason(error, deadline)}") from None
 
@@ -193,7 +193,7 @@ def _socket_timeout_s(deadline: Deadline) -> float:
 
 def _failure_reason(error: Any, deadline: Deadline) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {deadline.timeout_ms:g} ms"
+        return f"no response within {deadline.timeout_ms:g} ms"
     return str(error.strerror or error)
 
 
@@ -203,13 +203,13 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _CORRELATION_BYTES: Final = 4
 _CORRELATION_IDS: Final = 1 << 31
-#: Before a broker ends the session of its own accord we begin a new one.
+#: The client replaces a connection before the broker ends its session.
 _SESSION_LIFETIME_SHARE: Final = 0.8
 _NONCE_BYTES: Final = 24
 
 
 class PendingRequest(NamedTuple):
-    """A request that is on its way."""
+    """A request without a response yet."""
 
     correlation_id: int
     api_key: int
@@ -217,7 +217,7 @@ class PendingRequest(NamedTuple):
 
 
 class Connection:
-    """Raises Unavailable when the broker does not answer. It is closed then, and stays so."""
+    """Raises Unavailable if the broker does not answer. The connection is then closed for good."""
 
     def __init__(self, address: Address, settings: ConnectionSettings) -> None:
         self._settings = settings
@@ -256,7 +256,7 @@ class Connection:
 
     @property
     def is_usable(self) -> bool:
-        """Open, not about to be closed by the broker, and made by this process."""
+        """Whether the connection is open, its session has not expired, and this process has opened it."""
         is_expired = self._session_end is not None and self._session_end.is_over
         return self._transport.is_open and not is_expired and self._owner == os.getpid()
 
@@ -264,23 +264,23 @@ class Connection:
         self._waiting.clear()
         self._transport.close()
 
-    # What both sides know
+    # API versions
 
     def versions(self, api_key: int) -> tuple[int, int]:
-        """Oldest and newest version that the broker knows. Raises UnsupportedVersion."""
+        """Returns the oldest and newest version that the broker supports. Raises UnsupportedVersion."""
         try:
             return self._versions[api_key]
         except KeyError:
-            raise UnsupportedVersion(f"{self.peer} does not know requests of kind {api_key}") from None
+            raise UnsupportedVersion(f"{self.peer} does not support API {api_key}") from None
 
     def version(self, api_key: int, newest: int, oldest: int = 0) -> int:
-        """The newest that both know, where we know `oldest` to `newest`. Raises UnsupportedVersion."""
+        """Returns the newest version from `oldest` to `newest` that the broker supports. Raises UnsupportedVersion."""
         theirs_oldest, theirs_newest = self.versions(api_key)
         version = min(newest, theirs_newest)
         if version < max(oldest, theirs_oldest):
             raise UnsupportedVersion(
-                f"{self.peer} knows versions {theirs_oldest} to {theirs_newest} of requests of kind {api_key}, "
-                f"and we {oldest} to {newest}"
+                f"{self.peer} supports versions {theirs_oldest} to {theirs_newest} of API {api_key}, "
+                f"and this client {oldest} to {newest}"
             )
         return version
 
@@ -289,13 +289,13 @@ class Connection:
         return oldest <= version <= newest
 
     def features(self) -> dict[str, int]:
-        """The finalized features of the cluster with their levels; empty where the broker does not tell."""
+        """Returns the finalized features of the cluster with their levels; empty for older brokers."""
         return dict(self._features)
 
-    # Asking
+    # Requests
 
     def call(self, request: Any, *, oldest: int = 0, timeout_ms: float | None = None) -> Any:
-        """Send it in the newest version that both know, from `oldest` on; returns that version's response."""
+        """Sends a request in the newest version that both sides support; returns that version's response."""
         api_key = int(request.__api_key__)
         version = self.version(api_key, int(request.__version__), oldest)
         return self._exchange(request, api_key, version, timeout_ms)
@@ -303,12 +303,12 @@ class Connection:
     def call_raw(
         self, api_key: int, version: int, body: Sequence[BytesLike], *, timeout_ms: float | None = None
     ) -> memoryview:
-        """Send what is packed already; returns the body of the answer."""
-        assert not self._waiting, f"{self} has answers to come"
+        """Sends an encoded request; returns the body of the response."""
+        assert not self._waiting, f"{self} has pending requests"
         return self.finish(self.begin(api_key, version, body), timeout_ms=timeout_ms)
 
     def begin(self, api_key: int, version: int, body: Sequence[BytesLike]) -> PendingRequest:
-        """Send it, and ask for the answer later: `finish` takes tickets in the order of `begin`."""
+        """Sends a request without waiting. Call `finish` for each request in the order of `begin`."""
         self._check_owner()
         pending = PendingRequest(self._next_correlation, api_key, version)
         self._next_correlation = (self._next_correlation + 1) % _CORRELATION_IDS
@@ -318,9 +318,9 @@ class Connection:
         return pending
 
     def finish(self, pending: PendingRequest, *, timeout_ms: float | None = None) -> memoryview:
-        """The body of the answer to this ticket, which is the oldest."""
+        """Returns the body of the response to the oldest pending request."""
         self._check_owner()
-        assert self._waiting, f"{pending} of {self} was answered, or its connection has failed"
+        assert self._waiting, f"{pending} of {self} is finished, or its connection has failed"
         assert self._waiting[0] == pending, f"{pending} is not the oldest of {self}"
         try:
             frame = self._transport.receive(Deadline(timeout_ms or self._settings.request_timeout_ms))
@@ -331,7 +331,7 @@ class Connection:
         return frame[self._body_at(frame, pending) :]
 
     def decode(self, pending: PendingRequest, body: memoryview) -> Any:
-        """The response in that version's own class."""
+        """Decodes the response in the version of its request."""
         try:
             return response_reader(pending.api_key, pending.version)(body, 0)
         except MalformedFrame as error:
@@ -340,7 +340,7 @@ class Connection:
     def _exchange(self, request: Any, api_key: int, version: int, timeout_ms: float | None) -> Any:
         out = io.BytesIO()
         request_encoder(api_key, version)(out, request)
-        assert not self._waiting, f"{self} has answers to come"
+        assert not self._waiting, f"{self} has pending requests"
         pending = self.begin(api_key, version, [out.getvalue()])
         return self.decode(pending, self.finish(pending, timeout_ms=timeout_ms))
 
@@ -355,15 +355,15 @@ class Connection:
         (correlation_id,) = _INT32.unpack_from(frame)
         if correlation_id != pending.correlation_id:
             raise self._broken(
-                f"an answer to request {correlation_id} came in place of {pending.correlation_id}"
+                f"received the response to request {correlation_id} instead of {pending.correlation_id}"
             )
-        # This one is read by who cannot know yet which headers the broker writes.
+        # The response header of ApiVersions has no tags, because the versions are not known yet.
         if pending.api_key == API_VERSIONS or not request_is_flexible(pending.api_key, pending.version):
             return _CORRELATION_BYTES
         try:
             return skip_tags(frame, _CORRELATION_BYTES, len(frame))
         except (IndexError, MalformedFrame):
-            raise self._broken("the answer's header is damaged") from None
+            raise self._broken("malformed response header") from None
 
     def _broken(self, reason: str) -> Unavailable:
         self.close()
@@ -373,14 +373,14 @@ class Connection:
         if self._owner != os.getpid():
             raise ClientError(f"the connection to {self.peer} belongs to another process")
 
-    # Becoming acquainted
+    # Negotiation and authentication
 
     def _negotiate(self) -> None:
         response = self._api_versions(_api_versions_request())
         if response is None:
             response = self._api_versions(schema_class("api_versions.v0.request:ApiVersionsRequest")())
         if response is None or response.error_code is not ErrorCode.none:
-            raise UnsupportedVersion(f"{self.peer} does not tell which requests it knows")
+            raise UnsupportedVersion(f"{self.peer} does not answer ApiVersions requests")
         self._versions = {
             int(api.api_key): (int(api.min_version), int(api.max_version)) for api in response.api_keys
         }
@@ -388,12 +388,12 @@ class Connection:
         self._features = {str(each.name): int(each.max_version_level) for each in features}
 
     def _api_versions(self, request: Any) -> Any:
-        """None where this version is too new for the broker, which says so in version 0."""
+        """Returns None if the version is too new for the broker, which then answers in version 0."""
         version = int(request.__version__)
         out = io.BytesIO()
         request_encoder(API_VERSIONS, version)(out, request)
         pending = self.begin(API_VERSIONS, version, [out.getvalue()])
-        # One who listens and never answers is found out as soon as one who does not listen.
+        # Use the connect timeout: a peer that accepts connections may still never answer.
         body = self.finish(pending, timeout_ms=self._settings.connect_timeout_ms)
         if len(body) >= _INT16.size and _INT16.unpack_from(body)[0] == ErrorCode.unsupported_version:
             return None
@@ -405,7 +405,7 @@ class Connection:
         if response.error_code is not ErrorCode.none:
             offered = ", ".join(map(str, response.mechanisms)) or "none"
             raise AuthenticationFailed(
-                f"{self.peer} does not take sasl.mechanism={sasl.mechanism}; it offers: {offered}"
+                f"{self.peer} does not support sasl.mechanism={sasl.mechanism}; it offers: {offered}"
             )
         exchange = sasl_exchange(
             sasl.mechanism, sasl.username, sasl.password, nonce=secrets.token_urlsafe(_NONCE_BYTES)
@@ -419,7 +419,7 @@ class Connection:
         response = self.call(request)
         if response.error_code is not ErrorCode.none:
             reason = response.error_message or response.error_code.name.replace("_", " ")
-            raise AuthenticationFailed(f"{self.peer} does not let {sasl.username} in: {reason}")
+            raise AuthenticationFailed(f"{self.peer} refuses the login of {sasl.username}: {reason}")
         self._note_lifetime(response)
         return bytes(response.auth_bytes)
 

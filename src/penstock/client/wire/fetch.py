@@ -47,7 +47,7 @@ class BatchView(NamedTuple):
 
 
 def whole_batches(data: memoryview) -> memoryview:
-    """Without the last batch where that was cut short. Raises CorruptRecords for what is no batch at all."""
+    """Returns the data without a partial batch at its end. Raises CorruptRecords if the end is not a batch."""
     end = 0
     for header, _ in iter_batches(data):
         end += header.size
@@ -56,20 +56,20 @@ def whole_batches(data: memoryview) -> memoryview:
     return data[:end]
 
 
-def _check_partial_batch(rest: memoryview) -> None:
-    """A batch that is cut short is longer than what is left of it, and of the format that we read."""
-    if len(rest) > _MAGIC_OFFSET and rest[_MAGIC_OFFSET] != _MAGIC:
+def _check_partial_batch(data: memoryview) -> None:
+    """Raises CorruptRecords for another format, or a length that no batch has."""
+    if len(data) > _MAGIC_OFFSET and data[_MAGIC_OFFSET] != _MAGIC:
         raise CorruptRecords(
-            f"records of format {rest[_MAGIC_OFFSET]} cannot be read, only those of format {_MAGIC} "
-            "(as written by Apache Kafka 0.11 and newer)"
+            f"records of format {data[_MAGIC_OFFSET]} are not supported, only those of format {_MAGIC} "
+            "(Apache Kafka 0.11 and newer)"
         )
-    length = int.from_bytes(rest[8:12], "big", signed=True) if len(rest) >= LOG_OVERHEAD_BYTES else None
+    length = int.from_bytes(data[8:12], "big", signed=True) if len(data) >= LOG_OVERHEAD_BYTES else None
     if length is not None and length + LOG_OVERHEAD_BYTES < BATCH_HEADER_BYTES:
-        raise CorruptRecords(f"a record batch of {length} bytes is no record batch")
+        raise CorruptRecords(f"{length} bytes are too short for a record batch")
 
 
 def checked_batches(data: BytesLike, *, checks_crc: bool = True) -> Iterator[BatchView]:
-    """Whole batches, control batches among them. Raises CorruptRecords."""
+    """Yields whole batches, including control batches. Raises CorruptRecords."""
     for header, batch in iter_batches(data):
         if header.magic != _MAGIC:
             _check_partial_batch(batch)
@@ -81,10 +81,10 @@ def checked_batches(data: BytesLike, *, checks_crc: bool = True) -> Iterator[Bat
 def visible_batches(
     found: Iterable[BatchView], aborted: Iterable[AbortedTransaction] | None
 ) -> Iterator[BatchView]:
-    """The batches that have records for an application.
+    """Yields the batches that have records for an application: no control batches, and none of aborted transactions.
 
-    Control batches have none. With the list of aborted transactions that came with the batches (None: everything is
-    to be read) those of aborted transactions are left out: from the first offset of each up to its abort marker.
+    `aborted` is the list of aborted transactions in the fetch response; None for READ_UNCOMMITTED. The batches of an
+    aborted transaction are those from its first offset to its abort marker.
     """
     if aborted is None:
         yield from (view for view in found if not view.header.is_control)
@@ -107,19 +107,19 @@ FETCH: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResult:
-    """Whole batches from the one that holds `offset` on, which may begin before it."""
+    """Whole batches, from the batch that contains `offset`, which may start before it."""
 
     offset: int
     data: memoryview
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
-    #: Transactions among these batches that were aborted, when only committed ones are to be read.
+    #: With READ_COMMITTED, the aborted transactions of these batches.
     aborted: tuple[AbortedTransaction, ...] = ()
 
     @property
     def next_offset(self) -> int:
-        """Where to go on."""
+        """The offset after the last batch."""
         following = self.offset
         for header, _ in iter_batches(self.data):
             following = header.last_offset + 1
@@ -127,7 +127,7 @@ class FetchResult:
 
 
 class PartitionReader:
-    """Follows the leader. With a `topic_id` it reads that topic and no later one of the same name."""
+    """Fetches from the current leader. With a `topic_id`, never reads a later topic of the same name."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class PartitionReader:
         return f"<PartitionReader of {self.topic}[{self.partition}]>"
 
     def fetch(self, offset: int, *, wait_ms: int, bytes_min: int = 1) -> FetchResult:
-        """What is there, after waiting up to `wait_ms` for `bytes_min` bytes; nothing at the end of the log.
+        """Fetches batches; waits up to `wait_ms` for `bytes_min` bytes. The result may be empty.
 
         Raises OutOfRange, TopicChanged, Unavailable, Refused.
         """
@@ -165,18 +165,18 @@ class PartitionReader:
                     raise
                 self._refuse_outside(offset)
         raise Unavailable(
-            f"offset {offset} of {self.topic}[{self.partition}] could not be had within "
-            f"{deadline.timeout_ms / 1000:g} s: its leader does not have what it says that it has"
+            f"offset {offset} of {self.topic}[{self.partition}] was not available within "
+            f"{deadline.timeout_ms / 1000:g} s: its leader answers OFFSET_OUT_OF_RANGE for an offset in its log"
         )
 
     def _refuse_deleted(self, topic_id: UUID) -> None:
-        """Raises TopicChanged, unless the topic is there and only has no such partition."""
+        """Raises TopicChanged, unless the topic exists and only the partition is missing."""
         found = self._cluster.topics([self.topic]).get(self.topic)
         if found is None or found.id != topic_id:
             raise TopicChanged(f"topic {self.topic} with the id {topic_id} was deleted") from None
 
     def _refuse_outside(self, offset: int) -> None:
-        """Raises OutOfRange, unless the log has moved meanwhile so that the offset is in it after all."""
+        """Raises OutOfRange, unless the offset is in the log by now."""
         bounds = [
             list_offsets(self._cluster, {(self.topic, self.partition): which})[self.topic, self.partition]
             for which in (EARLIEST, LATEST)
@@ -186,7 +186,7 @@ class PartitionReader:
             raise OutOfRange(self.topic, self.partition, offset, first, last)
 
     def _fetch(self, offset: int, wait_ms: int, bytes_min: int, deadline: Deadline) -> FetchResult:
-        def ask(connection: Connection) -> FetchResult:
+        def call(connection: Connection) -> FetchResult:
             found = self._send_fetch(connection, offset, wait_ms, bytes_min)
             raise_for_error(
                 parse_error_code(found.error), f"{self.topic}[{self.partition}] at offset {offset}"
@@ -201,7 +201,7 @@ class PartitionReader:
             )
 
         return self._cluster.call_leader(
-            self.topic, self.partition, ask, topic_id=self.topic_id, deadline=deadline
+            self.topic, self.partition, call, topic_id=self.topic_id, deadline=deadline
         )
 
     def _send_fetch(self, connection: Connection, offset: int, wait_ms: int, bytes_min: int) -> PartitionData:
@@ -228,7 +228,7 @@ class PartitionReader:
     def _parse_fetch(
         self, connection: Connection, response: memoryview, version: int, key: bytes
     ) -> PartitionData:
-        """Raises Unavailable for an answer to something else."""
+        """Raises Unavailable for a response about another partition."""
         try:
             error, partitions = fetch.parse_consumer_fetch_response(response, version)
         except MalformedFrame as flaw:
@@ -237,5 +237,5 @@ class PartitionReader:
         raise_for_error(parse_error_code(error), f"{self.topic}[{self.partition}]")
         if len(partitions) != 1 or (partitions[0][0], partitions[0][1].partition) != (key, self.partition):
             connection.close()
-            raise Unavailable(f"{connection.peer} answered about something else than {self.topic}")
+            raise Unavailable(f"{connection.peer} sent a response about another topic than {self.topic}")
         return partitions[0][1]

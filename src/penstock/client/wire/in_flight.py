@@ -40,14 +40,14 @@ from penstock.protocol.produce import TOPIC_IDS_FROM
 from penstock.protocol.record_batch import BATCH_HEADER_BYTES, read_header, set_producer_state
 
 UNACKED_MAX: Final = 5
-#: After the last of them comes 0 again.
+#: Sequence numbers wrap around to 0.
 SEQUENCE_NUMBERS: Final = 1 << 31
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """Who sends: an id, and which incarnation of it."""
+    """The producer id, and the epoch that fences earlier producers with this id."""
 
     id: int = NO_PRODUCER_ID
     epoch: int = NO_PRODUCER_EPOCH
@@ -58,7 +58,7 @@ NO_PRODUCER: Final = ProducerIdAndEpoch()
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch on its way. `offset` is that of its first record; None when the broker had it, but forgot where."""
+    """A sent batch. `offset` is that of its first record; None if the broker recognised a duplicate without offset."""
 
     topic: str
     partition: int
@@ -69,29 +69,29 @@ class SentBatch:
 
 
 class PartitionQueue:
-    """One partition of one producer, in one epoch of it."""
+    """The unacknowledged batches of one producer epoch for one partition."""
 
     def __init__(self, topic: str, partition: int, topic_id: UUID | None) -> None:
         self.topic = topic
         self.partition = partition
         self.topic_id = topic_id
         self.unacked: deque[SentBatch] = deque()
-        #: Set while what is not acknowledged has to be sent again, before anything new.
+        #: Set while unacknowledged batches must be sent again before new ones.
         self.is_stalled = False
-        #: How much longer it is tried, counted from the first failure since the last success.
+        #: When to give up; starts at the first failure after the last success.
         self.retry_deadline: Deadline | None = None
         self._next_sequence = 0
         self._is_known = False
 
     def __repr__(self) -> str:
-        return f"<Lane {self.topic}[{self.partition}], {len(self.unacked)} unacknowledged>"
+        return f"<PartitionQueue {self.topic}[{self.partition}], {len(self.unacked)} unacknowledged>"
 
     @property
     def is_full(self) -> bool:
         return len(self.unacked) >= (UNACKED_MAX if self._is_known else 1)
 
     def admit(self, batch: bytearray, producer: ProducerIdAndEpoch, *, is_transactional: bool) -> SentBatch:
-        """Number the batch and keep it until it is acknowledged."""
+        """Assigns sequence numbers to the batch and keeps it until it is acknowledged."""
         assert not self.is_full, f"{self} has no room"
         count = _record_count(batch)
         set_producer_state(
@@ -108,14 +108,14 @@ class PartitionQueue:
 
     def acknowledge(self, delivery: SentBatch, offset: int | None) -> None:
         delivery.is_acknowledged, delivery.offset = True, offset
-        delivery.data = bytearray()  # whoever keeps the delivery need not keep the batch
+        delivery.data = bytearray()  # frees the memory of the batch
         self._is_known = True
-        # One may be acknowledged before one ahead of it, which was appended and answered with an error.
+        # A batch may be acknowledged before an earlier one that was appended and answered with an error.
         while self.unacked and self.unacked[0].is_acknowledged:
             self.unacked.popleft()
 
     def waits_for_another(self, delivery: SentBatch) -> bool:
-        """Whether one before it is not acknowledged, so that it could not be in order."""
+        """Whether an earlier batch is unacknowledged, so that this one is out of order."""
         return bool(self.unacked) and self.unacked[0] is not delivery
 
     def to_send_again(self) -> list[SentBatch]:
@@ -123,7 +123,7 @@ class PartitionQueue:
 
 
 def _record_count(batch: bytearray) -> int:
-    """Raises ClientError for what no broker would take."""
+    """Raises ClientError for a batch that brokers refuse."""
     header = read_header(batch) if len(batch) >= BATCH_HEADER_BYTES else None
     if header is None or header.size != len(batch) or header.magic != 2:
         raise ClientError(f"{len(batch)} bytes are not one whole record batch of format 2")
@@ -137,7 +137,7 @@ def _record_count(batch: bytearray) -> int:
 PRODUCE: Final = 0
 IN_FLIGHT_MAX: Final = 5
 _ACKS_ALL: Final = -1
-#: A broker that gives up waiting for replicas says so, if it is waited for a little longer.
+#: Wait a little longer than the broker waits for replicas, to get its error.
 _RESPONSE_GRACE_MS: Final = 2_000
 
 
@@ -149,7 +149,7 @@ class _InFlightRequest(NamedTuple):
 
 
 class _LeaderLink:
-    """A connection to one leader, and what was sent on it and not answered yet."""
+    """A connection to one leader, and its requests without a response."""
 
     def __init__(self, node_id: int, connection: Connection) -> None:
         self.node_id = node_id
@@ -162,7 +162,7 @@ class _LeaderLink:
 
 
 class InFlightBatches:
-    """Once it has raised, only `reset` makes it usable again: what became of unacknowledged batches is not known."""
+    """After it has raised, only `reset` makes it usable again: the fate of unacknowledged batches is unknown."""
 
     def __init__(
         self,
@@ -185,14 +185,14 @@ class InFlightBatches:
         self.failure: ClientError | None = None
 
     def __repr__(self) -> str:
-        return f"<Pipeline of {self._producer}, {self.unacknowledged} unacknowledged>"
+        return f"<InFlightBatches of {self._producer}, {self.unacknowledged} unacknowledged>"
 
     @property
     def unacknowledged(self) -> int:
         return sum(len(queue.unacked) for queue in self._queues.values())
 
     def reset(self, producer: ProducerIdAndEpoch, *, version_max: int = produce.PRODUCER_VERSION_MAX) -> None:
-        """Begin anew in another epoch; what is not acknowledged is let go."""
+        """Continues in another epoch, and drops unacknowledged batches."""
         assert producer != self._producer, f"{producer} has sent before"
         if self._stalled or self.failure is not None:
             self.close()
@@ -206,10 +206,10 @@ class InFlightBatches:
         for link in links.values():
             link.connection.close()
 
-    # What users do
+    # Submitting
 
     def submit(self, topic: str, partition: int, batch: bytearray) -> SentBatch:
-        """Send it, or wait for room to. Raises Unavailable, Refused, TopicChanged."""
+        """Sends a batch; waits while there is no room. Raises Unavailable, Refused, TopicChanged."""
         self._check_usable()
         queue = self._queue(topic, partition)
         while self._stalled or queue.is_full:
@@ -220,16 +220,13 @@ class InFlightBatches:
         return delivery
 
     def drain(self) -> None:
-        """Wait until all is acknowledged. Raises Unavailable, Refused, TopicChanged."""
+        """Waits until all batches are acknowledged. Raises Unavailable, Refused, TopicChanged."""
         self._check_usable()
         while self.unacknowledged:
             self._step()
 
     def settle(self) -> bool:
-        """Wait for the answers to what was sent, and send nothing again; returns whether all was acknowledged.
-
-        Raises nothing: it is for who gives up what was not acknowledged.
-        """
+        """Waits for pending responses without retries; returns whether all batches were acknowledged. Never raises."""
         while (link := self._oldest()) is not None:
             try:
                 self._receive(link)
@@ -239,7 +236,7 @@ class InFlightBatches:
 
     def _check_usable(self) -> None:
         if self._owner != os.getpid():
-            raise ClientError("a producer cannot be used by a process that was forked from its own")
+            raise ClientError("a producer cannot be used in a forked process")
         if self.failure is not None:
             raise self.failure
 
@@ -251,14 +248,14 @@ class InFlightBatches:
         return known
 
     def _topic_id(self, topic: str) -> UUID | None:
-        """A later topic of the same name would take the batches out of sequence: so the id is held on to."""
+        """Keeps the id of the first batch: a new topic of the same name would accept batches out of sequence."""
         siblings = (queue.topic_id for (name, _), queue in self._queues.items() if name == topic)
         return next(siblings, None) or self._cluster.await_topic(topic).id
 
     # Sending
 
     def _transmit(self, queue: PartitionQueue, delivery: SentBatch) -> None:
-        """Send it, unless that would be out of order; what cannot be sent is sent again later."""
+        """Sends a batch, unless it would be out of order. A batch that cannot be sent is sent again later."""
         try:
             link = self._link(queue)
             while link.is_full:
@@ -275,7 +272,7 @@ class InFlightBatches:
             raise
 
     def _link(self, queue: PartitionQueue) -> _LeaderLink:
-        """Raises Unavailable; Refused where nobody leads; TopicChanged."""
+        """Raises Unavailable, TopicChanged, Refused if there is no leader."""
         node_id = self._cluster.leader(queue.topic, queue.partition, queue.topic_id).leader_id
         link = self._links.get(node_id)
         if link is not None and not link.sent and not link.connection.is_usable:
@@ -308,10 +305,10 @@ class InFlightBatches:
         self._sent_count += 1
         link.sent.append(_InFlightRequest(self._sent_count, queue, delivery, pending))
 
-    # Hearing what became of it
+    # Responses
 
     def _step(self) -> None:
-        """Come a little nearer to where all is acknowledged. Raises what ends this."""
+        """Receives one response, or sends stalled batches again. Raises permanent errors."""
         link = self._oldest()
         if link is not None:
             self._receive(link)
@@ -323,7 +320,7 @@ class InFlightBatches:
         return min(busy, key=lambda link: link.sent[0].number, default=None)
 
     def _receive(self, link: _LeaderLink) -> None:
-        """The answer to the oldest on this line. Raises what ends this."""
+        """Receives the response to the oldest request of this connection. Raises permanent errors."""
         sent = link.sent[0]
         timeout_ms = self._cluster.settings.request_timeout_ms + _RESPONSE_GRACE_MS
         try:
@@ -345,7 +342,7 @@ class InFlightBatches:
         else:
             message = getattr(reply, "error_message", None)
             error = broker_error(code, f"{queue.topic}[{queue.partition}]", message)
-            # Behind one that was refused everything is out of order, and will not be when that is there.
+            # After a refused batch all later ones are out of order, until it is sent again.
             if code is ErrorCode.out_of_order_sequence_number and queue.waits_for_another(delivery):
                 self._stall(queue, error)
             else:
@@ -360,7 +357,7 @@ class InFlightBatches:
         return Deadline(self._cluster.settings.retry_deadline_ms)
 
     def _close_link(self, link: _LeaderLink, error: ClientError) -> None:
-        """Nobody knows what became of what was sent on it."""
+        """Closes the connection and stalls its partitions: the fate of its batches is unknown."""
         link.connection.close()
         if self._links.get(link.node_id) is link:
             del self._links[link.node_id]
@@ -376,7 +373,7 @@ class InFlightBatches:
         queue.retry_deadline = queue.retry_deadline or self._new_retry_deadline()
 
     def _stall_or_fail(self, queue: PartitionQueue, error: Refused | TopicChanged) -> None:
-        """Raises the error where sending again cannot help."""
+        """Raises the error if a retry cannot help."""
         may_pass = isinstance(error, TopicChanged) or error.code in RETRIABLE_ERRORS
         is_of_topic = isinstance(error, TopicChanged) or error.code in UNKNOWN_TOPIC_ERRORS
         tried_ms = (
@@ -390,7 +387,7 @@ class InFlightBatches:
         self._stall(queue, error)
 
     def _recover(self) -> None:
-        """Nothing is under way: rest, look who leads, and send again what is not acknowledged."""
+        """When no response is pending: waits, refreshes metadata, and sends unacknowledged batches again."""
         assert self._stalled, f"{self} waits for nothing"
         queues = list(self._stalled.values())
         self._wait_before_retry(queues)
@@ -402,12 +399,12 @@ class InFlightBatches:
             self._send_again(queue)
 
     def _wait_before_retry(self, queues: list[PartitionQueue]) -> None:
-        """Raises Unavailable when it was long enough."""
+        """Raises Unavailable after the retry deadline."""
         for queue in queues:
             if queue.retry_deadline is not None and queue.retry_deadline.is_over:
                 seconds = queue.retry_deadline.timeout_ms / 1000
                 self.failure = Unavailable(
-                    f"{queue.topic}[{queue.partition}] took no batch within {seconds:g} s: {self._last_error}"
+                    f"{queue.topic}[{queue.partition}] accepted no batch within {seconds:g} s: {self._last_error}"
                 )
                 raise self.failure
         time.sleep(self._cluster.backoff.delay_ms(self._retry_rounds, self._cluster.chance) / 1000)
@@ -416,7 +413,7 @@ class InFlightBatches:
     def _refresh_metadata(self, topics: set[str]) -> None:
         for topic in topics:
             self._cluster.forget_topic(topic)
-        # Whoever cannot be heard of now is asked for once more, one by one.
+        # If this fails, each send fetches the metadata of its topic again.
         with suppress(Refused, Unavailable):
             self._cluster.learn_topics(topics)
 
@@ -429,11 +426,11 @@ class InFlightBatches:
 
 
 def _partition_response(connection: Connection, response: Any, queue: PartitionQueue) -> Any:
-    """Raises Unavailable for an answer about something else."""
+    """Raises Unavailable for a response about another partition."""
     partitions = [each for topic in response.responses for each in topic.partition_responses]
     if len(partitions) != 1 or int(partitions[0].index) != queue.partition:
         connection.close()
         raise Unavailable(
-            f"{connection.peer} answered about something else than {queue.topic}[{queue.partition}]"
+            f"{connection.peer} sent a response about another partition than {queue.topic}[{queue.partition}]"
         )
     return partitions[0]

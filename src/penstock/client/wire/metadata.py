@@ -15,12 +15,12 @@ from penstock.protocol.schemas import schema_class
 
 #: Topic and partition.
 TopicPartition = tuple[str, int]
-#: In versions before this one whoever asks for a topic makes it.
+#: Before this version, a metadata request for a missing topic creates it.
 METADATA_VERSION_MIN: Final = 4
 NO_LEADER: Final = -1
 NO_EPOCH: Final = -1
 _NO_ID: Final = UUID(int=0)
-#: What a broker says of a topic that is not there, or not yet.
+#: Errors of a topic that does not exist, or not yet.
 _ABSENT_ERRORS: Final = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
@@ -52,7 +52,7 @@ class BrokerInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
     index: int
-    leader_id: int  # NO_LEADER where there is none at present
+    leader_id: int  # NO_LEADER if there is none at present
     leader_epoch: int
     replicas: tuple[int, ...] = ()
     in_sync: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class PartitionInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicInfo:
     name: str
-    id: UUID | None  # None where brokers know no ids
+    id: UUID | None  # None for brokers without topic ids
     partitions: tuple[PartitionInfo, ...]
     is_internal: bool = False
 
@@ -71,7 +71,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataView:
-    """One broker's word."""
+    """The metadata that one broker returned."""
 
     cluster_id: str | None
     controller_id: int
@@ -80,7 +80,7 @@ class MetadataView:
 
 
 def metadata_request(names: Iterable[str] | None, *, creates: bool = False) -> Any:
-    """Of these topics, or of all. `creates` has brokers make what does not exist, if they are set to do that."""
+    """Requests metadata of these topics, or of all. With `creates`, brokers may create missing topics."""
     module = "metadata.v12.request"
     topics = None
     if names is not None:
@@ -92,7 +92,7 @@ def metadata_request(names: Iterable[str] | None, *, creates: bool = False) -> A
 
 
 def metadata_view(response: Any) -> MetadataView:
-    """Raises Refused when a topic may not be looked at."""
+    """Raises Refused if the client may not describe a topic."""
     nodes = [
         BrokerInfo(
             id=int(each.node_id), host=str(each.host), port=int(each.port), rack=getattr(each, "rack", None)

@@ -22,15 +22,15 @@ from penstock.client.wire.metadata import IsolationLevel, TopicPartition, by_top
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
-#: Asked for in place of a timestamp.
+#: Special timestamps of ListOffsets.
 LATEST: Final = -1
 EARLIEST: Final = -2
 
 _OFFSET_FETCH: Final = 9
 _GROUP_LIST_VERSION: Final = 8
-#: Before it nobody can ask for all partitions.
+#: Older versions cannot request all partitions.
 _OFFSET_FETCH_VERSION_MIN: Final = 2
-#: Before it the client says how long offsets are kept.
+#: In older versions the client sets the retention of offsets.
 _OFFSET_COMMIT_VERSION_MIN: Final = 5
 _NO_OFFSET: Final = -1
 _NO_MEMBER: Final = ""
@@ -55,12 +55,12 @@ class CommittedOffset:
 class GroupInfo:
     group: str
     state: str
-    #: `classic`, `consumer`, `share`; empty where the broker does not tell.
+    #: `classic`, `consumer` or `share`; empty for older brokers.
     kind: str
     protocol: str
 
 
-# In the log
+# Log offsets
 
 
 def list_offsets(
@@ -69,10 +69,10 @@ def list_offsets(
     *,
     isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """For each partition EARLIEST, LATEST, or the first offset at or after a timestamp; None where there is none.
+    """Returns the offset of EARLIEST, LATEST or a timestamp for each partition; None if no record is as new.
 
-    With READ_COMMITTED the end is where the first open transaction begins. One request for each leader.
-    Raises Unavailable, Refused.
+    With READ_COMMITTED, LATEST is the last stable offset. Sends one request to each leader. Raises Unavailable and
+    Refused.
     """
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     left = dict(wanted)
@@ -103,7 +103,7 @@ def _list_from_leaders(
     isolation: IsolationLevel,
     found: dict[TopicPartition, OffsetAndTimestamp | None],
 ) -> ClientError | None:
-    """Put into `found` what the leaders tell; returns why one of them did not, with Refused only what may last."""
+    """Adds the offsets to `found`, and returns the last error. It is Refused only if a retry may not fix it."""
     led: dict[int, dict[TopicPartition, int]] = {}
     last_error: ClientError | None = None
     try:
@@ -121,12 +121,12 @@ def _list_from_leaders(
 
 
 def _as_retriable(error: Refused | Unavailable) -> ClientError:
-    is_passing = (
+    is_retriable = (
         isinstance(error, Refused)
         and error.code in RETRIABLE_ERRORS
         and error.code not in UNKNOWN_TOPIC_ERRORS
     )
-    return Unavailable(str(error)) if is_passing else error
+    return Unavailable(str(error)) if is_retriable else error
 
 
 def _list_from_node(
@@ -136,7 +136,7 @@ def _list_from_node(
     isolation: IsolationLevel,
     found: dict[TopicPartition, OffsetAndTimestamp | None],
 ) -> None:
-    """Raises Refused with the last of its refusals."""
+    """Raises Refused with the last error of a partition."""
     refused: Refused | None = None
     response = cluster.connection(node_id).call(_list_offsets_request(cluster, wanted, isolation))
     for topic in response.topics:
@@ -185,22 +185,22 @@ def _offset_and_timestamp(reply: Any) -> OffsetAndTimestamp | None:
     )
 
 
-# Of a group
+# Committed offsets and groups
 
 
 def committed_offsets(
     cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None, *, stable: bool = True
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What the group has committed, for these partitions or for all; those without a position are left out.
+    """Returns the group's committed offsets, for these partitions or for all.
 
-    `stable` waits for the end of transactions that commit offsets of it; who asks for all does not learn of partitions
-    that have a position only in such a transaction. Raises Unavailable, Refused.
+    `stable` waits for the end of transactions that commit offsets of these partitions. Without `partitions`, the result
+    does not contain offsets that exist only in such a transaction. Raises Unavailable, Refused.
     """
     wanted = (
         None if partitions is None else by_topic((topic_partition, None) for topic_partition in partitions)
     )
 
-    def ask(connection: Connection) -> dict[TopicPartition, CommittedOffset]:
+    def call(connection: Connection) -> dict[TopicPartition, CommittedOffset]:
         response = connection.call(
             _offset_fetch_request(connection, group, wanted, stable), oldest=_OFFSET_FETCH_VERSION_MIN
         )
@@ -208,7 +208,7 @@ def committed_offsets(
         raise_for_error(getattr(reply, "error_code", ErrorCode.none), f"group {group}")
         return dict(_parse_committed(group, reply))
 
-    return cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
+    return cluster.call_coordinator(CoordinatorType.GROUP, group, call)
 
 
 def _offset_fetch_request(
@@ -255,23 +255,23 @@ def commit_offsets(
     generation: int = _NO_GENERATION,
     member: str = _NO_MEMBER,
 ) -> None:
-    """As somebody outside the group, which may have no members then, or as a member. Raises Unavailable, Refused."""
+    """Commits offsets as a member, or from outside a group without members. Raises Unavailable, Refused."""
     if not offsets:
         return
     request = _offset_commit_request(group, offsets, metadata, generation, member)
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for topic in connection.call(request, oldest=_OFFSET_COMMIT_VERSION_MIN).topics:
             for each in topic.partitions:
                 raise_for_error(
                     each.error_code,
-                    f"position of group {group} in {topic.name}[{each.partition_index}]",
-                    "the group has members of its own"
+                    f"offset of group {group} in {topic.name}[{each.partition_index}]",
+                    "the group has active members"
                     if each.error_code is ErrorCode.unknown_member_id
                     else None,
                 )
 
-    cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
+    cluster.call_coordinator(CoordinatorType.GROUP, group, call)
 
 
 def _offset_commit_request(
@@ -294,7 +294,7 @@ def _offset_commit_request(
 def offset_topics(
     module: str, prefix: str, offsets: Mapping[TopicPartition, int | CommittedOffset], metadata: str
 ) -> tuple[Any, ...]:
-    """Offsets as OffsetCommit and TxnOffsetCommit carry them."""
+    """Returns the topics of an OffsetCommit or TxnOffsetCommit request."""
     partition = schema_class(f"{module}:{prefix}Partition")
     topic = schema_class(f"{module}:{prefix}Topic")
     values = (
@@ -322,10 +322,10 @@ def _as_committed_offset(value: int | CommittedOffset, metadata: str) -> Committ
 
 
 def group_info(cluster: Cluster, group: str) -> GroupInfo | None:
-    """None where nobody knows the group. Raises Unavailable, Refused."""
+    """Returns None if the group is unknown. Raises Unavailable, Refused."""
     request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
 
-    def ask(connection: Connection) -> GroupInfo | None:
+    def call(connection: Connection) -> GroupInfo | None:
         response = connection.call(request)
         raise_for_error(response.error_code, f"group {group}")
         for each in response.groups:
@@ -333,19 +333,19 @@ def group_info(cluster: Cluster, group: str) -> GroupInfo | None:
                 return _group_info(each)
         return None
 
-    return cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
+    return cluster.call_coordinator(CoordinatorType.GROUP, group, call)
 
 
 def list_groups(cluster: Cluster) -> list[GroupInfo]:
-    """All groups of the cluster, by name. Raises Unavailable, Refused."""
+    """Returns all groups of the cluster, sorted by name. Raises Unavailable, Refused."""
     request = schema_class("list_groups.v5.request:ListGroupsRequest")(states_filter=(), types_filter=())
 
-    def ask(connection: Connection) -> list[GroupInfo]:
+    def call(connection: Connection) -> list[GroupInfo]:
         response = connection.call(request)
         raise_for_error(response.error_code, "groups")
         return [_group_info(each) for each in response.groups]
 
-    found = {each.group: each for some in cluster.call_every_node(ask) for each in some}
+    found = {each.group: each for some in cluster.call_every_node(call) for each in some}
     return [found[name] for name in sorted(found)]
 
 

@@ -33,7 +33,7 @@ _ABORT_STATES: Final = ("PrepareAbort", "CompleteAbort")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTransaction:
-    """All that is needed to end it, from anywhere. Everything in it was acknowledged."""
+    """A transaction whose batches are all acknowledged. Any process can end it with this value."""
 
     transactional_id: str
     producer_id: int
@@ -45,15 +45,15 @@ class PreparedTransaction:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was written, so that there is nothing to end."""
+        """Whether nothing was written, so that there is nothing to end."""
         return not self.partitions and not self.groups
 
 
 def end_prepared_transaction(cluster: Cluster, prepared: PreparedTransaction, *, commit: bool) -> None:
-    """Commit or abort it. It is no error where it has ended that way already, however often this is asked.
+    """Commits or aborts the transaction. May be repeated.
 
-    Raises Refused (INVALID_TXN_STATE) where it ended the other way; Fenced where it was aborted, because it took too
-    long or its id was taken over, and is to be committed; Unavailable where this is to be asked again.
+    Raises Refused (INVALID_TXN_STATE) if it has ended the other way; Fenced if a commit comes too late, because the
+    transaction timed out or its id was taken over; Unavailable if the call must be repeated.
     """
     if prepared.is_empty:
         return
@@ -72,7 +72,7 @@ def end_prepared_transaction(cluster: Cluster, prepared: PreparedTransaction, *,
 
 
 def _was_aborted(cluster: Cluster, prepared: PreparedTransaction) -> bool:
-    """The coordinator aborts with the epoch above the transaction's own, so that its producer is fenced."""
+    """Whether the coordinator has aborted the transaction: it then uses the next epoch, to fence the producer."""
     info = describe_transaction(cluster, prepared.transactional_id)
     if info is None or info.state not in _ABORT_STATES:
         return False
@@ -82,9 +82,9 @@ def _was_aborted(cluster: Cluster, prepared: PreparedTransaction) -> bool:
 #: The last version of Produce before leaders began to add partitions to transactions.
 _PRODUCE_VERSION_BEFORE_EPOCHS: Final = 11
 _TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
-#: What Apache Kafka and Penstock allow unless told otherwise.
+#: The default of Apache Kafka and Penstock.
 _TIMEOUT_MS_DEFAULT: Final = 900_000
-#: How brokers refuse two phases, which have to be switched on or allowed.
+#: Errors of brokers that do not support or allow two-phase commit.
 _TWO_PHASE_REFUSALS: Final = frozenset(
     {
         ErrorCode.transactional_id_authorization_failed,
@@ -97,14 +97,14 @@ _TWO_PHASE_REFUSALS: Final = frozenset(
 
 
 class TwoPhaseKind(Enum):
-    #: A prepared transaction stays open until somebody ends it (KIP-939).
+    #: A prepared transaction stays open until it is ended (KIP-939).
     UNTIL_ENDED = "until-ended"
-    #: It is aborted when it has been open for the longest time that the broker allows.
+    #: A prepared transaction is aborted after the longest timeout that the broker allows.
     UNTIL_TIMEOUT = "until-timeout"
 
 
 class RawProducer:
-    """Raises Fenced when somebody else has taken the transactional id over; then it is of no more use."""
+    """Raises Fenced if another producer has taken over the transactional id; this one cannot be used any more then."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RawProducer:
         two_phase: bool = False,
         transaction_version_max: int = EPOCH_PER_TRANSACTION,
     ) -> None:
-        assert transactional_id or not two_phase, "only transactions have phases"
+        assert transactional_id or not two_phase, "two-phase commit needs a transactional id"
         self._cluster = cluster
         self.transactional_id = transactional_id
         self.transaction_timeout_ms = transaction_timeout_ms
@@ -140,7 +140,7 @@ class RawProducer:
         self.close()
 
     def close(self) -> None:
-        """Give up connections. An open transaction stays open until somebody ends it, or its time is up."""
+        """Closes connections. An open transaction stays open until another process ends it, or it times out."""
         self._in_flight.close()
 
     @property
@@ -149,22 +149,22 @@ class RawProducer:
 
     @property
     def transaction_version(self) -> int:
-        """2: every transaction has an epoch of its own. 0: the older protocol."""
+        """2 if every transaction has its own epoch, 0 for the older protocol."""
         return self._version
 
     @property
     def is_in_transaction(self) -> bool:
         return bool(self._partitions or self._groups or self._has_kept_transaction)
 
-    # Beginning
+    # Initialising
 
     def init(self, *, keep_prepared: bool = False) -> InitProducerIdResult:
-        """Get an id, and with a transactional id fence whoever had that. To be called first, and once.
+        """Gets a producer id. With a transactional id, fences its earlier producer. Call this first, and once.
 
-        With `keep_prepared` the open transaction of a predecessor is not aborted: `end` decides about it.
-        Raises Unavailable, Refused, Fenced; UnsupportedVersion when nothing can be kept.
+        With `keep_prepared`, the open transaction of the earlier producer is not aborted, and `end` ends it. Raises
+        Unavailable, Refused, Fenced, and UnsupportedVersion if the broker cannot keep transactions.
         """
-        assert self._producer == NO_PRODUCER, f"{self} has begun"
+        assert self._producer == NO_PRODUCER, f"{self} is initialised"
         if self.transactional_id is None:
             result = transactions.init_producer(self._cluster)
         else:
@@ -204,12 +204,12 @@ class RawProducer:
         )
 
     def _longest_timeout_ms(self, name: str) -> int:
-        """As the coordinator, who judges, is set."""
+        """Returns the coordinator's setting."""
         node_id = self._cluster.coordinator_id(CoordinatorType.TRANSACTION, name)
         try:
             found = broker_settings(self._cluster, node_id, [_TIMEOUT_SETTING]).get(_TIMEOUT_SETTING)
         except (Refused, UnsupportedVersion):
-            found = None  # not everyone may look at the settings of brokers
+            found = None  # the user may not have the right to describe configs
         return int(found) if found else _TIMEOUT_MS_DEFAULT
 
     def _use_producer(self, producer: ProducerIdAndEpoch) -> None:
@@ -219,20 +219,20 @@ class RawProducer:
             producer, version_max=_PRODUCE_VERSION_BEFORE_EPOCHS if is_older else produce.PRODUCER_VERSION_MAX
         )
 
-    # Writing
+    # Sending
 
     def send(self, topic: str, partition: int, batch: bytearray) -> SentBatch:
-        """Stamp the encoded batch and send it, waiting for room if need be; it must not be touched until `flush`.
+        """Sends an encoded batch; waits while there is no room. Do not change the batch until `flush`.
 
-        Raises what an earlier batch failed with, too: Unavailable, Refused, Fenced, TopicChanged. After that a
-        transaction can only be aborted, and a producer without one is of no more use.
+        Also raises errors of earlier batches: Unavailable, Refused, Fenced, TopicChanged. After that, a transaction can
+        only be aborted, and a producer without transactions cannot be used any more.
         """
         self._check_open()
-        self._join(topic, partition)
+        self._add_partition(topic, partition)
         return self._in_flight.submit(topic, partition, batch)
 
-    def _join(self, topic: str, partition: int) -> None:
-        """Let the transaction know of the partition; with the newer protocol its leader does that."""
+    def _add_partition(self, topic: str, partition: int) -> None:
+        """Adds the partition to the transaction; in the newer protocol its leader does that."""
         if self.transactional_id is None or (topic, partition) in self._partitions:
             return
         if self._version < EPOCH_PER_TRANSACTION:
@@ -242,7 +242,7 @@ class RawProducer:
         self._partitions[topic, partition] = None
 
     def flush(self) -> None:
-        """Wait until everything that was sent is acknowledged. Raises as `send` does."""
+        """Waits until all batches are acknowledged. Raises as `send` does."""
         self._in_flight.drain()
 
     def commit_offsets(
@@ -253,7 +253,7 @@ class RawProducer:
         generation: int = -1,
         member: str = "",
     ) -> None:
-        """Make a group's positions part of the transaction. Raises Fenced, Refused, Unavailable."""
+        """Adds a group's offsets to the transaction. Raises Fenced, Refused, Unavailable."""
         self._check_open()
         if not offsets:
             return
@@ -274,7 +274,7 @@ class RawProducer:
     # Ending
 
     def prepare(self) -> PreparedTransaction:
-        """Flush, and leave it to `end` or `end_prepared` how this ends. Raises as `send` does."""
+        """Flushes; `end` or `end_prepared_transaction` then ends the transaction. Raises as `send` does."""
         self.flush()
         self._is_prepared = True
         return PreparedTransaction(
@@ -287,9 +287,9 @@ class RawProducer:
         )
 
     def end(self, commit: bool) -> None:
-        """Commit, after a flush, or abort. When it raises Unavailable the same may be asked again.
+        """Flushes and commits, or aborts. May be repeated if it raises Unavailable.
 
-        Raises Fenced, Refused, Unavailable; a commit also what `send` raises.
+        Raises Fenced, Refused, Unavailable; a commit also raises as `send` does.
         """
         if commit:
             self.flush()
@@ -302,7 +302,7 @@ class RawProducer:
         self._partitions, self._groups = {}, {}
         self._has_kept_transaction = self._is_prepared = False
         if following == self._producer and not is_clean:
-            # What became of some batches is not known, so their numbers cannot be used again.
+            # The fate of some batches is unknown, so their sequence numbers cannot be used again.
             following = self._init_producer_id(self._name, current=self._producer).producer
         if following != self._producer:
             self._use_producer(following)
@@ -314,10 +314,10 @@ class RawProducer:
         return self.transactional_id
 
     def _check_open(self) -> None:
-        assert self._producer != NO_PRODUCER, f"{self} has not begun"
+        assert self._producer != NO_PRODUCER, f"{self} is not initialised"
         if self._is_prepared:
             raise ClientError(
-                f"the transaction of {self.transactional_id} is prepared: nothing can be added to it"
+                f"the transaction of {self.transactional_id} is prepared: no batch can be added to it"
             )
         if self._has_kept_transaction:
-            raise ClientError(f"the transaction that {self.transactional_id} found has to be ended first")
+            raise ClientError(f"the prepared transaction of {self.transactional_id} must be ended first")

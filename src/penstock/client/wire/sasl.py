@@ -15,21 +15,18 @@ PLAIN: Final = "PLAIN"
 SCRAM_HASHES: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MECHANISMS: Final = (PLAIN, *SCRAM_HASHES)
 
-#: Fewer make stolen verifiers cheap, more make a login take minutes.
+#: With fewer iterations, stolen verifiers are cheap to break; with more, a login takes minutes.
 _ITERATIONS_MIN: Final = 4_096
 _ITERATIONS_MAX: Final = 10_000_000
 
 
 class SaslExchange(Protocol):
-    """The client's half of a conversation."""
+    """The client side of an exchange."""
 
     def first(self) -> bytes: ...
 
     def next(self, challenge: bytes) -> bytes | None:
-        """The answer to what the server said; None when the server has said its last word, and it was right.
-
-        Raises AuthenticationFailed.
-        """
+        """Returns the reply to a challenge; None when the exchange is complete. Raises AuthenticationFailed."""
 
 
 class PlainExchange:
@@ -77,7 +74,7 @@ class ScramExchange:
 
     def _checked(self, reply: dict[str, str]) -> tuple[bytes, int]:
         if not reply.get("r", "").startswith(self._nonce) or reply["r"] == self._nonce:
-            raise AuthenticationFailed("SCRAM: the broker answered to somebody else's nonce")
+            raise AuthenticationFailed("SCRAM: the broker's nonce does not continue the client's nonce")
         salt = _decode_base64(reply.get("s", ""))
         iterations = int(reply["i"]) if reply.get("i", "").isdecimal() else 0
         if not salt or not _ITERATIONS_MIN <= iterations <= _ITERATIONS_MAX:
@@ -105,11 +102,11 @@ def sasl_exchange(mechanism: str, username: str, password: str, *, nonce: str) -
 
 
 def _parse_attributes(message: bytes) -> dict[str, str]:
-    """`r=...,s=...,i=...` by letter. Raises AuthenticationFailed."""
+    """Returns `r=...,s=...,i=...` by attribute. Raises AuthenticationFailed."""
     try:
         parts = message.decode().split(",")
     except UnicodeDecodeError:
-        raise AuthenticationFailed("SCRAM: the broker's answer is no text") from None
+        raise AuthenticationFailed("SCRAM: the broker's message is not UTF-8") from None
     return {part[:1]: part[2:] for part in parts if part[1:2] == "="}
 
 

@@ -15,7 +15,7 @@ from penstock.client.wire.sasl import MECHANISMS, PLAIN, SCRAM_HASHES
 
 Address = tuple[str, int]
 
-#: Fields that are one number each, and what they are called; the first name is the one we write.
+#: Numeric fields and the names of their settings; `to_mapping` writes the first name.
 NUMERIC_SETTINGS: Final = {
     "request_timeout_ms": ("request.timeout.ms", "socket.timeout.ms"),
     "connect_timeout_ms": ("socket.connection.setup.timeout.ms",),
@@ -29,7 +29,7 @@ NUMERIC_SETTINGS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
-    """Files, or PEM text. Without an authority the system's own are trusted."""
+    """Files or PEM text. Without a certificate authority, the system's own are trusted."""
 
     ca_location: str | None = None
     ca_pem: str | None = None
@@ -49,7 +49,7 @@ class SaslSettings:
     password: str = field(repr=False)
 
 
-#: Which setting holds which field of TlsSettings.
+#: The setting of each field of TlsSettings.
 _TLS_SETTINGS: Final = {
     "ca_location": "ssl.ca.location",
     "ca_pem": "ssl.ca.pem",
@@ -69,21 +69,20 @@ class ConnectionSettings:
     client_id: str = "penstock"
     request_timeout_ms: int = 30_000
     connect_timeout_ms: int = 5_000
-    #: How long an operation looks for someone who can do it.
+    #: How long an operation retries.
     retry_deadline_ms: int = 60_000
-    #: Of one partition, in one answer; a single batch may be larger.
+    #: For one partition in one response; a single batch may be larger.
     fetch_bytes_max: int = 16 * 1024 * 1024
     answer_bytes_max: int = 100 * 1024 * 1024
     metadata_age_ms_max: int = 300_000
-    #: How long a topic that brokers do not know may be one that they have not heard of yet.
+    #: How long a client retries an unknown topic, because brokers learn of new topics at different times.
     unknown_topic_ms_max: int = 5_000
-    #: Names that `parse` was given and does not know.
+    #: Names of settings that `parse` does not know.
     unknown: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def parse(cls, mapping: Mapping[str, str]) -> ConnectionSettings:
         """Raises ClientError, which names the setting."""
-
         return parse_settings(mapping)
 
     @property
@@ -92,7 +91,7 @@ class ConnectionSettings:
         return names[self.security is not None]
 
     def to_mapping(self) -> dict[str, str]:
-        """What `parse` makes the same settings of. It holds passwords."""
+        """Returns a mapping that `parse` reads. It contains passwords."""
         mapping = {
             "bootstrap.servers": ",".join(_address_text(address) for address in self.bootstrap),
             "security.protocol": self.security_protocol,
@@ -156,19 +155,19 @@ def parse_settings(mapping: Mapping[str, str]) -> ConnectionSettings:
         security=tls if protocol.endswith("SSL") else None,
         sasl=sasl,
         client_id=given.take("client.id", default="penstock"),
-        unknown=given.rest(),
+        unknown=given.unread(),
         **numbers,
     )
 
 
 class _UnreadSettings:
-    """What the user wrote, less what was read already."""
+    """The user's settings that were not read yet."""
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._left = {str(name).strip(): str(value) for name, value in mapping.items() if value is not None}
 
     def find(self, *names: str) -> str | None:
-        """The first of these that is there; all of them count as read."""
+        """Returns the first of these settings that is set; marks all of them as read."""
         values = [self._left.pop(name, None) for name in names]
         return next((value for value in values if value is not None and value != ""), None)
 
@@ -179,7 +178,7 @@ class _UnreadSettings:
         value = self.find(*names)
         return default if value is None else value.strip()
 
-    def rest(self) -> tuple[str, ...]:
+    def unread(self) -> tuple[str, ...]:
         return tuple(sorted(self._left))
 
 
@@ -188,7 +187,7 @@ def _addresses(given: _UnreadSettings) -> tuple[Address, ...]:
     addresses = tuple(_address(part.strip()) for part in text.split(",") if part.strip())
     if not addresses:
         raise ClientError(
-            "bootstrap.servers is not given: it names brokers as host:port, separated by commas"
+            "bootstrap.servers is missing: set it to host:port addresses of brokers, separated by commas"
         )
     return addresses
 
@@ -218,7 +217,7 @@ def _boolean(given: _UnreadSettings, name: str, *, default: bool) -> bool:
     return _BOOLEANS[text]
 
 
-# Trust
+# TLS
 
 
 def _tls(given: _UnreadSettings) -> TlsSettings:
@@ -242,15 +241,15 @@ def _tls(given: _UnreadSettings) -> TlsSettings:
 
 
 def _reject_java_store(given: _UnreadSettings, store: str) -> None:
-    """Python reads no Java keystores; without a type Java would take the file for one."""
+    """Raises ClientError for a Java keystore, which Python cannot read. JKS is the default type."""
     kind = given.find(f"{store}.type")
     if (kind or ("JKS" if given.has(f"{store}.location") else "PEM")).strip().upper() != "PEM":
         raise ClientError(
-            f"{store}.type={kind or 'JKS'} cannot be read: give the certificates as PEM "
+            f"{store}.type={kind or 'JKS'} is not supported: use certificates in PEM format "
             f"(convert them with `keytool -exportcert -rfc` or `openssl pkcs12`, and set {store}.type=PEM)"
         )
     if store == "ssl.truststore":
-        given.find("ssl.truststore.password")  # PEM files of certificates have none
+        given.find("ssl.truststore.password")  # certificates in PEM have no password
 
 
 # Credentials
@@ -275,7 +274,7 @@ def _sasl(given: _UnreadSettings, *, wanted: bool) -> SaslSettings | None:
 
 
 def _jaas_options(text: str, mechanism: str) -> dict[str, str]:
-    """Never shows the text, which holds a password."""
+    """Errors never show the text, because it contains a password."""
     match = _JAAS.fullmatch(text)
     if match is None:
         raise ClientError(
@@ -283,7 +282,7 @@ def _jaas_options(text: str, mechanism: str) -> dict[str, str]:
         )
     module = match["module"].rpartition(".")[2]
     if mechanism not in _JAAS_MECHANISMS.get(module, ()):
-        raise ClientError(f"sasl.jaas.config: {module} does not go with sasl.mechanism={mechanism}")
+        raise ClientError(f"sasl.jaas.config: {module} does not work with sasl.mechanism={mechanism}")
     return {name: _jaas_value(*values) for name, *values in _JAAS_OPTION.findall(match["options"])}
 
 

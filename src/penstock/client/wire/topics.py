@@ -1,8 +1,7 @@
 """Creates, grows, configures and deletes topics; reads settings; checks the delivery contracts of topics.
 
-The topic setting `penstock.delivery.contract` names the contract that a topic asks of its subscribers. Applications
-and pipelines check it when they start. Brokers that do not know the setting, such as Apache Kafka's, describe none,
-and then every contract is good enough.
+The topic setting `penstock.delivery.contract` names the contract that a topic requires of its subscribers. Applications
+and pipelines check it when they start. Brokers without this setting, such as Apache Kafka's, accept every contract.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ __all__ = (
 
 _DELETE_TOPICS: Final = 20
 _TOPIC_STATES_VERSION: Final = 6
-#: Leaves the choice to the broker.
+#: The broker uses its own default.
 BROKER_DEFAULT: Final = -1
 
 
 class ConfigResourceType(IntEnum):
-    """Whose settings, numbered as on the wire."""
+    """Types of resources that have settings, numbered as on the wire."""
 
     TOPIC = 2
     BROKER = 4
@@ -67,7 +66,7 @@ class NewTopic:
     partitions: int = BROKER_DEFAULT
     replicas: int = BROKER_DEFAULT
     settings: Mapping[str, str] = field(default_factory=dict)
-    #: Nodes of each partition, the first of which is to lead; instead of the two numbers.
+    #: The replicas of each partition, preferred leader first; replaces `partitions` and `replicas`.
     assignment: tuple[tuple[int, ...], ...] = ()
 
 
@@ -81,16 +80,16 @@ def create_topics(
     wanted = tuple(topics)
     request = _create_request(cluster, wanted, validate_only)
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for each in connection.call(request).topics:
             raise_for_error(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
 
-    cluster.call_controller(ask)
+    cluster.call_controller(call)
     return {} if validate_only else _wait_for_leaders(cluster, [topic.name for topic in wanted])
 
 
 def ensure_topic(cluster: Cluster, topic: NewTopic) -> TopicInfo:
-    """Make it where there is none; one that is there stays as it is. Raises Refused, Unavailable."""
+    """Creates the topic if it is missing. Raises Refused, Unavailable."""
     found = cluster.topics([topic.name]).get(topic.name)
     if found is not None:
         return found
@@ -128,7 +127,7 @@ def _creatable_topic(module: str, topic: NewTopic) -> Any:
 
 
 def _wait_for_leaders(cluster: Cluster, names: list[str]) -> dict[str, TopicInfo]:
-    """Wait until these can be used."""
+    """Waits until all partitions have leaders."""
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
         found = cluster.topics(names)
@@ -142,11 +141,11 @@ def delete_topics(cluster: Cluster, names: Iterable[str]) -> None:
     """Raises Refused (UNKNOWN_TOPIC_OR_PARTITION), Unavailable."""
     wanted = tuple(names)
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for each in connection.call(_delete_request(cluster, connection, wanted)).responses:
             raise_for_error(each.error_code, f"topic {each.name}", getattr(each, "error_message", None))
 
-    cluster.call_controller(ask)
+    cluster.call_controller(call)
     for name in wanted:
         cluster.forget_topic(name)
 
@@ -163,31 +162,31 @@ def _delete_request(cluster: Cluster, connection: Connection, names: tuple[str, 
 
 
 def create_partitions(cluster: Cluster, topic: str, count: int) -> TopicInfo:
-    """Grow a topic to `count` partitions. Raises Refused (INVALID_PARTITIONS), Unavailable."""
+    """Grows a topic to `count` partitions. Raises Refused (INVALID_PARTITIONS), Unavailable."""
     module = "create_partitions.v3.request"
     wanted = schema_class(f"{module}:CreatePartitionsTopic")(name=topic, count=count, assignments=None)
     request = schema_class(f"{module}:CreatePartitionsRequest")(
         topics=(wanted,), timeout=_request_timeout(cluster), validate_only=False
     )
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for each in connection.call(request).results:
             raise_for_error(each.error_code, f"topic {topic}", each.error_message)
 
-    cluster.call_controller(ask)
+    cluster.call_controller(call)
     deadline = Deadline(cluster.settings.retry_deadline_ms)
     for _ in cluster.attempts(deadline):
         found = _wait_for_leaders(cluster, [topic])[topic]
         if len(found.partitions) >= count:
             return found
-    raise Unavailable(f"{topic}: not {count} partitions within {deadline.timeout_ms / 1000:g} s")
+    raise Unavailable(f"{topic}: fewer than {count} partitions after {deadline.timeout_ms / 1000:g} s")
 
 
 # Settings
 
 
 def topic_settings(cluster: Cluster, topic: str) -> dict[str, str | None]:
-    """All of them, defaults included. Raises Refused, Unavailable."""
+    """Returns all settings of a topic, with defaults. Raises Refused, Unavailable."""
     found = cluster.call_any(lambda connection: describe_configs(connection, ConfigResourceType.TOPIC, topic))
     return {name: entry.value for name, entry in found.items()}
 
@@ -195,7 +194,7 @@ def topic_settings(cluster: Cluster, topic: str) -> dict[str, str | None]:
 def broker_settings(
     cluster: Cluster, node_id: int, names: Iterable[str] | None = None
 ) -> dict[str, str | None]:
-    """Of one broker: these, or all. Raises Refused, Unavailable."""
+    """Returns these settings of a broker, or all. Raises Refused, Unavailable."""
     wanted = None if names is None else tuple(names)
     found = cluster.call_node(
         node_id,
@@ -207,7 +206,7 @@ def broker_settings(
 def describe_configs(
     connection: Connection, kind: ConfigResourceType, name: str, names: tuple[str, ...] | None = None
 ) -> dict[str, ConfigEntry]:
-    """These settings of a resource, or all, by name. Raises Refused, Unavailable."""
+    """Returns these settings of a resource, or all. Raises Refused, Unavailable."""
     (response,) = connection.call(_describe_configs_request(kind, (name,), names)).results
     raise_for_error(response.error_code, f"settings of {kind.name.lower()} {name}", response.error_message)
     return {
@@ -219,7 +218,7 @@ def describe_configs(
 def describe_config(
     connection: Connection, kind: ConfigResourceType, resources: Iterable[str], name: str
 ) -> dict[str, str | None]:
-    """One setting of many resources, without those that the broker refuses to describe. Raises Unavailable."""
+    """Returns one setting of many resources; skips those that the broker refuses to describe. Raises Unavailable."""
     response = connection.call(_describe_configs_request(kind, tuple(resources), (name,)))
     return {
         str(found.resource_name): each.value
@@ -246,7 +245,7 @@ def _describe_configs_request(
 
 
 def alter_topic_settings(cluster: Cluster, topic: str, changes: Mapping[str, str | None]) -> None:
-    """Set those with a value, and return those with None to their defaults. Raises Refused, Unavailable."""
+    """Sets settings; None resets a setting to its default. Raises Refused, Unavailable."""
     alter_configs(cluster, ConfigResourceType.TOPIC, topic, changes)
 
 
@@ -258,7 +257,7 @@ def alter_configs(
     *,
     deadline: Deadline | None = None,
 ) -> None:
-    """The same for any resource; the empty name stands for all brokers. Raises Refused, Unavailable."""
+    """Sets settings of any resource; the empty name stands for all brokers. Raises Refused, Unavailable."""
     module = "incremental_alter_configs.v1.request"
     setting = schema_class(f"{module}:AlterableConfig")
     configs = tuple(
@@ -276,13 +275,13 @@ def alter_configs(
         resources=(resource,), validate_only=False
     )
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         (response,) = connection.call(request).responses
         raise_for_error(
             response.error_code, f"settings of {kind.name.lower()} {name}".rstrip(), response.error_message
         )
 
-    cluster.call_controller(ask, deadline=deadline)
+    cluster.call_controller(call, deadline=deadline)
 
 
 def _request_timeout(cluster: Cluster) -> timedelta:
@@ -297,8 +296,8 @@ _AT_MOST_ONCE, _AT_LEAST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE = (
     "effectively-once",
     "exactly-once",
 )
-#: Which contracts keep what another one promises. At most once loses and at least once repeats, so neither keeps the
-#: other.
+#: Which contracts satisfy each requirement. At-most-once loses and at-least-once repeats messages, so neither satisfies
+#: the other.
 _SATISFIED_BY: Final = {
     _AT_MOST_ONCE: (_AT_MOST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE),
     _AT_LEAST_ONCE: (_AT_LEAST_ONCE, _EFFECTIVELY_ONCE, _EXACTLY_ONCE),
@@ -308,23 +307,23 @@ _SATISFIED_BY: Final = {
 
 
 class InsufficientContract(ClientError):
-    """A subscription promises less than its topic asks for."""
+    """A subscription's contract does not satisfy the contract that its topic requires."""
 
 
 def satisfies_contract(promised: str, required: str) -> bool:
-    """Whether whoever keeps the one contract keeps the other. Pure."""
+    """Whether the promised contract satisfies the required one. Pure."""
     return required not in _SATISFIED_BY or promised in _SATISFIED_BY[required]
 
 
 def check_topic_contracts(cluster: Cluster, topics: Iterable[str], promised: str, *, who: str) -> None:
-    """Raises LesserContract, and Unavailable where no broker answers."""
+    """Raises InsufficientContract, or Unavailable if no broker answers."""
     for topic in topics:
         try:
             required = topic_settings(cluster, topic).get(CONTRACT_SETTING) or _NO_CONTRACT
         except (Refused, UnsupportedVersion):
-            continue  # not everyone may look at settings
+            continue  # the user may not have the right to describe configs
         if not satisfies_contract(promised, required):
             raise InsufficientContract(
-                f"{who}: topic {topic} asks for {required} ({CONTRACT_SETTING}), and {promised} does not keep that; "
+                f"{who}: topic {topic} requires {required} ({CONTRACT_SETTING}), which {promised} does not satisfy; "
                 f"subscribe with delivery={' or '.join(repr(each) for each in _SATISFIED_BY[required])}"
             )

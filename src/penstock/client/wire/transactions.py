@@ -18,7 +18,7 @@ from penstock.protocol.errors import ErrorCode, MalformedFrame
 from penstock.protocol.schemas import schema_class
 from penstock.protocol.wire import encode_uvarint, read_uvarint
 
-#: From this level of the feature on every transaction has an epoch of its own, and leaders add partitions (KIP-890).
+#: From this feature level on, every transaction has its own epoch, and leaders add partitions (KIP-890).
 EPOCH_PER_TRANSACTION: Final = 2
 TRANSACTION_VERSION_FEATURE: Final = "transaction.version"
 
@@ -28,14 +28,14 @@ _PRODUCE: Final = 0
 _PRODUCE_ADDS_PARTITIONS_VERSION: Final = 12
 _END_TXN: Final = 26
 _END_TXN_BUMPS_EPOCH_VERSION: Final = 5
-#: For one who begins nothing; whoever uses the id next says how long it may take.
+#: The next producer of the transactional id sets its own timeout.
 _FENCE_TIMEOUT_MS: Final = 60_000
-#: A transaction that has not begun has no time at which it did, and cannot be described.
+#: An empty transaction has no start time, and cannot be described.
 _EMPTY_STATE: Final = "Empty"
 _OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 _DESCRIBE_TRANSACTIONS: Final = 65
-#: After how long it was throttled, and how many are described.
+#: Behind the throttle time and the number of states.
 _FIRST_STATE_OFFSET: Final = 5
 _ERROR_CODE: Final = struct.Struct(">h")
 #: Timeout and start.
@@ -46,7 +46,7 @@ _PRODUCER_ID_AND_EPOCH: Final = struct.Struct(">qh")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitProducerIdResult:
     producer: ProducerIdAndEpoch
-    #: Whose open transaction was kept for this producer to end; None where there is none.
+    #: The producer whose open transaction was kept for this one to end; None if there is none.
     ongoing: ProducerIdAndEpoch | None = None
 
 
@@ -61,7 +61,7 @@ class TransactionInfo:
 
 
 def transaction_version(connection: Connection, at_most: int = EPOCH_PER_TRANSACTION) -> int:
-    """The newest protocol that the cluster, this broker and we speak."""
+    """Returns the newest transaction version that the cluster, this broker and the client support."""
     knows = connection.knows(_END_TXN, _END_TXN_BUMPS_EPOCH_VERSION) and connection.knows(
         _PRODUCE, _PRODUCE_ADDS_PARTITIONS_VERSION
     )
@@ -70,7 +70,7 @@ def transaction_version(connection: Connection, at_most: int = EPOCH_PER_TRANSAC
 
 
 def init_producer(cluster: Cluster) -> InitProducerIdResult:
-    """An id for a producer without transactions. Raises Unavailable, Refused."""
+    """Gets an id for a producer without transactions. Raises Unavailable, Refused."""
     request = _init_request(None, 1, NO_PRODUCER)
     return cluster.call_any(lambda connection: _init_result(connection.call(request), "a producer"))
 
@@ -84,19 +84,19 @@ def init_transactional(
     two_phase: bool = False,
     keep_prepared: bool = False,
 ) -> InitProducerIdResult:
-    """Take the id over: whoever had it is fenced, and its transaction aborted unless that is to be kept.
+    """Takes over a transactional id: fences its producer, and aborts its transaction unless `keep_prepared` is set.
 
-    `current` is for a producer that goes on after a failure of its own. Raises Fenced, Refused, Unavailable, and
-    UnsupportedVersion where the broker knows nothing of two phases.
+    `current` is for a producer that continues after a failure. Raises Fenced, Refused, Unavailable, and
+    UnsupportedVersion if the broker does not support two-phase commit.
     """
     request = _init_request(transactional_id, timeout_ms, current, two_phase, keep_prepared)
 
-    def ask(connection: Connection) -> InitProducerIdResult:
+    def call(connection: Connection) -> InitProducerIdResult:
         if (two_phase or keep_prepared) and not connection.knows(_INIT_PRODUCER_ID, _TWO_PHASE_VERSION):
-            raise UnsupportedVersion(f"{connection.peer} knows nothing of two-phase transactions")
+            raise UnsupportedVersion(f"{connection.peer} does not support two-phase commit")
         return _init_result(connection.call(request), f"transactional id {transactional_id}")
 
-    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def _init_request(
@@ -134,7 +134,7 @@ def add_partitions(
     producer: ProducerIdAndEpoch,
     topic_partitions: Iterable[TopicPartition],
 ) -> None:
-    """Of the older protocol: before the first batch to each. Raises Fenced, Refused, Unavailable."""
+    """Adds partitions to the transaction, in the older protocol. Raises Fenced, Refused, Unavailable."""
     module = "add_partitions_to_txn.v3.request"
     topic = schema_class(f"{module}:AddPartitionsToTxnTopic")
     request = schema_class(f"{module}:AddPartitionsToTxnRequest")(
@@ -149,13 +149,13 @@ def add_partitions(
         ),
     )
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for reply in connection.call(request).results_by_topic_v3_and_below:
             for each in reply.results_by_partition:
                 if each.partition_error_code is not ErrorCode.operation_not_attempted:
                     raise_for_error(each.partition_error_code, f"{reply.name}[{each.partition_index}]")
 
-    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def commit_offsets(
@@ -169,7 +169,7 @@ def commit_offsets(
     generation: int = -1,
     member: str = "",
 ) -> None:
-    """They count once the transaction is committed. Raises Fenced, Refused, Unavailable."""
+    """Adds a group's offsets to the transaction. Raises Fenced, Refused, Unavailable."""
     number = 5 if version >= EPOCH_PER_TRANSACTION else 4
     module = f"txn_offset_commit.v{number}.request"
     request = schema_class(f"{module}:TxnOffsetCommitRequest")(
@@ -183,18 +183,18 @@ def commit_offsets(
         topics=offset_topics(module, "TxnOffsetCommitRequest", offsets, ""),
     )
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         for topic in connection.call(request).topics:
             for each in topic.partitions:
                 raise_for_error(
-                    each.error_code, f"position of group {group} in {topic.name}[{each.partition_index}]"
+                    each.error_code, f"offset of group {group} in {topic.name}[{each.partition_index}]"
                 )
 
-    cluster.call_coordinator(CoordinatorType.GROUP, group, ask)
+    cluster.call_coordinator(CoordinatorType.GROUP, group, call)
 
 
 def add_offsets(cluster: Cluster, transactional_id: str, producer: ProducerIdAndEpoch, group: str) -> None:
-    """Of the older protocol: before the first offsets of each group. Raises Fenced, Refused, Unavailable."""
+    """Adds a group to the transaction, in the older protocol. Raises Fenced, Refused, Unavailable."""
     request = schema_class("add_offsets_to_txn.v3.request:AddOffsetsToTxnRequest")(
         transactional_id=transactional_id,
         producer_id=producer.id,
@@ -202,18 +202,18 @@ def add_offsets(cluster: Cluster, transactional_id: str, producer: ProducerIdAnd
         group_id=group,
     )
 
-    def ask(connection: Connection) -> None:
+    def call(connection: Connection) -> None:
         raise_for_error(connection.call(request).error_code, f"group {group}")
 
-    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def end_transaction(
     cluster: Cluster, transactional_id: str, producer: ProducerIdAndEpoch, *, commit: bool, version: int
 ) -> ProducerIdAndEpoch:
-    """Who has the next transaction; to ask again for the same end is no error.
+    """Ends the transaction, and returns the producer id and epoch of the next one. May be repeated.
 
-    Raises Fenced, Unavailable (its fate is not known then), Refused: INVALID_TXN_STATE where it ended the other way.
+    Raises Fenced, Unavailable (the outcome is then unknown), Refused (INVALID_TXN_STATE if it ended the other way).
     """
     number = (
         _END_TXN_BUMPS_EPOCH_VERSION if version >= EPOCH_PER_TRANSACTION else _END_TXN_BUMPS_EPOCH_VERSION - 1
@@ -225,7 +225,7 @@ def end_transaction(
         committed=commit,
     )
 
-    def ask(connection: Connection) -> ProducerIdAndEpoch:
+    def call(connection: Connection) -> ProducerIdAndEpoch:
         response = connection.call(request)
         raise_for_error(response.error_code, f"the {'commit' if commit else 'abort'} of {transactional_id}")
         following = ProducerIdAndEpoch(
@@ -234,27 +234,24 @@ def end_transaction(
         )
         return producer if following.id == NO_PRODUCER_ID else following
 
-    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def fence_producer(cluster: Cluster, transactional_id: str) -> None:
-    """Abort what is open under this id, prepared or not, and keep whoever had it from going on.
-
-    Raises Refused, Unavailable.
-    """
+    """Aborts the open transaction of this id, prepared or not, and fences its producer. Raises Refused, Unavailable."""
     init_transactional(cluster, transactional_id, timeout_ms=_FENCE_TIMEOUT_MS)
 
 
-# Looking
+# Describing
 
 
 def describe_transaction(cluster: Cluster, transactional_id: str) -> TransactionInfo | None:
-    """None where the id is not known, or nothing was done with it yet. Raises Refused, Unavailable."""
+    """Returns None if the id is unknown or had no transaction yet. Raises Refused, Unavailable."""
     request = schema_class("describe_transactions.v0.request:DescribeTransactionsRequest")(
         transactional_ids=(transactional_id,)
     )
 
-    def ask(connection: Connection) -> TransactionInfo | None:
+    def call(connection: Connection) -> TransactionInfo | None:
         listed = {each.transactional_id: each for each in _list_on_node(connection)}
         if transactional_id not in listed or listed[transactional_id].transaction_state == _EMPTY_STATE:
             return None
@@ -264,14 +261,14 @@ def describe_transaction(cluster: Cluster, transactional_id: str) -> Transaction
         raise_for_error(reply.error_code, f"transactional id {transactional_id}")
         return _transaction_info(reply)
 
-    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...] = ()) -> dict[str, str]:
-    """The states of all transactional ids that begin so, by id, as all coordinators know them together.
+    """Returns the states of all transactional ids with this prefix, from all coordinators.
 
-    Only those in one of `states` where any are given. One whose coordinator changes while this is asked may be left
-    out. Raises Refused, Unavailable.
+    With `states`, only ids in one of these states. May miss an id whose coordinator changes meanwhile. Raises Refused,
+    Unavailable.
     """
     return {
         str(each.transactional_id): str(each.transaction_state)
@@ -282,9 +279,9 @@ def list_transactions(cluster: Cluster, prefix: str = "", states: tuple[str, ...
 
 
 def open_transactions(cluster: Cluster) -> list[TransactionInfo]:
-    """All that have begun and not ended, oldest first. Raises Refused, Unavailable."""
+    """Returns all open transactions, oldest first. Raises Refused, Unavailable."""
 
-    def ask(connection: Connection) -> list[TransactionInfo]:
+    def call(connection: Connection) -> list[TransactionInfo]:
         names = tuple(each.transactional_id for each in _list_on_node(connection, _OPEN_STATES))
         if not names:
             return []
@@ -294,35 +291,37 @@ def open_transactions(cluster: Cluster) -> list[TransactionInfo]:
         reply = connection.call(request).transaction_states
         return [_transaction_info(each) for each in reply if each.transaction_state in _OPEN_STATES]
 
-    found = (each for some in cluster.call_every_node(ask) for each in some)
+    found = (each for some in cluster.call_every_node(call) for each in some)
     return sorted(found, key=lambda each: (each.start_ms, each.transactional_id))
 
 
 def current_producer(cluster: Cluster, transactional_id: str) -> ProducerIdAndEpoch | None:
-    """Who has the id now, whether a transaction is open or not; None where it is not known.
+    """Returns the current producer id and epoch of a transactional id; None if it is unknown.
 
     Raises Refused, Unavailable.
     """
     name = transactional_id.encode()
     body = b"\x02" + encode_uvarint(len(name) + 1) + name + b"\x00"
 
-    def ask(connection: Connection) -> ProducerIdAndEpoch | None:
+    def call(connection: Connection) -> ProducerIdAndEpoch | None:
         response = connection.call_raw(_DESCRIBE_TRANSACTIONS, 0, [body])
         try:
             code, producer = _parse_description(response)
         except (MalformedFrame, struct.error):
             connection.close()
-            raise Unavailable(f"{connection.peer} does not describe {transactional_id}") from None
+            raise Unavailable(
+                f"{connection.peer} sent a malformed description of {transactional_id}"
+            ) from None
         if code is ErrorCode.transactional_id_not_found:
             return None
         raise_for_error(code, f"transactional id {transactional_id}")
         return producer
 
-    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, ask)
+    return cluster.call_coordinator(CoordinatorType.TRANSACTION, transactional_id, call)
 
 
 def _parse_description(response: memoryview) -> tuple[ErrorCode, ProducerIdAndEpoch]:
-    """By hand: an id without a transaction has no time at which it began, which the schema's reader does not take."""
+    """Parses by hand, because kio's reader refuses the missing start time of an id without a transaction."""
     (code,) = _ERROR_CODE.unpack_from(response, _FIRST_STATE_OFFSET)
     position = _FIRST_STATE_OFFSET + _ERROR_CODE.size
     for _ in ("id", "state"):

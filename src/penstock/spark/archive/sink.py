@@ -30,7 +30,8 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from penstock.client.errors import ClientError
-from penstock.client.retry import Backoff, Deadline, attempts
+from penstock.client.retry import Deadline, attempts
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.archive import maintenance
 from penstock.spark.archive.delta_table import (
     ArchiveError,
@@ -199,7 +200,9 @@ class DeltaSink:
         offsets = self._batch_offsets(rows.sparkSession, batch)
         written, written_above, trouble = WrittenFiles(), None, None
         # Limit the attempts, not the time: however long it took to write the files, they are worth committing.
-        for _ in islice(attempts(Deadline(math.inf), Backoff(), random.Random()), _COMMIT_ATTEMPTS_MAX):
+        for _ in islice(
+            attempts(Deadline(math.inf), ExponentialBackoff(), random.Random()), _COMMIT_ATTEMPTS_MAX
+        ):
             try:
                 table = self._refreshed_table(schema)
                 if table.has(batch):

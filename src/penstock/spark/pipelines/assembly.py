@@ -17,11 +17,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from penstock.client.deadletters.headers import is_failure_topic
-from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 from penstock.client.wire.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark import register
 from penstock.spark.at_most_once.task_claims import refuse_speculation
 from penstock.spark.exactly_once.decisions import MicroBatch
@@ -46,7 +46,7 @@ from penstock.spark.sink.options import Contract
 _EDGES: Final = {"earliest": EARLIEST, "latest": LATEST}
 _QUERY: Final = "query"
 _ROWS: Final = "rows"
-_NO_ROUTING: Final = FailureRouting(group="", attempts_max=1, backoff=Backoff())
+_NO_ROUTING: Final = FailureRouting(group="", attempts_max=1, backoff=ExponentialBackoff())
 
 
 def start(spark: Any, pipeline: Pipeline, run: RunSettings) -> tuple[Any, ...]:

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 from penstock.client.errors import ClientError
-from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.exactly_once.decisions import MicroBatch
 from penstock.spark.option_reader import CONNECTION_PREFIX, OptionError, OptionReader
 from penstock.spark.session import LOCAL_MASTER
@@ -58,6 +58,8 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _GROUP_PREFIX: Final = "penstock-pipeline-"
 _EVERY: Final = "every"
 _OUTPUT_MODES: Final = ("append", "update")
+#: The public name, `penstock.spark.Backoff`.
+Backoff = ExponentialBackoff
 _BACKOFF: Final = Backoff(base_ms=1_000, cap_ms=300_000)
 
 #: A function from DataFrame to DataFrame.

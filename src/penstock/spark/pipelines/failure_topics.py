@@ -26,11 +26,11 @@ from penstock.client.deadletters.headers import (
     retry_topic,
 )
 from penstock.client.deadletters.topics import ensure_failure_topic
-from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import TopicInfo
 from penstock.client.wire.offsets import committed_offsets
 from penstock.client.wire.topics import InsufficientContract, check_topic_contracts
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.pipelines.declaration import Pipeline, PipelineError
 
 _REFUSED: Final = "refused"
@@ -58,7 +58,7 @@ class FailureRouting:
 
     group: str
     attempts_max: int
-    backoff: Backoff
+    backoff: ExponentialBackoff
     #: Retry topic that the pipeline reads -> its source topic.
     retries: Mapping[str, str] = field(default_factory=dict)
     #: Number of partitions of each retry and dead-letter topic.

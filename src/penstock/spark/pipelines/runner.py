@@ -19,12 +19,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from penstock.client.retry import Backoff, Deadline
+from penstock.client.retry import Deadline
 from penstock.client.signals import SignalEvent
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import IsolationLevel, TopicPartition
 from penstock.client.wire.offsets import EARLIEST, LATEST, committed_offsets, list_offsets
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.spark.exactly_once.decisions import MicroBatch, SinkError
 from penstock.spark.internal_topics import DocumentStore
 from penstock.spark.offsets import Position
@@ -164,7 +165,7 @@ def with_batch_limit(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, source=source)
 
 
-RESTART_BACKOFF: Final = Backoff(base_ms=1_000, cap_ms=60_000)
+RESTART_BACKOFF: Final = ExponentialBackoff(base_ms=1_000, cap_ms=60_000)
 _POLL_S: Final = 0.25
 #: A short pause, so that the runner does not miss the gap between two batches.
 _STOP_POLL_S: Final = 0.01

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.app.failures import Backoff
-from penstock.client.retry import Backoff as ExponentialBackoff
+from penstock.protocol.backoff import ExponentialBackoff
 
 
 class Top(Random):
@@ -50,11 +50,11 @@ def test_no_message_waits_longer_than_the_bound(base_s: float, times: float, att
 @pytest.mark.parametrize(
     ("given_", "told"),
     [
-        ({"base": "soon"}, "'soon' is no length of time"),
-        ({"cap": -1}, "-1 is no length of time"),
-        ({"base": "0s"}, "leaves no rest"),
+        ({"base": "soon"}, "'soon' is not a duration"),
+        ({"cap": -1}, "-1 is not a duration"),
+        ({"base": "0s"}, "leaves no delay"),
         ({"base": "10s", "cap": "1s"}, "cap='1s' is shorter than base='10s'"),
-        ({"attempts": 0}, "attempts=0 is a whole number from 1 to 100"),
+        ({"attempts": 0}, "attempts=0 must be a whole number from 1 to 100"),
         ({"attempts": 101}, "attempts=101"),
         ({"attempts": True}, "attempts=True"),
         ({"attempts": 2.5}, "attempts=2.5"),

@@ -29,7 +29,7 @@ def opened(rules: Breaker = RULES, *, at_s: float = 0.0) -> BreakerState:
 def test_the_table() -> None:
     assert TRANSITIONS == {
         BreakerPhase.CLOSED: {BreakerEvent.FAILED_TOO_OFTEN: BreakerPhase.OPEN},
-        BreakerPhase.OPEN: {BreakerEvent.RESTED: BreakerPhase.HALF_OPEN},
+        BreakerPhase.OPEN: {BreakerEvent.OPEN_TIME_OVER: BreakerPhase.HALF_OPEN},
         BreakerPhase.HALF_OPEN: {
             BreakerEvent.TRIAL_SUCCEEDED: BreakerPhase.CLOSED,
             BreakerEvent.TRIAL_FAILED: BreakerPhase.OPEN,
@@ -69,8 +69,8 @@ def test_half_open_lets_a_trial_through_and_its_success_closes() -> None:
     state = opened()
     trial = state.allow(30)
     assert (trial.go, state.phase) == (True, BreakerPhase.HALF_OPEN)
-    assert state.allow(31) == CallPermit(False, None, trial.turn)
-    state.succeeded(32, trial.turn)
+    assert state.allow(31) == CallPermit(False, None, trial.generation)
+    state.succeeded(32, trial.generation)
     assert state.phase is BreakerPhase.CLOSED
     assert state.allow(32).go
 
@@ -97,18 +97,18 @@ def test_a_late_outcome_is_not_taken_for_that_of_the_trial() -> None:
     for _ in range(3):
         state.failed(1)
     trial = state.allow(31)
-    state.failed(32, slow.turn)
+    state.failed(32, slow.generation)
     assert state.phase is BreakerPhase.HALF_OPEN
-    state.succeeded(32, slow.turn)
+    state.succeeded(32, slow.generation)
     assert state.phase is BreakerPhase.HALF_OPEN
-    state.succeeded(33, trial.turn)
+    state.succeeded(33, trial.generation)
     assert state.phase is BreakerPhase.CLOSED
 
 
 def test_a_trial_that_tells_nothing_is_tried_again() -> None:
     state = opened()
     trial = state.allow(30)
-    state.undecided(trial.turn)
+    state.undecided(trial.generation)
     assert state.allow(30).go
     assert not state.allow(30).go
 
@@ -133,28 +133,28 @@ class Calls:
             assert self.state.phase is not BreakerPhase.CLOSED
             return
         assert self.state.phase is not BreakerPhase.OPEN
-        self.under_way.append(permit.turn)
+        self.under_way.append(permit.generation)
         if self.state.phase is BreakerPhase.HALF_OPEN:
-            count = self.trials_under_way.get(permit.turn, 0) + 1
+            count = self.trials_under_way.get(permit.generation, 0) + 1
             assert count <= self.rules.trials
-            self.trials_under_way[permit.turn] = count
+            self.trials_under_way[permit.generation] = count
 
     def end(self, outcome: str) -> None:
         if not self.under_way:
             return
-        turn, before = self.under_way.pop(0), self.state.phase
+        generation, before = self.under_way.pop(0), self.state.phase
         if outcome == "undecided":
-            self.state.undecided(turn)
-            if turn in self.trials_under_way:
-                self.trials_under_way[turn] -= 1
+            self.state.undecided(generation)
+            if generation in self.trials_under_way:
+                self.trials_under_way[generation] -= 1
         elif outcome == "failed":
-            if turn == self.state.turn:
+            if generation == self.state.generation:
                 self.failures_in_a_row_s.append(self.now_s)
-            self.state.failed(self.now_s, turn)
+            self.state.failed(self.now_s, generation)
         else:
-            if turn == self.state.turn:
+            if generation == self.state.generation:
                 self.failures_in_a_row_s.clear()
-            self.state.succeeded(self.now_s, turn)
+            self.state.succeeded(self.now_s, generation)
         if before is BreakerPhase.CLOSED and self.state.phase is BreakerPhase.OPEN:
             last = self.failures_in_a_row_s[-self.rules.failures :]
             assert len(last) == self.rules.failures
@@ -186,19 +186,19 @@ def test_its_promises_hold_under_any_calls(failures: int, trials: int, steps: li
                 calls.now_s += step
     for _ in range(len(calls.under_way)):
         calls.end("undecided")
-    # In the end it lets somebody through, whatever has happened.
+    # In the end the breaker lets a call through, after any history.
     assert calls.state.allow(calls.now_s + 100).go
 
 
 @pytest.mark.parametrize(
     ("given_", "told"),
     [
-        ({"failures": 0}, "failures=0 is a whole number from 1"),
-        ({"trials": 1.5}, "trials=1.5 is a whole number from 1"),
-        ({"within": "0s"}, "within='0s' is longer than 0"),
-        ({"open_for": 0}, "open_for=0 is longer than 0"),
+        ({"failures": 0}, "failures=0 must be a whole number from 1"),
+        ({"trials": 1.5}, "trials=1.5 must be a whole number from 1"),
+        ({"within": "0s"}, "within='0s' must be longer than 0"),
+        ({"open_for": 0}, "open_for=0 must be longer than 0"),
         ({"open_for": "1h"}, "cap='5m' is shorter than open_for='1h'"),
-        ({"within": "soon"}, "'soon' is no length of time"),
+        ({"within": "soon"}, "'soon' is not a duration"),
     ],
 )
 def test_what_cannot_be_declared(given_: dict[str, object], told: str) -> None:

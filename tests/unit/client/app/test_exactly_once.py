@@ -97,7 +97,7 @@ def stopped_in_the_middle() -> tuple[list[tuple[int, int]], list[dict[Place, int
 
 
 def test_a_stop_in_the_middle_commits_what_was_handled() -> None:
-    """Whatever the other thread is doing when this one notices that nothing is left."""
+    """The other thread may be anywhere in its work when this one finds no messages left."""
     for _ in range(200):
         handled, committed = stopped_in_the_middle()
         expected = {("orders", partition): offset + 1 for partition, offset in handled}

@@ -13,7 +13,7 @@ from penstock.client.deadletters.headers import MESSAGE_ID
 
 @pytest.mark.parametrize("headers", [[], [(MESSAGE_ID, b"m-1")], [(MESSAGE_ID, b"")]])
 def test_a_message_has_the_same_id_in_all_its_letters(headers: list[Any]) -> None:
-    """Also one that was published without any: else a dedupe store would not know its second letter."""
+    """Also a message that was published without an id: else a dedupe store would not recognise its retry."""
     failing = FailurePolicy(
         group="g",
         handler="bill",
@@ -23,8 +23,8 @@ def test_a_message_has_the_same_id_in_all_its_letters(headers: list[Any]) -> Non
         chance=Random(1),
     )
     raw = RawMessage(7, partition=1, headers=headers)
-    letters = [failing.letter(raw, ValueError("no")), failing.follower(raw, 1)]
-    again = failing.letter(
+    letters = [failing.failure_record(raw, ValueError("no")), failing.following_record(raw, 1)]
+    again = failing.failure_record(
         RawMessage(topic="orders.retry.1", partition=1, headers=letters[0].headers), ValueError("no")
     )
     for letter in (*letters, again):

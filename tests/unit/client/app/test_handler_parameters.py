@@ -165,17 +165,17 @@ async def yields_later(order: Order) -> Any:
         (nothing, "nothing takes neither payload nor message: a handler takes"),
         (only_args, "takes neither payload nor message"),
         (only_keywords, "takes neither payload nor message"),
-        (one_too_many, "nothing is known for its parameter rate"),
-        (second_is_no_message, "nothing is known for its parameter rate"),
-        (wrong_way_round, "nothing is known for its parameter order"),
-        (message_by_keyword, "nothing is known for its parameter message"),
-        (handle_by_place, "nothing is known for its parameter tx"),
+        (one_too_many, "unknown parameter rate"),
+        (second_is_no_message, "unknown parameter rate"),
+        (wrong_way_round, "unknown parameter order"),
+        (message_by_keyword, "unknown parameter message"),
+        (handle_by_place, "unknown parameter tx"),
         (absent_payload, "the annotation 'Absent' of order cannot be resolved"),
         (yields, "yields is a generator"),
         (yields_later, "yields_later is a generator"),
         (of_messages, "handles one message at a time"),
-        (Order, "is no handler"),
-        (5, "is no handler"),
+        (Order, "is not a handler"),
+        (5, "is not a handler"),
     ],
 )
 def test_what_no_handler_can_be(handler: Any, told: str) -> None:
@@ -186,7 +186,7 @@ def test_what_no_handler_can_be(handler: Any, told: str) -> None:
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
-        (of_payload, r"order is a list of payloads, as in order: list\[Order\]"),
+        (of_payload, r"order must be a list of payloads, as in order: list\[Order\]"),
         (of_message, r"write message: list\[Message\]"),
     ],
 )

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from penstock.client.app import membership as membership_module
 from penstock.client.app.membership import Membership
 from penstock.client.errors import ClientError
 
@@ -65,7 +65,7 @@ class Committing:
     def assigned(self, topic_partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         return {}
 
-    def begun(self, positions: Mapping[TopicPartition, int]) -> None: ...
+    def reading_from(self, positions: Mapping[TopicPartition, int]) -> None: ...
 
     def revoked(self, topic_partitions: Sequence[TopicPartition]) -> None:
         assert self.membership is not None
@@ -77,7 +77,7 @@ class Committing:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     made = Script({})
-    monkeypatch.setattr(confluent_kafka, "Consumer", lambda settings: made)
+    monkeypatch.setattr(membership_module, "Consumer", lambda settings: made)
     return made
 
 

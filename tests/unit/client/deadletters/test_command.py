@@ -74,7 +74,7 @@ def test_values_are_shown_as_what_they_are():
 
 
 def test_nothing_that_a_letter_says_gets_at_the_terminal(capsys):
-    """Names, texts and times are whatever somebody wrote."""
+    """Names, texts and times may be arbitrary."""
     headers = (
         (GROUP_HEADER, b"g\x1b[2J"),
         (ERROR_MESSAGE_HEADER, b"\x07bell\nmore"),

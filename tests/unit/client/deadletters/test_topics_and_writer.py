@@ -254,9 +254,9 @@ def test_a_corrected_letter_tells_the_same_and_what_it_took_the_place_of():
 
 
 def test_what_is_no_correction():
-    with pytest.raises(DeadLetterError, match="1:7 is like that already"):
+    with pytest.raises(DeadLetterError, match="1:7 has these values already"):
         apply_edit(letter(), DeadLetterEdit(value=b"v", key=b"k"), NOW_MS)
-    with pytest.raises(DeadLetterError, match="not to be changed"):
+    with pytest.raises(DeadLetterError, match="cannot be changed"):
         apply_edit(letter(), DeadLetterEdit(headers=((TOPIC_HEADER, b"x"),)), NOW_MS)
 
 

@@ -74,7 +74,7 @@ def test_the_message_id_of_the_headers_counts() -> None:
 
 @pytest.mark.parametrize(
     ("topic", "words"),
-    [("", "no name of a topic"), ("a b", "no name of a topic"), ("..", "no name"), ("x" * 250, "249")],
+    [("", "not a topic name"), ("a b", "not a topic name"), ("..", "not a topic name"), ("x" * 250, "249")],
 )
 def test_topics_that_no_broker_takes_are_refused_at_once(topic: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

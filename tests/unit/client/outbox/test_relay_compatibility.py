@@ -58,7 +58,7 @@ def start(
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "PATIENCE_MS", 100)
+    monkeypatch.setattr(relay, "AGREEMENT_TIMEOUT_MS", 100)
 
 
 def test_relays_that_divide_alike_work_together() -> None:
@@ -73,7 +73,7 @@ def test_relays_that_divide_alike_work_together() -> None:
 def test_relays_of_another_kind_are_refused_while_one_is_at_work(name: str, shards: int) -> None:
     table = Table()
     start(table, 4)
-    with pytest.raises(OutboxError, match=r"at work with 4 shards under the name shop: stop them all"):
+    with pytest.raises(OutboxError, match=r"run with 4 shards under the name shop: stop all of them"):
         start(table, shards, name)
     assert table.agreement == RelayAgreement("identity", "shop", 4)
 

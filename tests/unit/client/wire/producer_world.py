@@ -12,10 +12,10 @@ from typing import Any
 from uuid import UUID
 
 from penstock.client.errors import Unavailable, broker_error
-from penstock.client.retry import Backoff
 from penstock.client.wire.connection import PendingRequest
 from penstock.client.wire.metadata import PartitionInfo
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.produce import parse_produce_request
 from penstock.protocol.record_batch import decode_records, read_header
@@ -58,7 +58,7 @@ class World:
 
     def __init__(self, seed: int, *, troubles: int) -> None:
         self.chance = Random(seed)
-        self.backoff = Backoff(base_ms=0, cap_ms=0)
+        self.backoff = ExponentialBackoff(base_ms=0, cap_ms=0)
         self.settings = ConnectionSettings(bootstrap=(("nowhere", 1),))
         self.troubles_left = troubles
         self.logs: defaultdict[int, Log] = defaultdict(Log)

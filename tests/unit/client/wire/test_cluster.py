@@ -12,10 +12,10 @@ import pytest
 from tests.unit.client.wire.scripted_broker import METADATA, ScriptedServer, encoded, frame
 
 from penstock.client.errors import Refused, TopicChanged, Unavailable, broker_error
-from penstock.client.retry import Backoff
 from penstock.client.wire.cluster import Cluster, CoordinatorType
 from penstock.client.wire.connection import Connection
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
@@ -81,7 +81,7 @@ def nodes() -> Iterator[Nodes]:
 def cluster(*addresses: tuple[str, int], **more: Any) -> Cluster:
     values = {"retry_deadline_ms": 5000, "unknown_topic_ms_max": 100, **more}
     settings = ConnectionSettings(bootstrap=addresses, **values)
-    return Cluster(settings, backoff=Backoff(base_ms=5, cap_ms=20), chance=Random(1))
+    return Cluster(settings, backoff=ExponentialBackoff(base_ms=5, cap_ms=20), chance=Random(1))
 
 
 def test_one_address_that_answers_is_enough(nodes: Nodes) -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_tried_for_longer_than_agreed(nodes: Nodes, code: ErrorCode) 
     begun = time.monotonic()
     with (
         cluster(nodes.servers[1].address, retry_deadline_ms=100) as made,
-        pytest.raises(Unavailable, match=r"the leader of orders\[0\] could not be had within 0\.1 s"),
+        pytest.raises(Unavailable, match=r"the leader of orders\[0\] was not available within 0\.1 s"),
     ):
         made.call_leader("orders", 0, ask)
     assert time.monotonic() - begun < 10
@@ -202,7 +202,7 @@ def test_another_id_is_another_topic(nodes: Nodes, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "metadata_view", with_id)
     with cluster(nodes.servers[1].address) as made:
         assert made.call_leader("orders", 0, nodes.number, topic_id=UUID(int=2)) == 1
-        with pytest.raises(TopicChanged, match="created anew"):
+        with pytest.raises(TopicChanged, match="created again"):
             made.call_leader("orders", 0, nodes.number, topic_id=UUID(int=1))
 
 

@@ -91,7 +91,7 @@ def test_an_old_format_is_named() -> None:
 def test_a_length_that_cannot_be() -> None:
     broken = bytearray(batch(0))
     broken[8:12] = (10).to_bytes(4, "big")
-    with pytest.raises(CorruptRecords, match="no record batch"):
+    with pytest.raises(CorruptRecords, match="too short for a record batch"):
         whole_batches(memoryview(broken))
 
 

@@ -121,7 +121,7 @@ def test_it_gives_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     sender = pipeline(world)
     refusing(world, ErrorCode.not_enough_replicas, monkeypatch)
     sender.submit("orders", 0, batch(b"x"))
-    with pytest.raises(Unavailable, match=r"took no batch within 0\.05 s: .*not enough replicas"):
+    with pytest.raises(Unavailable, match=r"accepted no batch within 0\.05 s: .*not enough replicas"):
         sender.drain()
 
 
