@@ -65,7 +65,7 @@ class WorkerFailure(NamedTuple):
 
 
 class ShareFailures(NamedTuple):
-    """`for_coordinator`: from the partition's leader to whoever keeps the errors until the dead letters are written."""
+    """`for_coordinator`: from the partition leader to the share coordinator, which keeps errors for dead letters."""
 
     group: str
     topic_id: UUID

@@ -109,7 +109,7 @@ class _SlidingSum:
         slot = _slot(at_ms)
         self._slots[slot] = self._slots.get(slot, 0) + count
         self.total += count
-        if len(self._slots) > 2 * _SLOTS:  # nobody has asked for long
+        if len(self._slots) > 2 * _SLOTS:  # not queried for a long time
             self.forget_before(at_ms)
 
     def take_back(self, count: int, added_at_ms: int) -> None:
@@ -168,7 +168,7 @@ class DeadLetterBreaker:
             bound = max(int(self.share_max * self._finished.total), FREE_PER_WINDOW)
             allowed = min(allowed, max(bound - self._buried.total, 0))
         if self.rate_max is not None:
-            self._tokens -= allowed  # without a rate nobody runs into debt that would count under one
+            self._tokens -= allowed  # without a rate there is no debt that a later rate would count
         self._buried.add(allowed, now_ms)
         return allowed
 
@@ -207,7 +207,7 @@ class SourceRecord(NamedTuple):
 
 
 class UnreadableSourceRecord(NamedTuple):
-    """A record that nobody can read: a broker takes what a producer sends without a look inside."""
+    """A record that cannot be decoded: the broker does not decode records when it appends them."""
 
     offset: int
     cause: tuple[int, int]

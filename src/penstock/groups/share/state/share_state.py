@@ -47,7 +47,7 @@ class StateBatch(NamedTuple):
 class DeliveryTotals(NamedTuple):
     """Since a share partition was made. They never go back, so the same ones may be written again.
 
-    Under at-most-once, `handed_out` are records that are final because of a hand-out, whether anybody got them or not,
+    Under at-most-once, `handed_out` are records that are final since they were handed out, received or not,
     of which members have `confirmed` some: the others may be lost. `expired`: offsets that retention deleted before
     they were handed out.
     """
@@ -85,7 +85,7 @@ class ShareState(NamedTuple):
 
 
 class ShareStateSummary(NamedTuple):
-    """`delivery_complete_count`: offsets from the start offset on that are final; UNSET where nobody has told."""
+    """`delivery_complete_count`: offsets from the start offset on that are final; UNSET if it is not known."""
 
     state_epoch: int
     leader_epoch: int
@@ -94,7 +94,7 @@ class ShareStateSummary(NamedTuple):
 
 
 class InitializeState(NamedTuple):
-    """Without a start offset (UNSET) only what is missing is made; with one, what is there begins anew."""
+    """With the start offset UNSET only a missing state is initialized; otherwise an existing one is reset too."""
 
     key: SharePartitionKey
     state_epoch: int
@@ -121,7 +121,7 @@ class WriteState(NamedTuple):
 
 
 class DeleteState(NamedTuple):
-    """A state that was begun at a later epoch stays: whoever asks was too late. UNSET asks for any."""
+    """A state that was initialized at a later epoch is not deleted. UNSET deletes a state of any epoch."""
 
     key: SharePartitionKey
     state_epoch: int = UNSET
@@ -188,7 +188,7 @@ def merge_into(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
     if behind:
         _merge_among(ranges, new[:behind] if behind < len(new) else new)
     if behind < len(new):
-        # Most of what comes is about offsets that nobody has heard of yet.
+        # Most updates are about offsets that are not in the state yet.
         _append_merged(ranges, new[behind])
         ranges.extend(new[behind + 1 :])
 

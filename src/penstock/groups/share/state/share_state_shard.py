@@ -293,7 +293,7 @@ class ShareCoordinatorShard:
         if UNSET != read.leader_epoch < state.leader_epoch:
             return _FENCED_LEADER
         if read.leader_epoch > state.leader_epoch:
-            # Stored, so that the leader before can write no more, whoever coordinates then.
+            # Stored, so that the previous leader stays fenced after a change of the coordinator.
             fence = WriteState(
                 read.key,
                 state.state_epoch,
@@ -360,7 +360,7 @@ class ShareCoordinatorShard:
         return ShareStateReply(summary=_NOTHING if state is None else state.summary())
 
     def forget_topics(self, topic_ids: Collection[UUID], token: ReplyToken) -> CoordinatorResult:
-        """These topics were deleted, and nobody will ask for their share partitions again."""
+        """Forget the share partitions of deleted topics."""
         stored: list[KeyValue] = []
         for name, key in self._keys.items():
             if key.topic_id in topic_ids:

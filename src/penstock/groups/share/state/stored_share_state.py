@@ -203,7 +203,7 @@ class StoredDeadLetters:
         self.producer: DeadLetterProducer | None = None
         self.buried = 0
         self.lost = 0
-        #: Of records that are pending, and of those that may soon be: whoever says so may lose them first.
+        #: The errors of pending records, and of records that may soon be pending: a worker may report the error first.
         self.errors: dict[int, tuple[int, WorkerError]] = {}
 
     def __repr__(self) -> str:
