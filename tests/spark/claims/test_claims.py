@@ -232,7 +232,7 @@ def test_a_topic_with_a_stronger_contract_is_refused(topics, driver, unique, gro
     """Also if there is a checkpoint, so that Spark does not ask for the initial position."""
     topic = topics.create(unique("payments"), **{"penstock.delivery.contract": "at-least-once"})
     topics.count(topic, range(5))
-    words = f"the stream of group {group}: topic {topic} asks for at-least-once"
+    words = f"the stream of group {group}: topic {topic} requires at-least-once"
     plan = driver(topic)
     with pytest.raises(InsufficientContract, match=words):
         plan.initial_position()
