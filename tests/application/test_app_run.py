@@ -19,7 +19,7 @@ app = Penstock("{servers}", settings={{"session.timeout.ms": 2000, "heartbeat.in
 
 @app.subscribe("{topic}", group="{topic}-{name}")
 def {name}(value: int) -> None:
-    print("{name} has", value, flush=True)
+    print(f"{name} has {{value}}\\n", end="", flush=True)  # one write, as several handlers print at the same time
 
 def make() -> Penstock:
     return app
