@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tests.chaos.contracts import judge
-from tests.chaos.contracts.jobs import EXACTLY_ONCE, WITH_ROWS
+from tests.chaos.contracts.jobs import CALM_SESSION_MS, CONSUMER, EXACTLY_ONCE, SESSION_MS, WITH_ROWS
 from tests.chaos.contracts.judge import Case
 from tests.chaos.contracts.lanes import Lane
 from tests.chaos.contracts.nursery import Life
@@ -12,6 +13,9 @@ from tests.chaos.contracts.results import numbers_in, rows_in
 from tests.chaos.readers import read_whole
 
 from penstock.client.deadletters.headers import dead_letter_topic
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import ConfigResourceType, alter_configs
 
 DRAIN_S = 45.0
 END_S = 40.0
@@ -61,16 +65,26 @@ class Calm:
         lane = self._lane
         self.drain()
         lane.calm += lane.feed(count)
-        lives = {slot: lane.begin(slot) for slot in lane.slots[1:]}
+        self._set_session(CALM_SESSION_MS)
+        begin = partial(lane.begin, session_ms=CALM_SESSION_MS)
+        lives = {slot: begin(slot) for slot in lane.slots[1:]}
         for _ in range(STOPS):
-            first = lane.begin(lane.slots[0], stops_after=count // 4)
+            first = begin(lane.slots[0], stops_after=count // 4)
             if not _until(lambda: first.wait(LOOK_S) or lane.is_idle(), END_S):  # noqa: B023
                 self.problems.append(f"{lane.topic}: a member does not stop; see its log")
             self._end(first)
-        lives[lane.slots[0]] = lane.begin(lane.slots[0])
+        lives[lane.slots[0]] = begin(lane.slots[0])
         self._await_all(DRAIN_S)
         for life in lives.values():
             self._end(life)
+        self._set_session(SESSION_MS)
+
+    def _set_session(self, session_ms: int) -> None:
+        """Brokers decide the session of members of the consumer protocol; others choose their own."""
+        if self._lane.terms.protocol == CONSUMER:
+            changes = {"consumer.session.timeout.ms": str(session_ms)}
+            with Cluster(ConnectionSettings.parse({"bootstrap.servers": self._servers})) as cluster:
+                alter_configs(cluster, ConfigResourceType.GROUP, f"{self._lane.topic}-group", changes)
 
     def _await_all(self, within_s: float) -> None:
         def is_done() -> bool:

@@ -30,6 +30,8 @@ ATTEMPTS = 3
 TAKEN_MAX = 12
 IN_FLIGHT_MAX = 30
 SESSION_MS = 1_000
+#: Where nothing is killed, a starved machine must not end a session: the next member would rightly repeat messages.
+CALM_SESSION_MS = 30_000
 TRANSACTION_MS = 2_500  # librdkafka wants it to be no less than what it waits for an answer
 
 
@@ -62,6 +64,8 @@ class Job:
     #: So many messages, and it ends as an operator would end it.
     stops_after: int | None = None
     mutation: str | None = None
+    #: Of members of the classic protocol that are not static.
+    session_ms: int = SESSION_MS
 
     @property
     def group(self) -> str:

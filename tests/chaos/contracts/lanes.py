@@ -17,6 +17,7 @@ from tests.chaos.contracts.jobs import (
     FREEZE,
     KILL,
     PARTITIONS,
+    SESSION_MS,
     SHAPES,
     WITH_ROWS,
     Job,
@@ -160,7 +161,13 @@ class Lane:
             self.failures += bool(life.status) and not life.was_killed
             assert self.failures < FAILURES_MAX, f"lives of {self.topic} end by themselves; see their logs"
 
-    def begin(self, slot: str, trap: Trap | None = None, stops_after: int | None = None) -> Life:
+    def begin(
+        self,
+        slot: str,
+        trap: Trap | None = None,
+        stops_after: int | None = None,
+        session_ms: int = SESSION_MS,
+    ) -> Life:
         terms = self.terms
         if trap is not None and trap.point in points.WHILE_LEAVING:
             stops_after = self._chance.randint(1, 20)
@@ -179,6 +186,7 @@ class Lane:
             trap=trap,
             stops_after=stops_after,
             mutation=terms.mutation if terms.is_broken else None,
+            session_ms=session_ms,
         )
         self._begun_s[slot] = time.monotonic()
         return self._nursery.begin(job)

@@ -24,7 +24,6 @@ from tests.chaos.contracts.jobs import (
     IN_FLIGHT_MAX,
     LEDGERED,
     ORDERED,
-    SESSION_MS,
     TAKEN_MAX,
     TASKS,
     THREADS,
@@ -60,14 +59,14 @@ def settings_of(job: Job) -> dict[str, Any]:
         "transaction.timeout.ms": TRANSACTION_MS,
     }
     if job.protocol == CLASSIC:
-        made["session.timeout.ms"] = STATIC_SESSION_MS if job.instance else SESSION_MS
+        made["session.timeout.ms"] = STATIC_SESSION_MS if job.instance else job.session_ms
         made["heartbeat.interval.ms"] = 200
     else:
         made["group.protocol"] = job.protocol
     if job.instance:
         made["group.instance.id"] = job.instance
     elif job.mutation is None:
-        made["max.poll.interval.ms"] = POLL_MS
+        made["max.poll.interval.ms"] = max(POLL_MS, job.session_ms)
     return made
 
 
