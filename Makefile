@@ -15,7 +15,7 @@ WORKERS ?= 3
 RUNS ?= 10
 BUSY ?= 0
 
-SOURCES := src tests tools benchmarks examples
+SOURCES := src simulation tests tools benchmarks examples
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 FAST := -m "not slow"
@@ -62,7 +62,7 @@ lint: setup  ## Style, formatting, types and import contracts.
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=. $(BIN)/lint-imports --no-cache
 
 format: setup  ## Format the code and fix what ruff can fix.
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -122,7 +122,7 @@ chaos: setup  ## Faults in real processes: ARGS="--campaign sink" (nodes, copier
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 simulate: setup  ## Seeded simulation: ARGS="--seeds 0 --minutes 60", ARGS=--mutations or ARGS="--world share".
-	$(BIN)/python -m penstock.simulation $(ARGS)
+	$(BIN)/python -m simulation $(ARGS)
 
 clean:  ## Remove .venv, caches and what was built.
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

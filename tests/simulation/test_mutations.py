@@ -3,12 +3,11 @@
 import os
 
 import pytest
-
-from penstock.simulation.campaign import hunts
-from penstock.simulation.mutation import Traps
-from penstock.simulation.mutations import MUTATIONS
-from penstock.simulation.run import run_seed
-from penstock.simulation.worlds import WORLDS
+from simulation.campaign import hunts
+from simulation.mutation import Traps
+from simulation.mutations import MUTATIONS
+from simulation.run import run_seed
+from simulation.worlds import WORLDS
 
 #: A seed counts only if it is clean without the bug.
 SEEDS_MAX = 800

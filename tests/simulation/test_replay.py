@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-from penstock.simulation.campaign import failure_lines
-from penstock.simulation.mutations import MUTATIONS
-from penstock.simulation.run import run_seed
+from simulation.campaign import failure_lines
+from simulation.mutations import MUTATIONS
+from simulation.run import run_seed
 
 WORLDS = ("transactions", "consumer", "share", "schedule")
 PROGRAM = f"""
-from penstock.simulation.run import run_seed
+from simulation.run import run_seed
 print([run_seed(seed).digest for seed in range(12)])
 print([run_seed(seed, name=world).digest for world in {WORLDS} for seed in range(2)])
 """

@@ -3,8 +3,7 @@
 import os
 
 import pytest
-
-from penstock.simulation.campaign import Tally, failure_lines, outcomes
+from simulation.campaign import Tally, failure_lines, outcomes
 
 SEEDS = 400
 #: Faults that depend on what a world looks like are rarer than the rest.

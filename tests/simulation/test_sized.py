@@ -2,7 +2,7 @@
 
 import json
 
-from penstock.simulation.sized import run_sized
+from simulation.sized import run_sized
 
 
 def test_ninety_brokers_lose_a_broker_and_a_rack() -> None:

@@ -5,13 +5,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-
-from penstock.simulation.clock import Clock
-from penstock.simulation.disk import Disk, DiskFull
-from penstock.simulation.ledger import Ledger, Violation
-from penstock.simulation.network import Network, Weather
-from penstock.simulation.simlog import Batch, SimLog
-from penstock.simulation.world import Life, World
+from simulation.clock import Clock
+from simulation.disk import Disk, DiskFull
+from simulation.ledger import Ledger, Violation
+from simulation.network import Network, Weather
+from simulation.simlog import Batch, SimLog
+from simulation.world import Life, World
 
 
 def batch(serial: int, base: int, epoch: int = 0, **fields: Any) -> Batch:

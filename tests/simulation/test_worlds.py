@@ -3,8 +3,7 @@
 import os
 
 import pytest
-
-from penstock.simulation.campaign import Tally, failure_lines, outcomes
+from simulation.campaign import Tally, failure_lines, outcomes
 
 #: How many seeds a world is given here, and what must have happened in each of them on average.
 SEEDS = {"transactions": 36, "consumer": 70, "share": 64, "schedule": 64}
