@@ -94,7 +94,7 @@ async def test_a_delayed_request_is_served_later(penstock: EmbeddedBroker, topic
         penstock.faults.delay("produce", seconds=0.2, times=1)
         before = time.monotonic()
         await producer.send_and_wait(topic, b"late")
-        assert time.monotonic() - before >= 0.2
+        assert time.monotonic() - before >= 0.19  # timers of the event loop count whole milliseconds
     assert _stored(penstock, topic) == [b"as usual", b"late"]
 
 
