@@ -66,7 +66,7 @@ class Calm:
         self.drain()
         lane.calm += lane.feed(count)
         self._set_session(CALM_SESSION_MS)
-        begin = partial(lane.begin, session_ms=CALM_SESSION_MS)
+        begin = partial(lane.begin, is_calm=True)
         lives = {slot: begin(slot) for slot in lane.slots[1:]}
         for _ in range(STOPS):
             first = begin(lane.slots[0], stops_after=count // 4)

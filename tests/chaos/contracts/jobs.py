@@ -64,8 +64,13 @@ class Job:
     #: So many messages, and it ends as an operator would end it.
     stops_after: int | None = None
     mutation: str | None = None
-    #: Of members of the classic protocol that are not static.
-    session_ms: int = SESSION_MS
+    #: Whether it lives in a round in which nothing is killed.
+    is_calm: bool = False
+
+    @property
+    def session_ms(self) -> int:
+        """Of members of the classic protocol that are not static."""
+        return CALM_SESSION_MS if self.is_calm else SESSION_MS
 
     @property
     def group(self) -> str:

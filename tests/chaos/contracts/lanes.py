@@ -17,7 +17,6 @@ from tests.chaos.contracts.jobs import (
     FREEZE,
     KILL,
     PARTITIONS,
-    SESSION_MS,
     SHAPES,
     WITH_ROWS,
     Job,
@@ -166,7 +165,7 @@ class Lane:
         slot: str,
         trap: Trap | None = None,
         stops_after: int | None = None,
-        session_ms: int = SESSION_MS,
+        is_calm: bool = False,
     ) -> Life:
         terms = self.terms
         if trap is not None and trap.point in points.WHILE_LEAVING:
@@ -186,7 +185,7 @@ class Lane:
             trap=trap,
             stops_after=stops_after,
             mutation=terms.mutation if terms.is_broken else None,
-            session_ms=session_ms,
+            is_calm=is_calm,
         )
         self._begun_s[slot] = time.monotonic()
         return self._nursery.begin(job)

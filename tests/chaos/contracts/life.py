@@ -42,6 +42,7 @@ from penstock.client.app.message import Message
 DELIVERY = {CLAIMED: EFFECTIVELY_ONCE, LEDGERED: EXACTLY_ONCE}
 INSERT = "INSERT INTO results (number) VALUES ({})"
 STATIC_SESSION_MS = 6_000
+CALM_REQUEST_MS = 60_000
 POLL_MS = 6_000  # so that a member that was frozen polls aside as soon as it wakes up
 WORK_S = 0.001  # for a message: positions are committed while a batch is handled, not after all of them
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
@@ -58,6 +59,9 @@ def settings_of(job: Job) -> dict[str, Any]:
         "fetch.wait.max.ms": 50,
         "transaction.timeout.ms": TRANSACTION_MS,
     }
+    if job.is_calm and job.contract == AT_MOST_ONCE:
+        # A commit that times out may or may not be done, so the application would have to drop the messages.
+        made["socket.timeout.ms"] = CALM_REQUEST_MS
     if job.protocol == CLASSIC:
         made["session.timeout.ms"] = STATIC_SESSION_MS if job.instance else job.session_ms
         made["heartbeat.interval.ms"] = 200
