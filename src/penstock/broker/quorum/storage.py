@@ -43,7 +43,7 @@ _NO_DIRECTORY: Final = UUID(int=0)
 
 
 class DamagedElection(Exception):
-    """Nobody can tell how this node has voted, so it must not vote again."""
+    """The record of this node's vote is damaged, so the node must not vote again."""
 
 
 def save_election(folder: Path, election: ElectionState) -> None:
@@ -82,7 +82,7 @@ def _parse_election(document: dict[str, object]) -> ElectionState:
 
 
 class MetadataLogView:
-    """`snapshot` is set by whoever takes or installs one."""
+    """The code that takes or installs a snapshot sets `snapshot`."""
 
     __slots__ = ("_log", "snapshot")
 
