@@ -17,19 +17,26 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks import suites
-from benchmarks.brokers import Subject
-from benchmarks.crew import WorkerFailed
-from benchmarks.goals import check_goals
-from benchmarks.machine import machine_facts
-from benchmarks.peer_kafka import PeerUnavailable, fetch_kafka
-from benchmarks.peer_nats import find_nats
-from benchmarks.plot import save_plot
-from benchmarks.raw_client import BrokerError
-from benchmarks.report import disturbed, figures_of, goals_table, json_document, ratio_rows, results_table
+from benchmarks.brokers.broker import Subject
+from benchmarks.brokers.kafka import PeerUnavailable, fetch_kafka
+from benchmarks.brokers.nats import find_nats
+from benchmarks.load.processes import WorkerFailed
+from benchmarks.load.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
+from benchmarks.reports.goals import check_goals
+from benchmarks.reports.machine import machine_facts
+from benchmarks.reports.plot import save_plot
+from benchmarks.reports.report import (
+    disturbed,
+    figures_of,
+    goals_table,
+    json_document,
+    ratio_rows,
+    results_table,
+)
 from benchmarks.run import Result, Step, quick_only, run_scenarios
 from benchmarks.scenarios.scenario import Pace, Scenario
 from benchmarks.suites import Suite
-from benchmarks.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
+from benchmarks.wire.raw_client import BrokerError
 
 _RESULTS = Path(__file__).parent / "results"
 #: By name: what it is called, and how to come by it and its version.

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
-from benchmarks.brokers import Broker, PenstockBroker
-from benchmarks.machine import machine_facts
-from benchmarks.peer_kafka import KafkaBroker, PeerUnavailable, fetch_kafka
-from benchmarks.rounds_report import Verdict, disturbed, goals_table
+from benchmarks.brokers.broker import Broker, PenstockBroker
+from benchmarks.brokers.kafka import KafkaBroker, PeerUnavailable, fetch_kafka
+from benchmarks.reports.machine import machine_facts
+from benchmarks.reports.rounds_report import Verdict, disturbed, goals_table
 
 _RESULTS = Path(__file__).parent / "results"
 _BROKERS: dict[str, type[Broker]] = {"penstock": PenstockBroker, "kafka": KafkaBroker}

@@ -29,10 +29,10 @@ from typing import Any
 from kio.schema.create_topics.v5 import request as create_request
 from kio.schema.create_topics.v5 import response as create_response
 
-from benchmarks.brokers import PenstockBroker
-from benchmarks.raw_client import BrokerError, Connection, Shape, create_topic
-from benchmarks.stats import percentile
-from benchmarks.wire import Ring
+from benchmarks.brokers.broker import PenstockBroker
+from benchmarks.reports.stats import percentile
+from benchmarks.wire.frames import Ring
+from benchmarks.wire.raw_client import BrokerError, Connection, Shape, create_topic
 from penstock.protocol.compression import Codec
 from penstock.protocol.record_batch import Record, encode_batch
 

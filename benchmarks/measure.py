@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from benchmarks import procfs
-from benchmarks.brokers import Subject
-from benchmarks.crew import Counters, Crew, Job, Phase
-from benchmarks.raw_client import BrokerError, Shape, Topic, create_topic, delete_topic
-from benchmarks.stats import latency_summary
-from benchmarks.verify import verify_topic
-from benchmarks.workload import Load, Workload, build_load
+from benchmarks.brokers import procfs
+from benchmarks.brokers.broker import Subject
+from benchmarks.load.processes import Counters, Job, LoadProcesses, Phase
+from benchmarks.load.verify import verify_topic
+from benchmarks.load.workload import Load, Workload, build_load
+from benchmarks.reports.stats import latency_summary
+from benchmarks.wire.raw_client import BrokerError, Shape, Topic, create_topic, delete_topic
 
 _topic_numbers = itertools.count(1)
 #: How many times its duration a warm-up may take to reach its amount.
@@ -75,15 +75,15 @@ def warm_up(broker: Subject, workload: Workload, amount: WarmUp) -> None:
     """
     with temporary_topic(broker, workload.partitions, fsync=workload.fsync) as topic:
         load = build_load(workload, topic)
-        with Crew(load.producers, load.consumers) as crew:
-            crew.enter(Phase.RUN, amount.duration_s)
+        with LoadProcesses(load.producers, load.consumers) as processes:
+            processes.enter(Phase.RUN, amount.duration_s)
             deadline = time.monotonic() + _PATIENCE * amount.duration_s
-            while not _is_warm(crew, workload, amount) and time.monotonic() < deadline:
-                crew.enter(Phase.RUN, 0.2)
+            while not _is_warm(processes, workload, amount) and time.monotonic() < deadline:
+                processes.enter(Phase.RUN, 0.2)
 
 
-def _is_warm(crew: Crew, workload: Workload, amount: WarmUp) -> bool:
-    produced = crew.produced()
+def _is_warm(processes: LoadProcesses, workload: Workload, amount: WarmUp) -> bool:
+    produced = processes.produced()
     if workload.batched:
         return produced.records * workload.value_bytes >= amount.size_bytes
     return produced.requests >= amount.requests
@@ -106,22 +106,22 @@ def temporary_topic(broker: Subject, partitions: int, *, fsync: bool) -> Iterato
 
 
 def run_jobs(broker: Subject, producers: Sequence[Job], consumers: Sequence[Job], timing: Timing) -> Run:
-    with Crew(producers, consumers) as crew:
-        crew.enter(Phase.RUN, timing.ramp_s)
-        before = _sample(broker, crew)
-        crew.enter(Phase.MEASURE, timing.measure_s)
-        after = _sample(broker, crew)
-        return Run(_between(before, after), *crew.finish())
+    with LoadProcesses(producers, consumers) as processes:
+        processes.enter(Phase.RUN, timing.ramp_s)
+        before = _sample(broker, processes)
+        processes.enter(Phase.MEASURE, timing.measure_s)
+        after = _sample(broker, processes)
+        return Run(_between(before, after), *processes.finish())
 
 
-def _sample(broker: Subject, crew: Crew) -> Window:
+def _sample(broker: Subject, processes: LoadProcesses) -> Window:
     return Window(
         wall_s=time.monotonic(),
         broker_cpu_s=broker.cpu_seconds(),
-        clients_cpu_s=crew.cpu_seconds(),
+        clients_cpu_s=processes.cpu_seconds(),
         machine_cpu_s=procfs.machine_cpu_seconds(),
-        produced=crew.produced(),
-        consumed=crew.consumed(),
+        produced=processes.produced(),
+        consumed=processes.consumed(),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from benchmarks.measure import Metrics
-from benchmarks.stats import median, median_metrics, ratio
+from benchmarks.reports.stats import median, median_metrics, ratio
 
 
 class WrongRows(Exception):

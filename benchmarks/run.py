@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.brokers import Subject
-from benchmarks.crew import WorkerFailed
+from benchmarks.brokers.broker import Subject
+from benchmarks.load.processes import WorkerFailed
 from benchmarks.measure import Metrics
-from benchmarks.metrics import METRICS
-from benchmarks.raw_client import BrokerError
+from benchmarks.reports.metrics import METRICS
+from benchmarks.reports.stats import median_metrics, worst_metrics
 from benchmarks.scenarios.scenario import Pace, Scenario, Site, Warm
-from benchmarks.stats import median_metrics, worst_metrics
+from benchmarks.wire.raw_client import BrokerError
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.brokers import PenstockBroker, Subject
+from benchmarks.brokers.broker import PenstockBroker, Subject
+from benchmarks.brokers.kafka import KafkaBroker
+from benchmarks.load.workload import Client, Workload
 from benchmarks.measure import Timing, WarmUp, warm_up
-from benchmarks.peer_kafka import KafkaBroker
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.scenarios.scenario import FULL, QUICK, Pace, Scenario, Warm
 from benchmarks.scenarios.unbatched import FLAT_OUT
-from benchmarks.workload import Client, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ def single() -> Suite:
 
 
 def cluster() -> Suite:
-    from benchmarks.clusters import PenstockCluster
-    from benchmarks.peer_kafka_cluster import KafkaCluster
+    from benchmarks.brokers.cluster import PenstockCluster
+    from benchmarks.brokers.kafka_cluster import KafkaCluster
     from benchmarks.scenarios import failover, replicated
 
     batched = Workload(value_bytes=1024, partitions=6, producers=1, consumers=0)
@@ -73,7 +73,7 @@ def cluster() -> Suite:
 
 
 def queue() -> Suite:
-    from benchmarks.peer_nats import NatsServer
+    from benchmarks.brokers.nats import NatsServer
     from benchmarks.scenarios import rebalance, share, transactions
 
     return Suite(

@@ -12,7 +12,7 @@ from rich.console import Console
 from tests.servers import ServerMissing
 
 from benchmarks import contest_command
-from benchmarks.brokers import Broker
+from benchmarks.brokers.broker import Broker
 from benchmarks.contracts.contests import CONTESTS, SMOKE, Contest, Result, messages_of, turns_of
 from benchmarks.contracts.messages import Kind
 from benchmarks.contracts.metrics import verdicts
@@ -20,9 +20,9 @@ from benchmarks.contracts.plot import save_plot
 from benchmarks.contracts.report import json_document, results_table
 from benchmarks.contracts.stage import FULL, PARTITIONS, PUBLISHED, Pace, Stage, TurnFailed
 from benchmarks.contracts.stage import SMOKE as SMOKE_PACE
-from benchmarks.raw_client import BrokerError
 from benchmarks.rounds import take_turns
 from benchmarks.spark.stage import connect
+from benchmarks.wire.raw_client import BrokerError
 from penstock.client.errors import ClientError
 
 _WIDTH = 150

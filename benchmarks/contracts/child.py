@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from benchmarks import procfs
+from benchmarks.brokers import procfs
 from benchmarks.contracts import bare
 from benchmarks.contracts.publishers import BareProducer, Publisher
 from benchmarks.contracts.subscriber import Subscriber

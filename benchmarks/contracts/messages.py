@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.payloads import value_pool
+from benchmarks.wire.payloads import value_pool
 
 #: As many different ones as there are values.
 _POOL = 1_000

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.contracts.contests import CONTESTS, Result
-from benchmarks.metrics import Metric
-from benchmarks.rounds_report import Goal, Verdict
+from benchmarks.reports.metrics import Metric
+from benchmarks.reports.rounds_report import Goal, Verdict
 
 METRICS = {
     each.name: each

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.contracts.contests import CONTESTS, Contest, Result
-from benchmarks.panels import Bar, Look, Panel, save_panels
+from benchmarks.reports.panels import Bar, Look, Panel, save_panels
 from benchmarks.rounds import Spread
 
 _BY_HAND, _OURS, _BYTES = "by-hand", "ours", "ours-bytes"

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.contracts.contests import Result
 from benchmarks.contracts.metrics import METRICS, verdicts
-from benchmarks.rounds_report import cells, goal_documents, rounds_table
+from benchmarks.reports.rounds_report import cells, goal_documents, rounds_table
 
 
 def results_table(results: Sequence[Result]) -> Table:

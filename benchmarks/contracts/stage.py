@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.brokers import Broker
+from benchmarks.brokers.broker import Broker
 from benchmarks.contracts.messages import Kind, fill
 from benchmarks.measure import Metrics
 from benchmarks.spark.stage import bootstrap_of

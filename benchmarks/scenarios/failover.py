@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from benchmarks.clusters import Cluster
-from benchmarks.failover import DefaultProducer, Probe, gap_between_epochs_s, longest_gap_s, running
+from benchmarks.brokers.cluster import Cluster
+from benchmarks.load.failover import DefaultProducer, Probe, gap_between_epochs_s, longest_gap_s, running
 from benchmarks.measure import Metrics, next_topic_name
-from benchmarks.raw_client import Shape, create_topic, delete_topic
+from benchmarks.reports.stats import median
 from benchmarks.scenarios.scenario import Measure, Scenario, Site
-from benchmarks.stats import median
+from benchmarks.wire.raw_client import Shape, create_topic, delete_topic
 
 _SETTLE_S = 1.0
 #: Where in the interval between two heartbeats a fault strikes is left to chance.

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from benchmarks.load.workload import Workload
 from benchmarks.measure import Metrics, run_workload
 from benchmarks.scenarios.scenario import Measure, Scenario, Site, flat_out_or_paced
-from benchmarks.workload import Workload
 
 _SHOWN = ("requests_per_s", "produce_p50_ms", "produce_p99_ms", "produce_p999_ms", "end_to_end_p99_ms")
 _FIXED_RATE = 2000.0

@@ -12,15 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from benchmarks import classic_members, consumer_members
-from benchmarks.admin import Coordinated, Resource, alter_configs, await_coordinator, create_partitions
-from benchmarks.brokers import SESSION_TIMEOUT_MIN_S, Subject
-from benchmarks.classic_members import ClassicMember
-from benchmarks.consumer_members import ConsumerMember
-from benchmarks.group_members import Member, Troop
+from benchmarks.brokers.broker import SESSION_TIMEOUT_MIN_S, Subject
+from benchmarks.load import classic_members, consumer_members
+from benchmarks.load.classic_members import ClassicMember
+from benchmarks.load.consumer_members import ConsumerMember
+from benchmarks.load.group_members import Member, Troop
 from benchmarks.measure import Metrics, temporary_topic
-from benchmarks.raw_client import Address, Topic
 from benchmarks.scenarios.scenario import Measure, Pace, Scenario, Site
+from benchmarks.wire.admin import Coordinated, Resource, alter_configs, await_coordinator, create_partitions
+from benchmarks.wire.raw_client import Address, Topic
 
 MEMBERS = 100
 _PARTITIONS = 3 * MEMBERS

@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 from itertools import chain
 
+from benchmarks.load.workload import Client, Workload
 from benchmarks.measure import Metrics, next_topic_name, run_workload
-from benchmarks.raw_client import Shape, create_topic, delete_topic
 from benchmarks.scenarios.scenario import Measure, Scenario, Site
-from benchmarks.workload import Client, Workload
+from benchmarks.wire.raw_client import Shape, create_topic, delete_topic
 
 MANY = 1000
 RATE = 500.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.brokers import Subject
+from benchmarks.brokers.broker import Subject
+from benchmarks.load.workload import Workload
 from benchmarks.measure import Metrics, Timing, WarmUp, run_workload
-from benchmarks.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

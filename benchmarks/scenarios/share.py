@@ -9,9 +9,12 @@ import os
 import time
 from dataclasses import dataclass
 
-from benchmarks.admin import Coordinated, Resource, alter_configs, await_coordinator
-from benchmarks.brokers import Subject
-from benchmarks.crew import Job
+from benchmarks.brokers.broker import Subject
+from benchmarks.brokers.nats import NatsServer
+from benchmarks.load.acknowledgements import Mix, check_once, final_count
+from benchmarks.load.nats import NatsConnection, NatsPlan, create_consumer, create_stream, fill_stream, pull
+from benchmarks.load.processes import Job
+from benchmarks.load.share import RECORDS_MAX, Joined, SharePlan, fill, join, leave, work
 from benchmarks.measure import (
     Metrics,
     Run,
@@ -21,13 +24,10 @@ from benchmarks.measure import (
     run_jobs,
     temporary_topic,
 )
-from benchmarks.nats_load import NatsConnection, NatsPlan, create_consumer, create_stream, fill_stream, pull
-from benchmarks.outcomes import Mix, check_once, final_count
-from benchmarks.payloads import fill_batch, value_pool
-from benchmarks.peer_nats import NatsServer
-from benchmarks.raw_client import BrokerError, Topic
 from benchmarks.scenarios.scenario import Measure, Pace, Scenario
-from benchmarks.share_load import RECORDS_MAX, Joined, SharePlan, fill, join, leave, work
+from benchmarks.wire.admin import Coordinated, Resource, alter_configs, await_coordinator
+from benchmarks.wire.payloads import fill_batch, value_pool
+from benchmarks.wire.raw_client import BrokerError, Topic
 from penstock.protocol.compression import Codec
 
 _STATE_TOPIC = "__share_group_state"

@@ -2,13 +2,13 @@
 
 import time
 
-from benchmarks.brokers import Subject
+from benchmarks.brokers.broker import Subject
 from benchmarks.measure import Metrics
-from benchmarks.payloads import single_record_batch
-from benchmarks.raw_client import BrokerError, wait_for_topic
+from benchmarks.reports.stats import median_metrics
 from benchmarks.scenarios.scenario import Scenario, Site
-from benchmarks.stats import median_metrics
-from benchmarks.wire import Ack, ack_struct, produce_frame
+from benchmarks.wire.frames import Ack, ack_struct, produce_frame
+from benchmarks.wire.payloads import single_record_batch
+from benchmarks.wire.raw_client import BrokerError, wait_for_topic
 
 _TOPIC = "first"
 _SETTLE_S = 2.0

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from benchmarks.load.workload import Client, Workload, records_per_batch
 from benchmarks.scenarios.scenario import Scenario, flat_out_or_paced
-from benchmarks.workload import Client, Workload, records_per_batch
 from penstock.protocol.compression import Codec
 
 _SIZES = {"100B": 100, "1KB": 1024}

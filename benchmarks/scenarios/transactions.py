@@ -9,16 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.admin import Coordinated, Resource, alter_configs, await_coordinator
-from benchmarks.brokers import Subject
-from benchmarks.crew import Job
+from benchmarks.brokers.broker import Subject
+from benchmarks.load.processes import Job
+from benchmarks.load.raw import SessionReader
+from benchmarks.load.transactions import Protocol, TransactionPlan, transact
 from benchmarks.measure import Metrics, Run, Timing, occupied_cores, run_jobs, temporary_topic
-from benchmarks.payloads import value_pool
-from benchmarks.raw_client import BrokerError, Connection, Topic, end_offsets
-from benchmarks.raw_load import SessionReader
+from benchmarks.reports.stats import latency_summary
 from benchmarks.scenarios.scenario import Measure, Pace, Scenario, Site
-from benchmarks.stats import latency_summary
-from benchmarks.transaction_load import Protocol, TransactionPlan, transact
+from benchmarks.wire.admin import Coordinated, Resource, alter_configs, await_coordinator
+from benchmarks.wire.payloads import value_pool
+from benchmarks.wire.raw_client import BrokerError, Connection, Topic, end_offsets
 from penstock.protocol.record_batch import read_header
 
 _STATE_TOPIC = "__transaction_state"

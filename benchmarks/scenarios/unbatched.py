@@ -1,7 +1,7 @@
 """Requests of one record each: what a request costs when nothing is shared between records."""
 
+from benchmarks.load.workload import Client, Workload
 from benchmarks.scenarios.scenario import Scenario, flat_out_or_paced
-from benchmarks.workload import Client, Workload
 
 _SHOWN = ("requests_per_s", "cpu_us_per_request")
 

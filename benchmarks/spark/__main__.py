@@ -13,9 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import contest_command
-from benchmarks.brokers import Broker
-from benchmarks.peer_kafka import PeerUnavailable
-from benchmarks.raw_client import BrokerError
+from benchmarks.brokers.broker import Broker
+from benchmarks.brokers.kafka import PeerUnavailable
 from benchmarks.spark.connector import Connector, fetch_connector
 from benchmarks.spark.contest import Contest, Result, WrongRows, hold
 from benchmarks.spark.contests import CONTESTS, SMOKE
@@ -26,6 +25,7 @@ from benchmarks.spark.report import json_document, results_table, scaling_lines
 from benchmarks.spark.rows import BATCH_BYTES_MAX, KEY_BYTES
 from benchmarks.spark.stage import FULL, PARTITIONS, Pace, Stage, connect
 from benchmarks.spark.stage import SMOKE as SMOKE_PACE
+from benchmarks.wire.raw_client import BrokerError
 from penstock.client.errors import ClientError
 
 _WIDTH = 140

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.peer_kafka import PeerUnavailable
+from benchmarks.brokers.kafka import PeerUnavailable
 
 CACHE = Path(__file__).parent.parent / ".cache" / "spark-connector"
 CENTRAL = "https://repo1.maven.org/maven2"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from benchmarks import procfs
-from benchmarks.brokers import Subject
+from benchmarks.brokers import procfs
+from benchmarks.brokers.broker import Subject
 
 _STOP_S = 60
 _SAMPLES_MAX = 20

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from benchmarks.metrics import Metric
-from benchmarks.rounds_report import Goal, Verdict
+from benchmarks.reports.metrics import Metric
+from benchmarks.reports.rounds_report import Goal, Verdict
 from benchmarks.spark.contest import CONNECTOR, OURS, Result
 
 METRICS = {

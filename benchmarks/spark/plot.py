@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.panels import Bar, Look, Panel, save_panels
+from benchmarks.reports.panels import Bar, Look, Panel, save_panels
 from benchmarks.spark.contest import Result, Spread
 from benchmarks.spark.metrics import TITLES, scalings
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.rounds_report import cells, goal_documents, rounds_table
+from benchmarks.reports.rounds_report import cells, goal_documents, rounds_table
 from benchmarks.spark.contest import OURS, Result
 from benchmarks.spark.metrics import METRICS, TITLES, Scaling, scalings, verdicts
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.payloads import value_pool
+from benchmarks.wire.payloads import value_pool
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.fetch import PartitionReader, checked_batches, visible_batches
 from penstock.client.wire.metadata import IsolationLevel

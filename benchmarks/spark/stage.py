@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.brokers import HOST, Broker
+from benchmarks.brokers.broker import HOST, Broker
 from benchmarks.measure import Metrics
 from benchmarks.spark.drivers import Spent
 from penstock.client.wire.cluster import Cluster

@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from benchmarks.measure import Metrics
+from benchmarks.reports.stats import median, percentile
 from benchmarks.spark.contest import CONNECTOR, OURS, Contest, Round, Turn, WrongRows
 from benchmarks.spark.contests.writes import EXACTLY_ONCE
 from benchmarks.spark.drivers import Driver
 from benchmarks.spark.rows import count_committed, fill
 from benchmarks.spark.stage import Stage
-from benchmarks.stats import median, percentile
 from penstock.protocol.compression import Codec
 
 _VALUE_BYTES = 100

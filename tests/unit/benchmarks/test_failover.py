@@ -1,8 +1,8 @@
 """Fail-over is measured by acknowledgements, and losses are reported."""
 
 import pytest
-from benchmarks.failover import Acked, Probe, gap_between_epochs_s, longest_gap_s
-from benchmarks.raw_client import BrokerError
+from benchmarks.load.failover import Acked, Probe, gap_between_epochs_s, longest_gap_s
+from benchmarks.wire.raw_client import BrokerError
 
 
 def test_the_gap_runs_from_the_last_of_one_leader_to_the_first_of_the_next() -> None:

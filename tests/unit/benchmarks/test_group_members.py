@@ -6,10 +6,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from benchmarks import classic_members, consumer_members
-from benchmarks.classic_members import ClassicMember
-from benchmarks.consumer_members import ConsumerMember
-from benchmarks.raw_client import BrokerError
+from benchmarks.load import classic_members, consumer_members
+from benchmarks.load.classic_members import ClassicMember
+from benchmarks.load.consumer_members import ConsumerMember
+from benchmarks.wire.raw_client import BrokerError
 from kio.schema.consumer_group_heartbeat.v1.response import (
     Assignment,
     ConsumerGroupHeartbeatResponse,

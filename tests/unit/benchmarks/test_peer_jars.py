@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmarks import peer_kafka
+from benchmarks.brokers import kafka as peer_kafka
 from tests.compat import apache_kafka
 
 ROOT = Path(__file__).parents[3]

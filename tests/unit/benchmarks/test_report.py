@@ -2,13 +2,13 @@
 
 import json
 
-from benchmarks.crew import Counters
-from benchmarks.goals import GOALS, check_goals
+from benchmarks.load.processes import Counters
+from benchmarks.load.results import Timeline, int64s
 from benchmarks.measure import Window, end_to_end, throughput_metrics
-from benchmarks.metrics import METRICS
-from benchmarks.outcome import Timeline, int64s
-from benchmarks.plot import PANELS
-from benchmarks.report import Beside, disturbed, figures_of, json_document, ratio_rows, results_table
+from benchmarks.reports.goals import GOALS, check_goals
+from benchmarks.reports.metrics import METRICS
+from benchmarks.reports.plot import PANELS
+from benchmarks.reports.report import Beside, disturbed, figures_of, json_document, ratio_rows, results_table
 from benchmarks.run import Result
 from benchmarks.scenarios.scenario import Scenario
 from benchmarks.suites import cluster, queue, single

@@ -1,7 +1,7 @@
 """The statistics of the published figures."""
 
 import pytest
-from benchmarks.stats import latency_summary, median, median_metrics, percentile, ratio
+from benchmarks.reports.stats import latency_summary, median, median_metrics, percentile, ratio
 
 
 def test_percentiles_are_observed_values_by_nearest_rank() -> None:

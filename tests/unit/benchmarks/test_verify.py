@@ -1,9 +1,9 @@
 """A run whose contents are wrong has no figures."""
 
 import pytest
-from benchmarks.payloads import fill_batch, value_pool
-from benchmarks.raw_client import BrokerError
-from benchmarks.verify import same_batch, values_from
+from benchmarks.load.verify import same_batch, values_from
+from benchmarks.wire.payloads import fill_batch, value_pool
+from benchmarks.wire.raw_client import BrokerError
 
 from penstock.protocol.compression import Codec
 

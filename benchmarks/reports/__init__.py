@@ -1,0 +1,1 @@
+"""Figures for people and programs: metrics, goals, tables, JSON and plots."""

@@ -1,0 +1,1 @@
+"""Requests over plain sockets: frames that are encoded once and patched, connections, and payloads."""
