@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from tests.brokers import BrokerProcess
 from tests.chaos.command import Plan, Say, option, silent
@@ -35,6 +35,9 @@ class DriverPlan(Plan):
 
 P = TypeVar("P", bound=DriverPlan)
 Mutations = Mapping[str, Callable[[], AbstractContextManager[Any]]]
+
+#: How often a driver that fails on its own is started again.
+_FAILURES_MAX: Final = 2
 
 
 class DriverCampaign(ABC, Generic[P]):
@@ -161,11 +164,24 @@ class DriverCampaign(ABC, Generic[P]):
         finally:
             kill_session(driver.pid)
 
-    def end_killed(self, point: str, drivers: Sequence[subprocess.Popen[bytes]]) -> None:
-        """The first of them was to be killed at the point."""
-        was_killed, *_ = [self.end(driver) < 0 for driver in drivers]
-        self.outcome.shapes[point if was_killed else f"{point} (not reached)"] += 1
-        self.outcome.shapes["kills"] += was_killed
+    def end_killed(
+        self,
+        point: str,
+        drivers: Sequence[subprocess.Popen[bytes]],
+        start: Callable[[str], subprocess.Popen[bytes]],
+    ) -> None:
+        """The first of them was to be killed at the point. If it fails on its own before that, it is started again.
+
+        On a busy machine Spark gives up on a Python worker that does not connect within 10 seconds.
+        """
+        code, *_ = [self.end(driver) for driver in drivers]
+        for _ in range(_FAILURES_MAX):
+            if code <= 0:
+                break
+            self.outcome.shapes[f"{point} (driver failed)"] += 1
+            code = self.end(start(point))
+        self.outcome.shapes[point if code < 0 else f"{point} (not reached)"] += 1
+        self.outcome.shapes["kills"] += code < 0
         self.outcome.shapes["with a second driver"] += len(drivers) > 1
 
     def restart_broker(self) -> None:

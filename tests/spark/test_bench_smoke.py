@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.peer_kafka import PeerUnavailable
+from benchmarks.brokers.kafka import PeerUnavailable
 from benchmarks.spark.connector import fetch_connector
 
 ROOT = Path(__file__).parent.parent.parent

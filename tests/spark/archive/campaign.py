@@ -68,7 +68,7 @@ class Campaign(DriverCampaign[DriverPlan]):
         drivers = [self.start(point)]
         if self.chance.random() < 0.3:
             drivers.append(self.start(None))
-        self.end_killed(point, drivers)
+        self.end_killed(point, drivers, self.start)
 
     def check(self) -> None:
         assert self.end(self.start(None)) == 0, f"a driver failed; see {self.driver_log}"

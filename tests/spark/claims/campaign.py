@@ -109,7 +109,7 @@ class Campaign(DriverCampaign[Plan]):
             drivers.append(self.start(None))
         if self.chance.random() < 0.25:
             self.restart_broker()
-        self.end_killed(point, drivers)
+        self.end_killed(point, drivers, self.start)
 
     def speculate(self) -> None:
         """A source that reads at most once refuses a session that speculates."""

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from pyspark.sql.datasource import DataSourceArrowWriter
-from tests.spark.replay.desk import Replays
+from tests.spark.replay.replays import Replays
 from tests.spark.sink.ambushed import WRITER_POINTS, Ambush, AmbushedDataSource
 from tests.spark.source.topics import Topics
 

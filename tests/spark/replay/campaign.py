@@ -13,8 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.brokers import BrokerProcess
-from tests.spark.replay.desk import Replays
-from tests.spark.replay.test_letters_spark import dead_letter
+from tests.spark.replay.replays import Replays
+from tests.spark.replay.test_dead_letters_spark import dead_letter
 from tests.spark.sink.ambushed import WRITER_POINTS, kill_session
 from tests.spark.source.topics import Topics
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.spark.replay.desk import Replays
+from tests.spark.replay.replays import Replays
 from tests.spark.source.topics import Topics
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from py4j.protocol import Py4JJavaError
 from tests.spark.replay.ambushed import ambushed
-from tests.spark.replay.test_letters_spark import dead_letter
+from tests.spark.replay.test_dead_letters_spark import dead_letter
 from tests.spark.sink.ambushed import kill_session
 
 from penstock.client.deadletters.headers import dead_letter_topic

@@ -14,6 +14,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.chaos.command import Say, option, silent
@@ -127,7 +128,7 @@ class Campaign(DriverCampaign[Plan]):
             drivers.append(self.start(None))
         if self.chance.random() < 0.25:
             self.restart_broker()
-        self.end_killed(point, drivers)
+        self.end_killed(point, drivers, partial(self.start, speculates=self.plan.speculation))
         self.outcome.shapes["with speculation"] += self.plan.speculation
         self.outcome.figures["twins"] = self.twins.stat().st_size if self.twins.exists() else 0
 
