@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from penstock.cluster.image import ClusterImage
     from penstock.log.flush import FlushJob
     from penstock.log.log import Log
+    from penstock.protocol.errors import ApiError
 
 logger = logging.getLogger("penstock.process")
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Component = TypeVar("Component")
+Component = TypeVar("Component", covariant=True)
 
 #: The pause before a sync that found no free descriptor is retried.
 _SYNC_RETRY_SECONDS: Final = 0.1
@@ -80,6 +81,7 @@ class Partitions(Protocol):
     def get(self, topic: str, index: int) -> Partition | None: ...
     def led(self, topic: str, index: int) -> Partition | None: ...
     def find(self, topic: str, index: int, leader_epoch: int = -1) -> Partition: ...
+    def handle_read_error(self, partition: Partition, error: ApiError) -> None: ...
 
 
 class PeerCalls(Protocol):
@@ -116,7 +118,7 @@ class ProcessEnvironment:
         self._executor = ThreadPoolExecutor(io_threads, "penstock-io")
         #: A separate pool, so that an acknowledgement never waits behind a cold read.
         self.sync_executor = ThreadPoolExecutor(sync_threads, "penstock-sync")
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._thread_futures: set[Future[Any]] = set()
 
     def now_ms(self) -> int:
@@ -124,8 +126,8 @@ class ProcessEnvironment:
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
         return task
 
     def in_thread(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import random
-import sys
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.broker.config.definitions import REPLICA_SELECTORS
 from penstock.broker.config.effective_settings import DynamicSettings
@@ -66,20 +63,13 @@ if TYPE_CHECKING:
     from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
-    from penstock.log.log import Log
 
 logger = logging.getLogger("penstock.node")
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 #: How long the initial voters of a new cluster wait for each other to vote before they serve.
 _INITIAL_VOTERS_SECONDS_MAX: Final = 15.0
 #: With fewer open files, connections and logs would constantly compete for descriptors.
 _OPEN_FILES_MIN: Final = 128
-#: How long a thread that computes (a batch with many records, compaction) may keep the event loop from running. The
-#: event loop would pay Python's default of 5 ms each time that it has waited for something.
-_THREAD_SWITCH_S: Final = 0.0005
 #: How long a stopping node waits for pending replies.
 _DRAIN_SECONDS: Final = 2.0
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
@@ -118,22 +108,20 @@ class Node:
             io_threads=settings.integer("penstock.io.threads"),
             sync_threads=settings.integer("penstock.sync.threads"),
         )
-        self.partitions = ReplicaManager(self)
         self.fetch_sessions = FetchSessions(
             settings.integer("max.incremental.fetch.session.cache.slots"),
             partial(random.randint, 1, 2**31 - 1),
         )
         self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
-        self.housekeeping = Housekeeping(self)
         self.faults: FaultInjector | None = None
-        self._peers = Lazy(self._new_peers)
-        self.brokers = BrokerCalls(lambda: self.services, self._peers)
+        self.peers = Lazy(self._new_peers)
+        self.brokers = BrokerCalls(lambda: self.services, self.peers)
         self.preparer = BatchPreparer(
             settings, self.environment, lambda partition: self.schedule().limits(partition)
         )
-        self._fetchers = Lazy(self._new_fetchers)
-        self._isr = Lazy(self._new_isr)
-        self._leader_throttle = Lazy(self._new_leader_throttle)
+        self.fetchers = Lazy(self._new_fetchers)
+        self.isr = Lazy(self._new_isr)
+        self.leader_throttle = Lazy(self._new_leader_throttle)
         self.auto_creation = Lazy(lambda: AutoTopicCreationManager(self.environment, self.topic_creator))
         self.telemetry = Lazy(self._new_telemetry)
         self.topic_responses = Lazy(self._new_topic_responses)
@@ -154,6 +142,8 @@ class Node:
         self.channel: ControllerChannel
         self.controller: Controller
         self.lifecycle: BrokerLifecycleManager
+        self.partitions: ReplicaManager
+        self.housekeeping: Housekeeping
         self.producer_ids: ProducerIdManager
         self.topic_creator: TopicCreator
         self.groups: GroupCoordinator
@@ -170,7 +160,7 @@ class Node:
         self.stopped_cleanly = True
 
     def __repr__(self) -> str:
-        return f"<Node {self.node_id} {self.state}, {len(self.partitions)} partitions>"
+        return f"<Node {self.node_id} {self.state}>"
 
     # -- life cycle ----------------------------------------------------------------------------------
 
@@ -182,9 +172,7 @@ class Node:
             if self._has_peers:
                 _preload_cluster_modules()
             await self._listen()
-            await self._join_quorum()
-            if self.settings.is_broker:
-                await self._join_as_broker()
+            await self._join_cluster()
             self.state = "serving"  # before `serve`, or the first connections would be closed
             await self.server.serve()
             await self.lifecycle.noted()
@@ -228,9 +216,11 @@ class Node:
             )
         except (DataDirectoryLocked, InconsistentMetaProperties) as error:
             raise StartFailed(str(error), hint="--data-dir names another folder") from None
-        self._closers.push_async_callback(self._close_store)
         self.store.files.tails.written_by_this_thread()
         self._build_quorum()
+        self._build_controller()
+        self._build_partitions()
+        self._closers.push_async_callback(self._close_store)
         try:
             self.quorum.open()
         except (CorruptLog, DamagedSnapshot, DamagedElection) as error:
@@ -240,7 +230,6 @@ class Node:
             )
             raise StartFailed(f"the metadata log is damaged: {error}", hint) from None
         self.metadata.open()
-        self._build_controller()
         self._closers.push_async_callback(self._close_quorum)
         self.dynamic.watch((_PRODUCER_EXPIRY, _RECOVERY_THREADS), self._configure_store)
         self._coordinator_context = CoordinatorContext(
@@ -259,7 +248,7 @@ class Node:
             self.environment,
             self.settings,
             self.store,
-            peers=self._peers,
+            peers=self.peers,
             listeners=lambda: self.listeners,
             is_starting=lambda: self.state == "starting",
         )
@@ -268,7 +257,7 @@ class Node:
             self.settings,
             self.quorum,
             follow=self._follow,
-            begin=self.partitions.remove_leftovers,
+            begin=lambda image, deleted: self.partitions.remove_leftovers(image, deleted),
             image_changed=self.image_changed,
             active_changed=self._active_changed,
         )
@@ -278,7 +267,7 @@ class Node:
             self.node_id,
             self.quorum,
             self.metadata,
-            peers=self._peers,
+            peers=self.peers,
             call_local=self.brokers.call_local,
         )
         self.controller = Controller(
@@ -286,7 +275,7 @@ class Node:
             self.settings,
             self.metadata,
             self.metrics,
-            own_directory_id=self.store.directory_id,
+            own_incarnation=lambda: self.lifecycle.incarnation,
             last_controller=lambda: LastController(
                 self.channel.last_controller_id, self.lifecycle.silent_ms()
             ),
@@ -306,6 +295,32 @@ class Node:
         )
         self.topic_creator = TopicCreator(
             self.settings, self.metadata, self.channel, refused_by_disk=lambda: self.partitions.refused
+        )
+
+    def _build_partitions(self) -> None:
+        self.partitions = ReplicaManager(
+            self.environment,
+            self.settings,
+            self.store,
+            metadata=self.metadata,
+            metrics=self.metrics,
+            sync_executor=self.environment.sync_executor,
+            fetchers=self.fetchers,
+            isr=self.isr,
+            report_lost=self.lifecycle.report_lost,
+            was_clean=lambda: self.lifecycle.was_clean,
+            is_starting=lambda: self.state == "starting",
+        )
+        self.housekeeping = Housekeeping(
+            self.environment,
+            self.settings,
+            self.store,
+            dynamic=self.dynamic,
+            metadata=self.metadata,
+            partitions=self.partitions,
+            fetchers=self.fetchers,
+            schedule=self.schedule,
+            image_changed=self.image_changed,
         )
 
     def _new_peers(self) -> Peers:
@@ -366,7 +381,6 @@ class Node:
             housekeeping=self.housekeeping,
             preparer=self.preparer,
             selects_replicas=self.selects_replicas,
-            may_hold_scheduled_records=self.may_hold_scheduled_records,
             transactions=self.transactions,
             share_state=self.share_state,
             share=self.share,
@@ -375,8 +389,8 @@ class Node:
             telemetry=self.telemetry,
             topic_responses=self.topic_responses,
             auto_creation=self.auto_creation,
-            isr=self._isr,
-            leader_throttle=self._leader_throttle,
+            isr=self.isr,
+            leader_throttle=self.leader_throttle,
         )
         self.dispatcher = Dispatcher(self.services, is_starting=lambda: self.state == "starting")
         self.dispatcher.faults = self.faults
@@ -399,7 +413,7 @@ class Node:
             fetch_sessions=self.fetch_sessions,
             groups=self.groups,
             brokers=self.brokers,
-            fetchers=self._fetchers,
+            fetchers=self.fetchers,
             telemetry=self.telemetry,
             transactions=self.transactions,
             share_state=self.share_state,
@@ -417,7 +431,7 @@ class Node:
             )
         if settings.is_listener_shared:
             logger.warning(
-                "clients share the listener for nodes: whoever reaches it can take over the cluster",
+                "clients share the inter-broker listener: everyone who reaches it can take over the cluster",
                 extra={"listener": settings.inter_broker_listener},
             )
 
@@ -425,13 +439,15 @@ class Node:
     def _has_peers(self) -> bool:
         return not self.settings.is_standalone or len(self.quorum.state.voters.latest) > 1
 
-    async def _join_quorum(self) -> None:
-        is_new = not self.quorum.has_cluster
+    async def _join_cluster(self) -> None:
+        """Join the quorum and the brokers. The quorum may fail at any time until the node serves, too."""
+        joining = asyncio.create_task(self._join())
+        failure = asyncio.create_task(self.metadata.failure())
         try:
-            await self.quorum.start()
-            await self.metadata.caught_up()
-            if is_new and self.node_id in self.settings.initial_voters:
-                await self._wait_for_initial_voters()
+            await asyncio.wait((joining, failure), return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                raise failure.result()
+            await joining
         except (
             QuorumFailed,
             InconsistentMetaProperties,
@@ -440,7 +456,20 @@ class Node:
             UnreadableRecord,
         ) as error:
             raise StartFailed(f"{self.settings.data_dir}: {error}") from None
-        if not self.settings.is_broker:
+        finally:
+            joining.cancel()
+            failure.cancel()
+            await asyncio.gather(joining, failure, return_exceptions=True)
+
+    async def _join(self) -> None:
+        is_new = not self.quorum.has_cluster
+        await self.quorum.start()
+        await self.metadata.caught_up()
+        if is_new and self.node_id in self.settings.initial_voters:
+            await self._wait_for_initial_voters()
+        if self.settings.is_broker:
+            await self._join_as_broker()
+        else:
             await self.metadata.follow(self.metadata.applied_offset)
 
     async def _wait_for_initial_voters(self) -> None:
@@ -462,7 +491,7 @@ class Node:
             logger.warning("settings of this node that the cluster overrules", extra={"settings": overridden})
         self.lifecycle.ready()
         await self.lifecycle.unfenced()
-        self.spawn(self._start_coordinators())
+        self.environment.spawn(self._start_coordinators())
 
     async def _start_coordinators(self) -> None:
         await self.groups.start()
@@ -523,50 +552,46 @@ class Node:
 
     async def _close_store(self) -> None:
         """Close the store once no task and no thread uses it."""
-        if (fetchers := self._fetchers.existing) is not None:
+        if (fetchers := self.fetchers.existing) is not None:
             await fetchers.close()
         await self.environment.cancel_tasks()
-        if (peers := self._peers.existing) is not None:
+        if (peers := self.peers.existing) is not None:
             await peers.close()
         for partition in self.partitions:
             await partition.close()
         await self.environment.wait_for_threads()
         high_watermarks = self.partitions.high_watermarks()
         try:
-            await self.in_thread(
+            await self.environment.in_thread(
                 self.store.close, clean=self._closes_cleanly, high_watermarks=high_watermarks
             )
         except OSError as error:
             self.stopped_cleanly = False
             logger.error("not closed cleanly; the next start recovers", extra={"reason": str(error)})
 
-    # -- used by handlers ----------------------------------------------------------------------------
-
-    @property
-    def image(self) -> ClusterImage:
-        return self.metadata.image
-
-    @property
-    def peers(self) -> Peers:
-        """Built when it is first needed; a standalone node never needs it."""
-        return self._peers()
-
-    @property
-    def fetchers(self) -> ReplicaFetcherManager:
-        return self._fetchers()
-
-    @property
-    def isr(self) -> AlterPartitionManager:
-        return self._isr()
-
     # -- components that are built when they are first needed ----------------------------------------
     #
     # Each imports its module here, so that a node that never needs it starts faster.
 
     def _new_fetchers(self) -> ReplicaFetcherManager:
+        from penstock.broker.partition.follower_replica import FollowerReplica
         from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
 
-        return ReplicaFetcherManager(self)
+        return ReplicaFetcherManager(
+            self.environment,
+            self.settings,
+            self.dynamic,
+            metadata=self.metadata,
+            peers=self.peers(),
+            new_follower=partial(
+                FollowerReplica,
+                environment=self.environment,
+                store=self.store,
+                handle_read_error=self.partitions.handle_read_error,
+                truncated=self.housekeeping.truncated,
+            ),
+            broker_epoch=lambda: self.lifecycle.broker_epoch,
+        )
 
     def _new_leader_throttle(self) -> ReplicationQuota:
         from penstock.broker.partition.replica_fetcher import ReplicationQuota, replication_rate
@@ -577,7 +602,14 @@ class Node:
     def _new_isr(self) -> AlterPartitionManager:
         from penstock.broker.partition.isr import AlterPartitionManager
 
-        changes = AlterPartitionManager(self)
+        changes = AlterPartitionManager(
+            self.environment,
+            self.settings,
+            self.metadata,
+            partitions=self.partitions,
+            call_controller=self.channel.call,
+            broker_epoch=lambda: self.lifecycle.broker_epoch,
+        )
         changes.start()
         return changes
 
@@ -609,7 +641,7 @@ class Node:
         return ShareCoordinator(
             self._coordinator_context,
             appends=self.planned_appends(),
-            peers=self._peers,
+            peers=self.peers,
             group_config=self.groups.config,
         )
 
@@ -644,7 +676,7 @@ class Node:
             self._coordinator_context,
             directory=self.store.directory,
             appends=self.planned_appends(),
-            peers=self._peers,
+            peers=self.peers,
         )
 
     def _new_planned_appends(self) -> PlannedAppends:
@@ -656,33 +688,15 @@ class Node:
             partitions=self.partitions,
             environment=self.environment,
             preparer=self.preparer,
-            peers=self._peers,
+            peers=self.peers,
             new_producer_id=self.producer_ids.fresh,
         )
 
-    @property
-    def cluster_id(self) -> str:
-        return self.store.cluster_id
-
-    def now_ms(self) -> int:
-        return self.environment.now_ms()
-
-    # -- the environment -----------------------------------------------------------------------------
+    # -- the image -----------------------------------------------------------------------------------
 
     @property
-    def sync_executor(self) -> ThreadPoolExecutor:
-        return self.environment.sync_executor
-
-    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        return self.environment.spawn(work)
-
-    def in_thread(
-        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> asyncio.Future[Result]:
-        return self.environment.in_thread(call, *args, **kwargs)
-
-    async def sync(self, log: Log) -> None:
-        await self.environment.sync(log)
+    def image(self) -> ClusterImage:
+        return self.metadata.image
 
     async def _follow(self, delta: ImageDelta, image: ClusterImage) -> None:
         if self.lifecycle.is_replaced_in(image):
@@ -694,7 +708,7 @@ class Node:
         """Called once the new image is published."""
         if any(resource.type == ResourceType.BROKER for resource in delta.configs_changed):
             self.dynamic.image_changed(self.image)
-        if delta.brokers_changed and (fetchers := self._fetchers.existing) is not None:
+        if delta.brokers_changed and (fetchers := self.fetchers.existing) is not None:
             fetchers.brokers_changed(delta.brokers_changed)
         for lazy, topic in self._lazy_coordinators:
             if any(key[0] == topic and self.partitions.led(*key) for key in delta.partitions_changed):
@@ -704,13 +718,6 @@ class Node:
         if (share := self.share.existing) is not None:
             share.image_changed(delta)
         self._update_schedule(delta)
-
-    def may_hold_scheduled_records(self, partition: Partition) -> bool:
-        """Whether a partition's log may contain records that are held back until they are due."""
-        if partition.is_scheduled:
-            return True
-        schedule = self.schedule.existing
-        return schedule is not None and schedule.has_active_mover(partition)
 
     def _update_schedule(self, delta: ImageDelta) -> None:
         """Update the schedule coordinator; a node without scheduled records never creates it."""
@@ -727,51 +734,6 @@ class Node:
         """Return the coordinators that exist."""
         lazy = (coordinator.existing for coordinator, _ in self._lazy_coordinators)
         return [self.groups, *(coordinator for coordinator in lazy if coordinator is not None)]
-
-
-def serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None = None) -> int:
-    """Run a node until SIGINT or SIGTERM; a second signal ends the process at once. Raises StartFailed."""
-    from penstock.broker.config.logging import configure_logging
-
-    configure_logging(settings.string("penstock.log.format"), settings.string("penstock.log.level"))
-    sys.setswitchinterval(_THREAD_SWITCH_S)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings, on_ready))
-
-
-async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None) -> int:
-    import signal
-
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, _on_signal, stop)
-    node = Node(settings)
-    if not await _start_until_signal(stop, node):
-        return 0
-    logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})
-    if on_ready is not None:
-        on_ready(node)
-    gc.freeze()  # modules and schemas live as long as the process, so the garbage collector need not scan them
-    await stop.wait()
-    logger.info("stopping", extra={"node": node.node_id})
-    await node.stop()
-    return 0 if node.stopped_cleanly else 1
-
-
-async def _start_until_signal(stop: asyncio.Event, node: Node) -> bool:
-    """Start the node; a signal cancels the start, which may have much to recover. Return whether it has started."""
-    starting = asyncio.create_task(node.start())
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        with suppress(asyncio.CancelledError):
-            await starting
-        return False
-    await starting
-    return True
 
 
 def _preload_cluster_modules() -> None:
@@ -794,23 +756,6 @@ def _uses_schedule(partition: Partition | None) -> bool:
     return partition is not None and (partition.is_scheduled or partition.topic == SCHEDULE)
 
 
-def _on_signal(stop: asyncio.Event) -> None:
-    if stop.is_set():
-        logger.warning("stopping at once; the next start recovers")
-        logging.shutdown()
-        os._exit(1)
-    stop.set()
-
-
 def _reason(error: OSError) -> str:
     """Return the system's own short message, because uvloop and asyncio word the same failure differently."""
     return os.strerror(error.errno) if error.errno else str(error)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a uvloop event loop if uvloop is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()  # type: ignore[no-any-return]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.controller.channel import ControllerChannel
     from penstock.broker.controller.controller import Controller
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.broker.partition.fetch_sessions import FetchSessions
     from penstock.broker.partition.housekeeping import Housekeeping
     from penstock.broker.partition.isr import AlterPartitionManager
-    from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.produced_batch import BatchPreparer
     from penstock.broker.partition.replica_fetcher import ReplicationQuota
     from penstock.broker.partition.replica_manager import ReplicaManager
@@ -62,7 +59,6 @@ class BrokerServices:
         "groups",
         "housekeeping",
         "in_thread",
-        "may_hold_scheduled_records",
         "metadata",
         "metrics",
         "node_id",
@@ -100,7 +96,6 @@ class BrokerServices:
         housekeeping: Housekeeping,
         preparer: BatchPreparer,
         selects_replicas: bool,
-        may_hold_scheduled_records: Callable[[Partition], bool],
         transactions: Lazy[TransactionCoordinator],
         share_state: Lazy[ShareCoordinator],
         share: Lazy[SharePartitionManager],
@@ -136,7 +131,6 @@ class BrokerServices:
         self.housekeeping = housekeeping
         self.preparer = preparer
         self.selects_replicas = selects_replicas
-        self.may_hold_scheduled_records = may_hold_scheduled_records
         self._transactions = transactions
         self._share_state = share_state
         self._share = share

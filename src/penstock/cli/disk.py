@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes
-from penstock.cli.output import confirm, note, plural, print_json, print_table
+from penstock.cli.output import confirm, note, plural, print_rows
 
 if TYPE_CHECKING:
     from penstock.log.repair import DamageFinding
@@ -49,12 +49,8 @@ def list_damage(
         raise CommandError(str(error)) from None
     rows = [_damage_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
     rows += [_damage_row(item, "not met yet") for item in new]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table([name.replace("_", " ") for name in rows[0]], (list(row.values()) for row in rows))
-    else:
-        note("no damage found" if verify else "no damage is recorded; --verify reads all data")
+    if_none = "no damage found" if verify else "no damage is recorded; --verify reads all data"
+    print_rows(rows, as_json=as_json, if_none=if_none)
 
 
 def _verify(data_dir: Path) -> "list[DamageFinding]":

@@ -20,15 +20,16 @@ from penstock.cli.connection import (
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import (
     AsJson,
+    DeletedConfigs,
     OffsetShift,
     PartitionOffsets,
     ResetOptions,
     ResetTarget,
     Yes,
+    config_changes,
     expand_options,
-    parse_pairs,
 )
-from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
+from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_rows, print_table
 from penstock.client.admin.groups import (
     DEAD_STATE,
     SHARE,
@@ -83,12 +84,7 @@ def list_all(connection: ConnectionOptions, as_json: AsJson = False) -> None:
         for found in described
         if found.state != DEAD_STATE
     ]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(list(rows[0]), (list(row.values()) for row in rows))
-    else:
-        note("no groups yet")
+    print_rows(rows, as_json=as_json, if_none="no groups yet")
 
 
 @app.command()
@@ -100,13 +96,7 @@ def describe(groups: GroupNames, connection: ConnectionOptions, as_json: AsJson 
             _share_group_document(cluster, found) if found.kind == SHARE else _group_document(cluster, found)
             for found in _existing_groups(cluster, groups)
         ]
-    if as_json:
-        print_json(documents)
-        return
-    for index, document in enumerate(documents):
-        if index:
-            print()
-        _print_description(document)
+    print_rows(documents, as_json=as_json, print_one=_print_description)
 
 
 def _existing_groups(cluster: Cluster, names: Iterable[str]) -> list[GroupDescription]:
@@ -243,18 +233,10 @@ def alter(
         list[str] | None,
         typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting of the group. Repeatable."),
     ] = None,
-    delete_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--delete-config", "-d", metavar="NAME", help="Reset a setting to its default. Repeatable."
-        ),
-    ] = None,
+    delete_config: DeletedConfigs = None,
 ) -> None:
     """Change the settings of a group. The group need not exist yet."""
-    changes: dict[str, str | None] = {
-        **parse_pairs(config or (), "--config"),
-        **dict.fromkeys(delete_config or ()),
-    }
+    changes = config_changes(config, delete_config)
     if not changes:
         raise CommandError("nothing to change", hint="give --config or --delete-config", exit_code=EXIT_USAGE)
     with open_cluster(connection) as cluster:

@@ -23,6 +23,10 @@ TopicPartition = tuple[str, int]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DeletedConfigs = Annotated[
+    list[str] | None,
+    typer.Option("--delete-config", "-d", metavar="NAME", help="Reset a setting to its default. Repeatable."),
+]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every 2 seconds.")]
 
 
@@ -67,6 +71,13 @@ def parse_pairs(texts: Iterable[str], flag: str) -> dict[str, str]:
             raise CommandError(f"{flag} takes NAME=VALUE, not {text!r}", exit_code=EXIT_USAGE)
         found[name.strip()] = value
     return found
+
+
+def config_changes(
+    config: Iterable[str] | None, delete_config: Iterable[str] | None
+) -> dict[str, str | None]:
+    """The changes that --config and --delete-config ask for; None resets a setting. Raises CommandError."""
+    return {**parse_pairs(config or (), "--config"), **dict.fromkeys(delete_config or ())}
 
 
 class OffsetSpecKind(Enum):

@@ -13,7 +13,7 @@ from penstock.cli.connection import ConnectionOptions, librdkafka_connection
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes, expand_options
 from penstock.cli.os_process import stop_on_first_signal
-from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table
+from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_rows, print_table
 from penstock.client.outbox.database import (
     OutboxDatabase,
     RejectedRow,
@@ -162,12 +162,7 @@ def rejected(database: DatabaseUrl, as_json: AsJson = False) -> None:
     """List the rows that brokers rejected, and why."""
     with _open_outbox(database) as opened:
         rows = [_rejected_document(each) for each in opened.rejected()]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table([column.replace("_", " ") for column in rows[0]], (list(row.values()) for row in rows))
-    else:
-        note("no rejected rows")
+    print_rows(rows, as_json=as_json, if_none="no rejected rows")
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock.cli.errors import EXIT_USAGE, CommandError
@@ -50,6 +50,30 @@ def print_table(
         console.print(table)
     lines = (line.rstrip() for line in capture.get().splitlines())
     print("\n".join(line for line in lines if line))
+
+
+def print_rows(
+    rows: Sequence[dict[str, Any]],
+    *,
+    as_json: bool,
+    if_none: str = "",
+    print_one: Callable[[dict[str, Any]], None] | None = None,
+) -> None:
+    """Prints rows as JSON, one after another with `print_one`, or as a table, for which all have the same keys.
+
+    If there are none, people read `if_none`.
+    """
+    if as_json:
+        print_json(rows)
+    elif print_one is not None:
+        for index, row in enumerate(rows):
+            if index:
+                print()
+            print_one(row)
+    elif rows:
+        print_table([column.replace("_", " ") for column in rows[0]], (list(row.values()) for row in rows))
+    else:
+        note(if_none)
 
 
 def print_facts(facts: Iterable[tuple[str, Cell]]) -> None:

@@ -163,7 +163,7 @@ def start(flags: Mapping[str, Sequence[str]]) -> int:
 def _start_node(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -> int:
     with imports_without_gc():
         from penstock.broker.environment import StartFailed
-        from penstock.broker.node import serve
+        from penstock.broker.process import serve
 
     try:
         return serve(settings, lambda node: _print_ready(node, welcome="--welcome" in flags))

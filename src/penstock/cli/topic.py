@@ -17,8 +17,8 @@ from penstock.cli.connection import (
     partition_names,
 )
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import AsJson, Yes, expand_options, parse_pairs
-from penstock.cli.output import Cell, confirm, note, plural, print_facts, print_json, print_table
+from penstock.cli.options import AsJson, DeletedConfigs, Yes, config_changes, expand_options, parse_pairs
+from penstock.cli.output import Cell, confirm, note, plural, print_facts, print_json, print_rows, print_table
 from penstock.cli.record_formats import bytes_to_json
 from penstock.client.errors import Refused
 from penstock.client.wire.cluster import Cluster
@@ -142,12 +142,7 @@ def list_topics(
         }
         for name, topic in topics.items()
     ]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(list(rows[0]), (list(row.values()) for row in rows))
-    else:
-        note("no topics yet; `penstock topic create NAME` creates one")
+    print_rows(rows, as_json=as_json, if_none="no topics yet; `penstock topic create NAME` creates one")
 
 
 @app.command()
@@ -166,13 +161,7 @@ def describe(
             _topic_document(cluster, topic, all_settings)
             for topic in existing_topics(cluster, topics).values()
         ]
-    if as_json:
-        print_json(documents)
-        return
-    for index, document in enumerate(documents):
-        if index:
-            print()
-        _print_description(document)
+    print_rows(documents, as_json=as_json, print_one=_print_description)
 
 
 def _topic_document(cluster: Cluster, topic: TopicInfo, all_settings: bool) -> dict[str, Any]:
@@ -249,21 +238,13 @@ def alter(
         ),
     ] = None,
     config: TopicConfigs = None,
-    delete_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--delete-config", "-d", metavar="NAME", help="Reset a setting to its default. Repeatable."
-        ),
-    ] = None,
+    delete_config: DeletedConfigs = None,
 ) -> None:
     """Change the settings of a topic, or add partitions.
 
     New partitions change which partition a key is sent to.
     """
-    changes: dict[str, str | None] = {
-        **parse_pairs(config or (), "--config"),
-        **dict.fromkeys(delete_config or ()),
-    }
+    changes = config_changes(config, delete_config)
     if not partitions and not changes:
         raise CommandError(
             "nothing to change", hint="give --partitions, --config or --delete-config", exit_code=EXIT_USAGE

@@ -136,7 +136,11 @@ GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
 
 _MEMBERS = (
     _group(
-        "consumer.session.timeout.ms", _INT, 45_000, "Silence after which a consumer has left its group.", 1
+        "consumer.session.timeout.ms",
+        _INT,
+        45_000,
+        "A consumer that sends no heartbeat for this long is removed from its group.",
+        1,
     ),
     _group("consumer.heartbeat.interval.ms", _INT, 5_000, "The heartbeat interval of consumers.", 1),
     _group(
@@ -181,7 +185,11 @@ _MEMBERS = (
 
 _SHARING = (
     _group(
-        "share.record.lock.duration.ms", _INT, 30_000, "How long a record stays with whom it was given to.", 1
+        "share.record.lock.duration.ms",
+        _INT,
+        30_000,
+        "How long a member holds the acquisition lock of a record.",
+        1,
     ),
     _group(
         "share.delivery.count.limit", _INT, 5, "Deliveries of a record after which the group gives it up.", 1
@@ -219,8 +227,8 @@ _POLICY = (
         "penstock.share.acquire.mode",
         _STRING,
         "batch_optimized",
-        "How many records a member gets that does not say it exactly: whole batches, or never more than it has asked "
-        "for (record_limit), which costs more requests.",
+        "Whether a member that does not choose gets whole batches (batch_optimized), or never more records than it has "
+        "asked for (record_limit), which costs more requests.",
         choices=("batch_optimized", "record_limit"),
     ),
     _group(
@@ -268,7 +276,7 @@ _DEAD_LETTERS = (
         "penstock.share.dlq.share.max",
         _DOUBLE,
         1.0,
-        "Share of the delivered records that may become dead letters before the rest wait; 1 has no bound.",
+        "The largest share of the finished records that may become dead letters before the rest wait; 1 has no bound.",
         0,
         1,
     ),

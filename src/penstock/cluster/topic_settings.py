@@ -6,14 +6,18 @@ controller must agree on what a topic's settings promise (min.insync.replicas, p
 unclean.leader.election.enable), so both read them with the functions at the end of this module.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cluster.image import PartitionState
 from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from penstock.cluster.image import PartitionState
 
 
 class NodeSynonym(NamedTuple):
@@ -245,19 +249,18 @@ _SCHEDULE = (
     ),
 )
 
+FLUSH_POLICIES: Final = ("ack", "interval", "never")
+FLUSH_DOC: Final = (
+    "When data is synced to disk: before acks=all is answered (ack), every penstock.flush.interval.ms "
+    "(interval), or when the operating system likes (never)."
+)
+
 _DURABILITY = (
     _topic("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all is answered.", 1),
     _topic(
         "unclean.leader.election.enable", _BOOLEAN, False, "Let a replica that may lack data become leader."
     ),
-    _topic(
-        "penstock.flush",
-        _STRING,
-        "ack",
-        "When data is synced to disk: before acks=all is answered (ack), every penstock.flush.interval.ms "
-        "(interval), or when the operating system likes (never).",
-        choices=("ack", "interval", "never"),
-    ),
+    _topic("penstock.flush", _STRING, "ack", FLUSH_DOC, choices=FLUSH_POLICIES),
     _topic("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
     _topic("flush.messages", _LONG, _LONG_MAX, "Records after which the log is synced in any case.", 1),
     _topic("flush.ms", _LONG, _LONG_MAX, "Time after which the log is synced in any case.", 0),

@@ -23,20 +23,8 @@ from penstock.client.signals import SignalEvent
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.settings import ConnectionSettings
 from penstock.client.wire.topics import NewTopic, ensure_topic
+from penstock.demo import names
 from penstock.demo.component import Component
-from penstock.demo.names import (
-    CLEAN,
-    GROUPS,
-    ORDERS,
-    PARCEL_DEAD_LETTERS,
-    PARCELS,
-    PARCELS_REPLAYED,
-    PARTITIONS,
-    REPLAYED,
-    REVENUE,
-    SHIPPING,
-    Folders,
-)
 from penstock.demo.processes import (
     INSTALL_HINT,
     REPLAY_COMMAND,
@@ -77,7 +65,7 @@ class RoadRepair(Component):
     @property
     def waiting(self) -> int:
         """Parcels that became dead letters because of a closed road and are not replayed yet."""
-        return self._tally.errors[RoadClosed.__name__] - self._tally.records[PARCELS_REPLAYED]
+        return self._tally.errors[RoadClosed.__name__] - self._tally.records[names.PARCELS_REPLAYED]
 
     def work(self) -> None:
         rested_from = time.monotonic()
@@ -100,13 +88,13 @@ class RoadRepair(Component):
 
         with Cluster(self._settings) as cluster:
             request = ReplayRequest(
-                topic=cluster.await_topic(PARCEL_DEAD_LETTERS),
+                topic=cluster.await_topic(names.PARCEL_DEAD_LETTERS),
                 id=f"demo-{time.time_ns()}",
-                wanted=DeadLetterFilter(errors=(RoadClosed.__name__,), groups=(SHIPPING,)),
+                wanted=DeadLetterFilter(errors=(RoadClosed.__name__,), groups=(names.SHIPPING,)),
                 destination=ReplayDestination(target=ReplayTarget.GROUP),
             )
             replay = Replay(cluster, request, plan_replay(cluster, request), should_stop=self.stopping.is_set)
-            return replay.run(SparkReplayLock(cluster, PARCEL_DEAD_LETTERS)).replayed
+            return replay.run(SparkReplayLock(cluster, names.PARCEL_DEAD_LETTERS)).replayed
 
 
 #: The class of the errors that adding a price repairs.
@@ -130,7 +118,7 @@ class PriceRepair(Component):
     @property
     def waiting(self) -> int:
         """Dead letters that a price repairs and that are not replayed yet."""
-        return self._tally.errors[REPAIRABLE_ERROR] - self._tally.records[REPLAYED]
+        return self._tally.errors[REPAIRABLE_ERROR] - self._tally.records[names.REPLAYED]
 
     def work(self) -> None:
         rested_from = time.monotonic()
@@ -154,7 +142,12 @@ _SPARK_STOP_S: Final = 60.0
 _BROKER_STOP_S: Final = 30.0
 #: A second signal within this time is a duplicate of the first: `make` and the terminal send one each.
 _SECOND_SIGNAL_AFTER_S: Final = 0.5
-_TOPICS: Final = {ORDERS: PARTITIONS, CLEAN: PARTITIONS, REVENUE: 1, PARCELS: PARTITIONS}
+_TOPICS: Final = {
+    names.ORDERS: names.PARTITIONS,
+    names.CLEAN: names.PARTITIONS,
+    names.REVENUE: 1,
+    names.PARCELS: names.PARTITIONS,
+}
 
 
 class DemoFailed(ClientError):
@@ -180,7 +173,7 @@ class DemoSettings:
 class Demo:
     def __init__(self, settings: DemoSettings) -> None:
         self._settings = settings
-        self._folders = Folders(root=settings.data)
+        self._folders = names.Folders(root=settings.data)
         self._journal = EventLog()
         self._stop = SignalEvent()
         self._stopped_at = 0.0
@@ -223,7 +216,7 @@ class Demo:
         prices = PriceList(self._folders.prices)
         shop = Shop(address, prices, per_s=self._settings.orders_per_s, chance=Random())
         billing, tally, roads = Billing(address), TopicCounter(address), Roads()
-        shipping, lags = Shipping(address, roads), GroupLags(address, tuple(GROUPS.values()))
+        shipping, lags = Shipping(address, roads), GroupLags(address, tuple(names.GROUPS.values()))
         reopening = RoadRepair(address, tally, roads, self._journal)
         self._parts = [shop, billing, shipping, tally, lags, reopening]
         if self._wants_spark():

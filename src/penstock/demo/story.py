@@ -6,26 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.demo import names
 from penstock.demo.component import Component
-from penstock.demo.names import (
-    ARCHIVE_PIPELINE,
-    BILLING,
-    CLEAN,
-    CLEAN_PIPELINE,
-    DEAD_LETTERS,
-    GROUPS,
-    ORDERS,
-    PARCEL_DEAD_LETTERS,
-    PARCELS,
-    PARCELS_REPLAYED,
-    PARTITIONS,
-    PIPELINES,
-    REPLAYED,
-    REVENUE,
-    REVENUE_PIPELINE,
-    SHIPPING,
-    retried_topic,
-)
 from penstock.demo.processes import INSTALL_HINT, BrokerProcess, SparkProcess, missing_packages
 from penstock.demo.scene import (
     EventLog,
@@ -74,10 +56,10 @@ class _Line:
 
 _LINES: Final = (
     _Line(name="shop", kind=FlowKind.SHOP, last=(), note="some broken, some twice"),
-    _Line(name=ORDERS, kind=FlowKind.TOPIC, last=(True,), note=f"topic, {PARTITIONS} partitions"),
-    _Line(name=BILLING, kind=FlowKind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
-    _Line(name=PARCELS, kind=FlowKind.TOPIC, last=(True, False), note="packed exactly once"),
-    _Line(name=SHIPPING, kind=FlowKind.SUBSCRIBER, last=(True, False, True), note="app, at least once"),
+    _Line(name=names.ORDERS, kind=FlowKind.TOPIC, last=(True,), note=f"topic, {names.PARTITIONS} partitions"),
+    _Line(name=names.BILLING, kind=FlowKind.SUBSCRIBER, last=(True, False), note="plain subscriber group"),
+    _Line(name=names.PARCELS, kind=FlowKind.TOPIC, last=(True, False), note="packed exactly once"),
+    _Line(name=names.SHIPPING, kind=FlowKind.SUBSCRIBER, last=(True, False, True), note="app, at least once"),
     _Line(
         name=PARCEL_RETRIES,
         kind=FlowKind.TROUBLE,
@@ -85,7 +67,7 @@ _LINES: Final = (
         note="carrier busy, again soon",
     ),
     _Line(
-        name=PARCEL_DEAD_LETTERS,
+        name=names.PARCEL_DEAD_LETTERS,
         kind=FlowKind.TROUBLE,
         last=(True, False, True, True),
         note="the road is closed",
@@ -96,14 +78,31 @@ _LINES: Final = (
         last=(True, False, True, True, True),
         note="once the road is open",
     ),
-    _Line(name=CLEAN_PIPELINE, kind=FlowKind.SPARK, last=(True, True), note="exactly once"),
-    _Line(name=CLEAN, kind=FlowKind.TOPIC, last=(True, True, False), note="parsed and priced"),
-    _Line(name=REVENUE_PIPELINE, kind=FlowKind.SPARK, last=(True, True, False, False), note="no duplicates"),
-    _Line(name=REVENUE, kind=FlowKind.TOPIC, last=(True, True, False, False, True), note="per product, 10 s"),
-    _Line(name=ARCHIVE_PIPELINE, kind=FlowKind.SPARK, last=(True, True, False, True), note="exactly once"),
+    _Line(name=names.CLEAN_PIPELINE, kind=FlowKind.SPARK, last=(True, True), note="exactly once"),
+    _Line(name=names.CLEAN, kind=FlowKind.TOPIC, last=(True, True, False), note="parsed and priced"),
+    _Line(
+        name=names.REVENUE_PIPELINE,
+        kind=FlowKind.SPARK,
+        last=(True, True, False, False),
+        note="no duplicates",
+    ),
+    _Line(
+        name=names.REVENUE,
+        kind=FlowKind.TOPIC,
+        last=(True, True, False, False, True),
+        note="per product, 10 s",
+    ),
+    _Line(
+        name=names.ARCHIVE_PIPELINE, kind=FlowKind.SPARK, last=(True, True, False, True), note="exactly once"
+    ),
     _Line(name=LAKE, kind=FlowKind.TABLE, last=(True, True, False, True, True), note="Delta table"),
     _Line(name=RETRIES, kind=FlowKind.TROUBLE, last=(True, True, False), note="not paid yet, again soon"),
-    _Line(name=DEAD_LETTERS, kind=FlowKind.TROUBLE, last=(True, True, True), note="poison, or no price yet"),
+    _Line(
+        name=names.DEAD_LETTERS,
+        kind=FlowKind.TROUBLE,
+        last=(True, True, True),
+        note="poison, or no price yet",
+    ),
     _Line(name=REPLAY_LINE, kind=FlowKind.REPLAY, last=(True, True, True, True), note="once it has a price"),
 )
 
@@ -120,7 +119,7 @@ class Story:
         totals = self._totals()
         self._feed(totals)
         cast, tally = self._cast, self._cast.tally
-        dropped = 0 if cast.spark is None else cast.spark.state.queries[REVENUE_PIPELINE].dropped
+        dropped = 0 if cast.spark is None else cast.spark.state.queries[names.REVENUE_PIPELINE].dropped
         return Scene(
             now_s=self._journal.now_s,
             address=cast.broker.address or "",
@@ -131,8 +130,8 @@ class Story:
             flows=tuple(self._flow(line, totals.get(line.name)) for line in _LINES),
             sales=_last_windows(tally, _WINDOWS),
             latest_dead_letter=tally.latest_dead_letter,
-            dead_letters=tally.records[DEAD_LETTERS] + tally.records[PARCEL_DEAD_LETTERS],
-            replayed=tally.records[REPLAYED] + tally.records[PARCELS_REPLAYED],
+            dead_letters=tally.records[names.DEAD_LETTERS] + tally.records[names.PARCEL_DEAD_LETTERS],
+            replayed=tally.records[names.REPLAYED] + tally.records[names.PARCELS_REPLAYED],
             duplicates_dropped=dropped,
             events=self._journal.events,
         )
@@ -147,7 +146,7 @@ class Story:
         }.get(spark.health, "is up")
 
     def _flow(self, line: _Line, total: int | None) -> Flow:
-        meter, group = self._meters[line.name], GROUPS.get(line.name)
+        meter, group = self._meters[line.name], names.GROUPS.get(line.name)
         part = self._part(line.name)
         return Flow(
             name=line.name,
@@ -163,11 +162,11 @@ class Story:
 
     def _part(self, name: str) -> Component | None:
         cast = self._cast
-        return {"shop": cast.shop, BILLING: cast.billing, SHIPPING: cast.shipping}.get(name)
+        return {"shop": cast.shop, names.BILLING: cast.billing, names.SHIPPING: cast.shipping}.get(name)
 
     def _query_trouble(self, name: str) -> str | None:
         spark = self._cast.spark
-        if spark is None or name not in PIPELINES:
+        if spark is None or name not in names.PIPELINES:
             return None
         return spark.state.queries[name].trouble
 
@@ -186,19 +185,29 @@ class Story:
     def _totals(self) -> dict[str, int | None]:
         """The total of each line. Of the readers, only shipping has one; the others have only a lag."""
         records, spark = self._cast.tally.records, self._cast.spark
-        topics = {name: name for name in (ORDERS, CLEAN, REVENUE, DEAD_LETTERS, PARCELS, PARCEL_DEAD_LETTERS)}
-        topics |= {REPLAY_LINE: REPLAYED, RESHIP_LINE: PARCELS_REPLAYED}
-        waiting = [(retried_topic(topic), count) for topic, count in records.copy().items()]
+        topics = {
+            name: name
+            for name in (
+                names.ORDERS,
+                names.CLEAN,
+                names.REVENUE,
+                names.DEAD_LETTERS,
+                names.PARCELS,
+                names.PARCEL_DEAD_LETTERS,
+            )
+        }
+        topics |= {REPLAY_LINE: names.REPLAYED, RESHIP_LINE: names.PARCELS_REPLAYED}
+        waiting = [(names.retried_topic(topic), count) for topic, count in records.copy().items()]
         return {
             **{line: records[topic] for line, topic in topics.items()},
-            RETRIES: sum(count for source, count in waiting if source == ORDERS),
-            PARCEL_RETRIES: sum(count for source, count in waiting if source == PARCELS),
-            SHIPPING: self._cast.shipping.handled,
+            RETRIES: sum(count for source, count in waiting if source == names.ORDERS),
+            PARCEL_RETRIES: sum(count for source, count in waiting if source == names.PARCELS),
+            names.SHIPPING: self._cast.shipping.handled,
             LAKE: None if spark is None else spark.state.archived,
         }
 
     def _feed(self, totals: Mapping[str, int | None]) -> None:
-        readers = {BILLING: self._cast.billing.read, SHIPPING: self._cast.shipping.handled}
+        readers = {names.BILLING: self._cast.billing.read, names.SHIPPING: self._cast.shipping.handled}
         if self._cast.spark is not None:
             readers |= {name: query.rows for name, query in self._cast.spark.state.queries.items()}
         counted = totals if self._cast.tally.is_current else {}

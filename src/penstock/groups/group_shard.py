@@ -42,12 +42,11 @@ from penstock.groups.group import (
     ReplyToken,
     SyncReply,
     SyncRequest,
-    TimerKey,
-    Timers,
     TransactionProducer,
 )
 from penstock.groups.group_config import GroupConfig, GroupCoordinatorConfig
 from penstock.groups.offsets import OffsetStore, TopicPartition
+from penstock.groups.timers import TimerKey, Timers
 from penstock.groups.topics import NO_TOPICS, Topics
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.stored_records import can_store, key_type

@@ -33,24 +33,12 @@ from penstock.groups.group import (
     ReplyToken,
     SyncReply,
     SyncRequest,
-    TimerKey,
-    Timers,
 )
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.timers import TimerKey, Timers
 from penstock.groups.topics import Topics
+from penstock.protocol import stored_records
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.stored_records import (
-    KeySchema,
-    KeyValue,
-    NestedSchema,
-    RecordSchema,
-    UnknownVersion,
-    decode_entity,
-    encode_entity,
-    kafka_field,
-    key_type,
-    value_version,
-)
 
 # ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
@@ -116,39 +104,66 @@ def union(one: Assignment, other: Assignment) -> Assignment:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModernHeartbeatReply:
+    """What the replies to the heartbeats of all three kinds have."""
+
+    error: ErrorCode = ErrorCode.none
+    message: str | None = None
+    member_id: str | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+
+
 # Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupKey(KeySchema):
+class GroupKey(stored_records.KeySchema):
     """The key of a record that belongs to the whole group."""
 
-    group_id: str = kafka_field("string")
+    group_id: str = stored_records.kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedKey(KeySchema):
+class NamedKey(stored_records.KeySchema):
     """The key of a record that belongs to a member or to a regular expression."""
 
-    group_id: str = kafka_field("string")
-    name: str = kafka_field("string")
+    group_id: str = stored_records.kafka_field("string")
+    name: str = stored_records.kafka_field("string")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetAssignmentMetadataValue(RecordSchema):
-    assignment_epoch: i32 = kafka_field("int32")
-    assignment_timestamp: i64 = kafka_field("int64", tag=0, default=i64(0))
+class TargetAssignmentMetadataValue(stored_records.RecordSchema):
+    assignment_epoch: i32 = stored_records.kafka_field("int32")
+    assignment_timestamp: i64 = stored_records.kafka_field("int64", tag=0, default=i64(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicPartitionsPart(NestedSchema):
-    topic_id: UUID | None = kafka_field("uuid")
-    partitions: tuple[i32, ...] = kafka_field("int32")
+class TopicPartitionsPart(stored_records.NestedSchema):
+    topic_id: UUID | None = stored_records.kafka_field("uuid")
+    partitions: tuple[i32, ...] = stored_records.kafka_field("int32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetAssignmentMemberValue(RecordSchema):
+class TargetAssignmentMemberValue(stored_records.RecordSchema):
     topic_partitions: tuple[TopicPartitionsPart, ...]
+
+
+def epoch_entity(schema: Any, value: GroupEpoch) -> Any:
+    return schema(epoch=value.epoch, metadata_hash=value.metadata_hash)
+
+
+def epoch_of(entity: Any) -> GroupEpoch:
+    return GroupEpoch(entity.epoch, entity.metadata_hash)
+
+
+def target_entity(value: Assignment) -> Any:
+    return TargetAssignmentMemberValue(topic_partitions=partition_parts(value))
+
+
+def target_of(entity: Any) -> Assignment:
+    return assignment_of(entity.topic_partitions)
 
 
 def partition_parts(value: Assignment) -> tuple[Any, ...]:
@@ -196,19 +211,23 @@ class GroupRecordCodec(Generic[RecordTypeT]):
         self._of_group = frozenset(of_group)
         self._entities, self._parsers = entities, parsers
 
-    def encode(self, record: ModernGroupRecord[RecordTypeT]) -> KeyValue:
+    def encode(self, record: ModernGroupRecord[RecordTypeT]) -> stored_records.KeyValue:
         kind = record.kind
         if kind in self._of_group:
             key: Any = GroupKey(group_id=record.group_id)
         else:
             key = NamedKey(group_id=record.group_id, name=record.name)
-        value = None if record.value is None else encode_entity(_VERSION, self._entities[kind](record.value))
-        return encode_entity(kind, key), value
+        value = (
+            None
+            if record.value is None
+            else stored_records.encode_entity(_VERSION, self._entities[kind](record.value))
+        )
+        return stored_records.encode_entity(kind, key), value
 
     def decode(self, key: bytes, value: bytes | None) -> ModernGroupRecord[RecordTypeT]:
-        kind = self.kinds(key_type(key))
+        kind = self.kinds(stored_records.key_type(key))
         is_of_group = kind in self._of_group
-        parsed = decode_entity(GroupKey if is_of_group else NamedKey, key)
+        parsed = stored_records.decode_entity(GroupKey if is_of_group else NamedKey, key)
         name = "" if is_of_group else parsed.name
         return ModernGroupRecord(
             kind, parsed.group_id, name, None if value is None else self._parse(kind, value)
@@ -217,10 +236,12 @@ class GroupRecordCodec(Generic[RecordTypeT]):
     def _parse(self, kind: RecordTypeT, value: bytes) -> Any:
         if kind not in self._parsers:
             return None
-        if value_version(value) != _VERSION:
-            raise UnknownVersion(f"{kind.name} record of version {value_version(value)}")
+        if stored_records.value_version(value) != _VERSION:
+            raise stored_records.UnknownVersion(
+                f"{kind.name} record of version {stored_records.value_version(value)}"
+            )
         schema, parse = self._parsers[kind]
-        return parse(decode_entity(schema, value))
+        return parse(stored_records.decode_entity(schema, value))
 
 
 # Groups
@@ -255,11 +276,11 @@ class ModernGroup:
         """Apply a record. Deleting something that does not exist is harmless, because tombstones stay in the log."""
         raise NotImplementedError
 
-    def record_of(self, kind: Any, name: str, value: Any) -> KeyValue:
+    def record_of(self, kind: Any, name: str, value: Any) -> stored_records.KeyValue:
         """The record of a change; the value None deletes."""
         return self.codec.encode(ModernGroupRecord(kind, self.group_id, name, value))
 
-    def tombstones(self) -> Iterator[KeyValue]:
+    def tombstones(self) -> Iterator[stored_records.KeyValue]:
         """The tombstones that delete all records of the group."""
         kinds = self.codec.kinds
         for kind in (kinds.CURRENT_MEMBER_ASSIGNMENT, kinds.TARGET_ASSIGNMENT_MEMBER):
@@ -345,6 +366,39 @@ class ModernGroup:
     def removed(self, timers: Timers[TimerKey]) -> None:
         for member_id in self.members:
             self.cancel_member_timers(timers, member_id)
+
+
+class SubscribedGroup(ModernGroup):
+    """The state that consumer and share groups have: members subscribe to topics and are assigned partitions."""
+
+    __slots__ = ("_subscribed", "epoch", "metadata_hash", "target_epoch")
+
+    targets: dict[str, Assignment]
+
+    def __init__(self, group_id: str) -> None:
+        super().__init__(group_id)
+        self.epoch = 0
+        self.metadata_hash = 0
+        self.target_epoch = NO_TARGET_EPOCH
+        #: All topics that members subscribe to; None until they are computed again.
+        self._subscribed: frozenset[str] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.group_id} epoch={self.epoch} target={self.target_epoch}"
+            f" members={list(self.members.values())}>"
+        )
+
+    def fork(self) -> Self:
+        copy = type(self)(self.group_id)
+        copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
+        copy.members, copy.targets = dict(self.members), dict(self.targets)
+        copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
+        return copy
+
+    @property
+    def stored(self) -> tuple[object, ...]:
+        return (self.epoch, self.metadata_hash, self.target_epoch, dict(self.members), dict(self.targets))
 
 
 def put_or_remove(values: dict[str, Any], name: str, value: Any) -> None:

@@ -1,6 +1,6 @@
 """What a batch must satisfy before it is appended, and Kafka's error for each way to fail."""
 
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.protocol.compression import BytesLike, Codec
@@ -126,6 +126,29 @@ def validate_fetched_batches(records: BytesLike) -> None:
         end_offset = header.last_offset + 1
     if checked_bytes < len(records):
         raise ApiError(ErrorCode.corrupt_message, f"only {checked_bytes} of {len(records)} bytes are batches")
+
+
+class _Slice(Protocol):
+    @property
+    def data(self) -> BytesLike: ...
+
+
+_SliceT = TypeVar("_SliceT", bound=_Slice, covariant=True)
+
+
+class _ReadableLog(Protocol[_SliceT]):
+    def read(self, offset: int, max_bytes: int, upto: Any) -> _SliceT: ...
+
+
+def read_validated(log: _ReadableLog[_SliceT], offset: int, max_bytes: int, upto: Any) -> _SliceT:
+    """Blocking: read for the broker's own use. Raises CORRUPT_MESSAGE for damage, and any other error of a read."""
+    piece = log.read(offset, max_bytes, upto)
+    try:
+        validate_fetched_batches(piece.data)
+    except ApiError as error:
+        message = f"damaged at or after offset {offset}: {error.message}"
+        raise ApiError(ErrorCode.corrupt_message, message) from None
+    return piece
 
 
 def _shape_error(header: BatchHeaderFields, size: int) -> ApiError:

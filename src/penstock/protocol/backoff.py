@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from random import Random
+from typing import Protocol
 
-__all__ = ("ExponentialBackoff",)
+__all__ = ("Chance", "ExponentialBackoff")
+
+
+class Chance(Protocol):
+    """Where the random part of a delay comes from: a seeded `Random`, or the module `random`."""
+
+    def uniform(self, a: float, b: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +21,16 @@ class ExponentialBackoff:
     base_ms: float = 50
     cap_ms: float = 1_000
 
-    def delay_ms(self, attempt: int, chance: Random) -> float:
+    def delay_ms(self, attempt: int, chance: Chance) -> float:
         """The delay after `attempt`, counted from 0: min(cap, base * 2^attempt) + random(0, base)."""
         return self.minimum_ms(attempt) + chance.uniform(0, self.base_ms)
+
+    def spread_ms(self, attempt: int, chance: Chance, *, longest: float = 1.5) -> float:
+        """The delay with a random part in proportion to it: from half to `longest` times min(cap, base * 2^attempt).
+
+        Brokers use it, because a random part of a short base would not keep them apart once they wait for the cap.
+        """
+        return self.minimum_ms(attempt) * chance.uniform(0.5, longest)
 
     def longest_ms(self, attempt: int) -> float:
         """The longest delay that `delay_ms` may return."""

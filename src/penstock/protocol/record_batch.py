@@ -215,6 +215,27 @@ def encode_coordinator_batch(
             )
         )
         parts += (encode_varint(len(content)), content)
+    return pack_new_batch(
+        b"".join(parts),
+        len(entries),
+        timestamp_ms,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+    )
+
+
+def pack_new_batch(
+    body: BytesLike,
+    record_count: int,
+    timestamp_ms: int,
+    *,
+    attributes: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytearray:
+    """A batch of records of one moment that is in no log yet, from its encoded (and compressed) body."""
     header = BatchHeader(
         base_offset=0,
         length=0,
@@ -222,15 +243,15 @@ def encode_coordinator_batch(
         magic=2,
         crc=0,
         attributes=attributes,
-        last_offset_delta=len(entries) - 1,
+        last_offset_delta=record_count - 1,
         base_timestamp=timestamp_ms,
         max_timestamp=timestamp_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        base_sequence=-1,
-        record_count=len(entries),
+        base_sequence=base_sequence,
+        record_count=record_count,
     )
-    return pack_batch(header, b"".join(parts))
+    return pack_batch(header, body)
 
 
 def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:

@@ -5,22 +5,9 @@ replaces its log.
 """
 
 from penstock.protocol.errors import ErrorCode
-from penstock.raft import election, roles
+from penstock.raft import election, roles, types
 from penstock.raft.actions import AppendRecords, InstallSnapshot, SendRequest, Token, Truncate, WriteSnapshot
 from penstock.raft.state import CommittedRecordsLost, FollowerState, RaftState, SnapshotDownload
-from penstock.raft.types import (
-    NO_LEADER,
-    UNKNOWN_OFFSET,
-    BeginEpochRequest,
-    EndEpochRequest,
-    FetchReply,
-    FetchRequest,
-    FetchSnapshotReply,
-    FetchSnapshotRequest,
-    OffsetAndEpoch,
-    ReplicaKey,
-    Role,
-)
 
 # Fetches
 
@@ -36,7 +23,7 @@ def send_next_fetch(raft: RaftState) -> None:
         raft.pending_fetch.sent = _fetch_snapshot(raft, raft.follower, raft.follower.download)
     elif raft.follower:
         raft.pending_fetch.sent = _fetch_from_leader(raft, raft.follower)
-    elif raft.role is Role.UNATTACHED:
+    elif raft.role is types.Role.UNATTACHED:
         raft.pending_fetch.sent = raft.send(_next_peer(raft), _fetch_request(raft, 0))
 
 
@@ -49,13 +36,13 @@ def is_ready_to_fetch(raft: RaftState) -> bool:
     return not raft.is_append_pending and raft.log.durable_offset >= raft.log.end_offset
 
 
-def _fetch_request(raft: RaftState, max_wait_ms: int) -> FetchRequest:
-    return FetchRequest(
+def _fetch_request(raft: RaftState, max_wait_ms: int) -> types.FetchRequest:
+    return types.FetchRequest(
         epoch=raft.epoch,
         replica=raft.local,
         offset=raft.log.end_offset,
         last_epoch=raft.log.last_epoch,
-        high_watermark=UNKNOWN_OFFSET if raft.high_watermark is None else raft.high_watermark,
+        high_watermark=types.UNKNOWN_OFFSET if raft.high_watermark is None else raft.high_watermark,
         max_wait_ms=max_wait_ms,
     )
 
@@ -75,7 +62,7 @@ def _next_peer(raft: RaftState) -> int | None:
 
 
 def _fetch_snapshot(raft: RaftState, follower: FollowerState, download: SnapshotDownload) -> SendRequest:
-    request = FetchSnapshotRequest(
+    request = types.FetchSnapshotRequest(
         epoch=raft.epoch, replica=raft.local, id=download.id, position=download.position
     )
     return raft.send(follower.leader_id, request)
@@ -84,7 +71,9 @@ def _fetch_snapshot(raft: RaftState, follower: FollowerState, download: Snapshot
 # Replies to fetches
 
 
-def fetch_answered(raft: RaftState, sent: SendRequest, reply: FetchReply | None, *, is_refused: bool) -> None:
+def fetch_answered(
+    raft: RaftState, sent: SendRequest, reply: types.FetchReply | None, *, is_refused: bool
+) -> None:
     if not _is_pending_reply(raft, sent, is_refused=is_refused, has_failed=reply is None):
         return
     assert raft.follower
@@ -122,7 +111,7 @@ def _record_leader_contact(raft: RaftState, follower: FollowerState) -> None:
     raft.deadline_ms = raft.follower_deadline_ms()
 
 
-def _apply_fetch_reply(raft: RaftState, follower: FollowerState, reply: FetchReply) -> None:
+def _apply_fetch_reply(raft: RaftState, follower: FollowerState, reply: types.FetchReply) -> None:
     """Take the leader's high watermark only from a reply in which the two logs agree."""
     if reply.diverging:
         _truncate(raft, truncation_offset(raft, reply.diverging))
@@ -136,7 +125,7 @@ def _apply_fetch_reply(raft: RaftState, follower: FollowerState, reply: FetchRep
             raft.add_action(AppendRecords(reply.records))
 
 
-def truncation_offset(raft: RaftState, diverging: OffsetAndEpoch) -> int:
+def truncation_offset(raft: RaftState, diverging: types.OffsetAndEpoch) -> int:
     """The end of the largest common epoch in this log or in the leader's, whichever is lower."""
     _, own_end = raft.log.end_offset_for(diverging.epoch)
     return max(0, min(own_end, diverging.offset))
@@ -153,7 +142,7 @@ def _truncate(raft: RaftState, offset: int) -> None:
     raft.add_action(Truncate(offset))
 
 
-def _begin_download(raft: RaftState, follower: FollowerState, snapshot: OffsetAndEpoch) -> None:
+def _begin_download(raft: RaftState, follower: FollowerState, snapshot: types.OffsetAndEpoch) -> None:
     if snapshot.offset < (raft.high_watermark or 0):
         raise CommittedRecordsLost(
             f"leader {raft.leader_id} of epoch {raft.epoch} offers the older snapshot {snapshot} to {raft}"
@@ -181,7 +170,10 @@ def suspect_leader(raft: RaftState, follower: FollowerState) -> None:
 
 
 def is_denial(
-    raft: RaftState, follower: FollowerState, sent: SendRequest, reply: FetchReply | FetchSnapshotReply
+    raft: RaftState,
+    follower: FollowerState,
+    sent: SendRequest,
+    reply: types.FetchReply | types.FetchSnapshotReply,
 ) -> bool:
     """The leader itself replies that it does not lead this epoch: it has resigned or restarted."""
     is_from_leader = sent.to == follower.leader_id
@@ -198,9 +190,9 @@ def deadline_passed(raft: RaftState) -> None:
 
     if raft.campaign:
         election.campaign_timed_out(raft, raft.campaign)
-    elif raft.is_electable and raft.role is not Role.RESIGNED:
+    elif raft.is_electable and raft.role is not types.Role.RESIGNED:
         election.start_campaign(raft)
-    elif raft.role is Role.UNATTACHED:
+    elif raft.role is types.Role.UNATTACHED:
         raft.deadline_ms = raft.now_ms + raft.random_election_timeout_ms()
     else:
         roles.become_unattached(raft, raft.epoch)
@@ -209,7 +201,7 @@ def deadline_passed(raft: RaftState) -> None:
 # BeginQuorumEpoch and EndQuorumEpoch
 
 
-def begin_epoch_received(raft: RaftState, request: BeginEpochRequest, token: Token) -> None:
+def begin_epoch_received(raft: RaftState, request: types.BeginEpochRequest, token: Token) -> None:
     error = _epoch_error(raft, request)
     if not election.is_addressed_to_self(raft, request.voter):
         error = ErrorCode.invalid_voter_key
@@ -220,24 +212,24 @@ def begin_epoch_received(raft: RaftState, request: BeginEpochRequest, token: Tok
     raft.send_leader_reply(request, token, error)
 
 
-def _epoch_error(raft: RaftState, request: BeginEpochRequest | EndEpochRequest) -> ErrorCode:
+def _epoch_error(raft: RaftState, request: types.BeginEpochRequest | types.EndEpochRequest) -> ErrorCode:
     if request.epoch < raft.epoch:
         return ErrorCode.fenced_leader_epoch
     if not raft.is_plausible_epoch(request.epoch) or not roles.can_follow(raft, request.leader_id):
         return ErrorCode.invalid_request
-    if request.epoch == raft.epoch and raft.leader_id not in (NO_LEADER, request.leader_id):
+    if request.epoch == raft.epoch and raft.leader_id not in (types.NO_LEADER, request.leader_id):
         return ErrorCode.invalid_request  # an epoch has one leader
     return ErrorCode.none
 
 
-def _may_lead(raft: RaftState, leader_id: int, *, is_known_to: ReplicaKey | None = None) -> bool:
+def _may_lead(raft: RaftState, leader_id: int, *, is_known_to: types.ReplicaKey | None = None) -> bool:
     """The leader is a voter, or a record that this node lacks made it one; see `election.may_be_voter`."""
     if leader_id == raft.leader_id or any(leader_id in each for each in raft.possible_voter_sets()):
         return True
     return is_known_to is not None and election.is_known_to(raft, is_known_to)
 
 
-def _accept_leader(raft: RaftState, request: BeginEpochRequest) -> None:
+def _accept_leader(raft: RaftState, request: types.BeginEpochRequest) -> None:
     if raft.follower and request.epoch == raft.epoch:
         raft.follower.leader_addresses = request.addresses
         _record_leader_contact(raft, raft.follower)
@@ -245,17 +237,17 @@ def _accept_leader(raft: RaftState, request: BeginEpochRequest) -> None:
         roles.become_follower(raft, request.epoch, request.leader_id, request.addresses, is_heard=True)
 
 
-def end_epoch_received(raft: RaftState, request: EndEpochRequest, token: Token) -> None:
+def end_epoch_received(raft: RaftState, request: types.EndEpochRequest, token: Token) -> None:
     error = _epoch_error(raft, request)
     if error is ErrorCode.none and not _may_lead(raft, request.leader_id):
         error = ErrorCode.inconsistent_voter_set
-    is_free = raft.role in (Role.FOLLOWER, Role.UNATTACHED, Role.PROSPECTIVE)
+    is_free = raft.role in (types.Role.FOLLOWER, types.Role.UNATTACHED, types.Role.PROSPECTIVE)
     if error is ErrorCode.none and (is_free or request.epoch > raft.epoch):
         _leader_resigned(raft, request)
     raft.send_leader_reply(request, token, error)
 
 
-def _leader_resigned(raft: RaftState, request: EndEpochRequest) -> None:
+def _leader_resigned(raft: RaftState, request: types.EndEpochRequest) -> None:
     """The first successor campaigns at once and without a pre-vote, because there is no leader to depose."""
     raft.ended_epoch = max(raft.ended_epoch, request.epoch)
     rank = request.successors.index(raft.local) if raft.local in request.successors else None
@@ -270,7 +262,7 @@ def _leader_resigned(raft: RaftState, request: EndEpochRequest) -> None:
 
 
 def snapshot_answered(
-    raft: RaftState, sent: SendRequest, reply: FetchSnapshotReply | None, *, is_refused: bool
+    raft: RaftState, sent: SendRequest, reply: types.FetchSnapshotReply | None, *, is_refused: bool
 ) -> None:
     if not _is_pending_reply(raft, sent, is_refused=is_refused, has_failed=reply is None):
         return
@@ -290,13 +282,13 @@ def snapshot_answered(
         _write_piece(raft, download, reply)
 
 
-def _is_next_piece(raft: RaftState, download: SnapshotDownload, reply: FetchSnapshotReply) -> bool:
+def _is_next_piece(raft: RaftState, download: SnapshotDownload, reply: types.FetchSnapshotReply) -> bool:
     if (reply.id, reply.position) != (download.id, download.position):
         return False
     return bool(reply.data) or reply.position == reply.size
 
 
-def _write_piece(raft: RaftState, download: SnapshotDownload, reply: FetchSnapshotReply) -> None:
+def _write_piece(raft: RaftState, download: SnapshotDownload, reply: types.FetchSnapshotReply) -> None:
     raft.add_action(WriteSnapshot(download.id, download.position, reply.data))
     download.position += len(reply.data)
     if download.position >= reply.size:

@@ -185,6 +185,10 @@ class FollowerRules:
         has_nothing = log.start_offset == log.end_offset and asked.last_fetched_epoch < 0
         if answer.log_start >= 0 and (is_left_behind or (has_nothing and answer.log_start < asked.offset)):
             return TruncateFully(answer.log_start, self._lost(answer.log_start, log))
+        if asked.last_fetched_epoch > self.leader_epoch:
+            # No leader can have written that. The epoch in the header of a batch is damaged, which no checksum covers.
+            _, offset = log.end_offset_for(self.leader_epoch)
+            return Truncate(offset, self._lost(offset, log))
         return Retry(f"leader has no offset {asked.offset} of epoch {asked.last_fetched_epoch}")
 
     def _refused(self, error: ErrorCode) -> FollowerAction:

@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from penstock.broker.config.listeners import format_address
 from penstock.broker.config.node_settings import NodeSettings, load_settings
-from penstock.broker.node import Node, new_event_loop
+from penstock.broker.node import Node
+from penstock.broker.process import new_event_loop
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.testing.faults import Faults

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from tests.unit.broker.raw_client import Client, create_topic, fetch, new_node, produce, running, until
 
-from penstock.broker import node as node_module
+from penstock.broker import process as node_process
 from penstock.broker.config.node_settings import load_settings
+from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.environment import StartFailed
+from penstock.broker.quorum.driver import QuorumFailed
 from penstock.log.log_manager import LogManager
 from penstock.log.segment_files import Tail
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -66,6 +68,22 @@ async def test_a_start_without_room_says_so_and_leaves_nothing_open(
         with pytest.raises(StartFailed, match="No space left"):
             await new_node(tmp_path).start()
     await _can_start(tmp_path)
+
+
+async def test_a_quorum_that_fails_after_the_node_has_caught_up_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node registers, waits for its role, ... meanwhile it may have to save a vote on a disk that fails."""
+
+    async def register(self: BrokerLifecycleManager) -> None:
+        node.quorum.failed(QuorumFailed("the vote cannot be saved"))
+        await asyncio.Event().wait()  # what it waits for will never happen without the quorum
+
+    monkeypatch.setattr(BrokerLifecycleManager, "register", register)
+    node = new_node(tmp_path)
+    with pytest.raises(StartFailed, match="the vote cannot be saved"):
+        await asyncio.wait_for(node.start(), 60)
+    assert node.state == "stopped"
 
 
 async def test_a_start_that_is_broken_off_while_it_recovers_leaves_nothing_open(
@@ -150,7 +168,7 @@ def _serve(tmp_path: Path, script: str) -> "subprocess.Popen[str]":
 
 _SLOW_START = """
 import sys, threading
-from penstock.broker.node import serve
+from penstock.broker.process import serve
 from penstock.broker.config.node_settings import load_settings
 from penstock.broker.quorum.metadata_log import MetadataLog
 
@@ -211,9 +229,9 @@ def test_threads_that_compute_give_way_to_the_loop(monkeypatch: pytest.MonkeyPat
     async def nothing(*_: object) -> int:
         return 0
 
-    monkeypatch.setattr(node_module, "_serve", nothing)
+    monkeypatch.setattr(node_process, "_serve", nothing)
     try:
-        assert node_module.serve(load_settings({}, {})) == 0
+        assert node_process.serve(load_settings({}, {})) == 0
         assert sys.getswitchinterval() <= 0.001
     finally:
         sys.setswitchinterval(before)

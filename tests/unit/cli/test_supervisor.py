@@ -14,6 +14,7 @@ from tests.waiting import eventually_async
 from penstock.cli.cluster import supervisor
 from penstock.cli.cluster.supervisor import NodeCommand, Supervisor, SupervisorCallbacks
 from penstock.cli.errors import CommandError
+from penstock.protocol.backoff import ExponentialBackoff
 
 READY = "from penstock.cli import os_process; import time; os_process.notify_ready(); time.sleep(60)"
 SLEEP = f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {READY}"
@@ -116,7 +117,7 @@ async def test_when_none_is_left_there_is_nothing_to_watch(world: World) -> None
 async def test_a_node_that_dies_comes_back_where_wanted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr(supervisor, "RESTART_PAUSE", ExponentialBackoff(base_ms=10))
     world.meddle = lambda: os.kill(world.pids[1] or 0, signal.SIGKILL)
     running = asyncio.create_task(world.run(SLEEP, restart=True))
     await until(lambda: "node 1 is back" in world.reported)

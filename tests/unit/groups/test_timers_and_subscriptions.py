@@ -7,7 +7,7 @@ from tests.unit.groups.classic.script import subscription
 
 from penstock.groups.classic.classic_group_data import CLASSIC_GROUP_TRANSITIONS, ClassicGroupState
 from penstock.groups.embedded_protocol import subscribed_topics
-from penstock.groups.group import Timers
+from penstock.groups.timers import Timers
 from penstock.groups.topics import coordinator_partition
 
 

@@ -140,9 +140,13 @@ def test_an_answer_to_what_is_durable_is_ignored_when_the_log_has_more() -> None
         (FakeLog(100, (3, 0)), 50, None),
         (FakeLog(100, (3, 0)), 100, None),
         (FakeLog(100, (3, 0)), -1, None),
+        # An epoch that is newer than the leader's is damage.
+        (FakeLog(100, (3, 0), (4_194_304, 60)), 50, Truncate(60)),
+        (FakeLog(100, (3, 0), (4_194_304, 60), high=90), 0, Truncate(60, lost=30)),
+        (FakeLog(100, (4_194_304, 0)), 0, Truncate(0)),
     ],
 )
-def test_out_of_range(log: FakeLog, leaders_start: int, action: TruncateFully | None) -> None:
+def test_out_of_range(log: FakeLog, leaders_start: int, action: Truncate | TruncateFully | None) -> None:
     out = answer(ErrorCode.offset_out_of_range, start=leaders_start)
     (got,) = RULES.answered(RULES.position(log), out, log)
     assert got == action if action is not None else isinstance(got, Retry)

@@ -257,7 +257,7 @@ TRANSACTION_SETTINGS: Final = (
         _BOOLEAN,
         True,
         "Ask the coordinator whether a partition is in a transaction before its first batch is appended, so that "
-        "a late one does not begin a transaction that nobody ends.",
+        "a late one does not begin a transaction that never ends.",
     ),
     _node(
         "transaction.two.phase.commit.enable",

@@ -16,6 +16,7 @@ from penstock.broker.config.coordinator_definitions import (
 from penstock.broker.config.declaration import dynamic_setting as _dynamic
 from penstock.broker.config.declaration import node_setting as _node
 from penstock.broker.config.declaration import topic_default as _topic_default
+from penstock.cluster.topic_settings import FLUSH_DOC, FLUSH_POLICIES
 from penstock.protocol.config_def import Setting, SettingType, SettingValue
 
 INT_MAX = (1 << 31) - 1
@@ -402,7 +403,7 @@ _CLUSTER = (
         "controller.quorum.election.timeout.ms",
         _INT,
         1000,
-        "How long a candidate waits for votes, with as much again at random. Each time that nobody wins in time it is "
+        "How long a candidate waits for votes, plus as much again at random. After an election without a winner it is "
         "doubled, up to 8 times this.",
         1,
     ),
@@ -427,7 +428,7 @@ _CLUSTER = (
         "controller.quorum.election.backoff.max.ms",
         _INT,
         1000,
-        "Longest rest after an election nobody won.",
+        "The longest backoff after an election without a winner.",
         1,
     ),
     _node(
@@ -460,7 +461,7 @@ _CLUSTER = (
         None,
         "The listener that nodes use among themselves, and the only one on which requests between nodes are served. "
         "Else the listener named NODES, or the address that controller.quorum.voters gives this node; a node alone "
-        "has none. Naming the only listener shares it with clients on purpose: whoever reaches it can take over "
+        "has none. Naming the only listener shares it with clients on purpose: everyone who reaches it can take over "
         "the cluster.",
     ),
     _node(
@@ -560,14 +561,7 @@ _CLUSTER = (
 )
 
 _PENSTOCK = (
-    _topic_default(
-        "penstock.flush",
-        _STRING,
-        "ack",
-        "When data is synced to disk: before acks=all is answered (ack), every penstock.flush.interval.ms "
-        "(interval), or when the operating system likes (never).",
-        choices=("ack", "interval", "never"),
-    ),
+    _topic_default("penstock.flush", _STRING, "ack", FLUSH_DOC, choices=FLUSH_POLICIES),
     _topic_default("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
     _node(
         "penstock.http.listen",
@@ -649,7 +643,7 @@ _PENSTOCK = (
         "penstock.decompress.max.bytes",
         _LONG,
         64 * _MIB,
-        "Largest size that one compressed batch may unfold to where the node must look inside.",
+        "The largest decompressed size of a batch that the node has to decode.",
         1024,
     ),
     _node(
@@ -663,7 +657,7 @@ _PENSTOCK = (
         "penstock.decompress.inflight.max.bytes",
         _LONG,
         64 * _MIB,
-        "What batches unfold to at the same time where the node must look inside; above it they wait, and connections "
+        "The decompressed size of all batches that the node decodes at the same time; others wait, and connections "
         "get their turns one after the other. One batch always fits.",
         1024,
     ),

@@ -148,7 +148,7 @@ class NodeSettings:
 
     @property
     def is_listener_shared(self) -> bool:
-        """Whether clients use the listener for nodes too, so that they can also send the requests between nodes."""
+        """Whether clients use the inter-broker listener too, so that they can also send the requests between nodes."""
         only = len(self.listeners) == 1 and self.listeners[0].name == self.inter_broker_listener
         return only and self.is_broker
 
@@ -302,7 +302,7 @@ def _checked(values: Mapping[str, SettingValue], origins: Mapping[str, SettingOr
 
 
 def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
-    """Find the listener for nodes, or add it at the address that controller.quorum.voters gives this node."""
+    """Find the inter-broker listener, or add it at the address that controller.quorum.voters gives this node."""
     names = [listener.name for listener in settings.listeners]
     if named := settings.values["inter.broker.listener.name"]:
         name = str(named).upper()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.network.apis import APIS
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ _FORWARDED: Final = "relay"
 ENVELOPE: Final = 58
 #: The reply in an envelope starts with the metadata offset that the controller had applied.
 ENVELOPE_OFFSET: Final = struct.Struct(">q")
-_BACKOFF_S: Final = 0.02
-_BACKOFF_MAX_S: Final = 0.25
+_BACKOFF: Final = ExponentialBackoff(base_ms=20, cap_ms=250)
 #: How soon a caller that waits for a reply notices that another controller has been elected.
 _LEADER_CHECK_INTERVAL_S: Final = 0.1
 
@@ -91,8 +91,7 @@ class ControllerChannel:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        rest_s = _BACKOFF_S
-        reason = "no controller is known"
+        attempt, reason = 0, "no controller is known"
         while (left_s := deadline - loop.time()) > 0:
             try:
                 return await self._ask_once(here, there, left_s)
@@ -102,8 +101,9 @@ class ControllerChannel:
                 reason = error.message or reason
             except (PeerUnreachable, TimeoutError) as error:
                 reason = str(error) or reason
-            await asyncio.sleep(min(rest_s * random.uniform(0.5, 1.5), max(deadline - loop.time(), 0)))
-            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
+            delay_s = _BACKOFF.spread_ms(attempt, random) / 1000
+            await asyncio.sleep(min(delay_s, max(deadline - loop.time(), 0)))
+            attempt += 1
         raise ApiError(
             ErrorCode.request_timed_out, f"no controller has answered within {timeout_s:g} s: {reason}"
         )

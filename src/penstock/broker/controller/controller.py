@@ -54,15 +54,18 @@ class Controller:
         metadata: MetadataLog,
         metrics: Metrics,
         *,
-        own_directory_id: UUID,
+        own_incarnation: Callable[[], UUID],
         last_controller: Callable[[], LastController],
     ) -> None:
-        """`last_controller` returns the controller that this node has used before, and how long that is silent."""
+        """`own_incarnation` returns that of this process as a broker.
+
+        `last_controller` returns the controller that this node has used before, and how long that is silent.
+        """
         self._tasks = tasks
         self._settings = settings
         self._metadata = metadata
         self._metrics = metrics
-        self._own_directory_id = own_directory_id
+        self._own_incarnation = own_incarnation
         self._last_controller = last_controller
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
         self._session_ms = settings.integer("broker.session.timeout.ms")
@@ -223,10 +226,10 @@ class Controller:
     def _silent_ms(self, registration: BrokerRegistration) -> int | None:
         """Return how long the previous incarnation has been silent.
 
-        None: it is known to have ended, because this process holds the lock of its data directory.
+        None: it is known to have ended, because this process registers, and holds the lock of its data directory.
+        A copy of that directory has the same directory id, but it is not this process that registers then.
         """
-        has_own_directory = registration.log_dirs == (self._own_directory_id,)
-        if registration.broker_id == self._settings.node_id and has_own_directory:
+        if registration.incarnation == self._own_incarnation():
             return None
         return self.sessions.silent_ms(registration.broker_id, self._now_ms()) or 0
 

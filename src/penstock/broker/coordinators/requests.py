@@ -1,8 +1,8 @@
 """What the handlers of requests to coordinators share: durations in milliseconds, bounds of ids, topics by name or
 id, grouping by topic, and descriptions of groups.
 
-ConsumerGroupDescribe and ShareGroupDescribe have the same fields in different message classes, so each handler
-passes its own classes to `describe_groups`. It describes each group independently and lists assignments by topic.
+The heartbeats of consumer, share and streams groups have the same fields in different message classes, and so have
+their descriptions. Each handler passes its own class, and the fields that only its type has.
 """
 
 from __future__ import annotations
@@ -51,6 +51,25 @@ def check_id_lengths(ctx: RequestContext, *ids: str | None) -> None:
             )
 
 
+def check_protocol(ctx: RequestContext, feature: str, protocol: str) -> None:
+    """Raises ApiError UNSUPPORTED_VERSION while the cluster is at level 0 of the feature."""
+    if not ctx.services.image.features.get(feature):
+        raise ApiError(ErrorCode.unsupported_version, f"The {protocol} protocol is not enabled.")
+
+
+def heartbeat_response(response_class: Any, reply: Any, **details: Any) -> Any:
+    """The response to a heartbeat of a consumer, share or streams group; `details` are fields that not all have."""
+    return response_class(
+        throttle_time=NO_THROTTLE,
+        error_code=reply.error,
+        error_message=reply.message,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+        **details,
+    )
+
+
 def exceeds_utf8_bytes(text: str, bytes_max: int) -> bool:
     """Whether a text has more bytes than that in UTF-8. Encodes it only if the number of characters does not decide."""
     return len(text) > bytes_max or (4 * len(text) > bytes_max and len(text.encode()) > bytes_max)
@@ -82,12 +101,12 @@ async def describe_groups(
     request: Any,
     group_class: Any,
     described: DescribeGroup,
-    member_of: Callable[[Any, Topics], Any],
+    details_of: Callable[[Any], dict[str, Any]],
 ) -> tuple[Any, ...]:
+    """Describe each group independently. `details_of` gets a group, or None after an error."""
     operations = (
         GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
     )
-    topics = ctx.services.groups.topics
 
     async def describe(group_id: str) -> Any:
         try:
@@ -95,7 +114,15 @@ async def describe_groups(
                 raise ApiError(ErrorCode.invalid_group_id)
             found = await ctx.services.groups.read(group_id, lambda shard: described(shard, group_id))
         except ApiError as error:
-            return _error_description(group_class, group_id, error)
+            return group_class(
+                error_code=error.code,
+                error_message=error.message,
+                group_id=group_id,
+                group_state="",
+                group_epoch=0,
+                assignment_epoch=0,
+                **details_of(None),
+            )
         return group_class(
             error_code=ErrorCode.none,
             error_message=None,
@@ -103,25 +130,32 @@ async def describe_groups(
             group_state=found.state,
             group_epoch=found.epoch,
             assignment_epoch=found.target_epoch,
-            assignor_name=found.assignor,
-            members=tuple(member_of(member, topics) for member in found.members),
             authorized_operations=operations,
+            **details_of(found),
         )
 
     return tuple(await asyncio.gather(*map(describe, request.group_ids)))
 
 
-def _error_description(group_class: Any, group_id: str, error: ApiError) -> Any:
-    return group_class(
-        error_code=error.code,
-        error_message=error.message,
-        group_id=group_id,
-        group_state="",
-        group_epoch=0,
-        assignment_epoch=0,
-        assignor_name="",
-        members=(),
-    )
+async def describe_subscribed_groups(
+    ctx: RequestContext,
+    request: Any,
+    group_class: Any,
+    described: DescribeGroup,
+    member_of: Callable[[Any, Topics], Any],
+) -> tuple[Any, ...]:
+    """Describe consumer or share groups, which have an assignor and members that subscribe to topics."""
+    topics = ctx.services.groups.topics
+
+    def details_of(found: Any) -> dict[str, Any]:
+        if found is None:
+            return {"assignor_name": "", "members": ()}
+        return {
+            "assignor_name": found.assignor,
+            "members": tuple(member_of(member, topics) for member in found.members),
+        }
+
+    return await describe_groups(ctx, request, group_class, described, details_of)
 
 
 def assigned_topics(

@@ -1,6 +1,6 @@
 """AlterConfigs (key 33), v0-2. Replaces all settings of a resource; settings not in the request get their default.
 
-The active controller decides. IncrementalAlterConfigs shares `alter_cluster_configs`.
+The active controller decides. IncrementalAlterConfigs shares `alter_requested_configs`.
 """
 
 from __future__ import annotations
@@ -44,24 +44,38 @@ async def alter_cluster_configs(
     )
 
 
-async def handle(ctx: RequestContext, request: Any) -> Any:
+async def alter_requested_configs(
+    services: BrokerServices,
+    alter: AlterDecision,
+    request: Any,
+    change_of: Callable[[Any], ConfigChange],
+    response_class: Any,
+) -> tuple[Any, ...]:
+    """Alter the resources of a request; return one response for each. `change_of` reads a setting in the request."""
     resources = [
         AlterConfigsResource(
             resource=ConfigResource(resource.resource_type, resource.resource_name),
-            changes=tuple(ConfigChange(c.name, ConfigOp.SET, c.value) for c in resource.configs),
+            changes=tuple(map(change_of, resource.configs)),
         )
         for resource in request.resources
     ]
-    results = await alter_cluster_configs(ctx.services, replace_configs, resources, request.validate_only)
-    return AlterConfigsResponse(
-        throttle_time=timedelta(0),
-        responses=tuple(
-            AlterConfigsResourceResponse(
-                error_code=result.error,
-                error_message=result.message,
-                resource_type=result.resource.type,
-                resource_name=result.resource.name,
-            )
-            for result in results
-        ),
+    return tuple(
+        response_class(
+            error_code=result.error,
+            error_message=result.message,
+            resource_type=result.resource.type,
+            resource_name=result.resource.name,
+        )
+        for result in await alter_cluster_configs(services, alter, resources, request.validate_only)
     )
+
+
+async def handle(ctx: RequestContext, request: Any) -> Any:
+    responses = await alter_requested_configs(
+        ctx.services, replace_configs, request, _change_of, AlterConfigsResourceResponse
+    )
+    return AlterConfigsResponse(throttle_time=timedelta(0), responses=responses)
+
+
+def _change_of(setting: Any) -> ConfigChange:
+    return ConfigChange(setting.name, ConfigOp.SET, setting.value)

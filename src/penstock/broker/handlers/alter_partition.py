@@ -1,15 +1,16 @@
 """AlterPartition (key 56), v3. A leader requests a new in-sync replica set; only the active controller serves it.
 
 Each partition has its own result. A successful result carries the partition state after the change is committed. If
-all target replicas of a reassignment are in sync, the change completes the reassignment.
+all target replicas of a reassignment are in sync, the change completes the reassignment. AssignReplicasToDirs shares
+`propose_for_broker`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from kio.schema.alter_partition.v3.response import AlterPartitionResponse, PartitionData, TopicData
@@ -21,28 +22,41 @@ from penstock.cluster.controller.alter_partition import (
     IsrMember,
     alter_partitions,
 )
+from penstock.cluster.controller.decision import Decision
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NONE = -1
 
+Result = TypeVar("Result")
+
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.services.controller
     items = [_item(topic, partition) for topic in request.topics for partition in topic.partitions]
     try:
-        results = await controller.propose(
-            lambda image: alter_partitions(
-                image,
-                items,
-                broker_id=request.broker_id,
-                broker_epoch=request.broker_epoch,
-                rules=controller.rules(),
-            )
-        )
+        results = await propose_for_broker(ctx, request, alter_partitions, items)
     except ApiError as error:
         return AlterPartitionResponse(throttle_time=timedelta(0), error_code=error.code, topics=())
     return AlterPartitionResponse(
         throttle_time=timedelta(0), error_code=ErrorCode.none, topics=_topics(results)
+    )
+
+
+async def propose_for_broker(
+    ctx: RequestContext,
+    request: Any,
+    decide: Callable[..., Decision[tuple[Result, ...]]],
+    items: Sequence[object],
+) -> tuple[Result, ...]:
+    """Let the controller decide about partitions that a broker reports. Raises ApiError: STALE_BROKER_EPOCH."""
+    controller = ctx.services.controller
+    return await controller.propose(
+        lambda image: decide(
+            image,
+            items,
+            broker_id=request.broker_id,
+            broker_epoch=request.broker_epoch,
+            rules=controller.rules(),
+        )
     )
 
 

@@ -19,6 +19,7 @@ from kio.schema.assign_replicas_to_dirs.v0.response import (
     TopicData,
 )
 
+from penstock.broker.handlers.alter_partition import propose_for_broker
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_partition import (
     DirectoryAssignment,
@@ -31,7 +32,6 @@ _NONE = UUID(int=0)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    controller = ctx.services.controller
     items = [
         DirectoryAssignment(topic.topic_id or _NONE, partition.partition_index, directory.id_ or _NONE)
         for directory in request.directories
@@ -39,15 +39,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         for partition in topic.partitions
     ]
     try:
-        results = await controller.propose(
-            lambda image: assign_replicas_to_dirs(
-                image,
-                items,
-                broker_id=request.broker_id,
-                broker_epoch=request.broker_epoch,
-                rules=controller.rules(),
-            )
-        )
+        results = await propose_for_broker(ctx, request, assign_replicas_to_dirs, items)
     except ApiError as error:
         return AssignReplicasToDirsResponse(throttle_time=timedelta(0), error_code=error.code, directories=())
     return AssignReplicasToDirsResponse(

@@ -15,7 +15,7 @@ from kio.schema.consumer_group_describe.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_groups
+from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_subscribed_groups
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.consumer.consumer_group import describe_consumer_group
 from penstock.groups.consumer.membership import DescribedConsumerMember
@@ -23,7 +23,7 @@ from penstock.groups.topics import Topics
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = await describe_groups(ctx, request, DescribedGroup, describe_consumer_group, _member)
+    groups = await describe_subscribed_groups(ctx, request, DescribedGroup, describe_consumer_group, _member)
     return ConsumerGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 

@@ -7,7 +7,6 @@ Before v1 a member may join without an id, and the broker assigns one. While the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,23 +16,27 @@ from kio.schema.consumer_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
+from penstock.broker.coordinators.requests import (
+    check_id_lengths,
+    check_protocol,
+    client_host,
+    heartbeat_response,
+    milliseconds,
+)
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.modern_group import Assignment as Partitions
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError
 
 _OWN_MEMBER_ID_FROM: Final = 1
-_FEATURE: Final = "group.version"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.services.groups
     try:
-        if not ctx.services.image.features.get(_FEATURE):
-            raise ApiError(ErrorCode.unsupported_version, "The consumer protocol is not enabled.")
+        check_protocol(ctx, "group.version", "consumer")
         beat = _heartbeat_request(ctx, request)
         check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
@@ -85,13 +88,9 @@ def _owned(topics: Iterable[Any]) -> Partitions:
 
 
 def _response(reply: ConsumerHeartbeatReply) -> Any:
-    return ConsumerGroupHeartbeatResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=reply.error,
-        error_message=reply.message,
-        member_id=reply.member_id,
-        member_epoch=reply.member_epoch,
-        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+    return heartbeat_response(
+        ConsumerGroupHeartbeatResponse,
+        reply,
         assignment=None
         if reply.assigned is None
         else Assignment(topic_partitions=_partitions(reply.assigned)),

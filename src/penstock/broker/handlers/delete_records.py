@@ -98,7 +98,7 @@ async def _delete(ctx: RequestContext, topic: str, index: int, offset: int) -> _
         before = partition.high_watermark if offset == _HIGH_WATERMARK else offset
         if not 0 <= before <= partition.high_watermark:
             raise ApiError(ErrorCode.offset_out_of_range)
-        if ctx.services.may_hold_scheduled_records(partition):
+        if ctx.services.housekeeping.may_hold_scheduled_records(partition):
             await ctx.services.schedule.wait_until_moved(partition, before)
         partition.log.delete_records_before(before)
         partition.start_moved()

@@ -236,7 +236,8 @@ class _Fetch:
     def _remember_reported(self, key: PartitionKey, wanted: RequestedPartition, read: LogReadResult) -> None:
         data, session = read.data, self._opened.session
         assert session is not None
-        wanted.high_watermark = data.high_watermark
+        # A follower that has diverged ignores the rest of the response, so the next one repeats the high watermark.
+        wanted.high_watermark = data.high_watermark if data.diverging_epoch is None else -1
         wanted.last_stable_offset = data.last_stable_offset
         wanted.log_start_offset = data.log_start_offset
         wanted.has_reported_error = data.error != _OK

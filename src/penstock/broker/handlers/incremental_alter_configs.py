@@ -17,14 +17,10 @@ from kio.schema.incremental_alter_configs.v1.response import (
 )
 
 from penstock.broker.config.broker_loggers import alter_loggers
-from penstock.broker.handlers.alter_configs import alter_cluster_configs
+from penstock.broker.handlers.alter_configs import alter_requested_configs
 from penstock.broker.network.requests import RequestContext
-from penstock.cluster.controller.alter_configs import (
-    AlterConfigsResource,
-    ConfigChange,
-    incremental_alter_configs,
-)
-from penstock.cluster.image import ConfigResource, ResourceType
+from penstock.cluster.controller.alter_configs import ConfigChange, incremental_alter_configs
+from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_names import parse_node_id
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -52,8 +48,7 @@ def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> A
         if node_id != ctx.services.node_id:
             message = f"Unexpected node id. Expected {ctx.services.node_id}, but received {name}"
             raise ApiError(ErrorCode.invalid_request, message)
-        changes = (ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs)
-        alter_loggers(changes, validate_only=validate_only)
+        alter_loggers(map(_change_of, resource.configs), validate_only=validate_only)
     except ApiError as refusal:
         error = refusal
     return _response(resource, error)
@@ -76,25 +71,11 @@ async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, 
 
 
 async def _alter(ctx: RequestContext, request: Any) -> Any:
-    resources = [
-        AlterConfigsResource(
-            resource=ConfigResource(resource.resource_type, resource.resource_name),
-            changes=tuple(ConfigChange(c.name, c.config_operation, c.value) for c in resource.configs),
-        )
-        for resource in request.resources
-    ]
-    results = await alter_cluster_configs(
-        ctx.services, incremental_alter_configs, resources, request.validate_only
+    responses = await alter_requested_configs(
+        ctx.services, incremental_alter_configs, request, _change_of, AlterConfigsResourceResponse
     )
-    return IncrementalAlterConfigsResponse(
-        throttle_time=timedelta(0),
-        responses=tuple(
-            AlterConfigsResourceResponse(
-                error_code=result.error,
-                error_message=result.message,
-                resource_type=result.resource.type,
-                resource_name=result.resource.name,
-            )
-            for result in results
-        ),
-    )
+    return IncrementalAlterConfigsResponse(throttle_time=timedelta(0), responses=responses)
+
+
+def _change_of(setting: Any) -> ConfigChange:
+    return ConfigChange(setting.name, setting.config_operation, setting.value)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext
-from penstock.broker.partition.client_view import LeaderHints, find_topic, missing_partition_error
+from penstock.broker.partition.client_view import LeaderHints, find_topic
 from penstock.broker.partition.produced_batch import duplicate_or_raise, find_duplicate
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
@@ -120,7 +120,7 @@ def handle(
 def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> ApiError:
     by_id = ctx.version >= TOPIC_IDS_FROM
     topic = find_topic(ctx.services.image, name, by_id=by_id)
-    return missing_partition_error(ctx.services, topic, index, by_id=by_id)
+    return ctx.services.partitions.missing_partition_error(topic, index, by_id=by_id)
 
 
 def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:
@@ -175,7 +175,8 @@ def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError
 
 
 def _leader_hints(ctx: RequestContext) -> LeaderHints:
-    return LeaderHints(ctx.services, ctx.listener, by_id=ctx.version >= TOPIC_IDS_FROM)
+    services, by_id = ctx.services, ctx.version >= TOPIC_IDS_FROM
+    return LeaderHints(services.metadata, services.partitions, ctx.listener, by_id=by_id)
 
 
 def _response(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-from typing import Final
-
 from penstock.broker.coordinators.schedule.messages import (
     ScheduleRequest,
     ScheduleResponse,
@@ -12,10 +9,8 @@ from penstock.broker.coordinators.schedule.messages import (
     encode_response,
 )
 from penstock.broker.network.connection import Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, reply_later
 from penstock.protocol.errors import ApiError, ErrorCode
-
-_HEAD: Final = struct.Struct(">ii")  # size, correlation id
 
 
 def handle(
@@ -23,22 +18,12 @@ def handle(
 ) -> Reply | PendingReply:
     """Raises MalformedFrame."""
     ask = decode_request(frame, position)
-    slot = connection.defer(ctx.api_key)
-
-    async def answer() -> None:
-        try:
-            packed = encode_response(await _respond(ctx, ask))
-        except Exception:
-            ctx.services.server.failed(connection)
-        else:
-            connection.fulfil(slot, _HEAD.pack(len(packed) + 4, correlation_id) + packed)
-
-    ctx.services.spawn(answer())
-    return slot
+    return reply_later(ctx, connection, correlation_id, _respond(ctx, ask))
 
 
-async def _respond(ctx: RequestContext, ask: ScheduleRequest) -> ScheduleResponse:
+async def _respond(ctx: RequestContext, ask: ScheduleRequest) -> bytes:
     try:
-        return ScheduleResponse(ErrorCode.none, await ctx.services.schedule.answer(ask))
+        response = ScheduleResponse(ErrorCode.none, await ctx.services.schedule.answer(ask))
     except ApiError as error:
-        return ScheduleResponse(error.code)
+        response = ScheduleResponse(error.code)
+    return encode_response(response)

@@ -69,7 +69,7 @@ def _reply(
     ctx: RequestContext, request: ShareAcknowledgeRequest, correlation_id: int, said: Acknowledgements
 ) -> bytes:
     assert request.group is not None
-    hints = LeaderHints(ctx.services, ctx.listener, by_id=True)
+    hints = LeaderHints(ctx.services.metadata, ctx.services.partitions, ctx.listener, by_id=True)
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
     for (topic_id, index), (error, message) in said.outcomes.items():
         leader = hints.leader(topic_id, index, error)

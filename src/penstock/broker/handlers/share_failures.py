@@ -6,11 +6,10 @@ delays and passes the errors to the coordinator of the share partition; the repl
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from penstock.broker.network.connection import Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, reply_later
 from penstock.groups.share.state.share_state import SharePartitionKey, StoreWorkerErrors
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
@@ -19,7 +18,6 @@ from penstock.protocol.share_failures import (
     parse_share_failures,
 )
 
-_HEAD: Final = struct.Struct(">ii")  # size, correlation id
 #: Less than the default max.message.bytes of a topic, because the whole request is stored as one record.
 _BYTES_MAX: Final = 768 << 10
 
@@ -33,18 +31,11 @@ def handle(
     asked = parse_share_failures(frame, position)
     if asked.for_coordinator and not connection.is_inter_broker:
         raise MalformedFrame("what leaders tell coordinators is for nodes")
-    slot = connection.defer(ctx.api_key)
+    return reply_later(ctx, connection, correlation_id, _respond(ctx, asked))
 
-    async def answer() -> None:
-        try:
-            packed = encode_share_failures_response(await _store_failures(ctx, asked))
-        except Exception:
-            ctx.services.server.failed(connection)
-        else:
-            connection.fulfil(slot, _HEAD.pack(len(packed) + 4, correlation_id) + packed)
 
-    ctx.services.spawn(answer())
-    return slot
+async def _respond(ctx: RequestContext, asked: ShareFailures) -> bytes:
+    return encode_share_failures_response(await _store_failures(ctx, asked))
 
 
 async def _store_failures(ctx: RequestContext, asked: ShareFailures) -> ErrorCode:
@@ -69,5 +60,5 @@ async def _apply_at_leader(ctx: RequestContext, asked: ShareFailures) -> None:
     """Raises ApiError."""
     led = ctx.services.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
     if led is None:
-        raise ApiError(ErrorCode.invalid_record_state, "nobody holds records here")
+        raise ApiError(ErrorCode.invalid_record_state, "no member holds records of this partition")
     await led.apply_failures(asked.failures)

@@ -135,7 +135,7 @@ class _ShareFetchReply:
         places: dict[RawTopicIdPartition, None] = dict.fromkeys((*self._said.outcomes, *portions))
         if self._request.session_epoch == INITIAL_EPOCH:
             places |= session.places
-        hints = LeaderHints(services, self._ctx.listener, by_id=True)
+        hints = LeaderHints(services.metadata, services.partitions, self._ctx.listener, by_id=True)
         topics: dict[bytes, list[SharePartitionData]] = {}
         for place in places:
             row = _fetched_partition(place, self._said.outcomes.get(place), portions.get(place), hints)

@@ -12,14 +12,14 @@ from kio.schema.share_group_describe.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_groups
+from penstock.broker.coordinators.requests import NO_THROTTLE, assigned_topics, describe_subscribed_groups
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.share.share_group import DescribedShareMember, describe_share_group
 from penstock.groups.topics import Topics
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = await describe_groups(ctx, request, DescribedGroup, describe_share_group, _member)
+    groups = await describe_subscribed_groups(ctx, request, DescribedGroup, describe_share_group, _member)
     return ShareGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 

@@ -7,8 +7,7 @@ protocol does not exist: UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kio.schema.share_group_heartbeat.v1.response import (
     Assignment,
@@ -16,23 +15,25 @@ from kio.schema.share_group_heartbeat.v1.response import (
     TopicPartitions,
 )
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host
+from penstock.broker.coordinators.requests import (
+    check_id_lengths,
+    check_protocol,
+    client_host,
+    heartbeat_response,
+)
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.share.share_group import ShareHeartbeatReply, ShareHeartbeatRequest
 from penstock.groups.share.share_heartbeat import share_group_heartbeat
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.groups.modern_group import Assignment as Partitions
 
-_FEATURE: Final = "share.version"
-
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
-        if not ctx.services.image.features.get(_FEATURE):
-            raise ApiError(ErrorCode.unsupported_version, "The share protocol is not enabled.")
+        check_protocol(ctx, "share.version", "share")
         reply = await _process(ctx, _heartbeat_request(ctx, request))
     except ApiError as error:
         reply = ShareHeartbeatReply(error=error.code, message=error.message)
@@ -80,13 +81,9 @@ def _heartbeat_request(ctx: RequestContext, request: Any) -> ShareHeartbeatReque
 
 
 def _response(reply: ShareHeartbeatReply) -> Any:
-    return ShareGroupHeartbeatResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=reply.error,
-        error_message=reply.message,
-        member_id=reply.member_id,
-        member_epoch=reply.member_epoch,
-        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+    return heartbeat_response(
+        ShareGroupHeartbeatResponse,
+        reply,
         assignment=None if reply.assigned is None else _assignment(reply.assigned),
     )
 

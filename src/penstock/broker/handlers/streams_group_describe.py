@@ -2,63 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
+import dataclasses
 from functools import partial
 from typing import Any
 
 from kio.schema.streams_group_describe.v0 import response as schema
 
-from penstock.broker.coordinators.requests import (
-    GROUP_AUTHORIZED_OPERATIONS,
-    NO_THROTTLE,
-    OPERATIONS_NOT_REQUESTED,
-)
+from penstock.broker.coordinators.requests import NO_THROTTLE, describe_groups
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.streams.streams_group import DescribedStreamsGroup, describe_streams_group
 from penstock.groups.streams.streams_group_records import task_ids
 from penstock.groups.streams.topology import NO_TASK_SETS, InternalTopic, StreamsGroupMember, TaskSets
-from penstock.protocol.errors import ApiError, ErrorCode
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    operations = (
-        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
-    )
-    groups = await asyncio.gather(
-        *(_describe(ctx, group_id, operations) for group_id in dict.fromkeys(request.group_ids))
-    )
-    return schema.StreamsGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+    asked = dataclasses.replace(request, group_ids=tuple(dict.fromkeys(request.group_ids)))
+    groups = await describe_groups(ctx, asked, schema.DescribedGroup, describe_streams_group, _details)
+    return schema.StreamsGroupDescribeResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 
-async def _describe(ctx: RequestContext, group_id: str, operations: int) -> Any:
-    try:
-        if not group_id:
-            raise ApiError(ErrorCode.invalid_group_id)
-        found = await ctx.services.groups.read(
-            group_id, lambda shard: describe_streams_group(shard, group_id)
-        )
-    except ApiError as error:
-        return schema.DescribedGroup(
-            error_code=error.code,
-            error_message=error.message,
-            group_id=group_id,
-            group_state="",
-            group_epoch=0,
-            assignment_epoch=0,
-            topology=None,
-            members=(),
-        )
-    return schema.DescribedGroup(
-        error_code=ErrorCode.none,
-        error_message=None,
-        group_id=group_id,
-        group_state=found.state,
-        group_epoch=found.epoch,
-        assignment_epoch=found.target_epoch,
-        topology=_topology(found),
-        members=tuple(_member(member, found) for member in found.members),
-        authorized_operations=operations,
-    )
+def _details(found: DescribedStreamsGroup | None) -> dict[str, Any]:
+    if found is None:
+        return {"topology": None, "members": ()}
+    return {
+        "topology": _topology(found),
+        "members": tuple(_member(member, found) for member in found.members),
+    }
 
 
 def _topology(group: DescribedStreamsGroup) -> Any:

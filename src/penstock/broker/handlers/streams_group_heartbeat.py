@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from typing import Any, Final
 
 from kio.schema.streams_group_heartbeat.v0 import response as schema
 
 from penstock.broker.controller.topic_creation import AutoTopicCreationManager
-from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
+from penstock.broker.coordinators.requests import (
+    NO_THROTTLE,
+    check_id_lengths,
+    check_protocol,
+    client_host,
+    heartbeat_response,
+    milliseconds,
+)
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.topic_names import is_internal, topic_name_error
@@ -38,7 +44,6 @@ from penstock.groups.streams.topology import (
 )
 from penstock.protocol.errors import ApiError, ErrorCode
 
-_FEATURE: Final = "streams.version"
 #: The value that Apache Kafka sends while it assigns no warm-up tasks.
 _ACCEPTABLE_RECOVERY_LAG: Final = 0
 
@@ -46,8 +51,7 @@ _ACCEPTABLE_RECOVERY_LAG: Final = 0
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.services.groups
     try:
-        if not ctx.services.image.features.get(_FEATURE):
-            raise ApiError(ErrorCode.unsupported_version, "The streams protocol is not enabled.")
+        check_protocol(ctx, "streams.version", "streams")
         beat = _heartbeat_request(ctx, request)
         check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
@@ -145,13 +149,9 @@ def _new_topic(topic: InternalTopic) -> NewTopic:
 
 def _response(reply: StreamsHeartbeatReply) -> Any:
     assigned = reply.assigned
-    return schema.StreamsGroupHeartbeatResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=reply.error,
-        error_message=reply.message,
-        member_id=reply.member_id,
-        member_epoch=reply.member_epoch,
-        heartbeat_interval=timedelta(milliseconds=reply.heartbeat_interval_ms),
+    return heartbeat_response(
+        schema.StreamsGroupHeartbeatResponse,
+        reply,
         acceptable_recovery_lag=_ACCEPTABLE_RECOVERY_LAG,
         task_offset_interval=NO_THROTTLE,
         status=tuple(

@@ -153,7 +153,11 @@ def _node_families(sources: MetricSources) -> Iterator[MetricFamily]:
     yield MetricFamily("gauge", "penstock_build_info", "What runs here.", ("version", "python"), [(build, 1)])
     identity = (str(sources.settings.node_id), sources.store.cluster_id)
     yield MetricFamily(
-        "gauge", "penstock_node_info", "Who this is.", ("node_id", "cluster_id"), [(identity, 1)]
+        "gauge",
+        "penstock_node_info",
+        "The ids of this node and its cluster, as labels; always 1.",
+        ("node_id", "cluster_id"),
+        [(identity, 1)],
     )
     yield gauge("penstock_ready", "1 while the node serves its listeners.", sources.is_serving())
     connections = Counter(connection.listener for connection in tuple(server.connections))
@@ -189,7 +193,9 @@ def _node_families(sources: MetricSources) -> Iterator[MetricFamily]:
         metrics.internal_errors,
     )
     yield counter(
-        "penstock_storage_errors", "Requests that the disk kept from being served.", _storage_errors(sources)
+        "penstock_storage_errors",
+        "Requests that failed because of an error of the disk.",
+        _storage_errors(sources),
     )
     yield gauge(
         "penstock_request_buffer_bytes",
@@ -301,7 +307,7 @@ _PARTITION_METRICS: Final = (
     (
         "last_stable_offset",
         "penstock_partition_last_stable_offset",
-        "Offset up to which readers of what is committed may read: a transaction that hangs keeps it where it is.",
+        "The last stable offset: read_committed consumers read up to it. A transaction that hangs holds it back.",
     ),
     ("size_bytes", "penstock_partition_size_bytes", "Size of the log files."),
     ("segments", "penstock_partition_segments", "Number of log files."),
@@ -479,7 +485,7 @@ def _group_families(groups: _GroupSnapshot | None) -> Iterator[MetricFamily]:
     labels = ("group", "topic", "partition")
     committed = [(names, offset) for names, offset, _ in groups.positions]
     yield MetricFamily(
-        "gauge", "penstock_group_committed_offset", "Where the group goes on.", labels, committed
+        "gauge", "penstock_group_committed_offset", "The committed offset of the group.", labels, committed
     )
     lags = [(names, lag) for names, _, lag in groups.positions if lag is not None]
     text = "Messages between what the group has committed and what it could read."
@@ -596,7 +602,7 @@ def replication_families(
     yield gauge("penstock_partitions_under_replicated", text, counted.under_replicated)
     text = "Partitions led here with fewer replicas in sync than min.insync.replicas."
     yield gauge("penstock_partitions_under_min_isr", text, counted.under_min_isr)
-    text = "Partitions with a replica here that nobody leads."
+    text = "Partitions without a leader that have a replica on this node."
     offline = counted.offline + len(
         sources.partitions.refused | sources.partitions.missing | sources.partitions.lost.keys
     )

@@ -236,7 +236,7 @@ class Dispatcher:
         code = ErrorCode.cluster_authorization_failed
         try:
             response = error_response(
-                api.key, version, request, code, "only served on the listener for nodes"
+                api.key, version, request, code, "only served on the inter-broker listener"
             )
         except NoErrorField:
             connection.close()

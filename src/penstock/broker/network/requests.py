@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.broker.network.apis import APIS
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from penstock.broker.environment import PeerCalls
-    from penstock.broker.network.connection import Connection
+    from penstock.broker.network.connection import Connection, PendingReply
     from penstock.broker.services import BrokerServices
+
+_HEAD: Final = struct.Struct(">ii")  # size, correlation id
 
 
 class RequestContext(NamedTuple):
@@ -29,6 +32,24 @@ class RequestContext(NamedTuple):
     listener: str
     #: None if the node calls its own handler, for itself or on behalf of a client.
     connection: Connection | None = None
+
+
+def reply_later(
+    ctx: RequestContext, connection: Connection, correlation_id: int, response: Coroutine[Any, Any, bytes]
+) -> PendingReply:
+    """For our own APIs: frame the encoded response once it is there. Close the connection if there is none."""
+    slot = connection.defer(ctx.api_key)
+
+    async def reply() -> None:
+        try:
+            encoded = await response
+        except Exception:
+            ctx.services.server.failed(connection)
+        else:
+            connection.fulfil(slot, _HEAD.pack(len(encoded) + 4, correlation_id) + encoded)
+
+    ctx.services.spawn(reply())
+    return slot
 
 
 class BrokerCalls:

@@ -52,7 +52,7 @@ class Server:
         self.held_bytes = 0  # of replies that are ready but wait for earlier replies
         self.is_closing = False
         self.slow_readers: set[Connection] = set()
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}
         self.clock = asyncio.get_running_loop().time
         self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
         self._connections_max = self._connections_per_host_max = 0
@@ -227,7 +227,7 @@ class Server:
     # -- connections ---------------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> None:
-        self.connections.add(connection)
+        self.connections[connection] = None
         if self._is_from_node(connection):
             if len(self.connections) - self._clients > open_files_limit() // 2:
                 self._reject_connection(connection, "open files")
@@ -261,7 +261,7 @@ class Server:
         connection.abort()
 
     def forget(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         self.slow_readers.discard(connection)
         if not self._is_from_node(connection):
             host = connection.client_host

@@ -5,15 +5,16 @@ explains that a partition is not on this broker, and which leader they should se
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from penstock.cluster.image import BrokerState, ClusterImage, Endpoint, PartitionState, TopicState
 from penstock.cluster.metadata_records import NO_LEADER
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ErrorCode
 from penstock.protocol.produce import NodeEndpoint as LeaderEndpoint
 
 if TYPE_CHECKING:
+    from penstock.broker.environment import ImageView
     from penstock.broker.partition.replica_manager import ReplicaManager
 
 
@@ -83,31 +84,6 @@ def find_topic(image: ClusterImage, raw: bytes, *, by_id: bool) -> TopicState | 
     return image.topics.get(raw.decode(errors="replace"))
 
 
-class BrokerView(Protocol):
-    @property
-    def node_id(self) -> int: ...
-    @property
-    def image(self) -> ClusterImage: ...
-    @property
-    def partitions(self) -> ReplicaManager: ...
-
-
-def missing_partition_error(
-    node: BrokerView, topic: TopicState | None, index: int, *, by_id: bool
-) -> ApiError:
-    """Return why a partition is not on this node: unknown, led by another broker, or kept offline by its disk."""
-    if topic is None:
-        return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
-    state = topic.partitions.get(index)
-    if state is None:
-        return ApiError(ErrorCode.unknown_topic_or_partition)
-    if state.leader == node.node_id:
-        if node.partitions.is_kept_offline((topic.name, index)):
-            return ApiError(ErrorCode.kafka_storage_error, "the disk keeps the partition from being served")
-        return ApiError(ErrorCode.unknown_topic_or_partition)
-    return ApiError(ErrorCode.not_leader_or_follower)
-
-
 #: Error codes that tell a client that another broker leads.
 _WRONG_LEADER_CODES: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch})
 
@@ -115,10 +91,13 @@ _WRONG_LEADER_CODES: Final = frozenset({ErrorCode.not_leader_or_follower, ErrorC
 class LeaderHints:
     """Collects the endpoints of the leaders that a response redirects its client to."""
 
-    __slots__ = ("_by_id", "_listener", "_node", "endpoints")
+    __slots__ = ("_by_id", "_listener", "_metadata", "_partitions", "endpoints")
 
-    def __init__(self, node: BrokerView, listener: str, *, by_id: bool) -> None:
-        self._node = node
+    def __init__(
+        self, metadata: ImageView, partitions: ReplicaManager, listener: str, *, by_id: bool
+    ) -> None:
+        self._metadata = metadata
+        self._partitions = partitions
         self._listener = listener
         self._by_id = by_id
         self.endpoints: dict[int, LeaderEndpoint] = {}
@@ -128,18 +107,18 @@ class LeaderHints:
         leader = self._leader_of(raw_topic, index) if error in _WRONG_LEADER_CODES else None
         if leader is None or leader[0] == NO_LEADER:
             return None
-        broker = self._node.image.brokers.get(leader[0])
+        broker = self._metadata.image.brokers.get(leader[0])
         at = None if broker is None else broker.endpoints.get(self._listener)
         if broker is not None and at is not None:
             self.endpoints[broker.id] = LeaderEndpoint(broker.id, at.host, at.port, broker.rack)
         return leader
 
     def _leader_of(self, raw_topic: bytes, index: int) -> tuple[int, int] | None:
-        partitions = self._node.partitions
+        partitions = self._partitions
         here = (partitions.by_raw_id if self._by_id else partitions.by_raw_name).get(raw_topic, {})
         if (partition := here.get(index)) is not None:
             # The partition may already have applied an image that the node has yet to publish.
             return partition.leader_id, partition.leader_epoch
-        topic = find_topic(self._node.image, raw_topic, by_id=self._by_id)
+        topic = find_topic(self._metadata.image, raw_topic, by_id=self._by_id)
         state = None if topic is None else topic.partitions.get(index)
         return None if state is None else (state.leader, state.leader_epoch)

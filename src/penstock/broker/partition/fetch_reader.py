@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.partition.client_view import LeaderHints, find_topic, missing_partition_error
+from penstock.broker.partition.client_view import LeaderHints, find_topic
 from penstock.broker.partition.fetch_sessions import CONSUMER_REPLICA_ID, PartitionKey, RequestedPartition
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -75,7 +75,7 @@ class FetchReader:
     """The reads of one request."""
 
     def __init__(self, ctx: RequestContext, request: FetchRequest, heard_ms: int) -> None:
-        self._node = ctx.services
+        self._services = ctx.services
         self._replica_id, self._replica_epoch = request.replica_id, request.replica_epoch
         self._heard_ms = heard_ms
         self.is_read_committed = request.isolation_level == _READ_COMMITTED
@@ -113,8 +113,8 @@ class FetchReader:
         found = self._partitions_of.get(key[0])
         partition = None if found is None else found.get(key[1])
         if partition is None:
-            topic = find_topic(self._node.image, key[0], by_id=self._by_id)
-            raise missing_partition_error(self._node, topic, key[1], by_id=self._by_id)
+            topic = find_topic(self._services.image, key[0], by_id=self._by_id)
+            raise self._services.partitions.missing_partition_error(topic, key[1], by_id=self._by_id)
         return partition
 
     def _read(
@@ -223,9 +223,9 @@ class FetchReader:
 
         A consumer in the leader's own rack stays with the leader.
         """
-        brokers, leading = self._node.image.brokers, partition.leading
+        brokers, leading = self._services.image.brokers, partition.leading
         assert leading is not None
-        here = brokers.get(self._node.node_id)
+        here = brokers.get(self._services.node_id)
         if here is not None and here.rack == self._rack:
             return CONSUMER_REPLICA_ID
         best, best_offset = CONSUMER_REPLICA_ID, -1
@@ -256,7 +256,7 @@ class FetchReader:
         stable: int,
     ) -> LogReadResult:
         """Read for a follower that is not in sync, within what leader.replication.throttled.rate leaves."""
-        throttle, upto = self._node.leader_throttle, partition.log.end
+        throttle, upto = self._services.leader_throttle, partition.log.end
         records: BytesLike = b""
         next_offset = -1
         left = throttle.left()[0] - self.throttled_bytes if throttle.is_limited else bytes_left
@@ -278,7 +278,7 @@ class FetchReader:
             raise ApiError(
                 ErrorCode.unknown_leader_epoch if knows_epoch else ErrorCode.not_leader_or_follower
             )
-        broker = self._node.image.brokers.get(self._replica_id)
+        broker = self._services.image.brokers.get(self._replica_id)
         if broker is not None and -1 < self._replica_epoch < broker.epoch:
             raise ApiError(ErrorCode.not_leader_or_follower, "the broker has registered again since")
 
@@ -290,15 +290,15 @@ class FetchReader:
             return
         wanted.counted_epoch = partition.leader_epoch
         if partition.leading.fetched(self._replica_id, wanted.offset, self._replica_epoch, self._heard_ms):
-            self._node.isr.wake(partition)
+            self._services.isr.wake(partition)
 
     # -- errors --------------------------------------------------------------------------------------
 
     def _error(self, key: PartitionKey, error: ApiError) -> PartitionData:
-        self._node.metrics.count_error("fetch", error.code.name)
+        self._services.metrics.count_error("fetch", error.code.name)
         found = (self._partitions_of.get(key[0]) or {}).get(key[1])
         if found is not None and error.code in _UNREADABLE:
-            self._node.partitions.handle_read_error(found, error)
+            self._services.partitions.handle_read_error(found, error)
         if found is None or error.code is not ErrorCode.offset_out_of_range:
             return PartitionData(key[1], error.code.value, current_leader=self._leader(key, error.code))
         high, stable = found.high.offset, found.last_stable_offset
@@ -306,7 +306,9 @@ class FetchReader:
 
     def _leader(self, key: PartitionKey, error: ErrorCode) -> tuple[int, int] | None:
         if self.hints is None:
-            self.hints = LeaderHints(self._node, self._listener, by_id=self._by_id)
+            self.hints = LeaderHints(
+                self._services.metadata, self._services.partitions, self._listener, by_id=self._by_id
+            )
         return self.hints.leader(*key, error)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,9 @@ from penstock.replication.follower import (
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.environment import Environment
     from penstock.broker.partition.partition import Partition
+    from penstock.log.log_manager import LogManager
     from penstock.protocol.fetch import ReplicaPartitionData
 
 logger = logging.getLogger("penstock.replication")
@@ -80,8 +81,23 @@ class _FollowerLog:
 
 
 class FollowerReplica:
-    def __init__(self, node: Node, partition: Partition, leader_id: int, leader_epoch: int) -> None:
-        self._node = node
+    def __init__(
+        self,
+        partition: Partition,
+        leader_id: int,
+        leader_epoch: int,
+        *,
+        environment: Environment,
+        store: LogManager,
+        handle_read_error: Callable[[Partition, ApiError], None],
+        truncated: Callable[[Partition], None],
+    ) -> None:
+        """`truncated` is called after each truncation of the log."""
+        self._now_ms = environment.now_ms
+        self._in_thread = environment.in_thread
+        self._store = store
+        self._handle_read_error = handle_read_error
+        self._truncated = truncated
         self.partition = partition
         self.rules = FollowerRules(leader_id=leader_id, leader_epoch=leader_epoch)
         self.key = (partition.topic_id.bytes, partition.index)
@@ -227,7 +243,7 @@ class FollowerReplica:
     # -- appending -----------------------------------------------------------------------------------
 
     def _append(self, records: memoryview, leaders_start: int) -> FetchOutcome:
-        log, now_ms = self.partition.log, self._node.now_ms()
+        log, now_ms = self.partition.log, self._now_ms()
         before, bytes_before = log.end_offset, self.bytes_fetched
         try:
             for header, batch in iter_batches(records):
@@ -237,7 +253,7 @@ class FollowerReplica:
                 self.bytes_fetched += len(batch)
         except ApiError as error:
             # A damaged batch is never kept: the follower fetches it again, from this leader or the next one.
-            is_full = error.code is ErrorCode.kafka_storage_error and self._node.store.space.is_full
+            is_full = error.code is ErrorCode.kafka_storage_error and self._store.space.is_full
             if not is_full:  # a full disk has already been reported, once
                 self._warn("replicated batch refused", str(error))
             return FetchOutcome.BACKOFF
@@ -272,23 +288,23 @@ class FollowerReplica:
         return FetchOutcome.STOPPED if self.is_over else FetchOutcome.MOVED
 
     async def _run_truncation(self, action: Truncate | TruncateFully) -> None:
-        node, partition = self._node, self.partition
+        partition, store = self.partition, self._store
         end_offset = partition.log.end_offset
         self._report_truncation(action, end_offset)
-        cut = node.store.truncate if isinstance(action, Truncate) else node.store.truncate_fully_and_start_at
+        cut = store.truncate if isinstance(action, Truncate) else store.truncate_fully_and_start_at
         try:
-            await node.in_thread(cut, partition.topic, partition.index, action.offset, now_ms=node.now_ms())
+            await self._in_thread(cut, partition.topic, partition.index, action.offset, now_ms=self._now_ms())
         except ApiError as error:
             if partition.log.end_offset != end_offset:
                 end_process(error, "truncation failed")
             # The truncation point could not be read, and nothing has been truncated.
-            node.partitions.handle_read_error(partition, error)
+            self._handle_read_error(partition, error)
             raise
         except Exception as error:
             # Only recovery at the next start can repair an incomplete truncation.
             end_process(error, "truncation failed")
             raise
-        node.housekeeping.truncated(partition)
+        self._truncated(partition)
 
     def _report_truncation(self, action: Truncate | TruncateFully, end_offset: int) -> None:
         self.records_lost += action.lost

@@ -9,17 +9,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from penstock.broker.environment import ImageView
 from penstock.broker.partition.partition import ReplicaRole
 from penstock.cluster.image import ImageDelta, TopicPartition
 from penstock.log.disk_space import NO_SPACE_ERRNOS
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.effective_settings import DynamicSettings
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Environment, Lazy
     from penstock.broker.partition.partition import Partition
+    from penstock.broker.partition.replica_manager import Fetchers, ReplicaManager
     from penstock.log.compaction.cleaner import LogCleaner
+    from penstock.log.log_manager import LogManager
 
 logger = logging.getLogger("penstock.housekeeping")
 
@@ -52,18 +57,56 @@ class ProducerExpiryClock:
         return self._now_ms
 
 
+class Metadata(ImageView, Protocol):
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Lock for changing the image and for applying it to this node."""
+
+
+class Schedule(Protocol):
+    """What the schedule knows of held records; `coordinators.schedule.coordinator.ScheduleCoordinator` documents it."""
+
+    def has_active_mover(self, partition: Partition) -> bool: ...
+    async def retention_limit(self, partition: Partition) -> int: ...
+    async def known_moved_offset(self, partition: Partition) -> int: ...
+
+
 class Housekeeping:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        environment: Environment,
+        settings: NodeSettings,
+        store: LogManager,
+        *,
+        dynamic: DynamicSettings,
+        metadata: Metadata,
+        partitions: ReplicaManager,
+        fetchers: Callable[[], Fetchers],
+        schedule: Lazy[Schedule],
+        image_changed: Callable[[ImageDelta], None],
+    ) -> None:
+        """`fetchers` is called only if this node follows a partition.
+
+        `image_changed` is called when partitions are open that the disk had refused before.
+        """
+        self._environment = environment
+        self._settings = settings
+        self._store = store
+        self._dynamic = dynamic
+        self._metadata = metadata
+        self._partitions = partitions
+        self._fetchers = fetchers
+        self._schedule = schedule
+        self._image_changed = image_changed
         self._cleaner: LogCleaner | None = None
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
         self._saved_high_watermarks: dict[tuple[str, int], int] = {}
         self._settings_changed = asyncio.Event()
-        self._idle_clock = ProducerExpiryClock(node.now_ms, lambda: time.monotonic_ns() // 1_000_000)
+        self._idle_clock = ProducerExpiryClock(environment.now_ms, lambda: time.monotonic_ns() // 1_000_000)
 
     def start(self) -> None:
-        settings = self._node.settings
+        settings = self._settings
         self._repeat("retention", settings.integer("log.retention.check.interval.ms"), self._retain)
         self._repeat(
             "checkpoint", settings.integer("log.flush.offset.checkpoint.interval.ms"), self._checkpoint
@@ -78,10 +121,10 @@ class Housekeeping:
         self._repeat("sync notes", _SYNCED_OFFSETS_MS, self._sync_notes)
         self._repeat("refused", _REFUSED_CHECK_MS, self._try_refused)
         if settings.boolean("log.cleaner.enable"):
-            self._node.dynamic.watch(
+            self._dynamic.watch(
                 (_CLEANER_BACKOFF, _CLEANER_THREADS, _CLEANER_BUFFER), self._configure_cleaner
             )
-            self._repeat("cleaner", lambda: self._node.dynamic.integer(_CLEANER_BACKOFF), self._clean)
+            self._repeat("cleaner", lambda: self._dynamic.integer(_CLEANER_BACKOFF), self._clean)
 
     def stop(self) -> None:
         self._stopping = True
@@ -95,7 +138,7 @@ class Housekeeping:
                     await self._rest(interval_ms)
                 else:
                     await asyncio.sleep(max(interval_ms, _INTERVAL_MS_MIN) / 1000)
-                recoveries = self._node.store.space.recoveries
+                recoveries = self._store.space.recoveries
                 try:
                     await chore()
                 except OSError as error:
@@ -104,7 +147,7 @@ class Housekeeping:
                     # Report the failure and try again in the next round.
                     logger.exception("housekeeping failed", extra={"chore": name})
 
-        self._node.spawn(forever())
+        self._environment.spawn(forever())
 
     async def _rest(self, interval_ms: Callable[[], int]) -> None:
         """Sleep for the interval. A change of its setting takes effect at once."""
@@ -123,7 +166,7 @@ class Housekeeping:
     def _failed(self, chore: str, error: OSError, recoveries: int) -> None:
         """Report a failed chore. A full disk is reported only once, by the first operation that fails."""
         if error.errno in NO_SPACE_ERRNOS:
-            self._node.store.space.ran_out(error, recoveries)
+            self._store.space.ran_out(error, recoveries)
         else:
             logger.error("housekeeping failed", extra={"chore": chore, "reason": str(error)})
 
@@ -132,25 +175,25 @@ class Housekeeping:
         partition.truncated()
         if partition.is_compacted:
             key, offset = partition.key, partition.log.end_offset
-            self._node.in_thread(self._get_cleaner().truncated, key, offset)
+            self._environment.in_thread(self._get_cleaner().truncated, key, offset)
 
     async def _retain(self) -> None:
-        for partition in self._node.partitions:
+        for partition in self._partitions:
             try:
                 await self.apply_retention(partition)
             except (ApiError, OSError) as error:
                 # A log that fails must not keep retention from the others.
-                level = logging.DEBUG if self._node.store.space.is_full else logging.WARNING
+                level = logging.DEBUG if self._store.space.is_full else logging.WARNING
                 logger.log(
                     level, "retention failed", extra={"partition": str(partition), "reason": str(error)}
                 )
 
     async def apply_retention(self, partition: Partition) -> None:
-        log, now_ms, end_offset = partition.log, self._node.now_ms(), partition.log.end_offset
+        log, now_ms, end_offset = partition.log, self._environment.now_ms(), partition.log.end_offset
         below = partition.high_watermark
-        if self._node.may_hold_scheduled_records(partition):
-            below = min(below, await self._node.schedule().retention_limit(partition))
-        expired = await self._node.in_thread(log.expired_segments, now_ms, below)
+        if self.may_hold_scheduled_records(partition):
+            below = min(below, await self._schedule().retention_limit(partition))
+        expired = await self._environment.in_thread(log.expired_segments, now_ms, below)
         if not expired or partition.is_retired or self._is_being_worked_on(partition):
             return
         files = log.remove_segments(expired, now_ms, end_offset=end_offset)
@@ -163,19 +206,26 @@ class Housekeeping:
             },
         )
         checkpoint_start_offset = partial(
-            self._node.store.checkpoint_start_offset, *partition.key, log.start_offset
+            self._store.checkpoint_start_offset, *partition.key, log.start_offset
         )
         # On a full disk delete at once: a reader whose file is gone must look it up again, but space is more urgent.
-        delay_ms = 0 if self._node.store.space.is_full else log.config.file_delete_delay_ms
+        delay_ms = 0 if self._store.space.is_full else log.config.file_delete_delay_ms
         self.unlink_later(files, delay_ms, checkpoint_start_offset)
         partition.flush()
         partition.start_moved()
 
+    def may_hold_scheduled_records(self, partition: Partition) -> bool:
+        """Whether a partition's log may contain records that are held back until they are due."""
+        if partition.is_scheduled:
+            return True
+        schedule = self._schedule.existing
+        return schedule is not None and schedule.has_active_mover(partition)
+
     async def _taken_over(self, partition: Partition) -> int:
         """Return the offset below which the schedule has taken over all held records."""
-        if not self._node.may_hold_scheduled_records(partition):
+        if not self.may_hold_scheduled_records(partition):
             return 0
-        return await self._node.schedule().known_moved_offset(partition)
+        return await self._schedule().known_moved_offset(partition)
 
     def _is_being_worked_on(self, partition: Partition) -> bool:
         """Whether a thread is compacting or truncating the log."""
@@ -183,7 +233,7 @@ class Housekeeping:
         return is_cleaned or self._is_being_cut(partition)
 
     def _is_being_cut(self, partition: Partition) -> bool:
-        return partition.role is ReplicaRole.FOLLOWER and self._node.fetchers.is_truncating(partition)
+        return partition.role is ReplicaRole.FOLLOWER and self._fetchers().is_truncating(partition)
 
     def unlink_later(self, files: list[Path], delay_ms: int, first: Callable[[], None] | None = None) -> None:
         """Delete files after a delay, because reads in progress may still use them.
@@ -193,58 +243,58 @@ class Housekeeping:
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
-            recoveries = self._node.store.space.recoveries
+            recoveries = self._store.space.recoveries
             try:
                 if first is not None:
-                    await self._node.in_thread(first)
-                await self._node.in_thread(_unlink, files)
+                    await self._environment.in_thread(first)
+                await self._environment.in_thread(_unlink, files)
             except OSError as error:
                 self._failed("unlink", error, recoveries)
 
         if files:
-            self._node.spawn(unlink())
+            self._environment.spawn(unlink())
 
     async def _checkpoint(self) -> None:
-        for partition in self._node.partitions:
+        for partition in self._partitions:
             if partition.log.rolled_unsynced:
                 partition.flush()
-        await self._node.in_thread(self._node.store.checkpoint)
+        await self._environment.in_thread(self._store.checkpoint)
 
     async def _sync_notes(self) -> None:
-        if self._node.store.synced_offsets_changed:
-            await self._node.in_thread(self._node.store.sync_synced_offsets)
+        if self._store.synced_offsets_changed:
+            await self._environment.in_thread(self._store.sync_synced_offsets)
 
     async def _save_high_watermarks(self) -> None:
         """Save the high watermarks, so that a replica knows after a restart what was committed."""
-        now = self._node.partitions.high_watermarks()
+        now = self._partitions.high_watermarks()
         if now != self._saved_high_watermarks:
-            await self._node.in_thread(self._node.store.save_high_watermarks, now)
+            await self._environment.in_thread(self._store.save_high_watermarks, now)
             self._saved_high_watermarks = now
 
     async def _try_refused(self) -> None:
         """Retry partitions that the disk had no room for when they were created, and report losses not yet reported."""
-        node = self._node
-        if len(node.partitions.lost):
-            await node.partitions.lost.report()
-        if node.store.space.is_full:
+        partitions, space = self._partitions, self._store.space
+        if len(partitions.lost):
+            await partitions.lost.report()
+        if space.is_full:
             await self._retain()
-            node.store.space.look()
-        if not node.partitions.refused:
+            space.look()
+        if not partitions.refused:
             return
-        async with node.metadata.turn:
-            made = await node.partitions.retry_refused(node.image)
-            node.image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
+        async with self._metadata.turn:
+            made = await partitions.retry_refused(self._metadata.image)
+            self._image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
 
     async def _expire(self) -> None:
         now_ms = self._idle_clock.now_ms()
-        for partition in self._node.partitions:
+        for partition in self._partitions:
             if not self._is_being_cut(partition):
                 partition.log.producers.expire(now_ms)
 
     async def _flush_by_interval(self) -> None:
-        now_ms = self._node.now_ms()
+        now_ms = self._environment.now_ms()
         before, self._flush_due_ms = self._flush_due_ms, {}
-        for partition in self._node.partitions:
+        for partition in self._partitions:
             config = partition.log.config
             if config.flush != "interval" or not partition.log.needs_flush:
                 continue
@@ -257,12 +307,12 @@ class Housekeeping:
     @property
     def _cleaners(self) -> int:
         """Number of logs to clean at once: one I/O thread stays free for reads, which must not wait for the cleaner."""
-        threads = self._node.settings.integer("penstock.io.threads")
-        return max(1, min(self._node.dynamic.integer(_CLEANER_THREADS), threads - 1))
+        threads = self._settings.integer("penstock.io.threads")
+        return max(1, min(self._dynamic.integer(_CLEANER_THREADS), threads - 1))
 
     @property
     def _dedupe_buffer_bytes(self) -> int:
-        return self._node.dynamic.integer(_CLEANER_BUFFER) // self._cleaners
+        return self._dynamic.integer(_CLEANER_BUFFER) // self._cleaners
 
     async def _clean(self) -> None:
         await asyncio.gather(*(self._clean_while_dirty() for _ in range(self._cleaners)))
@@ -273,16 +323,16 @@ class Housekeeping:
 
         cleaner = self._get_cleaner()
         while not self._stopping:
-            taken = {p: await self._taken_over(p) for p in self._node.partitions if p.is_compacted}
+            taken = {p: await self._taken_over(p) for p in self._partitions if p.is_compacted}
             logs = {
                 (p.topic, p.index): CleanableLog(p.log, p.last_stable.offset, p.high_watermark, taken[p])
-                for p in self._node.partitions
+                for p in self._partitions
                 if p in taken and not self._is_being_cut(p)
             }
-            report = await self._node.in_thread(
+            report = await self._environment.in_thread(
                 cleaner.clean_filthiest_log,
                 logs,
-                now_ms=self._node.now_ms(),
+                now_ms=self._environment.now_ms(),
                 is_cancelled=lambda: self._stopping,
             )
             if report is None:
@@ -296,9 +346,7 @@ class Housekeeping:
         from penstock.log.compaction.cleaner import LogCleaner
 
         if self._cleaner is None:
-            self._cleaner = LogCleaner(
-                self._node.store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes
-            )
+            self._cleaner = LogCleaner(self._store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes)
         return self._cleaner
 
 

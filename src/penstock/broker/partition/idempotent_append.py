@@ -17,6 +17,7 @@ from uuid import UUID
 from penstock.broker.network.apis import PRODUCE
 from penstock.broker.partition.produced_batch import duplicate_or_raise
 from penstock.log.producer_state import PLANNED_PRODUCER_IDS_FROM
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from penstock.log.log import LogAppendInfo
 
 _TIMEOUT_S: Final = 10.0
-_BACKOFF_S: Final = 0.02
-_BACKOFF_MAX_S: Final = 1.0
+_BACKOFF: Final = ExponentialBackoff(base_ms=20, cap_ms=1_000)
 _ACKS_ALL: Final = -1
 #: This version names topics by id, so that a plan never reaches another topic of the same name.
 _PRODUCE_VERSION: Final = 13
@@ -94,7 +94,7 @@ class PlannedAppends:
         batch is not in the log and a retry cannot put it there: the topic or partition does not exist, the partition
         refuses the batch, or its sequence does not fit because an unclean election has lost earlier plans.
         """
-        backoff_s = _BACKOFF_S
+        attempt = 0
         while True:
             try:
                 return await self._append(topic, topic_id, partition, batch, purpose)
@@ -103,8 +103,8 @@ class PlannedAppends:
                     raise
             except (ConnectionError, TimeoutError):
                 pass
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
-            backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+            await asyncio.sleep(_BACKOFF.spread_ms(attempt, random) / 1000)
+            attempt += 1
 
     def _is_definite(self, topic_id: UUID, partition: int, error: ApiError) -> bool:
         """Whether the error is final: a broker may report an unknown topic only because its image is behind."""
@@ -145,7 +145,7 @@ class PlannedAppends:
 
     async def _append_in_order(self, partition: Partition, batch: bytearray) -> LogAppendInfo:
         """Append to a topic that inspects its batches: prepare in a thread, then append after all earlier batches."""
-        appended: list[LogAppendInfo] = []
+        outcome: list[LogAppendInfo | ApiError] = []
         previous = partition.last_turn
 
         async def turn() -> None:
@@ -157,14 +157,17 @@ class PlannedAppends:
             try:
                 ready = memoryview(await prepared)
                 partition.check_leader()
-                appended.append(partition.append(ready, self._environment.now_ms()))
+                outcome.append(partition.append(ready, self._environment.now_ms()))
             except ApiError as error:
-                appended.append(duplicate_or_raise(partition, memoryview(batch), error))
+                outcome.append(_duplicate_or_error(partition, batch, error))
 
         task = self._environment.spawn(turn())
         partition.begin_turn(task)
         await asyncio.shield(task)
-        return appended[0]
+        (appended,) = outcome
+        if isinstance(appended, ApiError):
+            raise appended
+        return appended
 
     async def _append_remote(
         self, leader_id: int, topic_id: UUID, index: int, batch: bytearray, purpose: str
@@ -187,6 +190,14 @@ class PlannedAppends:
         if result.error_code is not ErrorCode.none:
             raise ApiError(result.error_code, result.error_message)
         return int(result.base_offset)
+
+
+def _duplicate_or_error(partition: Partition, batch: bytearray, error: ApiError) -> LogAppendInfo | ApiError:
+    """Does not raise: a caller that was cancelled retrieves no error."""
+    try:
+        return duplicate_or_raise(partition, memoryview(batch), error)
+    except ApiError as refused:
+        return refused
 
 
 def _produce_request(topic_id: Any, index: int, batch: bytearray) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
@@ -16,7 +16,8 @@ from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import IsrProposal
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import ImageView, Tasks
     from penstock.broker.partition.partition import Partition
 
 logger = logging.getLogger("penstock.replication")
@@ -41,6 +42,10 @@ _OUTDATED: Final = frozenset(
 )
 
 
+#: Sends a request to the active controller: gets the API key, the request and the timeout in seconds. Raises ApiError.
+CallController = Callable[[int, Any, float], Awaitable[Any]]
+
+
 class IsrChange(NamedTuple):
     partition: Partition
     leading: LeaderReplica
@@ -53,18 +58,32 @@ class IsrChange(NamedTuple):
 
 
 class AlterPartitionManager:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._look_s = min(node.settings.integer("replica.lag.time.max.ms") / 4000, _CHECK_INTERVAL_S_MAX)
-        self._catching_up: set[Partition] = set()
+    def __init__(
+        self,
+        tasks: Tasks,
+        settings: NodeSettings,
+        metadata: ImageView,
+        *,
+        partitions: Iterable[Partition],
+        call_controller: CallController,
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._tasks = tasks
+        self._node_id = settings.node_id
+        self._metadata = metadata
+        self._partitions = partitions
+        self._call_controller = call_controller
+        self._broker_epoch = broker_epoch
+        self._look_s = min(settings.integer("replica.lag.time.max.ms") / 4000, _CHECK_INTERVAL_S_MAX)
+        self._catching_up: dict[Partition, None] = {}
         self._woken = asyncio.Event()
 
     def start(self) -> None:
-        self._node.spawn(self._run())
+        self._tasks.spawn(self._run())
 
     def wake(self, partition: Partition) -> None:
         """Check the partition soon: a follower has caught up and may join the ISR."""
-        self._catching_up.add(partition)
+        self._catching_up[partition] = None
         self._woken.set()
 
     async def _run(self) -> None:
@@ -77,9 +96,9 @@ class AlterPartitionManager:
                     await asyncio.sleep(_GATHER_S)
             except TimeoutError:
                 next_look = loop.time() + self._look_s
-                self._catching_up.update(self._node.partitions)
+                self._catching_up.update(dict.fromkeys(self._partitions))
             self._woken.clear()
-            looked_at, self._catching_up = self._catching_up, set()
+            looked_at, self._catching_up = self._catching_up, {}
             self.look_at(looked_at)
 
     def look_at(self, partitions: Iterable[Partition]) -> None:
@@ -95,7 +114,7 @@ class AlterPartitionManager:
             else:
                 changes += () if change is None else (change,)
         if changes:
-            self._node.spawn(self._ask_for(changes))
+            self._tasks.spawn(self._ask_for(changes))
 
     def _wanted_by(self, partition: Partition, now_ms: int) -> IsrChange | None:
         leading = partition.leading
@@ -106,13 +125,13 @@ class AlterPartitionManager:
         return IsrChange(partition, leading, proposal)
 
     def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
-        broker = self._node.image.brokers.get(broker_id)
+        broker = self._metadata.image.brokers.get(broker_id)
         return broker is not None and broker.is_active and broker.epoch == broker_epoch
 
     async def _ask_for(self, changes: list[IsrChange]) -> None:
         answers: dict[tuple[UUID, int], Any] = {}
         try:
-            response = await self._node.channel.call(ALTER_PARTITION, self._request(changes), _CALL_TIMEOUT_S)
+            response = await self._call_controller(ALTER_PARTITION, self._request(changes), _CALL_TIMEOUT_S)
         except ApiError as error:
             logger.warning("no answer to a change of in-sync sets", extra={"reason": str(error)})
         else:
@@ -130,8 +149,8 @@ class AlterPartitionManager:
                 if change.is_current:
                     self._take_answer(change, answer)
 
-    def _broker_epoch(self, broker_id: int) -> int | None:
-        broker = self._node.image.brokers.get(broker_id)
+    def _epoch_of(self, broker_id: int) -> int | None:
+        broker = self._metadata.image.brokers.get(broker_id)
         return None if broker is None else broker.epoch
 
     def _take_answer(self, change: IsrChange, answer: Any) -> None:
@@ -146,7 +165,7 @@ class AlterPartitionManager:
         error = ErrorCode.request_timed_out if answer is None else answer.error_code
         is_same = error is ErrorCode.none and answer.partition_epoch == proposal.partition_epoch
         if error in _DECLINED or is_same:
-            rules.isr_declined(self._broker_epoch)
+            rules.isr_declined(self._epoch_of)
         else:
             rules.isr_refused(final=error is ErrorCode.none or error in _OUTDATED)
 
@@ -167,8 +186,8 @@ class AlterPartitionManager:
                 )
             )
         return schema.AlterPartitionRequest(
-            broker_id=self._node.node_id,
-            broker_epoch=self._node.lifecycle.broker_epoch,
+            broker_id=self._node_id,
+            broker_epoch=self._broker_epoch(),
             topics=tuple(
                 schema.TopicData(topic_id=topic_id, partitions=tuple(parts))
                 for topic_id, parts in topics.items()

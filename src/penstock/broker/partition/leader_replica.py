@@ -16,16 +16,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from penstock.log.validation import validate_fetched_batches
+from penstock.log.validation import read_validated
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.replication.leader import IsrProposal, LeaderRules
 
 if TYPE_CHECKING:
     from penstock.broker.environment import Threads
     from penstock.broker.partition.partition import Partition
-    from penstock.broker.partition.replica_manager import ReplicaManager
     from penstock.cluster.image import PartitionState
-    from penstock.log.log import Log
     from penstock.log.segment import LogOffsetMetadata
 
 
@@ -33,6 +31,13 @@ logger = logging.getLogger("penstock.replication")
 
 #: One or two lost responses are no reason to check the files.
 _REPEATS_BEFORE_CHECK: Final = 3
+
+
+class DamageHandler(Protocol):
+    """Handles damage of replicas on this node; `partition.replica_manager.ReplicaManager` documents it."""
+
+    def handle_read_error(self, partition: Partition, error: ApiError) -> None: ...
+    def scan_for_damage(self, partition: Partition, offset: int) -> None: ...
 
 
 class RepeatedFetches:
@@ -57,30 +62,30 @@ class RepeatedFetches:
         return repeats == _REPEATS_BEFORE_CHECK
 
     async def look(
-        self, threads: Threads, partitions: ReplicaManager, partition: Partition, offset: int, size: int
+        self, threads: Threads, damages: DamageHandler, partition: Partition, offset: int, size: int
     ) -> None:
         """Read the served records again, in a thread, and check them for damage."""
         if self._is_looking:
             return
         self._is_looking = True
         try:
-            await threads.in_thread(_check_records, partition.log, offset, size)
+            await threads.in_thread(read_validated, partition.log, offset, size, partition.log.end)
         except ApiError as error:
             # The error does not matter if the log was closed or the leader epoch ended in the meantime.
             is_current = partition.leading is not None and partition.leading.refetches is self
             if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
-                self._found_damage(partitions, partition, offset, error)
+                self._found_damage(damages, partition, offset, error)
         finally:
             self._is_looking = False
 
     def _found_damage(
-        self, partitions: ReplicaManager, partition: Partition, offset: int, error: ApiError
+        self, damages: DamageHandler, partition: Partition, offset: int, error: ApiError
     ) -> None:
         if partition.isr_size > 1:
-            partitions.handle_read_error(partition, error)
+            damages.handle_read_error(partition, error)
         elif offset != self._told_offset:
             self._told_offset = offset
-            partitions.scan_for_damage(partition, offset)
+            damages.scan_for_damage(partition, offset)
             logger.error(
                 "the only replica in sync is damaged",
                 extra={
@@ -89,16 +94,6 @@ class RepeatedFetches:
                     "reason": error.message,
                 },
             )
-
-
-def _check_records(log: Log, offset: int, size: int) -> None:
-    """Blocking. Raises CORRUPT_MESSAGE for damage, and any other error of a read."""
-    records = log.read(offset, size, log.end).data
-    try:
-        validate_fetched_batches(records)
-    except ApiError as error:
-        message = f"damaged at or after offset {offset}: {error.message}"
-        raise ApiError(ErrorCode.corrupt_message, message) from None
 
 
 #: How many ends of recent appends to remember, to find the position of the high watermark without reading the log.

@@ -142,15 +142,15 @@ class Partition:
         self.last_turn: asyncio.Task[Any] | None = None
         #: Called with the offset of held records when they are appended; None until the schedule can take them over.
         self.on_held: Callable[[int], None] | None = None
-        #: The fetch sessions of followers at this partition.
-        self.followers: set[FollowerWaiter] = set()
+        #: The fetch sessions of followers at this partition, in order: events wake the one that came first first.
+        self.followers: dict[FollowerWaiter, None] = {}
         self._metrics = metrics
         self._retired = False
         self._unstable = _NO_POSITION  # cached position of the last stable offset
         self._commit_waiters: deque[tuple[int, OnCommit]] = deque()
         self._given_up: set[OnCommit] = set()  # abandoned commit waiters, still in the queue
         self._waiting_since = 0.0  # since when the oldest commit waiter waits, approximately
-        self._fetch_waiters: set[FetchWaiter] = set()
+        self._fetch_waiters: dict[FetchWaiter, None] = {}
         self._sync_waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._flusher = Flusher(
             log,
@@ -607,16 +607,16 @@ class Partition:
             raise ApiError(ErrorCode.offset_not_available, "the new leader is still finding out")
 
     def watch(self, waiter: FetchWaiter) -> None:
-        self._fetch_waiters.add(waiter)
+        self._fetch_waiters[waiter] = None
 
     def unwatch(self, waiter: FetchWaiter) -> None:
-        self._fetch_waiters.discard(waiter)
+        self._fetch_waiters.pop(waiter, None)
 
     def add_follower(self, follower: FollowerWaiter) -> None:
-        self.followers.add(follower)
+        self.followers[follower] = None
 
     def remove_follower(self, follower: FollowerWaiter) -> None:
-        self.followers.discard(follower)
+        self.followers.pop(follower, None)
 
     def start_moved(self) -> None:
         """Report a log start moved by retention or DeleteRecords: to followers soon, to consumers at the next fetch."""

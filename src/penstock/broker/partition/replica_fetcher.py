@@ -18,11 +18,13 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.broker.config.effective_settings import effective_node_integer, node_layers
 from penstock.broker.network.peers import PeerUnreachable
 from penstock.broker.partition.follower_replica import FetchOutcome, FollowerReplica, error_code_of
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.fetch import (
     INITIAL_SESSION_EPOCH,
@@ -38,7 +40,8 @@ from penstock.replication.follower import FetchPosition
 
 if TYPE_CHECKING:
     from penstock.broker.config.effective_settings import DynamicSettings
-    from penstock.broker.node import Node
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import ImageView, PeerCalls, Tasks
     from penstock.broker.partition.partition import Partition
     from penstock.cluster.image import ClusterImage
 
@@ -202,7 +205,7 @@ logger = logging.getLogger("penstock.replication")
 #: How long a request in flight may still complete before it is abandoned for a partition that is new in the session.
 _GRACE_SECONDS: Final = 0.005
 #: First backoff when image and leader disagree, which rarely lasts long; doubled up to the ordinary backoff.
-_REFRESH_SECONDS: Final = 0.02
+_REFRESH_MS: Final = 20
 #: After appending this much the fetcher yields to other tasks on the event loop.
 _APPEND_BYTES_AT_ONCE: Final = 2 * 1024 * 1024
 _SESSION_ERRORS: Final = frozenset(
@@ -215,10 +218,22 @@ _SESSION_ERRORS: Final = frozenset(
 
 
 class ReplicaFetcher:
-    def __init__(self, fetchers: ReplicaFetcherManager, node: Node, leader_id: int) -> None:
+    def __init__(
+        self,
+        fetchers: ReplicaFetcherManager,
+        leader_id: int,
+        *,
+        tasks: Tasks,
+        settings: NodeSettings,
+        peers: PeerCalls,
+        broker_epoch: Callable[[], int],
+    ) -> None:
         self._fetchers = fetchers
-        self._node = node
         self.leader_id = leader_id
+        self._tasks = tasks
+        self._node_id = settings.node_id
+        self._peers = peers
+        self._broker_epoch = broker_epoch
         self.followers: dict[RawTopicIdPartition, FollowerReplica] = {}
         self._session = FetchSessionHandler()
         self._loop = asyncio.get_running_loop()
@@ -226,13 +241,14 @@ class ReplicaFetcher:
         self._refreshes: dict[RawTopicIdPartition, int] = {}
         self._news = asyncio.Event()
         self._poll: asyncio.Task[memoryview] | None = None
-        settings = node.settings
         self._wait_ms = settings.integer("replica.fetch.wait.max.ms")
         self._partition_bytes_max = settings.integer("replica.fetch.max.bytes")
         self._answer_bytes_max = settings.integer("replica.fetch.response.max.bytes")
-        self._backoff_seconds = settings.integer("replica.fetch.backoff.ms") / 1000
+        backoff_ms = settings.integer("replica.fetch.backoff.ms")
+        self._backoff_seconds = backoff_ms / 1000
+        self._refresh_backoff = ExponentialBackoff(base_ms=_REFRESH_MS, cap_ms=backoff_ms)
         self._timeout_seconds = (settings.integer("replica.socket.timeout.ms") + self._wait_ms) / 1000
-        self._task = node.spawn(self._run())
+        self._task = tasks.spawn(self._run())
 
     def __repr__(self) -> str:
         return f"<LeaderFetcher of {self.leader_id}: {len(self.followers)} partitions, {len(self._backoff_until)} rest>"
@@ -246,7 +262,7 @@ class ReplicaFetcher:
         if following.is_durable and (after is None or after.done()):
             self._ask(following)
         else:
-            self._node.spawn(self._fetch_later(following, after))
+            self._tasks.spawn(self._fetch_later(following, after))
 
     def remove(self, key: RawTopicIdPartition) -> None:
         self.followers.pop(key, None)
@@ -325,11 +341,10 @@ class ReplicaFetcher:
 
     async def _fetch(self, bytes_max: dict[RawTopicIdPartition, int]) -> ReplicaFetchResponse | None:
         """Return None if the request was abandoned, because another partition has to be fetched too."""
-        node = self._node
         request = self._session.request(bytes_max, self._partition_bytes_max)
         body = encode_replica_fetch_request(
-            replica_id=node.node_id,
-            broker_epoch=node.lifecycle.broker_epoch,
+            replica_id=self._node_id,
+            broker_epoch=self._broker_epoch(),
             max_wait_ms=self._wait_until_next_ms(),
             min_bytes=1,
             max_bytes=self._answer_bytes_max,
@@ -339,7 +354,7 @@ class ReplicaFetcher:
             forgotten=request.forgotten,
         )
         poll = self._poll = self._loop.create_task(
-            node.peers.fetch(
+            self._peers.fetch(
                 self.leader_id, body, version=REPLICA_FETCH_VERSION, timeout_s=self._timeout_seconds
             )
         )
@@ -375,7 +390,7 @@ class ReplicaFetcher:
                 self._settle(following, outcome)
             elif following.is_truncating:
                 self._session.drop(following.key)
-                self._node.spawn(self._fetch_after_truncation(following, outcome))
+                self._tasks.spawn(self._fetch_after_truncation(following, outcome))
             else:
                 syncing[self._loop.create_task(outcome)] = following
             appended += size
@@ -429,7 +444,7 @@ class ReplicaFetcher:
             return
         if outcome is FetchOutcome.REFRESH:
             count = self._refreshes[key] = min(self._refreshes.get(key, -1) + 1, 10)
-            self._rest(key, min(self._backoff_seconds, _REFRESH_SECONDS * 2**count))
+            self._rest(key, self._refresh_backoff.minimum_ms(count) / 1000)
             return
         self._refreshes.pop(key, None)
         if outcome is FetchOutcome.MOVED:
@@ -491,6 +506,11 @@ _REASSIGNMENT_RATE: Final = "penstock.reassignment.bytes.per.second"
 _THROTTLED_RATE: Final = "follower.replication.throttled.rate"
 
 
+class NewFollower(Protocol):
+    def __call__(self, partition: Partition, leader_id: int, leader_epoch: int) -> FollowerReplica:
+        """Return a follower replica for one leader epoch of the partition."""
+
+
 class ReplicaLag(NamedTuple):
     """How many records a replica here lacks below its leader's high watermark; -1 before the first response."""
 
@@ -501,8 +521,23 @@ class ReplicaLag(NamedTuple):
 
 
 class ReplicaFetcherManager:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        tasks: Tasks,
+        settings: NodeSettings,
+        dynamic: DynamicSettings,
+        *,
+        metadata: ImageView,
+        peers: PeerCalls,
+        new_follower: NewFollower,
+        broker_epoch: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._metadata = metadata
+        self._new_follower = new_follower
+        self._new_fetcher = partial(
+            ReplicaFetcher, self, tasks=tasks, settings=settings, peers=peers, broker_epoch=broker_epoch
+        )
         #: Counters for metrics: record bytes fetched, record bytes fetched for replicas that are being moved here,
         #: truncations, and committed records that truncations removed.
         self.bytes_fetched = 0
@@ -511,7 +546,7 @@ class ReplicaFetcherManager:
         self.records_lost = 0
         clock = asyncio.get_running_loop().time
         self.bandwidth = ReplicationQuota(self._limit, clock)
-        self.throttle = ReplicationQuota(replication_rate(node.dynamic, _THROTTLED_RATE), clock)
+        self.throttle = ReplicationQuota(replication_rate(dynamic, _THROTTLED_RATE), clock)
         self._leaders: dict[int, ReplicaFetcher] = {}
         self._followers: dict[RawTopicIdPartition, FollowerReplica] = {}
         self._limit_read: tuple[ClusterImage, int] | None = None
@@ -531,10 +566,10 @@ class ReplicaFetcherManager:
         ):
             return
         after = self.unfollow(partition)
-        following = self._followers[key] = FollowerReplica(self._node, partition, leader_id, leader_epoch)
+        following = self._followers[key] = self._new_follower(partition, leader_id, leader_epoch)
         fetcher = self._leaders.get(leader_id)
         if fetcher is None:
-            fetcher = self._leaders[leader_id] = ReplicaFetcher(self, self._node, leader_id)
+            fetcher = self._leaders[leader_id] = self._new_fetcher(leader_id)
         fetcher.add(following, after)
 
     def unfollow(self, partition: Partition) -> asyncio.Future[None]:
@@ -613,11 +648,11 @@ class ReplicaFetcherManager:
 
     def _limit(self) -> int:
         """Read the setting again when the image has changed, as an operator may have changed it."""
-        image = self._node.image
+        image = self._metadata.image
         if self._limit_read is None or self._limit_read[0] is not image:
             self._limit_read = (
                 image,
-                effective_node_integer(node_layers(self._node.settings, image), _REASSIGNMENT_RATE),
+                effective_node_integer(node_layers(self._settings, image), _REASSIGNMENT_RATE),
             )
         return self._limit_read[1]
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 from uuid import UUID
 
 from penstock.broker.config.effective_settings import log_config, node_layers
 from penstock.broker.environment import end_process
-from penstock.broker.partition.client_view import find_topic, missing_partition_error
+from penstock.broker.partition.client_view import find_topic
 from penstock.broker.partition.partition import Partition, ReplicaRole
 from penstock.cluster.image import ClusterImage, ImageDelta, PartitionState, ResourceType, TopicState
 from penstock.cluster.metadata_records import NO_LEADER
@@ -35,10 +35,15 @@ from penstock.log.recovery import CorruptLog
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.broker.node import Node
+    from concurrent.futures import Executor
+
+    from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.environment import Environment, ImageView
+    from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.log.config import LogConfig
     from penstock.log.log import Log
-    from penstock.log.log_manager import OpenReport
+    from penstock.log.log_manager import LogManager, OpenReport
 
 
 logger = logging.getLogger("penstock.partitions")
@@ -47,11 +52,23 @@ _REPORT_RETRY_S: Final = 0.5
 
 #: Topic and partition.
 TopicPartition = tuple[str, int]
+#: Reports lost replicas to the controller, and returns those that it accepted. Raises ApiError.
+ReportLost = Callable[[Collection[TopicPartition]], Awaitable[set[TopicPartition]]]
+
+
+class Fetchers(Protocol):
+    """The fetches of followed partitions; `partition.replica_fetcher.ReplicaFetcherManager` documents them."""
+
+    def follow(self, partition: Partition) -> None: ...
+    def unfollow(self, partition: Partition) -> Awaitable[object]: ...
+    def is_truncating(self, partition: Partition) -> bool: ...
 
 
 class LostReplicas:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node_id: int, metrics: Metrics, report: ReportLost) -> None:
+        self._node_id = node_id
+        self._metrics = metrics
+        self._report = report
         self._reasons: dict[TopicPartition, str] = {}
         self._short: set[TopicPartition] = set()  # served without their tail, and not reported yet
         self._reported: set[TopicPartition] = set()
@@ -81,7 +98,7 @@ class LostReplicas:
         self._note(key, reason)
 
     def _note(self, key: TopicPartition, reason: str) -> None:
-        self._node.metrics.replicas_lost += 1
+        self._metrics.replicas_lost += 1
         logger.error("replica lost", extra={"partition": f"{key[0]}-{key[1]}", "reason": reason})
 
     def forget(self, key: TopicPartition) -> None:
@@ -103,7 +120,7 @@ class LostReplicas:
             return
         self._is_reporting = True
         try:
-            accepted = await self._node.lifecycle.report_lost(keys)
+            accepted = await self._report(sorted(keys))
             self._reported |= accepted & self._reasons.keys()
             self._short -= accepted
         except ApiError as error:
@@ -113,11 +130,10 @@ class LostReplicas:
 
     def is_replaceable(self, key: TopicPartition, state: PartitionState) -> bool:
         """Whether other replicas have all records, or an operator has chosen to go on without this copy."""
-        node_id = self._node.node_id
         able = {*state.isr, *state.elr}
-        if node_id not in able:
+        if self._node_id not in able:
             return bool(able)
-        return key in self._reported and state.leader == node_id and state.leader_recovering
+        return key in self._reported and state.leader == self._node_id and state.leader_recovering
 
 
 def is_damage(error: ApiError) -> bool:
@@ -128,13 +144,13 @@ def is_damage(error: ApiError) -> bool:
     return cause is None
 
 
-def should_exist(state: PartitionState, node_id: int) -> bool:
-    """Whether a folder that is missing when the node starts existed before, with records that count.
+def is_lost_without_folder(state: PartitionState, node_id: int, *, has_held: bool) -> bool:
+    """Whether records that count are lost with a folder that is missing when the node starts.
 
-    A partition that has never changed may have been created just before a crash, so its folder may never have existed.
+    `has_held` says whether this node has ever synced a record of the partition. If it has not, the topic may have been
+    created just before a power loss, and the folder may never have existed.
     """
-    has_lived = (state.leader_epoch, state.partition_epoch) != (0, 0)
-    return has_lived and has_other_replicas(state) and node_id in (*state.isr, *state.elr)
+    return has_held and has_other_replicas(state) and node_id in (*state.isr, *state.elr)
 
 
 def has_other_replicas(state: PartitionState) -> bool:
@@ -147,8 +163,40 @@ def is_held_elsewhere(state: PartitionState, node_id: int) -> bool:
 
 
 class ReplicaManager:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        environment: Environment,
+        settings: NodeSettings,
+        store: LogManager,
+        *,
+        metadata: ImageView,
+        metrics: Metrics,
+        sync_executor: Executor,
+        fetchers: Callable[[], Fetchers],
+        isr: Callable[[], AlterPartitionManager],
+        report_lost: ReportLost,
+        was_clean: Callable[[], bool],
+        is_starting: Callable[[], bool],
+    ) -> None:
+        """`fetchers` and `isr` are called when a partition first needs them.
+
+        `was_clean` returns whether nothing that the last run of this node wrote can be lost.
+        """
+        self._environment = environment
+        self._settings = settings
+        self._node_id = settings.node_id
+        self._store = store
+        self._metadata = metadata
+        self._metrics = metrics
+        self._sync_executor = sync_executor
+        self._fetchers = fetchers
+        self._isr = isr
+        self._was_clean = was_clean
+        self._is_starting = is_starting
+        self._lag_ms_max = settings.integer("replica.lag.time.max.ms")
+        self._behind_bytes_max = settings.integer("penstock.write.behind.bytes")
+        # Look-ups and compaction must be able to decompress whatever produce accepts.
+        self._decoded_bytes_max = settings.integer("penstock.decompress.max.bytes")
         # Keyed by the bytes that requests carry, so that the hot path decodes no names.
         self.by_raw_name: dict[bytes, dict[int, Partition]] = {}
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
@@ -156,7 +204,7 @@ class ReplicaManager:
         self.refused: set[TopicPartition] = set()
         #: Partitions whose only copy is gone: not served until an operator restores the folder or accepts the loss.
         self.missing: set[TopicPartition] = set()
-        self.lost = LostReplicas(node)
+        self.lost = LostReplicas(settings.node_id, metrics, report_lost)
         self._surveyed: set[TopicPartition] = set()  # scans in progress
 
     def __iter__(self) -> Iterator[Partition]:
@@ -180,8 +228,7 @@ class ReplicaManager:
         """
         partition = self.get(topic, index)
         if partition is None:
-            found = self._node.image.topics.get(topic)
-            raise missing_partition_error(self._node, found, index, by_id=False)
+            raise self.missing_partition_error(self._metadata.image.topics.get(topic), index, by_id=False)
         partition.check_leader(leader_epoch)
         return partition
 
@@ -190,15 +237,28 @@ class ReplicaManager:
         found = self.by_raw_id.get(raw_topic_id)
         partition = None if found is None else found.get(index)
         if partition is None:
-            topic = find_topic(self._node.image, raw_topic_id, by_id=True)
-            raise missing_partition_error(self._node, topic, index, by_id=True)
+            topic = find_topic(self._metadata.image, raw_topic_id, by_id=True)
+            raise self.missing_partition_error(topic, index, by_id=True)
         partition.check_leader()
         return partition
+
+    def missing_partition_error(self, topic: TopicState | None, index: int, *, by_id: bool) -> ApiError:
+        """Return why a partition is not on this node: unknown, led by another broker, or kept offline by its disk."""
+        if topic is None:
+            return ApiError(ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition)
+        state = topic.partitions.get(index)
+        if state is None:
+            return ApiError(ErrorCode.unknown_topic_or_partition)
+        if state.leader != self._node_id:
+            return ApiError(ErrorCode.not_leader_or_follower)
+        if self.is_kept_offline((topic.name, index)):
+            return ApiError(ErrorCode.kafka_storage_error, "the disk keeps the partition from being served")
+        return ApiError(ErrorCode.unknown_topic_or_partition)
 
     def is_kept_offline(self, key: TopicPartition) -> bool:
         """Whether the disk keeps a replica of this node from being served: full, unreadable, damaged or gone."""
         kept_out = key in self.refused or key in self.missing or key in self.lost
-        return kept_out or key in self._node.store.failed
+        return kept_out or key in self._store.failed
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
         """Return the high watermarks to save; a partition with a single replica does not need it."""
@@ -233,7 +293,7 @@ class ReplicaManager:
     async def _is_to_be_opened(self, key: TopicPartition, state: PartitionState) -> bool:
         """Return True if the partition has to be opened. An open one takes its role, or is removed, at once."""
         partition = self.get(*key)
-        if self._node.node_id not in state.replicas:
+        if self._node_id not in state.replicas:
             await self._remove(key)
         elif partition is None or self._is_to_be_replaced(key, state):
             return True
@@ -246,36 +306,35 @@ class ReplicaManager:
         logger.exception("partition cannot follow the metadata", extra={"partition": _partition_name(key)})
         partition = self.get(*key)
         if partition is not None:
-            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
+            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node_id)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
-        node, was_following = self._node, partition.role is ReplicaRole.FOLLOWER
-        if was_following and state.leader in (node.node_id, NO_LEADER):
-            await node.fetchers.unfollow(partition)
-        if state.leader == node.node_id:
+        was_following = partition.role is ReplicaRole.FOLLOWER
+        if was_following and state.leader in (self._node_id, NO_LEADER):
+            await self._fetchers().unfollow(partition)
+        if state.leader == self._node_id:
             self._lead(partition, state)
             return
-        partition.follow(state, local_id=node.node_id)
+        partition.follow(state, local_id=self._node_id)
         if state.has_leader:
-            node.fetchers.follow(partition)
+            self._fetchers().follow(partition)
 
     def _lead(self, partition: Partition, state: PartitionState) -> None:
         is_new = not partition.is_leader or partition.leader_epoch != state.leader_epoch
         high_watermark = max(partition.high.offset, partition.leaders_high_watermark)
-        lag_ms_max = self._node.settings.integer("replica.lag.time.max.ms")
         try:
-            partition.lead(state, local_id=self._node.node_id, lag_ms_max=lag_ms_max)
+            partition.lead(state, local_id=self._node_id, lag_ms_max=self._lag_ms_max)
             if partition.leading is not None:
-                self._node.isr.wake(partition)  # starts the checks of its ISR
+                self._isr().wake(partition)  # starts the checks of its ISR
         except ApiError as error:
-            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node.node_id)
+            partition.follow(state._replace(leader=NO_LEADER), local_id=self._node_id)
             self.handle_read_error(partition, error)
         if is_new and state.leader_recovering:
             self._report_unclean(partition, state, high_watermark)
 
     def _report_unclean(self, partition: Partition, state: PartitionState, high_watermark: int) -> None:
         """Log an unclean election. Followers that had more records log their own losses when they truncate."""
-        self._node.metrics.unclean_leaderships += 1
+        self._metrics.unclean_leaderships += 1
         end_offset = partition.log.end_offset
         logger.warning(
             "leading after an unclean election: what was committed from here on is lost",
@@ -293,14 +352,14 @@ class ReplicaManager:
 
         The caller must hold `metadata.turn`.
         """
-        wanted = {key: image.topics[key[0]] for key in self.refused if self._is_mine(image, key)}
+        wanted = {key: image.topics[key[0]] for key in sorted(self.refused) if self._is_mine(image, key)}
         self.refused.clear()
         await self._open(wanted, image)
         return [key for key in wanted if self.get(*key) is not None]
 
     def _is_mine(self, image: ClusterImage, key: TopicPartition) -> bool:
         state = image.partition(*key)
-        return state is not None and self._node.node_id in state.replicas
+        return state is not None and self._node_id in state.replicas
 
     # -- opening -------------------------------------------------------------------------------------
 
@@ -324,17 +383,18 @@ class ReplicaManager:
     ) -> dict[TopicPartition, TopicState]:
         """Return the partitions to open: a lost one starts again if other replicas exist, and is left alone if not."""
         states = {key: topic.partitions[key[1]] for key, topic in wanted.items()}
-        replaced = {key for key, state in states.items() if self._is_to_be_replaced(key, state)}
+        replaced = [key for key, state in states.items() if self._is_to_be_replaced(key, state)]
         for key in replaced:
             await self._give_up(key)
-        if wanted and self._node.state == "starting":
-            here = {*await self._node.in_thread(self._node.store.stored), *replaced}
+        if wanted and self._is_starting():
+            here = {*await self._environment.in_thread(self._store.stored), *replaced}
             for key, state in states.items():
                 if key in here:
                     continue
-                if should_exist(state, self._node.node_id):
+                has_held = self._store.has_held(*key, wanted[key].id)
+                if is_lost_without_folder(state, self._node_id, has_held=has_held):
                     self._mark_lost(key, "the folder is missing")
-                elif not has_other_replicas(state) and self._node.store.has_held(*key, wanted[key].id):
+                elif not has_other_replicas(state) and has_held:
                     self._mark_missing(key)
         return {
             key: topic
@@ -346,7 +406,7 @@ class ReplicaManager:
         self, wanted: dict[TopicPartition, TopicState], settings: dict[str, dict[str, EffectiveSetting]]
     ) -> OpenReport:
         configs = {name: self._log_config(settings[name]) for name in {name for name, _ in wanted}}
-        report = await self._node.in_thread(self._open_in_store, wanted, configs)
+        report = await self._environment.in_thread(self._open_in_store, wanted, configs)
         for (name, index), log in report.opened.items():
             topic = wanted[name, index]
             state = topic.partitions[index]
@@ -354,7 +414,7 @@ class ReplicaManager:
                 # Treat it as a log that could not be opened: a copy without its beginning must not lead.
                 report.failed[name, index] = CorruptLog(f"what was before offset {log.start_offset} has gone")
                 continue
-            if log.damages and is_held_elsewhere(state, self._node.node_id):
+            if log.damages and is_held_elsewhere(state, self._node_id):
                 report.failed[name, index] = CorruptLog(f"damaged: {log.damages[0]}")
                 continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
@@ -372,7 +432,7 @@ class ReplicaManager:
     def _open_in_store(
         self, wanted: dict[TopicPartition, TopicState], configs: dict[str, LogConfig]
     ) -> OpenReport:
-        store, now_ms = self._node.store, self._node.now_ms()
+        store, now_ms = self._store, self._environment.now_ms()
         logs = {key: LogToOpen(topic.id, configs[key[0]]) for key, topic in wanted.items()}
         try:
             report = store.open_or_create_these(logs, now_ms=now_ms)
@@ -389,15 +449,15 @@ class ReplicaManager:
     def _adopt(self, topic: TopicState, index: int, log: Log, min_insync_replicas: int) -> Partition:
         """Create the partition for an open log, and register it so that requests find it."""
         has_followers = has_other_replicas(topic.partitions[index])
-        saved = self._node.store.high_watermarks.get((topic.name, index), 0)
+        saved = self._store.high_watermarks.get((topic.name, index), 0)
         partition = Partition(
             log,
             topic=topic.name,
             topic_id=topic.id,
             index=index,
-            executor=self._node.sync_executor,
-            behind_bytes_max=self._node.settings.integer("penstock.write.behind.bytes"),
-            metrics=self._node.metrics,
+            executor=self._sync_executor,
+            behind_bytes_max=self._behind_bytes_max,
+            metrics=self._metrics,
             loop=asyncio.get_running_loop(),
             high_watermark=saved if has_followers else None,
             min_insync_replicas=min_insync_replicas,
@@ -422,11 +482,11 @@ class ReplicaManager:
         """Find out which part of a damaged segment is intact, to serve that part. For the only copy in sync."""
         if partition.key not in self._surveyed:
             self._surveyed.add(partition.key)
-            self._node.spawn(self._survey(partition, offset))
+            self._environment.spawn(self._survey(partition, offset))
 
     async def _survey(self, partition: Partition, offset: int) -> None:
         try:
-            await self._node.in_thread(partition.log.scan_for_damage, offset)
+            await self._environment.in_thread(partition.log.scan_for_damage, offset)
         except OSError as error:
             logger.error(
                 "damage not surveyed",
@@ -436,15 +496,15 @@ class ReplicaManager:
             self._surveyed.discard(partition.key)
 
     def _mark_lost(self, key: TopicPartition, reason: str) -> None:
-        if self.lost.add(key, reason) and self._node.state != "starting":
-            self._node.spawn(self.lost.report())
+        if self.lost.add(key, reason) and not self._is_starting():
+            self._environment.spawn(self.lost.report())
 
     def _mark_missing(self, key: TopicPartition) -> None:
         """Do not serve the partition: an empty log in its place would claim that nothing was ever written."""
         self.missing.add(key)
         logger.critical(
             "partition folder is missing: bring it back and restart, or accept the loss with `penstock disk`",
-            extra={"partition": _partition_name(key), "data_dir": str(self._node.store.directory)},
+            extra={"partition": _partition_name(key), "data_dir": str(self._store.directory)},
         )
 
     def _may_lack_tail(self, log: Log, state: PartitionState) -> bool:
@@ -452,14 +512,14 @@ class ReplicaManager:
 
         That happens if the controller assumes another flush policy than the one this node has.
         """
-        may_lack_end = log.config.flush != "ack" and not self._node.lifecycle.was_clean
-        return may_lack_end and self._node.state == "starting" and self._node.node_id in state.elr
+        may_lack_end = log.config.flush != "ack" and not self._was_clean()
+        return may_lack_end and self._is_starting() and self._node_id in state.elr
 
     def _mark_tail_lost(self, key: TopicPartition, reason: str) -> None:
         """Report a replica that lacks its tail. It stays in service, but must not lead before it has fetched that."""
         self.lost.add_truncated(key, reason)
-        if self._node.state != "starting":
-            self._node.spawn(self.lost.report())
+        if not self._is_starting():
+            self._environment.spawn(self.lost.report())
 
     def _is_to_be_replaced(self, key: TopicPartition, state: PartitionState) -> bool:
         return key in self.lost and key not in self.refused and self.lost.is_replaceable(key, state)
@@ -468,29 +528,29 @@ class ReplicaManager:
         """Abandon a copy that is no longer needed; it stays in the data directory under another name."""
         await self._close(key)
         try:
-            await self._node.in_thread(self._keep_aside, key)
+            await self._environment.in_thread(self._keep_aside, key)
         except OSError as error:
             logger.error("log not set aside", extra={"partition": _partition_name(key), "reason": str(error)})
         else:
             self.lost.forget(key)
 
     def _keep_aside(self, key: TopicPartition) -> None:
-        if key in self._node.store.stored():
-            self._node.store.rename_to_stray(*key)
+        if key in self._store.stored():
+            self._store.rename_to_stray(*key)
 
     # -- removing ------------------------------------------------------------------------------------
 
     async def _remove(self, key: TopicPartition) -> None:
         """Close and delete a partition of which this node is no longer a replica."""
-        is_here = self.get(*key) is not None or key in self.lost or key in self._node.store.failed
+        is_here = self.get(*key) is not None or key in self.lost or key in self._store.failed
         self.refused.discard(key)
         self.missing.discard(key)
         self.lost.forget(key)
         if not is_here:
             return
         await self._close(key)
-        folders = await self._node.in_thread(self._set_aside_stored, {key})
-        self._node.spawn(self._purge(folders))
+        folders = await self._environment.in_thread(self._set_aside_stored, {key})
+        self._environment.spawn(self._purge(folders))
 
     async def _close(self, key: TopicPartition) -> None:
         partitions = self.by_raw_name.get(key[0].encode(), {})
@@ -500,30 +560,28 @@ class ReplicaManager:
         if not partitions:
             del self.by_raw_name[key[0].encode()]
             self.by_raw_id.pop(partition.topic_id.bytes, None)
-            self._node.metrics.topics.pop(key[0], None)
+            self._metrics.topics.pop(key[0], None)
         await self._close_partition(partition)
 
     async def _close_partition(self, partition: Partition) -> None:
         if partition.role is ReplicaRole.FOLLOWER:
-            await self._node.fetchers.unfollow(partition)
+            await self._fetchers().unfollow(partition)
         await partition.close()
 
     def _set_aside_stored(self, keys: set[TopicPartition]) -> list[Path]:
-        return self._set_aside(key for key in self._node.store.stored() if key in keys)
+        return self._set_aside(key for key in self._store.stored() if key in keys)
 
     def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, EffectiveSetting]:
         overrides = image.config(ResourceType.TOPIC, topic)
-        return effective_topic_settings(overrides, node_layers(self._node.settings, image))
+        return effective_topic_settings(overrides, node_layers(self._settings, image))
 
     def _log_config(self, settings: dict[str, EffectiveSetting]) -> LogConfig:
-        """Build the log's config. Look-ups and compaction must be able to decompress whatever produce accepts."""
-        decoded_bytes_max = self._node.settings.integer("penstock.decompress.max.bytes")
-        return log_config(settings, decoded_bytes_max=decoded_bytes_max)
+        return log_config(settings, decoded_bytes_max=self._decoded_bytes_max)
 
     async def _drop(self, topic: TopicState) -> None:
         partitions = self.by_raw_name.pop(topic.name.encode(), {})
         self.by_raw_id.pop(topic.id.bytes, None)
-        self._node.metrics.topics.pop(topic.name, None)
+        self._metrics.topics.pop(topic.name, None)
         self.refused = {key for key in self.refused if key[0] != topic.name}
         self.missing = {key for key in self.missing if key[0] != topic.name}
         for index in topic.partitions:
@@ -532,15 +590,15 @@ class ReplicaManager:
             await self._close_partition(partition)
         # Also delete partitions that could not be opened.
         keys = {(topic.name, index) for index in topic.partitions}
-        folders = await self._node.in_thread(self._set_aside_stored, keys)
-        self._node.spawn(self._purge(folders))
+        folders = await self._environment.in_thread(self._set_aside_stored, keys)
+        self._environment.spawn(self._purge(folders))
 
     def _set_aside(self, keys: Iterable[TopicPartition]) -> list[Path]:
         """Rename folders for deletion. A failure is only logged, as the topic is gone anyway."""
         folders = []
         for key in keys:
             try:
-                folders.append(self._node.store.delete(*key))
+                folders.append(self._store.delete(*key))
             except OSError as error:
                 logger.error(
                     "log not deleted", extra={"partition": _partition_name(key), "reason": str(error)}
@@ -549,11 +607,11 @@ class ReplicaManager:
 
     async def _purge(self, folders: list[Path]) -> None:
         """Erase folders, which may take long. If the node stops first, the next start erases them."""
-        await self._node.in_thread(self._node.store.purge, folders)
+        await self._environment.in_thread(self._store.purge, folders)
 
     def remove_leftovers(self, image: ClusterImage, deleted: set[UUID]) -> None:
         """Finish deletions and moves to other brokers that a crash interrupted. Blocking; call before opening logs."""
-        store, node_id = self._node.store, self._node.node_id
+        store, node_id = self._store, self._node_id
         states = {(name, i): state for name, t in image.topics.items() for i, state in t.partitions.items()}
         stored = set(store.stored()) - {(CLUSTER_METADATA, 0)}
         unknown = stored - states.keys()
@@ -563,7 +621,7 @@ class ReplicaManager:
             logger.warning(
                 "no topic has this partition; it is left alone", extra={"partition": _partition_name(key)}
             )
-        store.purge(self._set_aside(leftovers))
+        store.purge(self._set_aside(sorted(leftovers)))
 
     def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
         names = [name] if resource_type == ResourceType.TOPIC else list(image.topics)
@@ -580,7 +638,7 @@ class ReplicaManager:
                 partition.configured()
 
     def _throttle(self, partition: Partition, settings: dict[str, EffectiveSetting]) -> None:
-        names = ("*", f"{partition.index}:{self._node.node_id}")
+        names = ("*", f"{partition.index}:{self._node_id}")
         partition.is_leader_throttled, partition.is_follower_throttled = (
             any(name in cast(tuple[str, ...], settings[setting].value) for name in names)
             for setting in (LEADER_THROTTLED, FOLLOWER_THROTTLED)

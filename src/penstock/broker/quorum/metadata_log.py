@@ -101,6 +101,7 @@ class MetadataLog:
         self._caught_up: asyncio.Future[None] | None = None
         self._has_caught_up = self._is_following = False
         self._failure: Exception | None = None
+        self._failed = asyncio.Event()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
         self._queue: list[_Proposal] = []
@@ -148,6 +149,12 @@ class MetadataLog:
             self._wake()
             await asyncio.shield(self._caught_up)
 
+    async def failure(self) -> Exception:
+        """Wait until the quorum fails while this node starts, and return why it did."""
+        await self._failed.wait()
+        assert self._failure is not None
+        return self._failure
+
     async def follow(self, offset: int) -> None:
         """Start applying images to this node, first the one that contains the record at `offset`.
 
@@ -190,6 +197,7 @@ class MetadataLog:
 
     def failed(self, error: Exception) -> None:
         self._failure = error
+        self._failed.set()
         if self._caught_up is not None:
             _fail(self._caught_up, error)
 

@@ -147,7 +147,7 @@ class Quorum:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses for other nodes. A node without a listener for nodes has the addresses for clients here."""
+        """The addresses for other nodes. A node without an inter-broker listener has the addresses for clients here."""
         ports = {listener.name: listener.port for listener in self._listeners()}
         wanted = self._settings.inter_broker_listener
         return tuple(

@@ -234,7 +234,7 @@ def first_damaged_offset(log: Log, offset: int) -> int:
 
 
 def readable_voters(store: LogManager) -> VoterSet:
-    """Who votes, by what of a damaged metadata log can still be read; nobody where nothing can."""
+    """Return the voters according to the readable part of a damaged metadata log; empty if none of it can be read."""
     log, voters = store.logs.get((CLUSTER_METADATA, 0)), VoterHistory()
     if log is None:
         return voters.latest

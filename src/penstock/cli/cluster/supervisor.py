@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from penstock.cli import os_process
 from penstock.cli.errors import CommandError
+from penstock.protocol.backoff import ExponentialBackoff
 
 #: Longer than a node takes at most to hand over leadership and finish pending work.
 STOP_DEADLINE_S = 30.0
 #: A second signal within this time is a duplicate of the first: `timeout` signals both the process and its group.
 SECOND_SIGNAL_AFTER_S = 0.5
-RESTART_PAUSE_MIN_S = 1.0
-RESTART_PAUSE_MAX_S = 30.0
+RESTART_PAUSE = ExponentialBackoff(base_ms=1_000, cap_ms=30_000)
 LOG_LINES_SHOWN = 15
 LOG_BYTES_READ = 16 << 10
 
@@ -248,20 +248,21 @@ class Supervisor:
 
     async def _monitor(self, node: NodeCommand) -> None:
         """Restarts the node as needed. Returns when it has ended and is not to be restarted."""
-        pause_s = RESTART_PAUSE_MIN_S
+        failures = 0
         while True:
             code = await self._processes[node.id].wait()
             if self._stop.is_set():
                 return
             self._report_pids()
             if node.id not in self._requested_restarts:
+                pause_s = RESTART_PAUSE.minimum_ms(failures) / 1000
                 where = "" if node.log is None else f"; its log is {node.log}"
                 again = f", starting it again in {pause_s:g} s" if self._restart else ""
                 self._callbacks.report(f"node {node.id} has ended ({_exit_text(code)}){again}{where}")
                 if not self._restart:
                     return
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RESTART_PAUSE_MAX_S)
+                failures += 1
             await self._launch(node)
             back = self._requested_restarts.pop(node.id, None)
             try:
@@ -270,7 +271,7 @@ class Supervisor:
                 if back is not None:
                     back.set_exception(failure)
                 continue
-            pause_s = RESTART_PAUSE_MIN_S
+            failures = 0
             self._callbacks.report(f"node {node.id} is back")
             if back is not None:
                 back.set_result(None)

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
 from penstock.client.app.breaker import Breaker
-from penstock.client.app.exactly_once import Draft, drafts
+from penstock.client.app.exactly_once import drafts
 from penstock.client.app.failures import Backoff
 from penstock.client.app.figures import Figures
 from penstock.client.app.librdkafka import Acks, ApplicationError, checked_acks, checked_settings
@@ -20,6 +20,7 @@ from penstock.client.app.message import Message
 from penstock.client.app.plain_consumer import AsyncConsumer, GroupPlainConsumer, PlainConsumer
 from penstock.client.app.publisher import (
     QUEUE_FULL_WAIT_S,
+    Draft,
     Headers,
     LazyFuture,
     Published,
@@ -37,7 +38,6 @@ from penstock.client.app.subscription import (
 )
 from penstock.client.app.wait_reporter import BlockingCall, CallWaitReporter, WaitReporter
 from penstock.client.app.worker import SubscriptionWorker
-from penstock.client.deadletters.headers import Header
 from penstock.client.ledgers import Ledger
 from penstock.client.payloads import encode
 from penstock.client.retry import Duration
@@ -126,7 +126,7 @@ class Penstock:
         """
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
-            sent = self._send(acks, topic, data, key, sent_headers, partition, moment_ms)
+            sent = self._send(Draft(topic, data, key, sent_headers, partition, moment_ms), acks)
             return self._resources.await_published(sent, _PUBLISH_TIMEOUT_S)
 
     def publish_soon(
@@ -148,7 +148,7 @@ class Penstock:
         """
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
-            return self._send(acks, topic, data, key, sent_headers, partition, moment_ms)
+            return self._send(Draft(topic, data, key, sent_headers, partition, moment_ms), acks)
 
     async def apublish(
         self,
@@ -166,49 +166,26 @@ class Penstock:
         """`publish` for coroutines: other tasks keep running, also while the queue is full."""
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
+            draft = Draft(topic, data, key, sent_headers, partition, moment_ms)
             # Poll, because librdkafka does not report when the queue has room again.
-            while (
-                sent := self._try_send(acks, topic, data, key, sent_headers, partition, moment_ms)
-            ) is None:
+            while (sent := self._try_send(draft, acks)) is None:
                 await self._resources.check_ending_async()
                 await asyncio.sleep(QUEUE_FULL_WAIT_S)
         return await self._resources.await_published_async(sent, _PUBLISH_TIMEOUT_S)
 
-    def _send(
-        self,
-        acks: Acks | None,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: list[Header],
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> Future[Published]:
+    def _send(self, draft: Draft, acks: Acks | None) -> Future[Published]:
         """Sends the message now or, in an exactly-once handler, adds it to the handler's transaction."""
         held = drafts.get()
         if held is not None:
-            return _add_draft(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
-        return self._publisher(topic, acks).send(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+            return _add_draft(held, draft, acks)
+        return self._publisher(draft.topic, acks).send(draft)
 
-    def _try_send(
-        self,
-        acks: Acks | None,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None,
-        headers: list[Header],
-        partition: int | None,
-        timestamp_ms: int | None,
-    ) -> Future[Published] | None:
+    def _try_send(self, draft: Draft, acks: Acks | None) -> Future[Published] | None:
         """Does the same as `_send` without waiting: returns None while the queue is full."""
         held = drafts.get()
         if held is not None:
-            return _add_draft(held, Draft(topic, value, key, headers, partition, timestamp_ms), acks)
-        return self._publisher(topic, acks).try_send(
-            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-        )
+            return _add_draft(held, draft, acks)
+        return self._publisher(draft.topic, acks).try_send(draft)
 
     def _publisher(self, topic: str, acks: Acks | None) -> Publisher:
         wanted = self._resources.acks_of(topic) if acks is None else checked_acks(acks)

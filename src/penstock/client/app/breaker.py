@@ -14,6 +14,8 @@ import asyncio
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -215,6 +217,16 @@ class BreakerGuard:
         with self._lock:
             return self._state.allow(time.monotonic())
 
+    @contextmanager
+    def watching(self, permit: CallPermit) -> Iterator[None]:
+        """Counts the success or the failure of the block, a call of the handler."""
+        try:
+            yield
+        except BaseException as error:
+            self.failed(error, permit.generation)
+            raise
+        self.succeeded(permit.generation)
+
     def succeeded(self, generation: int) -> None:
         with self._lock:
             self._state.succeeded(time.monotonic(), generation)
@@ -256,13 +268,8 @@ async def _wait_for_permit_async(guard: BreakerGuard) -> CallPermit:
 def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
     def handle(raw: Any, **handles: Any) -> Any:
         permit = _wait_for_permit(guard)
-        try:
-            result = call(raw, **handles)
-        except BaseException as error:
-            guard.failed(error, permit.generation)
-            raise
-        guard.succeeded(permit.generation)
-        return result
+        with guard.watching(permit):
+            return call(raw, **handles)
 
     return handle
 
@@ -270,12 +277,7 @@ def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
 def with_breaker_async(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
     async def handle(raw: Any, **handles: Any) -> Any:
         permit = await _wait_for_permit_async(guard)
-        try:
-            result = await call(raw, **handles)
-        except BaseException as error:
-            guard.failed(error, permit.generation)
-            raise
-        guard.succeeded(permit.generation)
-        return result
+        with guard.watching(permit):
+            return await call(raw, **handles)
 
     return handle

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
@@ -37,6 +37,7 @@ from penstock.client.app.message import (
     topic_partition_of,
 )
 from penstock.client.app.publisher import (
+    Draft,
     MessageIds,
     NotPublished,
     Published,
@@ -45,7 +46,7 @@ from penstock.client.app.publisher import (
     with_message_id,
 )
 from penstock.client.app.subscription import Delivery
-from penstock.client.deadletters.headers import Header, read_origin, retry_level
+from penstock.client.deadletters.headers import read_origin, retry_level
 from penstock.client.errors import ClientError
 from penstock.client.ledgers import Ledger, LedgerFenced, Position
 
@@ -71,17 +72,6 @@ _TRANSACTION_CALL_S: Final = 30.0
 _KEEP_BROKERS_SETTINGS: Final = {"metadata.recovery.strategy": "none", "reconnect.backoff.max.ms": 1_000}
 #: Of a message in an open transaction.
 _UNKNOWN_OFFSET: Final = -1
-
-
-class Draft(NamedTuple):
-    """A message to publish when the handler has returned."""
-
-    topic: str
-    value: bytes | None
-    key: bytes | None
-    headers: list[Header]
-    partition: int | None
-    timestamp_ms: int | None
 
 
 #: The messages that the running handler has published so far; None outside of exactly-once handlers.
@@ -264,9 +254,7 @@ def handle_in_transaction_async(call: HandlerCall, contract: ExactlyOnce) -> Han
 
 
 def send_in_transaction(publish: Callable[[Draft], None], record: FailureRecord) -> Future[Published]:
-    publish(
-        Draft(record.topic, record.value, record.key, record.headers, record.partition, record.timestamp_ms)
-    )
+    publish(record.draft())
     done: Future[Published] = Future()
     done.set_result(Published(record.topic, record.partition, _UNKNOWN_OFFSET))
     return done

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import UnreadableMessage
 from penstock.client.app.message import message_id_of
-from penstock.client.app.publisher import NotPublished, Published
+from penstock.client.app.publisher import Draft, NotPublished, Published
 from penstock.client.deadletters.headers import (
     Failure,
     Header,
@@ -110,6 +110,9 @@ class FailureRecord(NamedTuple):
     headers: list[Header]
     timestamp_ms: int
     is_dead: bool
+
+    def draft(self) -> Draft:
+        return Draft(self.topic, self.value, self.key, self.headers, self.partition, self.timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

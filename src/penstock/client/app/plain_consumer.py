@@ -186,7 +186,32 @@ class _RedeliveredMessage(Message):
         return super().attempt + self._earlier
 
 
-class GroupPlainConsumer:
+class ClosableConsumer:
+    """What both plain consumers do: they close once, and refuse calls after that."""
+
+    _is_closed = False
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ApplicationError("the consumer is closed")
+
+    def close(self) -> None:
+        """Leaves the group. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._leave()
+
+    def _leave(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class GroupPlainConsumer(ClosableConsumer):
     """The plain consumer in a consumer group. It never commits past an unacknowledged message.
 
     With at-most-once, the messages that `poll` returns are committed already, and acknowledging them changes nothing.
@@ -198,7 +223,6 @@ class GroupPlainConsumer:
         self._unacknowledged = UnacknowledgedMessages()
         self._publish_error: ClientError | None = None
         self._committed_s = time.monotonic()
-        self._is_closed = False
         self._commits_first = declared.delivery is Delivery.AT_MOST_ONCE
         #: At-most-once: the messages of the last poll. They count as handled at the next poll, commit or close.
         self._open: Sequence[Any] = ()
@@ -466,25 +490,13 @@ class GroupPlainConsumer:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ApplicationError("the consumer is closed")
-
-    def close(self) -> None:
-        """Commits acknowledged messages and leaves the group; other messages are redelivered to any member."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._open = ()
-            self._wait.end()
-            with self._membership.held():
-                self._commit_if_possible(wait=True)
-            self._membership.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _leave(self) -> None:
+        """Commits acknowledged messages first; other messages are redelivered to any member."""
+        self._open = ()
+        self._wait.end()
+        with self._membership.held():
+            self._commit_if_possible(wait=True)
+        self._membership.close()
 
 
 class _ConsumerRebalanceListener:

@@ -131,6 +131,17 @@ class NotPublished(ClientError):
         self.too_large = too_large
 
 
+class Draft(NamedTuple):
+    """A message to publish, now or when the handler of an exactly-once subscription has returned."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None
+    headers: list[Header]
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
 class MessageIds:
     """Makes message ids: a random prefix that no other publisher has, and a counter."""
 
@@ -167,40 +178,21 @@ class Publisher:
         )
         self._poll_thread.start()
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: list[Header] | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Future[Published]:
+    def send(self, draft: Draft) -> Future[Published]:
         """Queues a message; waits while the queue is full.
 
         The future returns the partition and offset, or raises NotPublished.
         """
         while True:
-            sent = self.try_send(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-            )
+            sent = self.try_send(draft)
             if sent is not None:
                 return sent
             self._check_full()
             self._serve(self._producer.poll, QUEUE_FULL_WAIT_S)
 
-    def try_send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: list[Header] | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-    ) -> Future[Published] | None:
+    def try_send(self, draft: Draft) -> Future[Published] | None:
         """Does the same as `send` without waiting: returns None while the queue is full. Raises NotPublished."""
+        topic, value, key, headers, partition, timestamp_ms = draft
         if self._is_closed:
             raise NotPublished(f"{topic}: the publisher is closed")
         promise = _DeliveryFuture(self._unreported)

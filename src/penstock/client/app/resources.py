@@ -100,14 +100,7 @@ class Resources:
         )
 
     def publish_failure(self, record: FailureRecord) -> Future[Published]:
-        return self.publisher().send(
-            record.topic,
-            record.value,
-            key=record.key,
-            headers=record.headers,
-            partition=record.partition,
-            timestamp_ms=record.timestamp_ms,
-        )
+        return self.publisher().send(record.draft())
 
     def opened(self, given: Any, open_it: Callable[[str], Any]) -> Any:
         """Returns a store or ledger: opens each URL once, and returns an object that the user has opened as it is."""

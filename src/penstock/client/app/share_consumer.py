@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from penstock.client.app.figures import Figures
 from penstock.client.app.librdkafka import ApplicationError, share_settings
 from penstock.client.app.message import Message, raw_of, topic_partition_of
-from penstock.client.app.plain_consumer import duration_argument_s
+from penstock.client.app.plain_consumer import ClosableConsumer, duration_argument_s
 from penstock.client.app.resources import Resources
 from penstock.client.app.share_group import (
     ACCEPT,
@@ -37,7 +37,7 @@ __all__ = ["SharePlainConsumer", "accept_before_handling", "failure_reporter"]
 _SETTLE_TIMEOUT_S: Final = 30.0
 
 
-class SharePlainConsumer:
+class SharePlainConsumer(ClosableConsumer):
     """The plain consumer in a share group. It returns more messages only when all earlier ones are acknowledged.
 
     With at-most-once, no other member gets the messages that `poll` returns, and acknowledging them changes nothing.
@@ -60,7 +60,6 @@ class SharePlainConsumer:
         self._taken_s = 0.0
         self._handed_out: dict[int, Any] = {}
         self._sent_s = time.monotonic()
-        self._is_closed = False
 
     def _join(self, taken_max: int) -> None:
         """Joins with the `max` of the first poll, because a member's fetch size is fixed when it is created."""
@@ -202,22 +201,10 @@ class SharePlainConsumer:
 
     # -- the end -------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ApplicationError("the consumer is closed")
-
-    def close(self) -> None:
-        """Sends acknowledgements and leaves. Other members get unacknowledged messages at once."""
-        if not self._is_closed:
-            self._is_closed = True
-            if self._joined is not None:
-                self._joined.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _leave(self) -> None:
+        """Sends acknowledgements first. Other members get unacknowledged messages at once."""
+        if self._joined is not None:
+            self._joined.close()
 
 
 def failure_reporter(sub: Subscription, group: ShareGroup, resources: Resources) -> FailureReporter | None:

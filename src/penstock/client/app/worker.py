@@ -27,7 +27,7 @@ from penstock.client.app.contracts import (
     raise_if_outage,
     report_unfinished,
 )
-from penstock.client.app.exactly_once import Draft, TransactionFailed, drafts
+from penstock.client.app.exactly_once import TransactionFailed, drafts
 from penstock.client.app.failures import FailurePolicy, FailurePublisher, FailureRecord
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import (
@@ -41,7 +41,7 @@ from penstock.client.app.handler import (
 from penstock.client.app.librdkafka import ApplicationError, Settings, consumer_settings, producer_settings
 from penstock.client.app.membership import Membership
 from penstock.client.app.message import TopicPartition
-from penstock.client.app.publisher import NotPublished
+from penstock.client.app.publisher import Draft, NotPublished
 from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.retry_topics import DueRetries, KeyOrder, in_key_order, read_waiting_retries
 from penstock.client.app.runners import (
@@ -95,10 +95,11 @@ def _publish_reply(result: Any, raw: Any, topic: str, resources: Resources) -> N
     value = encode(result)
     held = drafts.get()
     with resources.spans.publish(topic, [], key=raw.key()) as headers:
+        draft = Draft(topic, value, raw.key(), headers)
         if held is not None:
-            held.append(Draft(topic, value, raw.key(), headers, None, None))
+            held.append(draft)
         else:
-            sent = resources.publisher().send(topic, value, key=raw.key(), headers=headers)
+            sent = resources.publisher().send(draft)
             resources.await_published(sent, _PUBLISH_TIMEOUT_S)
 
 

@@ -17,17 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from penstock.client.databases.base import (
-    SEEN_TABLE,
-    DatabaseKind,
-    DatabaseLocation,
-    StoreError,
-    StoreUnavailable,
-    Table,
-    TransactionSpoiled,
-    index_key,
-    index_keys,
-)
+from penstock.client.databases import base
 from penstock.client.databases.sql import EXPIRED_ROWS_MAX, SqlLedger, SqlStore
 from penstock.client.ledgers import POSITIONS_TABLE, Position, PositionAdvance, TopicPartition
 
@@ -50,7 +40,7 @@ _CREATE_TABLE_LOCK: Final = 0x70656E73746F636B
 _IDLE_CONNECTIONS_MAX: Final = 32
 
 
-def connect(location: DatabaseLocation, **defaults: Any) -> Connection:
+def connect(location: base.DatabaseLocation, **defaults: Any) -> Connection:
     """Opens a connection that commits every statement. `defaults` are libpq options that the URL may override.
 
     Raises StoreError for a URL that libpq cannot read, StoreUnavailable if the server does not answer.
@@ -59,11 +49,11 @@ def connect(location: DatabaseLocation, **defaults: Any) -> Connection:
         options = {**_CONNECTION_DEFAULTS, **defaults, **conninfo_to_dict(location.address)}
     except psycopg.Error as error:
         reason = str(error).replace(location.address, location.shown).strip()
-        raise StoreError(f"{location.shown}: {reason}") from None
+        raise base.StoreError(f"{location.shown}: {reason}") from None
     try:
         return psycopg.connect(**options, autocommit=True)
     except psycopg.Error as error:
-        raise StoreUnavailable(f"{location.shown} cannot be reached: {first_line(error)}") from error
+        raise base.StoreUnavailable(f"{location.shown} cannot be reached: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -74,7 +64,7 @@ def first_line(error: Exception) -> str:
 class PostgresDatabase:
     """A pool of connections to one database. Raises StoreUnavailable, StoreError."""
 
-    def __init__(self, location: DatabaseLocation, table: Table) -> None:
+    def __init__(self, location: base.DatabaseLocation, table: base.Table) -> None:
         self._location = location
         self._shown = location.shown
         self._lock = threading.Lock()
@@ -82,7 +72,7 @@ class PostgresDatabase:
         self._is_closed = False
         try:
             self._ensure_table(table)
-        except StoreError:
+        except base.StoreError:
             self.close()
             raise
 
@@ -120,7 +110,7 @@ class PostgresDatabase:
                     raise
                 raise raised from error
             if not is_finished:  # psycopg.Rollback ends a block without an exception
-                raise TransactionSpoiled("the code in the transaction has rolled it back")
+                raise base.TransactionSpoiled("the code in the transaction has rolled it back")
 
     def close(self) -> None:
         self._is_closed = True
@@ -152,7 +142,7 @@ class PostgresDatabase:
 
     def _take(self) -> tuple[Connection, bool]:
         if self._is_closed:
-            raise StoreError(f"{self._shown} is closed")
+            raise base.StoreError(f"{self._shown} is closed")
         with self._lock:
             if self._idle:
                 return self._idle.pop(), True
@@ -173,26 +163,28 @@ class PostgresDatabase:
         for connection in idle:
             connection.close()
 
-    def _ensure_table(self, table: Table) -> None:
+    def _ensure_table(self, table: base.Table) -> None:
         """Creates the table if it is missing. A user without the right to do so can use an existing table."""
         ((encoding, exists),) = self.query(
             "SELECT current_setting('server_encoding'), to_regclass(%s) IS NOT NULL", [table.name]
         )
         if encoding != "UTF8":
-            raise StoreError(f"{self._shown} has the encoding {encoding}: ids may be any text and need UTF8")
+            raise base.StoreError(
+                f"{self._shown} has the encoding {encoding}: ids may be any text and need UTF8"
+            )
         if exists:
             return
         remedy = f"{table.schema_function}('postgresql') returns the SQL of table {table.name}"
         if not self._location.may_create:
-            raise StoreError(f"{self._shown}: table {table.name} is missing, and create=false: {remedy}")
+            raise base.StoreError(f"{self._shown}: table {table.name} is missing, and create=false: {remedy}")
         try:
             # The lock is needed because CREATE TABLE IF NOT EXISTS may fail when two sessions run it.
             with self.transaction() as connection:
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_CREATE_TABLE_LOCK])
-                for statement in table.statements[DatabaseKind.POSTGRESQL]:
+                for statement in table.statements[base.DatabaseKind.POSTGRESQL]:
                     connection.execute(statement)
         except psycopg.errors.InsufficientPrivilege as error:
-            raise StoreError(
+            raise base.StoreError(
                 f"{self._shown}: {first_line(error)}. Ask its owner to create the table: {remedy}"
             ) from error
         except psycopg.Error as error:
@@ -202,15 +194,15 @@ class PostgresDatabase:
         """Returns StoreUnavailable if the database caused the block's error, else the error itself."""
         if connection.broken:
             outcome = "; it is unknown whether the transaction was committed" if is_finished else ""
-            return StoreUnavailable(f"{self._shown} closed the connection: {first_line(error)}{outcome}")
+            return base.StoreUnavailable(f"{self._shown} closed the connection: {first_line(error)}{outcome}")
         if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("40"):
-            return StoreUnavailable(f"{self._shown}: {first_line(error)}")
+            return base.StoreUnavailable(f"{self._shown}: {first_line(error)}")
         return error
 
-    def _translate(self, error: psycopg.Error) -> StoreError:
+    def _translate(self, error: psycopg.Error) -> base.StoreError:
         is_connection_lost = error.sqlstate is None and isinstance(error, psycopg.OperationalError)
         is_transient = is_connection_lost or (error.sqlstate or "").startswith(_TRANSIENT_SQLSTATES)
-        kind = StoreUnavailable if is_transient else StoreError
+        kind = base.StoreUnavailable if is_transient else base.StoreError
         return kind(f"{self._shown}: {first_line(error)}")
 
 
@@ -220,13 +212,13 @@ def _check_in_transaction(connection: Connection) -> None:
         case TransactionStatus.INTRANS:
             return
         case TransactionStatus.INERROR:
-            raise TransactionSpoiled(
+            raise base.TransactionSpoiled(
                 "a statement in the transaction failed and the handler ignored its error, so the transaction cannot be "
                 "committed; do not catch the error, or put `with connection.transaction():` around statements that may "
                 "fail"
             )
         case _:
-            raise TransactionSpoiled(
+            raise base.TransactionSpoiled(
                 "the code in the transaction has ended it, so it cannot be committed as a whole"
             )
 
@@ -261,10 +253,10 @@ class PostgresTransaction:
         return bool(self.claim_all(scope, [id], ttl_s))
 
     def claim_all(self, scope: str, ids: Sequence[str], ttl_s: float) -> set[str]:
-        names = index_keys(ids)
+        names = base.index_keys(ids)
         with self._database.translated_errors():
             cursor = _tuple_cursor(self.connection)
-            rows = cursor.execute(_CLAIM_SEEN, (index_key(scope), ttl_s, list(names))).fetchall()
+            rows = cursor.execute(_CLAIM_SEEN, (base.index_key(scope), ttl_s, list(names))).fetchall()
         return {names[name] for (name,) in rows}
 
 
@@ -273,17 +265,17 @@ class PostgresStore(SqlStore):
 
     database: PostgresDatabase
 
-    def __init__(self, location: DatabaseLocation) -> None:
-        super().__init__(PostgresDatabase(location, SEEN_TABLE))
+    def __init__(self, location: base.DatabaseLocation) -> None:
+        super().__init__(PostgresDatabase(location, base.SEEN_TABLE))
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
-        names = index_keys(ids)
-        rows = self.database.query(_SELECT_SEEN, (list(names), index_key(scope)))
+        names = base.index_keys(ids)
+        rows = self.database.query(_SELECT_SEEN, (list(names), base.index_key(scope)))
         return {names[name] for (name,) in rows}
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
-        if names := list(index_keys(ids)):
-            self.database.query(_INSERT_SEEN, (index_key(scope), ttl_s, names))
+        if names := list(base.index_keys(ids)):
+            self.database.query(_INSERT_SEEN, (base.index_key(scope), ttl_s, names))
 
     def joined(self, connection: Connection) -> PostgresTransaction:
         return PostgresTransaction(connection, self.database)
@@ -310,7 +302,7 @@ WHERE group_id = %s AND topic = %s AND partition = %s AND epoch = %s AND next_of
 class PostgresLedger(SqlLedger):
     placeholder = "%s"
 
-    def __init__(self, location: DatabaseLocation) -> None:
+    def __init__(self, location: base.DatabaseLocation) -> None:
         super().__init__(PostgresDatabase(location, POSITIONS_TABLE), location, PostgresStore)
 
     def take(
@@ -321,12 +313,12 @@ class PostgresLedger(SqlLedger):
         with self._database.transaction() as connection, self._database.translated_errors():
             connection.execute(f"SET LOCAL lock_timeout = {_TAKE_TIMEOUT_MS}")
             rows = connection.execute(
-                _TAKE_POSITIONS, (index_key(group), owner, topics, partitions)
+                _TAKE_POSITIONS, (base.index_key(group), owner, topics, partitions)
             ).fetchall()
         return {(topic, partition): Position(offset, epoch) for topic, partition, offset, epoch in rows}
 
     def advance(self, connection: Connection, step: PositionAdvance) -> bool:
-        partition = (index_key(step.group), *step.topic_partition)
+        partition = (base.index_key(step.group), *step.topic_partition)
         parameters = (step.to_offset, *partition, step.epoch, step.from_offset)
         with self._database.translated_errors():
             return _tuple_cursor(connection).execute(_ADVANCE_POSITION, parameters).rowcount == 1

@@ -18,17 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from penstock.client.databases.base import (
-    SEEN_TABLE,
-    DatabaseKind,
-    DatabaseLocation,
-    StoreError,
-    StoreUnavailable,
-    Table,
-    TransactionSpoiled,
-    index_key,
-    index_keys,
-)
+from penstock.client.databases import base
 from penstock.client.databases.sql import EXPIRED_ROWS_MAX, SqlLedger, SqlStore
 from penstock.client.ledgers import POSITIONS_TABLE, Position, PositionAdvance, TopicPartition
 
@@ -105,13 +95,13 @@ class GuardedConnection(sqlite3.Connection):
 
     def _refuse_if_guarded(self, why: str = _COMMIT_REFUSED) -> None:
         if self.guard.is_guarded:
-            raise TransactionSpoiled(why)
+            raise base.TransactionSpoiled(why)
 
 
 class SqliteDatabase:
     """A pool of connections to one file. Raises StoreUnavailable, StoreError."""
 
-    def __init__(self, location: DatabaseLocation, table: Table) -> None:
+    def __init__(self, location: base.DatabaseLocation, table: base.Table) -> None:
         self._path = Path(location.address).absolute()
         self._shown = location.shown
         self._timeout_s = location.busy_timeout_s
@@ -165,7 +155,9 @@ class SqliteDatabase:
         An event loop does not wait: the current writer may be one of its own tasks, which could then never end.
         """
         if not self._writer.acquire(timeout=0 if _is_on_event_loop() else self._timeout_s):
-            raise StoreUnavailable(f"{self._shown} allows one writer at a time, and another one is active")
+            raise base.StoreUnavailable(
+                f"{self._shown} allows one writer at a time, and another one is active"
+            )
         try:
             yield
         finally:
@@ -174,7 +166,7 @@ class SqliteDatabase:
     @contextmanager
     def _borrowed(self) -> Iterator[GuardedConnection]:
         if self._is_closed:
-            raise StoreError(f"{self._shown} is closed")
+            raise base.StoreError(f"{self._shown} is closed")
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -220,29 +212,29 @@ class SqliteDatabase:
                     raise
                 time.sleep(_WAL_RETRY_S)
 
-    def _open_first(self, table: Table) -> None:
+    def _open_first(self, table: base.Table) -> None:
         if not self._path.parent.is_dir():
-            raise StoreError(f"{self._shown}: directory {self._path.parent} does not exist")
+            raise base.StoreError(f"{self._shown}: directory {self._path.parent} does not exist")
         if not self._may_create and not self._path.exists():
-            raise StoreError(f"{self._shown}: no such file, and create=false")
+            raise base.StoreError(f"{self._shown}: no such file, and create=false")
         try:
             if not self.query("SELECT 1 FROM sqlite_master WHERE name = ?", [table.name]):
                 self._create_table(table)
-        except StoreUnavailable as error:
+        except base.StoreUnavailable as error:
             self.close()
             if _sqlite_error_code(error.__cause__) in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-                raise StoreError(str(error)) from error.__cause__
+                raise base.StoreError(str(error)) from error.__cause__
             raise
-        except StoreError:
+        except base.StoreError:
             self.close()
             raise
 
-    def _create_table(self, table: Table) -> None:
+    def _create_table(self, table: base.Table) -> None:
         if not self._may_create:
             remedy = f"{table.schema_function}('sqlite') returns its SQL"
-            raise StoreError(f"{self._shown}: table {table.name} is missing, and create=false: {remedy}")
+            raise base.StoreError(f"{self._shown}: table {table.name} is missing, and create=false: {remedy}")
         with self.transaction() as connection, self.translated_errors():
-            for statement in table.statements[DatabaseKind.SQLITE]:
+            for statement in table.statements[base.DatabaseKind.SQLITE]:
                 connection.execute(statement)
 
     @contextmanager
@@ -252,11 +244,13 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise self._translate(error) from error
 
-    def _translate(self, error: BaseException | None) -> StoreError:
+    def _translate(self, error: BaseException | None) -> base.StoreError:
         code = _sqlite_error_code(error)
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreUnavailable(f"{self._shown} was locked by another writer for {self._timeout_s:g} s")
-        kind = StoreUnavailable if code in _TRANSIENT_ERRORS else StoreError
+            return base.StoreUnavailable(
+                f"{self._shown} was locked by another writer for {self._timeout_s:g} s"
+            )
+        kind = base.StoreUnavailable if code in _TRANSIENT_ERRORS else base.StoreError
         return kind(f"{self._shown}: {error}")
 
 
@@ -281,7 +275,7 @@ def _check_in_transaction(connection: GuardedConnection) -> None:
     except sqlite3.ProgrammingError:
         is_open = False
     if not is_open:
-        raise TransactionSpoiled(
+        raise base.TransactionSpoiled(
             "the code in the transaction has ended it, so it cannot be committed as a whole"
         )
 
@@ -322,7 +316,9 @@ class SqliteTransaction:
     def claim(self, scope: str, id: str, ttl_s: float) -> bool:
         now = self._store.clock()
         with self._store.database.translated_errors():
-            cursor = self.connection.execute(_CLAIM_SEEN, (index_key(scope), index_key(id), now + ttl_s, now))
+            cursor = self.connection.execute(
+                _CLAIM_SEEN, (base.index_key(scope), base.index_key(id), now + ttl_s, now)
+            )
         return cursor.rowcount == 1
 
     def claim_all(self, scope: str, ids: Sequence[str], ttl_s: float) -> set[str]:
@@ -334,18 +330,20 @@ class SqliteStore(SqlStore):
 
     database: SqliteDatabase
 
-    def __init__(self, location: DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(SqliteDatabase(location, SEEN_TABLE))
+    def __init__(self, location: base.DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(SqliteDatabase(location, base.SEEN_TABLE))
         self.clock = clock
 
     def seen(self, scope: str, ids: Sequence[str]) -> set[str]:
-        names = index_keys(ids)
-        rows = self.database.query(_SELECT_SEEN, (index_key(scope), self.clock(), json.dumps(list(names))))
+        names = base.index_keys(ids)
+        rows = self.database.query(
+            _SELECT_SEEN, (base.index_key(scope), self.clock(), json.dumps(list(names)))
+        )
         return {names[name] for (name,) in rows}
 
     def mark(self, scope: str, ids: Sequence[str], ttl_s: float) -> None:
-        stored_scope, expires_at = index_key(scope), self.clock() + ttl_s
-        rows = [(stored_scope, name, expires_at) for name in index_keys(ids)]
+        stored_scope, expires_at = base.index_key(scope), self.clock() + ttl_s
+        rows = [(stored_scope, name, expires_at) for name in base.index_keys(ids)]
         if rows:
             with self.database.transaction() as connection, self.database.translated_errors():
                 connection.executemany(_INSERT_SEEN, rows)
@@ -373,7 +371,7 @@ WHERE group_id = ? AND topic = ? AND partition = ? AND epoch = ? AND next_offset
 class SqliteLedger(SqlLedger):
     placeholder = "?"
 
-    def __init__(self, location: DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, location: base.DatabaseLocation, clock: Callable[[], float] = time.time) -> None:
         super().__init__(SqliteDatabase(location, POSITIONS_TABLE), location, SqliteStore)
         self._clock = clock
 
@@ -381,7 +379,7 @@ class SqliteLedger(SqlLedger):
         self, group: str, topic_partitions: Sequence[TopicPartition], owner: str
     ) -> dict[TopicPartition, Position]:
         taken: dict[TopicPartition, Position] = {}
-        name, now = index_key(group), self._clock()
+        name, now = base.index_key(group), self._clock()
         with self._database.transaction() as connection, self._database.translated_errors():
             for topic_partition in sorted(set(topic_partitions)):
                 row = connection.execute(_TAKE_POSITION, (name, *topic_partition, owner, now)).fetchone()
@@ -389,7 +387,7 @@ class SqliteLedger(SqlLedger):
         return taken
 
     def advance(self, connection: sqlite3.Connection, step: PositionAdvance) -> bool:
-        partition = (index_key(step.group), *step.topic_partition)
+        partition = (base.index_key(step.group), *step.topic_partition)
         parameters = (step.to_offset, self._clock(), *partition, step.epoch, step.from_offset)
         with self._database.translated_errors():
             return connection.execute(_ADVANCE_POSITION, parameters).rowcount == 1

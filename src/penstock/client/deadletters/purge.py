@@ -12,14 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from penstock.client.deadletters import reader
 from penstock.client.deadletters.dead_letter import DeadLetterFilter, Resolution, ResolutionState
-from penstock.client.deadletters.reader import (
-    OffsetRange,
-    Resolutions,
-    offset_ranges,
-    read_dead_letters,
-    read_resolutions,
-)
 from penstock.client.deadletters.topics import ensure_replayed_topic
 from penstock.client.deadletters.writer import (
     ENTRIES_MAX,
@@ -40,7 +34,7 @@ from penstock.protocol.schemas import schema_class
 class PurgePlan:
     """What a purge would do now: which dead letters it resolves, and up to which offsets it deletes."""
 
-    spans: list[OffsetRange]
+    spans: list[reader.OffsetRange]
     #: How many dead letters it resolves.
     chosen: int = 0
     #: Unresolved ones that the filter does not select.
@@ -65,9 +59,9 @@ class PurgeOutcome:
 
 def plan_purge(cluster: Cluster, topic: TopicInfo, wanted: DeadLetterFilter | None) -> PurgePlan:
     """Without a filter, resolves no dead letter. Raises Unavailable, Refused, CorruptRecords."""
-    there = _in_partitions(offset_ranges(cluster, topic), wanted)
+    there = _in_partitions(reader.offset_ranges(cluster, topic), wanted)
     found = PurgePlan(spans=there)
-    done = read_resolutions(cluster, topic, there, is_settled=False)
+    done = reader.read_resolutions(cluster, topic, there, is_settled=False)
     for _ in _purge_entries(
         cluster, topic, wanted, done, found, resolution=Resolution(ResolutionState.PURGED)
     ):
@@ -75,7 +69,9 @@ def plan_purge(cluster: Cluster, topic: TopicInfo, wanted: DeadLetterFilter | No
     return found
 
 
-def _in_partitions(there: list[OffsetRange], wanted: DeadLetterFilter | None) -> list[OffsetRange]:
+def _in_partitions(
+    there: list[reader.OffsetRange], wanted: DeadLetterFilter | None
+) -> list[reader.OffsetRange]:
     if wanted is None or not wanted.partitions:
         return there
     return [span for span in there if span.partition in wanted.partitions]
@@ -85,7 +81,7 @@ def _purge_entries(
     cluster: Cluster,
     topic: TopicInfo,
     wanted: DeadLetterFilter | None,
-    done: Resolutions,
+    done: reader.Resolutions,
     into: PurgePlan,
     *,
     resolution: Resolution,
@@ -93,7 +89,7 @@ def _purge_entries(
     """Yields the dead letters to resolve, and counts the results in `into`."""
     ends = {span.partition: span.end for span in into.spans}
     into.cuts = dict(ends)
-    for letter in read_dead_letters(cluster, topic, into.spans):
+    for letter in reader.read_dead_letters(cluster, topic, into.spans):
         is_chosen = letter.dead_letter_id not in done and wanted is not None and wanted.matches(letter)
         if is_chosen:
             into.chosen += 1
@@ -115,10 +111,10 @@ def purge(
     now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
 ) -> PurgeOutcome:
     """Raises ReplayFenced, Unavailable, Refused."""
-    found = PurgePlan(spans=_in_partitions(offset_ranges(cluster, topic), wanted))
+    found = PurgePlan(spans=_in_partitions(reader.offset_ranges(cluster, topic), wanted))
     list_topic = ensure_replayed_topic(cluster, topic)
     with locked_producer(cluster, lock, topic.name) as producer:
-        done = read_resolutions(cluster, topic, found.spans, is_settled=True)
+        done = reader.read_resolutions(cluster, topic, found.spans, is_settled=True)
         writer = DeadLetterWriter(producer, topic, list_topic)
         resolution = Resolution(ResolutionState.PURGED, at_ms=now_ms(), replay=id)
         for chunk in transaction_chunks(
@@ -134,14 +130,14 @@ def purge(
 
 def purge_all(cluster: Cluster, topic: TopicInfo) -> PurgeOutcome:
     """Deletes all dead letters, resolved or not. Raises Unavailable, Refused."""
-    there = offset_ranges(cluster, topic)
+    there = reader.offset_ranges(cluster, topic)
     ends = {span.partition: span.end for span in there}
-    count = sum(1 for _ in read_dead_letters(cluster, topic, there))
+    count = sum(1 for _ in reader.read_dead_letters(cluster, topic, there))
     return PurgeOutcome(given_up=0, deleted=count, beginnings=delete_before(cluster, topic, there, ends))
 
 
 def delete_before(
-    cluster: Cluster, topic: TopicInfo, there: list[OffsetRange], cuts: dict[int, int]
+    cluster: Cluster, topic: TopicInfo, there: list[reader.OffsetRange], cuts: dict[int, int]
 ) -> dict[int, int]:
     """Deletes records, and returns the new log start offsets that have changed. Raises Unavailable, Refused."""
     beginnings = {}

@@ -4,9 +4,11 @@ With AlterPartition a leader requests another ISR; the request is fenced by brok
 With AssignReplicasToDirs a broker reports where its replicas are, or that a copy is gone or damaged.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from penstock.cluster.controller.decision import ControllerConfig, Decision
@@ -58,6 +60,17 @@ def alter_partitions(
     """One result per item, in order. Raises STALE_BROKER_EPOCH."""
     current_broker(image, broker_id, broker_epoch)
     changes = PartitionChanges(image, rules)
+    return changes.decision(_each_once(items, lambda item: _alter_one(changes, item, broker_id), _result))
+
+
+Item = TypeVar("Item", AlterPartition, "DirectoryAssignment")
+Result = TypeVar("Result")
+
+
+def _each_once(
+    items: Sequence[Item], change: Callable[[Item], Result], refused: Callable[[Item, ErrorCode], Result]
+) -> tuple[Result, ...]:
+    """One result per item, in order. A partition may be named once; INVALID_REQUEST for later items that name it."""
     done: set[tuple[UUID, int]] = set()
     results = []
     for item in items:
@@ -65,10 +78,10 @@ def alter_partitions(
             if (item.topic_id, item.partition) in done:
                 raise ApiError(ErrorCode.invalid_request)
             done.add((item.topic_id, item.partition))
-            results.append(_alter_one(changes, item, broker_id))
+            results.append(change(item))
         except ApiError as error:
-            results.append(_result(item, error.code))
-    return changes.decision(tuple(results))
+            results.append(refused(item, error.code))
+    return tuple(results)
 
 
 def _alter_one(changes: PartitionChanges, item: AlterPartition, broker_id: int) -> AlterPartitionResult:
@@ -87,7 +100,9 @@ def _alter_one(changes: PartitionChanges, item: AlterPartition, broker_id: int) 
     return _result(item, state=changed_partition(partition, record))
 
 
-def _find_partition(image: ClusterImage, item: AlterPartition) -> tuple[TopicState, PartitionState]:
+def _find_partition(
+    image: ClusterImage, item: AlterPartition | DirectoryAssignment
+) -> tuple[TopicState, PartitionState]:
     topic = image.topics_by_id.get(item.topic_id)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id)
@@ -170,27 +185,18 @@ def assign_replicas_to_dirs(
     """
     broker = current_broker(image, broker_id, broker_epoch)
     changes = PartitionChanges(image, rules)
-    done: set[tuple[UUID, int]] = set()
-    results = []
-    for item in items:
-        try:
-            if (item.topic_id, item.partition) in done:
-                raise ApiError(ErrorCode.invalid_request)
-            done.add((item.topic_id, item.partition))
-            _assign_one(changes, broker, item)
-            results.append(DirectoryResult(*item))
-        except ApiError as error:
-            results.append(DirectoryResult(*item, error.code))
-    return changes.decision(tuple(results))
+    return changes.decision(
+        _each_once(
+            items,
+            lambda item: _assign_one(changes, broker, item),
+            lambda item, error: DirectoryResult(*item, error),
+        )
+    )
 
 
-def _assign_one(changes: PartitionChanges, broker: BrokerState, item: DirectoryAssignment) -> None:
-    topic = changes.image.topics_by_id.get(item.topic_id)
-    if topic is None:
-        raise ApiError(ErrorCode.unknown_topic_id)
-    if item.partition not in topic.partitions:
-        raise ApiError(ErrorCode.unknown_topic_or_partition)
-    if broker.id not in topic.partitions[item.partition].replicas:
+def _assign_one(changes: PartitionChanges, broker: BrokerState, item: DirectoryAssignment) -> DirectoryResult:
+    topic, partition = _find_partition(changes.image, item)
+    if broker.id not in partition.replicas:
         raise ApiError(ErrorCode.not_leader_or_follower)
     change = changes.of(topic, item.partition)
     if item.directory == LOST_DIRECTORY:
@@ -200,3 +206,4 @@ def _assign_one(changes: PartitionChanges, broker: BrokerState, item: DirectoryA
     else:
         raise ApiError(ErrorCode.invalid_request)
     changes.add(change)
+    return DirectoryResult(*item)

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from penstock.cluster.controller import placement
 from penstock.cluster.controller.decision import Decision
-from penstock.cluster.controller.placement import (
-    REPLICAS_UNLIMITED,
-    Draw,
-    ReplicaLimit,
-    Replicas,
-    assign_replicas,
-    partition_records,
-    refuse_bad_replicas,
-)
 from penstock.cluster.image import ClusterImage, TopicState
 from penstock.cluster.metadata_records import PartitionRecord, RemoveTopicRecord
 from penstock.cluster.topic_names import is_internal
@@ -31,7 +23,7 @@ class NewPartitions:
 
     name: str
     count: int
-    assignments: tuple[Replicas, ...] | None = None
+    assignments: tuple[placement.Replicas, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +38,12 @@ def create_partitions(
     topics: Sequence[NewPartitions],
     *,
     partitions_max: int,
-    draw: Draw,
+    draw: placement.Draw,
     validate_only: bool = False,
-    broker_replicas_max: int = REPLICAS_UNLIMITED,
+    broker_replicas_max: int = placement.REPLICAS_UNLIMITED,
 ) -> Decision[tuple[CreatePartitionsResult, ...]]:
     """One result per name, in request order. A topic that fails does not affect the others."""
-    load = ReplicaLimit(image, broker_replicas_max)
+    load = placement.ReplicaLimit(image, broker_replicas_max)
     asked = Counter(topic.name for topic in topics)
     records: list[PartitionRecord] = []
     results: list[CreatePartitionsResult] = []
@@ -67,7 +59,11 @@ def create_partitions(
 
 
 def _add_partitions(
-    image: ClusterImage, asked: NewPartitions, partitions_left: int, draw: Draw, load: ReplicaLimit
+    image: ClusterImage,
+    asked: NewPartitions,
+    partitions_left: int,
+    draw: placement.Draw,
+    load: placement.ReplicaLimit,
 ) -> list[PartitionRecord]:
     topic = image.topics.get(asked.name)
     if topic is None:
@@ -75,15 +71,15 @@ def _add_partitions(
     more = _additional_partitions(topic, asked, partitions_left)
     replication_factor = len(topic.partitions[0].replicas)
     if asked.assignments is None:
-        assignments = assign_replicas(
+        assignments = placement.assign_replicas(
             image, partitions=more, replication_factor=replication_factor, draw=draw
         )
     else:
         assignments = list(asked.assignments)
         for replicas in assignments:
-            refuse_bad_replicas(image, replicas, replication_factor)
+            placement.refuse_bad_replicas(image, replicas, replication_factor)
     load.add(assignments)
-    return partition_records(image, topic.id, assignments, first=len(topic.partitions))
+    return placement.partition_records(image, topic.id, assignments, first=len(topic.partitions))
 
 
 def _additional_partitions(topic: TopicState, asked: NewPartitions, partitions_left: int) -> int:

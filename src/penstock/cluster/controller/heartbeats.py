@@ -123,7 +123,8 @@ def heartbeat(
     broker = current_broker(image, beat.broker_id, beat.broker_epoch)
     caught_up = has_caught_up(beat)
     if beat.want_shutdown:
-        return _shut_down(image, sessions, beat, committed_offset, rules)
+        may_stop = may_shut_down(image, sessions, broker.id, committed_offset)
+        return _shut_down(image, broker, caught_up, rules, may_stop=may_stop)
     if broker.fenced:
         if beat.want_fence or not caught_up:
             return Decision((), BrokerHeartbeatReply(caught_up, is_fenced=True))
@@ -141,19 +142,14 @@ def has_caught_up(beat: BrokerHeartbeat) -> bool:
 
 
 def _shut_down(
-    image: ClusterImage,
-    sessions: BrokerSessions,
-    beat: BrokerHeartbeat,
-    committed_offset: int,
-    rules: ControllerConfig,
+    image: ClusterImage, broker: BrokerState, caught_up: bool, rules: ControllerConfig, *, may_stop: bool
 ) -> Decision[BrokerHeartbeatReply]:
-    broker, caught_up = image.brokers[beat.broker_id], has_caught_up(beat)
     if broker.fenced:
         return Decision((), BrokerHeartbeatReply(caught_up, is_fenced=True, should_shut_down=True))
     if not broker.in_controlled_shutdown:
         done = begin_shutdown(image, broker.id, rules=rules)
         return Decision(done.records, BrokerHeartbeatReply(caught_up, is_fenced=False), done.unclean)
-    if not may_shut_down(image, sessions, broker.id, committed_offset):
+    if not may_stop:
         return Decision((), BrokerHeartbeatReply(caught_up, is_fenced=False))
     done = fence_broker(image, broker.id, rules=rules)
     reply = BrokerHeartbeatReply(caught_up, is_fenced=True, should_shut_down=True)

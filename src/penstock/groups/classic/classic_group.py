@@ -32,9 +32,8 @@ from penstock.groups.group import (
     ReplyToken,
     SyncReply,
     SyncRequest,
-    TimerKey,
-    Timers,
 )
+from penstock.groups.timers import TimerKey, Timers
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.stored_records import KeyValue
@@ -591,7 +590,9 @@ class ClassicGroup(ClassicGroupData):
     def loaded(self, operation: Operation) -> None:
         for member in self.members.values():
             schedule_session_timeout(self, member, operation)
-        if len(self.members) > operation.settings.size_max:
+        # Without a leader, the group was converted from a consumer group: a member that has left held partitions.
+        is_converted = self.stored is not None and self.stored.leader is None
+        if self.members and (is_converted or len(self.members) > operation.settings.size_max):
             prepare_rebalance(self, operation)
 
     def member_committed(self, member_id: str, operation: Operation) -> None:

@@ -18,7 +18,6 @@ from penstock.groups.group import (
     Operation,
     ReplyToken,
     SyncRequest,
-    TimerKey,
 )
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
@@ -28,6 +27,7 @@ from penstock.groups.modern_group import (
     MemberState,
     require_group,
 )
+from penstock.groups.timers import TimerKey
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
 
@@ -49,15 +49,8 @@ class ConsumerGroup(ConsumerGroupData):
         return not self.members
 
     @property
-    def stored(self) -> object:
-        return (
-            self.epoch,
-            self.metadata_hash,
-            self.target_epoch,
-            dict(self.members),
-            dict(self.targets),
-            dict(self.regexes),
-        )
+    def stored(self) -> tuple[object, ...]:
+        return (*super().stored, dict(self.regexes))
 
     # The classic protocol
 

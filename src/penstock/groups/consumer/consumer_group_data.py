@@ -18,18 +18,19 @@ from penstock.groups.consumer.consumer_group_records import (
     ConsumerSubscription,
     ResolvedRegularExpression,
 )
-from penstock.groups.group import Operation, TimerKey
+from penstock.groups.group import Operation
 from penstock.groups.modern_group import (
     NO_PARTITIONS,
     Assignment,
     GroupDraft,
     GroupEpoch,
     GroupRecordCodec,
-    ModernGroup,
+    SubscribedGroup,
     TargetAssignmentEpoch,
     metadata_hash,
     put_or_remove,
 )
+from penstock.groups.timers import TimerKey
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.regex import InvalidRegex, compile_regex
 
@@ -38,52 +39,29 @@ SESSION_TIMER, REBALANCE_TIMER = "consumer session", "consumer rebalance"
 JOIN_TIMER, SYNC_TIMER = "consumer join", "consumer sync"
 
 
-class ConsumerGroupData(ModernGroup):
-    __slots__ = (
-        "_subscribed",
-        "epoch",
-        "metadata_hash",
-        "owners",
-        "regexes",
-        "reported",
-        "static_ids",
-        "target_epoch",
-        "target_timestamp_ms",
-    )
+class ConsumerGroupData(SubscribedGroup):
+    __slots__ = ("owners", "regexes", "reported", "static_ids", "target_timestamp_ms")
 
     kind: ClassVar[str] = "consumer"
     codec: ClassVar[GroupRecordCodec[Any]] = CONSUMER_GROUP_CODEC
     member_timers: ClassVar[tuple[str, ...]] = (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER)
     members: dict[str, ConsumerGroupMember]
-    targets: dict[str, Assignment]
 
     def __init__(self, group_id: str) -> None:
         super().__init__(group_id)
-        self.epoch = 0
-        self.metadata_hash = 0
         self.target_epoch, self.target_timestamp_ms = TargetAssignmentEpoch()
         self.static_ids: dict[str, str] = {}
         #: The owner of each partition: the member to which it was assigned, until that member confirms the revocation.
         self.owners: dict[UUID, dict[int, str]] = {}
         self.regexes: dict[str, ResolvedRegularExpression] = {}
-        self._subscribed: frozenset[str] | None = None
         #: The partitions that members last reported as owned. Not stored; no decision needs it to be complete.
         self.reported: dict[str, Assignment] = {}
 
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self.group_id} epoch={self.epoch} target={self.target_epoch}"
-            f" members={list(self.members.values())}>"
-        )
-
     def fork(self) -> Self:
-        copy = type(self)(self.group_id)
-        copy.epoch, copy.metadata_hash = self.epoch, self.metadata_hash
-        copy.target_epoch, copy.target_timestamp_ms = self.target_epoch, self.target_timestamp_ms
-        copy.members, copy.static_ids = dict(self.members), dict(self.static_ids)
-        copy.targets, copy.regexes = dict(self.targets), dict(self.regexes)
+        copy = super().fork()
+        copy.target_timestamp_ms = self.target_timestamp_ms
+        copy.static_ids, copy.regexes = dict(self.static_ids), dict(self.regexes)
         copy.owners = {topic_id: dict(owners) for topic_id, owners in self.owners.items()}
-        copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
         copy.reported = self.reported
         return copy
 

@@ -6,6 +6,7 @@ The values are subscriptions, assignments, epochs, and the state of each member 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -16,14 +17,16 @@ from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     Assignment,
-    GroupEpoch,
     GroupRecordCodec,
     MemberState,
     TargetAssignmentEpoch,
     TargetAssignmentMemberValue,
     TargetAssignmentMetadataValue,
     assignment_of,
-    partition_parts,
+    epoch_entity,
+    epoch_of,
+    target_entity,
+    target_of,
 )
 from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
 
@@ -195,10 +198,6 @@ class ConsumerGroupRecordType(IntEnum):
 # --- values to entities ---
 
 
-def _epoch_entity(value: GroupEpoch) -> Any:
-    return ConsumerGroupMetadataValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
-
-
 def _subscription_entity(value: ConsumerSubscription) -> Any:
     return ConsumerGroupMemberMetadataValue(
         instance_id=value.instance_id,
@@ -226,10 +225,6 @@ def _target_epoch_entity(value: TargetAssignmentEpoch) -> Any:
     return TargetAssignmentMetadataValue(
         assignment_epoch=value.epoch, assignment_timestamp=value.timestamp_ms
     )
-
-
-def _target_entity(value: Assignment) -> Any:
-    return TargetAssignmentMemberValue(topic_partitions=partition_parts(value))
 
 
 def _current_entity(value: ConsumerCurrentAssignment) -> Any:
@@ -306,28 +301,22 @@ def _current(entity: Any) -> ConsumerCurrentAssignment:
 
 
 _ENTITIES: Final[dict[ConsumerGroupRecordType, Any]] = {
-    ConsumerGroupRecordType.GROUP_METADATA: _epoch_entity,
+    ConsumerGroupRecordType.GROUP_METADATA: partial(epoch_entity, ConsumerGroupMetadataValue),
     ConsumerGroupRecordType.MEMBER_METADATA: _subscription_entity,
     ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA: _target_epoch_entity,
-    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: _target_entity,
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: target_entity,
     ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: _current_entity,
     ConsumerGroupRecordType.REGULAR_EXPRESSION: _regex_entity,
 }
 
 _PARSERS: Final[dict[ConsumerGroupRecordType, tuple[Any, Any]]] = {
-    ConsumerGroupRecordType.GROUP_METADATA: (
-        ConsumerGroupMetadataValue,
-        lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
-    ),
+    ConsumerGroupRecordType.GROUP_METADATA: (ConsumerGroupMetadataValue, epoch_of),
     ConsumerGroupRecordType.MEMBER_METADATA: (ConsumerGroupMemberMetadataValue, _subscription),
     ConsumerGroupRecordType.TARGET_ASSIGNMENT_METADATA: (
         TargetAssignmentMetadataValue,
         lambda entity: TargetAssignmentEpoch(entity.assignment_epoch, entity.assignment_timestamp),
     ),
-    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (
-        TargetAssignmentMemberValue,
-        lambda entity: assignment_of(entity.topic_partitions),
-    ),
+    ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (TargetAssignmentMemberValue, target_of),
     ConsumerGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: (ConsumerGroupCurrentMemberAssignmentValue, _current),
     ConsumerGroupRecordType.REGULAR_EXPRESSION: (
         ConsumerGroupRegularExpressionValue,

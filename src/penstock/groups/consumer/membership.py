@@ -51,7 +51,6 @@ from penstock.groups.group import (
     ReplyToken,
     SyncReply,
     SyncRequest,
-    TimerKey,
 )
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.modern_group import (
@@ -61,12 +60,14 @@ from penstock.groups.modern_group import (
     NO_PARTITIONS,
     Assignment,
     MemberState,
+    ModernHeartbeatReply,
     invalid_request,
     is_within,
     refuse_blank,
     to_assignment,
     union,
 )
+from penstock.groups.timers import TimerKey
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.stored_records import can_store
 
@@ -94,12 +95,7 @@ class ConsumerHeartbeatRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerHeartbeatReply:
-    error: ErrorCode = ErrorCode.none
-    message: str | None = None
-    member_id: str | None = None
-    member_epoch: int = 0
-    heartbeat_interval_ms: int = 0
+class ConsumerHeartbeatReply(ModernHeartbeatReply):
     #: None if it has not changed since the last reply.
     assigned: Assignment | None = None
 

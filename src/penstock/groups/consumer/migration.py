@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 from uuid import UUID
 
-from penstock.groups.classic.classic_group import ClassicGroup, prepare_rebalance, reply_to_waiting
+from penstock.groups.classic.classic_group import ClassicGroup, reply_to_waiting
 from penstock.groups.classic.classic_group_data import ClassicGroupMember as ClassicMember
 from penstock.groups.consumer.consumer_group_data import (
     ConsumerGroupData,
@@ -40,6 +40,7 @@ from penstock.groups.modern_group import (
     MemberState,
     TargetAssignmentEpoch,
     to_assignment,
+    union,
 )
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -126,40 +127,52 @@ def _write_members(draft: ConsumerGroupDraft, epoch: int, members: list[Consumer
 
 
 def _members_of_classic_group(group: ClassicGroup, topics: Topics) -> list[ConsumerGroupMember]:
-    """The stored assignment is what members may still hold, however far a rebalance has come. Raises ApiError."""
+    """Members may still hold what is assigned to them, however far a rebalance has come.
+
+    A cooperative member may also hold what it owned when it joined: it lets go of that when it gets its assignment,
+    which the group does not learn before the member joins again. Raises ApiError.
+    """
     stored = (
         {} if group.stored is None else {each.member_id: each.assignment for each in group.stored.members}
     )
-    taken: set[tuple[UUID, int]] = set()
+    try:
+        assigned = {member_id: parse_assignment(stored.get(member_id, b"")) for member_id in group.members}
+        embedded = {
+            member_id: parse_subscription(_subscription_metadata(group, member))
+            for member_id, member in group.members.items()
+        }
+    except MalformedConsumerProtocol:
+        why = "cannot be a consumer group because the embedded consumer protocol is malformed"
+        raise _refusal(group, why) from None
+    # The members' own assignor may have assigned a partition to two of them.
+    holders: dict[tuple[UUID, int], str] = {}
+    for partitions in (assigned, {member_id: each.owned for member_id, each in embedded.items()}):
+        for member_id, named in partitions.items():
+            for place in topic_id_partitions(named, topics):
+                holders.setdefault(place, member_id)
     members = []
-    for member in group.members.values():
-        try:
-            has = parse_assignment(stored.get(member.member_id, b""))
-            subscription = _subscription(group, member)
-        except MalformedConsumerProtocol:
-            why = "cannot be a consumer group because the embedded consumer protocol is malformed"
-            raise _refusal(group, why) from None
-        # The members' own assignor may have assigned a partition to two of them.
-        held = [place for place in topic_id_partitions(has, topics) if place not in taken]
-        taken.update(held)
+    for member_id, member in group.members.items():
+        held = to_assignment(place for place, holder in holders.items() if holder == member_id)
         current = ConsumerCurrentAssignment(group.generation).moved(
-            group.generation, MemberState.STABLE, to_assignment(held)
+            group.generation, MemberState.STABLE, held
         )
-        members.append(ConsumerGroupMember(member.member_id, subscription, current))
+        subscription = _subscription(member, embedded[member_id])
+        members.append(ConsumerGroupMember(member_id, subscription, current))
     return members
 
 
-def _subscription(group: ClassicGroup, member: ClassicMember) -> ConsumerSubscription:
-    """Raises MalformedConsumerProtocol."""
+def _subscription_metadata(group: ClassicGroup, member: ClassicMember) -> bytes:
     protocols = dict(member.protocols)
-    metadata = protocols.get(group.protocol or "", next(iter(protocols.values())))
+    return protocols.get(group.protocol or "", next(iter(protocols.values())))
+
+
+def _subscription(member: ClassicMember, embedded: EmbeddedSubscription) -> ConsumerSubscription:
     known = ConsumerSubscription(
         instance_id=member.instance_id,
         client_id=member.client_id,
         client_host=member.client_host,
         rebalance_timeout_ms=member.rebalance_timeout_ms,
     )
-    embedded = parse_subscription(metadata)
     return with_classic_metadata(known, embedded, member.protocols, member.session_timeout_ms)
 
 
@@ -189,11 +202,11 @@ def downgrade_to_classic_group(state: ConsumerGroupData, operation: Operation) -
     stored = _stored_group(state, operation)
     group = ClassicGroup(state.group_id)
     group.install(stored)
-    # Replaced at once, because the rebalance that starts here is in no record.
+    # Replaced at once, because the rebalance that starts here is in no record. It starts again with each coordinator
+    # that loads the group, until a generation is stored.
     operation.groups[state.group_id] = group
     operation.store_group(GroupMetadataRecord(group=state.group_id, value=stored))
     group.loaded(operation)
-    prepare_rebalance(group, operation)
     return group
 
 
@@ -203,7 +216,7 @@ def _stored_group(state: ConsumerGroupData, operation: Operation) -> StoredGroup
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         generation=state.epoch,
         protocol=protocol,
-        leader=next(iter(state.members)),
+        leader=None,  # no member has assigned partitions in this generation
         state_timestamp_ms=operation.now_ms,
         members=tuple(
             _stored_member(member, protocol, operation.topics) for member in state.members.values()
@@ -221,8 +234,10 @@ def _common_protocol(state: ConsumerGroupData) -> str:
 
 
 def _stored_member(member: ConsumerGroupMember, protocol: str, topics: Topics) -> StoredMember:
-    subscription = member.subscription
+    subscription, current = member.subscription, member.current
     assert subscription.classic is not None
+    # What the member has not confirmed to have revoked it may still hold.
+    held = union(current.assigned, current.revoking)
     return StoredMember(
         member_id=member.member_id,
         instance_id=subscription.instance_id,
@@ -231,5 +246,5 @@ def _stored_member(member: ConsumerGroupMember, protocol: str, topics: Topics) -
         rebalance_timeout_ms=subscription.rebalance_timeout_ms,
         session_timeout_ms=subscription.classic.session_timeout_ms,
         subscription=dict(subscription.classic.protocols)[protocol],
-        assignment=embedded_assignment(member, member.current.assigned, topics),
+        assignment=embedded_assignment(member, held, topics),
     )

@@ -30,7 +30,6 @@ from penstock.groups.consumer.consumer_group_records import (
     ConsumerGroupRecordType,
     ConsumerSubscription,
 )
-from penstock.groups.group import TimerKey
 from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
@@ -42,6 +41,7 @@ from penstock.groups.modern_group import (
     overlaps,
     union,
 )
+from penstock.groups.timers import TimerKey
 from penstock.groups.topics import Topic
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple, Self
 from uuid import UUID
 
-from penstock.groups.group import CommitRequest, Operation, TimerKey
+from penstock.groups.group import CommitRequest, Operation
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     NO_PARTITIONS,
@@ -18,7 +18,8 @@ from penstock.groups.modern_group import (
     GroupDraft,
     GroupEpoch,
     GroupRecordCodec,
-    ModernGroup,
+    ModernHeartbeatReply,
+    SubscribedGroup,
     metadata_hash,
     put_or_remove,
     require_group,
@@ -32,6 +33,7 @@ from penstock.groups.share.share_group_records import (
     ShareSubscription,
     StatePartitionMetadata,
 )
+from penstock.groups.timers import TimerKey
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
 
@@ -64,12 +66,7 @@ class PendingStateChanges(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareHeartbeatReply:
-    error: ErrorCode = ErrorCode.none
-    message: str | None = None
-    member_id: str | None = None
-    member_epoch: int = 0
-    heartbeat_interval_ms: int = 0
+class ShareHeartbeatReply(ModernHeartbeatReply):
     #: None if it has not changed since the last reply.
     assigned: Assignment | None = None
     upkeep: PendingStateChanges | None = None
@@ -125,34 +122,21 @@ SESSION_TIMER: Final = "share session"
 SIMPLE_ASSIGNOR: Final = "simple"
 
 
-class ShareGroup(ModernGroup):
-    __slots__ = ("_subscribed", "epoch", "metadata_hash", "states", "target_epoch")
+class ShareGroup(SubscribedGroup):
+    __slots__ = ("states",)
 
     kind: ClassVar[str] = "share"
     codec: ClassVar[GroupRecordCodec[Any]] = SHARE_GROUP_CODEC
     member_timers: ClassVar[tuple[str, ...]] = (SESSION_TIMER,)
     members: dict[str, ShareGroupMember]
-    targets: dict[str, Assignment]
 
     def __init__(self, group_id: str) -> None:
         super().__init__(group_id)
-        self.epoch = 0
-        self.metadata_hash = 0
-        self.target_epoch = NO_TARGET_EPOCH
         self.states: StatePartitionMetadata = NO_STATE_PARTITIONS
-        self._subscribed: frozenset[str] | None = None
-
-    def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} {self.group_id} epoch={self.epoch} target={self.target_epoch}"
-            f" members={list(self.members.values())}>"
-        )
 
     def fork(self) -> Self:
-        copy = type(self)(self.group_id)
-        copy.epoch, copy.metadata_hash, copy.target_epoch = self.epoch, self.metadata_hash, self.target_epoch
-        copy.members, copy.targets, copy.states = dict(self.members), dict(self.targets), self.states
-        copy._subscribed, copy.topics_version = self._subscribed, self.topics_version
+        copy = super().fork()
+        copy.states = self.states
         return copy
 
     @property
@@ -217,15 +201,8 @@ class ShareGroup(ModernGroup):
         return False
 
     @property
-    def stored(self) -> object:
-        return (
-            self.epoch,
-            self.metadata_hash,
-            self.target_epoch,
-            dict(self.members),
-            dict(self.targets),
-            self.states,
-        )
+    def stored(self) -> tuple[object, ...]:
+        return (*super().stored, self.states)
 
     def description(self) -> DescribedShareGroup:
         return DescribedShareGroup(

@@ -9,6 +9,7 @@ groups.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -18,7 +19,6 @@ from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     Assignment,
-    GroupEpoch,
     GroupRecordCodec,
     MemberState,
     TargetAssignmentMemberValue,
@@ -26,7 +26,11 @@ from penstock.groups.modern_group import (
     TopicPartitionsPart,
     assignment_of,
     difference,
+    epoch_entity,
+    epoch_of,
     partition_parts,
+    target_entity,
+    target_of,
     union,
 )
 from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
@@ -182,10 +186,6 @@ class ShareGroupRecordType(IntEnum):
 # --- values to entities ---
 
 
-def _epoch_entity(value: GroupEpoch) -> Any:
-    return ShareGroupMetadataValue(epoch=value.epoch, metadata_hash=value.metadata_hash)
-
-
 def _subscription_entity(value: ShareSubscription) -> Any:
     return ShareGroupMemberMetadataValue(
         rack_id=value.rack_id,
@@ -260,31 +260,23 @@ def _state_partitions(entity: Any) -> StatePartitionMetadata:
 
 _ENTITIES: Final[dict[ShareGroupRecordType, Any]] = {
     ShareGroupRecordType.MEMBER_METADATA: _subscription_entity,
-    ShareGroupRecordType.GROUP_METADATA: _epoch_entity,
+    ShareGroupRecordType.GROUP_METADATA: partial(epoch_entity, ShareGroupMetadataValue),
     ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA: lambda epoch: TargetAssignmentMetadataValue(
         assignment_epoch=epoch
     ),
-    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: lambda value: TargetAssignmentMemberValue(
-        topic_partitions=partition_parts(value)
-    ),
+    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: target_entity,
     ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: _current_entity,
     ShareGroupRecordType.STATE_PARTITION_METADATA: _state_partitions_entity,
 }
 
 _PARSERS: Final[dict[ShareGroupRecordType, tuple[Any, Any]]] = {
     ShareGroupRecordType.MEMBER_METADATA: (ShareGroupMemberMetadataValue, _subscription),
-    ShareGroupRecordType.GROUP_METADATA: (
-        ShareGroupMetadataValue,
-        lambda entity: GroupEpoch(entity.epoch, entity.metadata_hash),
-    ),
+    ShareGroupRecordType.GROUP_METADATA: (ShareGroupMetadataValue, epoch_of),
     ShareGroupRecordType.TARGET_ASSIGNMENT_METADATA: (
         TargetAssignmentMetadataValue,
         lambda entity: entity.assignment_epoch,
     ),
-    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (
-        TargetAssignmentMemberValue,
-        lambda entity: assignment_of(entity.topic_partitions),
-    ),
+    ShareGroupRecordType.TARGET_ASSIGNMENT_MEMBER: (TargetAssignmentMemberValue, target_of),
     ShareGroupRecordType.CURRENT_MEMBER_ASSIGNMENT: (ShareGroupCurrentMemberAssignmentValue, _current),
     ShareGroupRecordType.STATE_PARTITION_METADATA: (ShareGroupStatePartitionMetadataValue, _state_partitions),
 }

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any, ClassVar, NamedTuple, Self
 
-from penstock.groups.group import CommitRequest, OffsetToCommit, Operation, TimerKey, Timers
+from penstock.groups.group import CommitRequest, OffsetToCommit, Operation
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     GroupDraft,
     GroupRecordCodec,
     MemberState,
     ModernGroup,
+    ModernHeartbeatReply,
     put_or_remove,
     require_group,
 )
@@ -39,6 +40,7 @@ from penstock.groups.streams.topology import (
     Topology,
     configure_topology,
 )
+from penstock.groups.timers import TimerKey, Timers
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ErrorCode
 
@@ -80,12 +82,8 @@ class EndpointPartitions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamsHeartbeatReply:
-    error: ErrorCode = ErrorCode.none
-    message: str | None = None
+class StreamsHeartbeatReply(ModernHeartbeatReply):
     member_id: str = ""
-    member_epoch: int = 0
-    heartbeat_interval_ms: int = 0
     statuses: tuple[StreamsStatus, ...] = ()
     #: None if it has not changed since the last reply.
     assigned: TaskSets | None = None

@@ -6,21 +6,10 @@ any of that matters, tasks are assigned for that epoch, and the member takes one
 
 from collections.abc import Iterable, Mapping
 
+from penstock.groups import modern_group
 from penstock.groups.classic.classic_group import ClassicGroup
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken, TimerKey
+from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
-from penstock.groups.modern_group import (
-    JOIN_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_MEMBER_EPOCH,
-    MemberState,
-    check_group_size,
-    invalid_request,
-    metadata_hash,
-    refuse_blank,
-    require_group,
-    require_member,
-    run_operation,
-)
 from penstock.groups.streams.streams_group import (
     INITIAL_DELAY_TIMER,
     NUM_STANDBY_REPLICAS,
@@ -48,6 +37,7 @@ from penstock.groups.streams.topology import (
     Tasks,
     TaskSets,
 )
+from penstock.groups.timers import TimerKey
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.stored_records import can_store
@@ -58,11 +48,13 @@ def streams_group_heartbeat(
 ) -> CoordinatorResult:
     def decide(operation: Operation) -> StreamsHeartbeatReply:
         _check_request(request)
-        if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:
-            return _leave(require_group(shard, request.group_id, StreamsGroup), request, operation)
+        if request.member_epoch == modern_group.LEAVE_GROUP_MEMBER_EPOCH:
+            return _leave(
+                modern_group.require_group(shard, request.group_id, StreamsGroup), request, operation
+            )
         return _process_heartbeat(_draft_for(shard, request, operation), request)
 
-    return run_operation(shard, token, now_ms, decide, StreamsHeartbeatReply)
+    return modern_group.run_operation(shard, token, now_ms, decide, StreamsHeartbeatReply)
 
 
 # Checks
@@ -70,44 +62,46 @@ def streams_group_heartbeat(
 
 def _check_request(request: StreamsHeartbeatRequest) -> None:
     """Raises ApiError with Kafka's error messages."""
-    refuse_blank(
+    modern_group.refuse_blank(
         MemberId=request.member_id,
         GroupId=request.group_id,
         InstanceId=request.instance_id,
         RackId=request.rack_id,
     )
-    if request.member_epoch < LEAVE_GROUP_MEMBER_EPOCH:
-        raise invalid_request(
+    if request.member_epoch < modern_group.LEAVE_GROUP_MEMBER_EPOCH:
+        raise modern_group.invalid_request(
             f"MemberEpoch is {request.member_epoch}, but must be greater than or equal to -1."
         )
-    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+    if request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH:
         _check_join(request)
     elif request.topology is not None:
-        raise invalid_request("Topology can only be provided when (re-)joining.")
+        raise modern_group.invalid_request("Topology can only be provided when (re-)joining.")
     if request.instance_id is not None:
-        raise invalid_request("Static membership is not yet supported.")
+        raise modern_group.invalid_request("Static membership is not yet supported.")
     if request.has_task_offsets:
-        raise invalid_request("TaskOffsets are not supported yet.")
+        raise modern_group.invalid_request("TaskOffsets are not supported yet.")
     if request.owned is not None and request.owned.warmup:
-        raise invalid_request("WarmupTasks are not supported yet.")
+        raise modern_group.invalid_request("WarmupTasks are not supported yet.")
     names = (request.group_id, request.member_id, request.rack_id or "", request.client_id)
     if not can_store(*names, request.process_id or ""):
-        raise invalid_request("A name is too long to be stored.")
+        raise modern_group.invalid_request("A name is too long to be stored.")
 
 
 def _check_join(request: StreamsHeartbeatRequest) -> None:
     if request.rebalance_timeout_ms == -1:
-        raise invalid_request("RebalanceTimeoutMs must be provided in first request.")
+        raise modern_group.invalid_request("RebalanceTimeoutMs must be provided in first request.")
     if request.owned:
-        raise invalid_request("ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining.")
+        raise modern_group.invalid_request(
+            "ActiveTasks, StandbyTasks and WarmupTasks must be empty when (re-)joining."
+        )
     if request.topology is None:
-        raise invalid_request("Topology must be non-null when (re-)joining.")
+        raise modern_group.invalid_request("Topology must be non-null when (re-)joining.")
     ids = [subtopology.subtopology_id for subtopology in request.topology.subtopologies]
     if len(set(ids)) != len(ids):
         raise ApiError(ErrorCode.streams_invalid_topology, "Two subtopologies have the same id.")
     for subtopology in request.topology.subtopologies:
         if subtopology.source_topic_regex:
-            raise invalid_request("Regular expressions for source topics are not supported yet.")
+            raise modern_group.invalid_request("Regular expressions for source topics are not supported yet.")
         for topic in subtopology.changelog_topics:
             if topic.partitions:
                 raise ApiError(
@@ -122,25 +116,28 @@ def _draft_for(
 ) -> StreamsGroupDraft:
     """The group of the request, which is made for a member that joins. An empty classic group gives way to it."""
     group = shard.groups.get(request.group_id)
-    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+    if request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH:
         if group is None:
             return StreamsGroupDraft(StreamsGroup(request.group_id), operation, is_new=True)
         if isinstance(group, ClassicGroup) and group.can_be_replaced:
             if group.stored is not None:
                 operation.store_all(group.tombstones())
             return StreamsGroupDraft(StreamsGroup(request.group_id), operation, is_new=True)
-    return StreamsGroupDraft(require_group(shard, request.group_id, StreamsGroup), operation)
+    return StreamsGroupDraft(modern_group.require_group(shard, request.group_id, StreamsGroup), operation)
 
 
 def _member_of_request(
     group: StreamsGroup, request: StreamsHeartbeatRequest, size_max: int
 ) -> StreamsGroupMember:
-    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH and request.member_id not in group.members:
-        check_group_size(group, size_max)
+    if (
+        request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH
+        and request.member_id not in group.members
+    ):
+        modern_group.check_group_size(group, size_max)
         return StreamsGroupMember(request.member_id)
-    member: StreamsGroupMember = require_member(group, request.member_id)
+    member: StreamsGroupMember = modern_group.require_member(group, request.member_id)
     current = member.current
-    if request.member_epoch in (JOIN_GROUP_MEMBER_EPOCH, current.epoch):
+    if request.member_epoch in (modern_group.JOIN_GROUP_MEMBER_EPOCH, current.epoch):
         return member
     # A member one epoch behind missed the last reply: it gets it again, if it owns nothing that is not its own.
     has_own = request.owned is not None and request.owned.is_within(current.assigned.merged(current.revoking))
@@ -160,11 +157,13 @@ def _member_of_request(
 def _leave(
     group: StreamsGroup, request: StreamsHeartbeatRequest, operation: Operation
 ) -> StreamsHeartbeatReply:
-    member = require_member(group, request.member_id)
+    member = modern_group.require_member(group, request.member_id)
     if request.shutdown_application:
         _request_shutdown(group, request.member_id)
     fence_member(group, member, operation)
-    return StreamsHeartbeatReply(member_id=request.member_id, member_epoch=LEAVE_GROUP_MEMBER_EPOCH)
+    return StreamsHeartbeatReply(
+        member_id=request.member_id, member_epoch=modern_group.LEAVE_GROUP_MEMBER_EPOCH
+    )
 
 
 def _process_heartbeat(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest) -> StreamsHeartbeatReply:
@@ -208,7 +207,7 @@ def _process_heartbeat(draft: StreamsGroupDraft, request: StreamsHeartbeatReques
         statuses.append(StreamsStatus(StreamsStatusCode.SHUTDOWN_APPLICATION, detail))
     is_assigned = (
         request.member_epoch != before.current.epoch
-        or request.member_epoch == JOIN_GROUP_MEMBER_EPOCH
+        or request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH
         or before.current.assigned != member.current.assigned
     )
     if is_assigned and member.metadata.endpoint is not None:
@@ -260,16 +259,16 @@ def _take_topology(draft: StreamsGroupDraft, request: StreamsHeartbeatRequest, *
     if known is None or (was_empty and given.epoch >= known.epoch):
         draft.change(StreamsGroupRecordType.TOPOLOGY, "", given)
     elif given.epoch >= known.epoch:
-        raise invalid_request("Topology updates are not supported yet.")
+        raise modern_group.invalid_request("Topology updates are not supported yet.")
 
 
 def _check_tasks(configured: ConfiguredTopology, owned: TaskSets | None) -> None:
     for name, partition in () if owned is None else owned.every():
         count = configured.task_counts.get(name)
         if count is None:
-            raise invalid_request(f"Subtopology {name} does not exist in the topology.")
+            raise modern_group.invalid_request(f"Subtopology {name} does not exist in the topology.")
         if not 0 <= partition < count:
-            raise invalid_request(
+            raise modern_group.invalid_request(
                 f"Task {partition} for subtopology {name} is invalid. Number of tasks: {count}"
             )
 
@@ -285,7 +284,7 @@ def _begin_epoch_if_needed(
     assert group.topology is not None
     wanted = StreamsGroupEpoch(
         epoch=group.epoch,
-        metadata_hash=metadata_hash(group.topology.required_topics, draft.operation.topics),
+        metadata_hash=modern_group.metadata_hash(group.topology.required_topics, draft.operation.topics),
         validated_topology_epoch=group.topology.epoch if configured.is_ready else NOT_VALIDATED,
         assignment_configs=((NUM_STANDBY_REPLICAS, str(request.standby_replicas)),),
     )
@@ -326,21 +325,23 @@ def _reconcile(
 ) -> StreamsGroupMember:
     group = draft.state
     member = group.members[member_id]
-    is_retry = request.member_epoch not in (JOIN_GROUP_MEMBER_EPOCH, member.current.epoch)
+    is_retry = request.member_epoch not in (modern_group.JOIN_GROUP_MEMBER_EPOCH, member.current.epoch)
     # A member that missed the last reply may own nothing of what it is to revoke, and be about to take it.
     owned = None if is_retry else request.owned
-    if request.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+    if request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH:
         owned = NO_TASK_SETS
     elif request.owned is None and group.reported.get(member_id) == member.current.assigned:
         # A member that already owns just what it is assigned has nothing to revoke, and reports no change.
         owned = member.current.assigned
     if request.owned is not None:
         group.reported[member_id] = request.owned
-    current = _next_assignment(group, member, owned, joins=request.member_epoch == JOIN_GROUP_MEMBER_EPOCH)
+    current = _next_assignment(
+        group, member, owned, joins=request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH
+    )
     if current == member.current:
         return member
     timer = TimerKey(REBALANCE_TIMER, group.group_id, member_id)
-    if current.phase is MemberState.UNREVOKED:
+    if current.phase is modern_group.MemberState.UNREVOKED:
         draft.operation.schedule_in(timer, member.metadata.rebalance_timeout_ms)
     else:
         draft.operation.timers.cancel(timer)
@@ -359,15 +360,17 @@ def _next_assignment(
     target = group.targets.get(member.member_id, NO_TASK_SETS)
     if current.is_settled(target_epoch):
         return current
-    if current.phase is MemberState.UNREVOKED and (owned is None or owned.overlaps(current.revoking)):
+    if current.phase is modern_group.MemberState.UNREVOKED and (
+        owned is None or owned.overlaps(current.revoking)
+    ):
         return current
     kept = current.assigned.shared_with(target)
     revoking = current.assigned.without(kept)
     if revoking and not joins:
-        return current.moved(current.epoch + 1, MemberState.UNREVOKED, kept, revoking)
+        return current.moved(current.epoch + 1, modern_group.MemberState.UNREVOKED, kept, revoking)
     wanted = target.without(kept)
     free = _free_tasks(group, member, wanted)
-    phase = MemberState.STABLE if free == wanted else MemberState.UNRELEASED
+    phase = modern_group.MemberState.STABLE if free == wanted else modern_group.MemberState.UNRELEASED
     return current.moved(target_epoch, phase, kept.merged(free))
 
 

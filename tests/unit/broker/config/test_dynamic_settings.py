@@ -275,10 +275,10 @@ def write(node: Node, topic: str, *, producer_id: int = -1) -> None:
     producer = {} if producer_id < 0 else {"producer_id": producer_id, "producer_epoch": 0}
     for number in range(3):
         batch = encode_batch(
-            [Record(0, node.now_ms(), b"key", b"x" * 5000)],
+            [Record(0, node.environment.now_ms(), b"key", b"x" * 5000)],
             **producer | ({"base_sequence": number} if producer else {}),
         )
-        partition.append(memoryview(batch), node.now_ms())
+        partition.append(memoryview(batch), node.environment.now_ms())
 
 
 async def test_a_shorter_rest_of_the_cleaner_counts_at_once(tmp_path: Path) -> None:

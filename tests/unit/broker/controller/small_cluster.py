@@ -133,7 +133,7 @@ class SmallNode:
             self.settings,
             self.metadata,  # type: ignore[arg-type]
             self.metrics,
-            own_directory_id=self.store.directory_id,
+            own_incarnation=lambda: self.lifecycle.incarnation,
             last_controller=lambda: LastController(
                 self.channel.last_controller_id, self.lifecycle.silent_ms()
             ),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from tests.unit.broker.controller.small_cluster import Cluster, SmallNode
@@ -133,6 +134,19 @@ async def test_a_second_live_broker_with_the_same_id_is_refused(tmp_path: Path) 
         await twin.lifecycle.register()
     assert not cluster[1].image.brokers[2].fenced
     assert cluster[1].image.brokers[2].incarnation == cluster[2].lifecycle.incarnation
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_a_copy_of_the_controllers_folder_does_not_replace_it(tmp_path: Path) -> None:
+    cluster = await three(tmp_path)
+    controller = cluster[1]
+    epoch = controller.lifecycle.broker_epoch
+    copy = controller.lifecycle._own_registration(epoch)._replace(incarnation=uuid4())
+    with pytest.raises(ApiError, match="alive") as refused:
+        await controller.controller.register(copy, previous_epoch=epoch)
+    assert refused.value.code is ErrorCode.duplicate_broker_registration
+    assert controller.image.brokers[controller.node_id].incarnation == controller.lifecycle.incarnation
     await cluster.stop()
 
 

@@ -52,12 +52,12 @@ class Running:
     async def publish(self, topic: str, count: int = 1, *, producer_id: int = -1) -> None:
         partition = self.node.partitions.find(topic, 0)
         batch = encode_batch(
-            [Record(offset, self.node.now_ms(), None, b"x" * 100) for offset in range(count)],
+            [Record(offset, self.node.environment.now_ms(), None, b"x" * 100) for offset in range(count)],
             producer_id=producer_id,
             producer_epoch=0 if producer_id >= 0 else -1,
             base_sequence=0 if producer_id >= 0 else -1,
         )
-        appended = partition.append(memoryview(batch), self.node.now_ms())
+        appended = partition.append(memoryview(batch), self.node.environment.now_ms())
         await partition.committed(appended.last_offset)
 
 
@@ -155,7 +155,7 @@ async def test_metadata_of_a_topic_in_every_version(node: Running, version: int)
     if version >= 1:
         assert (response.controller_id, topic.is_internal) == (1, False)
     if version >= 2:
-        assert response.cluster_id == node.node.cluster_id
+        assert response.cluster_id == node.node.store.cluster_id
     if version >= 7:
         assert topic.partitions[0].leader_epoch == 0
     if version in (8, 9, 10):
@@ -267,7 +267,7 @@ def describe_cluster(endpoint_type: int = 1, *, operations: bool = False) -> Any
 @pytest.mark.parametrize("version", range(3))
 async def test_the_cluster_is_described(node: Running, version: int) -> None:
     response = await node.ask(describe_cluster(), version=version)
-    assert (response.error_code, response.cluster_id) == (ErrorCode.none, node.node.cluster_id)
+    assert (response.error_code, response.cluster_id) == (ErrorCode.none, node.node.store.cluster_id)
     assert [broker.broker_id for broker in response.brokers] == [1]
     assert response.controller_id == 1
     assert response.cluster_authorized_operations == NOT_ASKED

@@ -165,7 +165,7 @@ async def test_a_subscription_that_another_version_has_stored_is_ignored(
 async def test_pushes_are_bounded_and_counted(
     node: Node, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_ms = node.now_ms()
+    now_ms = node.environment.now_ms()
     monkeypatch.setattr(node.environment, "now_ms", lambda: now_ms)
     assert await alter(client, subscription("all"), {"metrics": "*", "interval.ms": "1000"}) == OK
     got = await get(client)

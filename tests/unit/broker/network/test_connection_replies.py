@@ -237,7 +237,7 @@ async def test_a_client_that_is_kept_waiting_is_not_idle(tmp_path: Path) -> None
         connection.last_active = 0.0
         node.server._check_idle(connection, node.server.clock())
         assert connection.last_active > 0.0
-        partition.append(memoryview(bytearray(batch_of(b"x"))), node.now_ms())
+        partition.append(memoryview(bytearray(batch_of(b"x"))), node.environment.now_ms())
         assert (await waiting.reply())[0] == 0
 
 

@@ -129,7 +129,7 @@ async def test_no_fetch_of_a_client_follows_the_metadata_log(tmp_path: Path, ver
         answers = []
         for replicas in ((-1,), (9, -1), (-1, 9)):
             client = await WireClient.connect(node)
-            body = _with_replica_states(request, str(node.cluster_id), replicas)
+            body = _with_replica_states(request, str(node.store.cluster_id), replicas)
             answers += _error_codes(await client.ask_raw(FETCH, version, body))
             await client.close()
         known_by_id = version > 12

@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import datetime
 import io
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v17 import response as schema
 from kio.serial import entity_writer
+from tests.unit.broker.partition.process_stubs import FetchedPeers, PublishedMetadata, SetClockEnvironment
 
+from penstock.broker.config.effective_settings import DynamicSettings
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.peers import PeerUnreachable
-from penstock.cluster.image import ClusterImage
+from penstock.broker.partition.follower_replica import FollowerReplica
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
+from penstock.cluster.image import PartitionState, ResourceType
+from penstock.cluster.metadata_records import ConfigRecord
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.log_manager import LogManager
-from penstock.log.segment import LogOffsetMetadata
 from penstock.log.segment_files import FilePool
 from penstock.protocol.errors import ApiError
 from penstock.protocol.fetch import FetchPartition, FetchRequest, parse_fetch_request
@@ -29,11 +36,12 @@ from penstock.protocol.record_batch import Record, encode_batch
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = {
-    "replica.fetch.wait.max.ms": 60_000,
-    "replica.fetch.max.bytes": 1 << 20,
-    "replica.fetch.response.max.bytes": 10 << 20,
-    "replica.fetch.backoff.ms": 5,
-    "replica.socket.timeout.ms": 5000,
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "node.id": "2",
+    "replica.fetch.wait.max.ms": "60000",
+    "replica.lag.time.max.ms": "60000",
+    "replica.socket.timeout.ms": "60000",
+    "replica.fetch.backoff.ms": "5",
 }
 
 
@@ -41,100 +49,122 @@ def batch_of(*values: bytes) -> memoryview:
     return memoryview(encode_batch([Record(i, NOW_MS, b"key", value) for i, value in enumerate(values)]))
 
 
-class FollowerPartition:
-    """A partition in the follower's role. With `gate` its syncs wait for `sync_now`."""
+class HeldSyncs(Executor):
+    """A disk that syncs when the test says so."""
 
-    def __init__(self, log: Log, topic_id: UUID, index: int, *, flush: str = "never") -> None:
-        self.log = log
-        self.topic, self.topic_id, self.index = "orders", topic_id, index
-        self.leader_id, self.leader_epoch = 1, 1
-        self.is_retired = self.is_being_moved_here = False
-        self.is_follower_throttled = self.is_in_sync = False
-        self.syncs_on_ack = flush == "ack"
-        self.bytes_replicated = 0
-        self.high = LogOffsetMetadata(0, 0, 0)
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self.sync_wanted = asyncio.Event()
+    def __init__(self) -> None:
+        self.wanted = asyncio.Event()
+        self._held: list[Callable[[], object]] = []
 
-    @property
-    def durable_offset(self) -> int:
-        return self.log.synced.offset if self.syncs_on_ack else self.log.end_offset
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self._held.append(partial(call, *args, **kwargs))
+        self.wanted.set()
+        return Future()
 
-    async def synced(self, offset: int) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((offset, future))
-        self.sync_wanted.set()
-        await future
+    def run(self) -> None:
+        held, self._held = self._held, []
+        for call in held:
+            call()
+
+
+class FollowerPartition(Partition):
+    """A partition that follows node 1. Its syncs wait for `sync_now`."""
+
+    def __init__(self, log: Log, topic_id: UUID, index: int) -> None:
+        self._syncs = HeldSyncs()
+        super().__init__(
+            log,
+            topic="orders",
+            topic_id=topic_id,
+            index=index,
+            executor=self._syncs,
+            metrics=Metrics(),
+            loop=asyncio.get_running_loop(),
+            high_watermark=0,
+        )
+        state = PartitionState((1, 2), (1,), leader=1, leader_epoch=1, partition_epoch=1, directories=())
+        self.follow(state, local_id=2)
+
+    async def sync_wanted(self) -> None:
+        await self._syncs.wanted.wait()
 
     def sync_now(self) -> None:
-        flush_job = self.log.flush_begin()
-        assert flush_job is not None
-        flush_job.run()
-        self.log.flush_done(flush_job)
-        for offset, future in self._waiting:
-            if offset <= self.log.synced.offset and not future.done():
-                future.set_result(None)
-
-    def replicated(self, size: int) -> None:
-        self.bytes_replicated += size
-
-    def follower_high_watermark(self, offset: int) -> None:
-        assert self.high.offset < offset <= self.log.end_offset
-        self.high = LogOffsetMetadata(offset, -1, -1)
-
-    def truncated(self) -> None:
-        self.high = LogOffsetMetadata(min(self.high.offset, self.log.end_offset), -1, -1)
+        self._syncs.run()
 
 
 class Follower:
-    """What a Node is to the follower's side."""
+    """Node 2, as far as it follows."""
 
     def __init__(self, directory: Path) -> None:
-        self.node_id = 2
+        self.environment = SetClockEnvironment(NOW_MS)
         self.store = LogManager.open(directory / "follower", node_id=2)
-        self.image = ClusterImage()
-        self.lifecycle = SimpleNamespace(broker_epoch=42)
-        self.housekeeping = SimpleNamespace(truncated=self._truncated)
-        self.settings = SimpleNamespace(integer=SETTINGS.__getitem__, values={}, origins={}, node_id=2)
-        self.rates = {"follower.replication.throttled.rate": (1 << 63) - 1}
-        self.dynamic = SimpleNamespace(integer=self.rates.__getitem__)
-        self.peers = SimpleNamespace(fetch=self._fetch)
+        self.dynamic = DynamicSettings(load_settings(SETTINGS, {}))
+        self.metadata = PublishedMetadata()
         self.leaders: dict[int, Leader] = {}
-        self.heard_of_truncation: list[Any] = []
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self._threads = ThreadPoolExecutor(2)
+        self.heard_of_truncation: list[Partition] = []
 
-    def partition(self, index: int = 0, *, topic_id: UUID | None = None, **options: Any) -> FollowerPartition:
+    def partition(
+        self, index: int = 0, *, topic_id: UUID | None = None, flush: Literal["ack", "never"] = "never"
+    ) -> FollowerPartition:
         topic_id = topic_id or UUID(int=1000)
-        log = self.store.open_or_create("orders", index, topic_id, LogConfig(), now_ms=NOW_MS)
-        return FollowerPartition(log, topic_id, index, **options)
+        log = self.store.open_or_create("orders", index, topic_id, LogConfig(flush=flush), now_ms=NOW_MS)
+        return FollowerPartition(log, topic_id, index)
 
-    def now_ms(self) -> int:
-        return NOW_MS
+    def replica(self, partition: Partition, leader_id: int = 1, leader_epoch: int = 1) -> FollowerReplica:
+        return FollowerReplica(
+            partition,
+            leader_id,
+            leader_epoch,
+            environment=self.environment,
+            store=self.store,
+            handle_read_error=self._read_error,
+            truncated=self._truncated,
+        )
 
-    def spawn(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+    def fetchers(self, **settings: str) -> ReplicaFetcherManager:
+        given = SETTINGS | {name.replace("_", "."): value for name, value in settings.items()}
+        return ReplicaFetcherManager(
+            self.environment,
+            load_settings(given, {}),
+            self.dynamic,
+            metadata=self.metadata,
+            peers=Leaders(self.leaders),
+            new_follower=self.replica,
+            broker_epoch=lambda: 42,
+        )
 
-    def in_thread(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        return asyncio.wrap_future(self._threads.submit(call, *args, **kwargs))
+    def configure(self, name: str, value: int) -> None:
+        """Change a setting of all brokers while they run."""
+        image = self.metadata.image.fork()
+        image.apply(
+            [ConfigRecord(resource_type=ResourceType.BROKER, resource_name="", name=name, value=str(value))]
+        )
+        self.metadata.image = image
+        self.dynamic.image_changed(image)
 
     async def close(self) -> None:
-        for task in tuple(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        self._threads.shutdown()
+        await self.environment.cancel_tasks()
+        self.environment.close()
         self.store.close(clean=False)
 
-    def _truncated(self, partition: Any) -> None:
+    def _read_error(self, partition: Partition, error: ApiError) -> None:
+        raise AssertionError(f"{partition} cannot be read: {error}")
+
+    def _truncated(self, partition: Partition) -> None:
         partition.truncated()
         self.heard_of_truncation.append(partition)
 
-    async def _fetch(self, where: int, body: bytes, *, version: int, timeout_s: float) -> memoryview:
+
+class Leaders(FetchedPeers):
+    def __init__(self, leaders: Mapping[int, Leader]) -> None:
+        self._leaders = leaders
+
+    async def fetch(
+        self, where: int | tuple[str, int], body: Any, *, version: int, timeout_s: float, purpose: str = ""
+    ) -> memoryview:
         assert version == 17
-        leader = self.leaders.get(where)
+        assert isinstance(where, int)
+        leader = self._leaders.get(where)
         if leader is None:
             raise PeerUnreachable("nobody there", refused=True)
         return await leader.fetch(parse_fetch_request(memoryview(body), 0, version))

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import io
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +15,24 @@ from uuid import UUID
 import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
+from tests.unit.broker.partition.process_stubs import PublishedMetadata, SetClockEnvironment
 from tests.unit.broker.raw_client import turn_until, until
 
 from penstock.broker.config.effective_settings import DynamicSettings
 from penstock.broker.config.node_settings import load_settings
+from penstock.broker.environment import Lazy
 from penstock.broker.handlers import fetch, produce
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.requests import RequestContext
 from penstock.broker.partition.fetch_sessions import FetchSessions
+from penstock.broker.partition.follower_replica import FollowerReplica
+from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.partition.isr import AlterPartitionManager
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_fetcher import ReplicationQuota
 from penstock.broker.partition.replica_manager import ReplicaManager
-from penstock.cluster.image import ClusterImage, ResourceType
+from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
 from penstock.cluster.metadata_records import (
     NO_LEADER_CHANGE,
     BrokerEndpoint,
@@ -58,7 +61,6 @@ class Fetchers:
         self.following: dict[tuple[str, int], tuple[int, int]] = {}
         self.may_stop = asyncio.Event()
         self.may_stop.set()
-        self.bytes_fetched = self.bytes_moved = self.truncations = self.records_lost = 0
 
     def follow(self, partition: Partition) -> None:
         self.following[partition.key] = (partition.leader_id, partition.leader_epoch)
@@ -70,9 +72,6 @@ class Fetchers:
     def is_truncating(self, partition: Partition) -> bool:
         return False
 
-    def lags(self) -> list[Any]:
-        return []
-
 
 class Controller:
     """Keeps the requests that reach it, and answers as the test says."""
@@ -82,8 +81,6 @@ class Controller:
         self.answer: Callable[[Any], Any] | None = None
         self.is_answered: Callable[[Any], bool] = lambda request: self.answer is not None
         self.lost: list[set[tuple[str, int]]] = []
-        self.broker_epoch = BROKER_EPOCH + ME  # of the broker whose lifecycle this stands for
-        self.was_clean = True
 
     async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
         self.requests.append(request)
@@ -91,15 +88,22 @@ class Controller:
         assert self.answer is not None
         return self.answer(request)
 
-    async def report_lost(self, keys: set[tuple[str, int]]) -> set[tuple[str, int]]:
+    async def report_lost(self, keys: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
         self.lost.append(set(keys))
         return set(keys)
 
 
 class Broker:
-    """Stands in for a node: everything that partitions and the handlers of the data path use of one."""
+    """The components of a broker that the data path uses. To its handlers it is their `BrokerServices`."""
 
-    def __init__(self, tmp_path: Path, state: str = "serving", node_id: int = ME, **settings: str) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        state: str = "serving",
+        node_id: int = ME,
+        controller: Controller | None = None,
+        **settings: str,
+    ) -> None:
         given = {
             "listeners": f"{LISTENER}://127.0.0.1:0",
             "log.dirs": str(tmp_path / "data"),
@@ -111,56 +115,84 @@ class Broker:
         self.node_id = node_id
         self.state = state
         self.metrics = Metrics()
-        self.executor = self.sync_executor = ThreadPoolExecutor(2)
+        self.image_changes: list[ImageDelta] = []
+        self.environment = environment = SetClockEnvironment(1_700_000_000_000)
+        self.now_ms, self.spawn, self.in_thread = environment.now_ms, environment.spawn, environment.in_thread
         self.store = LogManager.open(tmp_path / "data", node_id=node_id)
-        self.image = ClusterImage()
-        self.partitions = ReplicaManager(self)  # type: ignore[arg-type]
+        self.metadata = PublishedMetadata()
+        self.controller = controller or Controller()
+        self.was_clean = True
+        self.fetchers: Any = Fetchers()
+        self.partitions = ReplicaManager(
+            environment,
+            self.settings,
+            self.store,
+            metadata=self.metadata,
+            metrics=self.metrics,
+            sync_executor=environment.sync_executor,
+            fetchers=lambda: self.fetchers,
+            isr=lambda: self.isr,
+            report_lost=self.controller.report_lost,
+            was_clean=lambda: self.was_clean,
+            is_starting=lambda: self.state == "starting",
+        )
+        self.isr = AlterPartitionManager(
+            environment,
+            self.settings,
+            self.metadata,
+            partitions=self.partitions,
+            call_controller=self.controller.call,
+            broker_epoch=lambda: BROKER_EPOCH + node_id,
+        )
+        self.housekeeping = Housekeeping(
+            environment,
+            self.settings,
+            self.store,
+            dynamic=self.dynamic,
+            metadata=self.metadata,
+            partitions=self.partitions,
+            fetchers=lambda: self.fetchers,
+            schedule=Lazy(lambda: pytest.fail("nothing is scheduled")),
+            image_changed=self.image_changes.append,
+        )
         self.fetch_sessions = FetchSessions(1000, iter(range(1, 10_000)).__next__)
-        self.environment = self
-        self.preparer = BatchPreparer(self.settings, self, pytest.fail)
+        self.preparer = BatchPreparer(self.settings, environment, pytest.fail)
         self.fetch_bytes_max = 1 << 30
         self.selects_replicas = False
-        self.fetchers: Any = Fetchers()
         self.leader_rate, self.throttle_clock_s = -1, 0.0
         self.leader_throttle = ReplicationQuota(lambda: self.leader_rate, lambda: self.throttle_clock_s)
-        self.lifecycle = self.channel = self.controller = Controller()
-        self.isr = AlterPartitionManager(self)  # type: ignore[arg-type]
         self.server = SimpleNamespace(
             response_bytes_left=lambda: 1 << 30,
             failed=self._failed,
             gathered=lambda work: work(),
             buffers=SimpleNamespace(hold=lambda size: None, release=lambda size: None, is_full=False),
         )
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.clock_ms = 1_700_000_000_000
 
-    def now_ms(self) -> int:
-        return self.clock_ms
+    @property
+    def image(self) -> ClusterImage:
+        return self.metadata.image
 
-    def may_hold_scheduled_records(self, partition: Partition) -> bool:
-        return False
-
-    def in_thread(self, call: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
-        return asyncio.wrap_future(self.executor.submit(call, *args, **options))
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
+    def new_follower(self, partition: Partition, leader_id: int, leader_epoch: int) -> FollowerReplica:
+        return FollowerReplica(
+            partition,
+            leader_id,
+            leader_epoch,
+            environment=self.environment,
+            store=self.store,
+            handle_read_error=self.partitions.handle_read_error,
+            truncated=self.housekeeping.truncated,
+        )
 
     def _failed(self, _: object) -> None:
         raise AssertionError("a handler has failed")
 
     async def close(self, *, clean: bool = True) -> None:
-        for task in tuple(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.environment.cancel_tasks()
         saved = self.partitions.high_watermarks()
         for partition in self.partitions:
             await partition.close()
         self.store.close(clean=clean, high_watermarks=saved)
-        self.executor.shutdown()
+        self.environment.close()
 
     # -- the controller ------------------------------------------------------------------------------
 
@@ -168,7 +200,7 @@ class Broker:
         image = self.image.fork()
         delta = image.apply(records)
         await self.partitions.apply(delta, image)
-        self.image = image
+        self.metadata.image = image
 
     async def register(self, *broker_ids: int, epoch: int = BROKER_EPOCH) -> None:
         await self.apply(*(registration(broker, epoch + broker) for broker in broker_ids))

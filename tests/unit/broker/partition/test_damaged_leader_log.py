@@ -44,8 +44,8 @@ def _flip(broker: Broker, batch: int, place: int) -> None:
 async def _fetch(broker: Broker, offset: int, *, times: int = 1, replica: int = PEER) -> None:
     for _ in range(times):
         await broker.fetch({0: offset}, replica=replica).done()
-    while broker.tasks:
-        await asyncio.wait(broker.tasks)
+    while broker.environment.tasks:
+        await asyncio.wait(broker.environment.tasks)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ async def test_a_log_that_is_closed_while_it_is_read_is_not_called_damaged(
 ) -> None:
     await _written(broker)
     _flip(broker, 3, BATCH_HEADER_BYTES + 50)
-    in_thread: Callable[..., asyncio.Future[None]] = broker.in_thread
+    in_thread: Callable[..., asyncio.Future[None]] = broker.environment.in_thread
 
     async def overtaken(*args: object) -> None:
         await broker.change(leader=PEER)
         await in_thread(*args)
 
-    monkeypatch.setattr(broker, "in_thread", overtaken)
+    monkeypatch.setattr(broker.environment, "in_thread", overtaken)
     await _fetch(broker, 3, times=3)
     assert broker.partition().role is ReplicaRole.FOLLOWER
     assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)

@@ -1,5 +1,6 @@
 """Fetches of followers: what they get, what counts as progress, when they wake, and what many partitions cost."""
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,18 @@ async def test_a_follower_of_another_history_is_told_where_to_cut_and_counts_for
     assert write.is_done
 
 
+async def test_a_follower_that_has_cut_its_log_is_told_the_high_watermark_again(broker: Broker) -> None:
+    """It has ignored the one that came with the place where to cut."""
+    await broker.create(isr=(ME, PEER))
+    broker.produce(acks=1)
+    session = _session(broker, {0: 1})
+    parted = broker.fetch({0: 2}, replica=PEER, session=(session, 1), last_epoch=5).fetched[0]
+    assert (parted.diverging_epoch.end_offset, parted.high_watermark) == (1, 1)
+    # The cut leaves it with all that is committed, so no records come that would bring the high watermark.
+    again = broker.fetch({0: 1}, replica=PEER, session=(session, 2), last_epoch=5).fetched[0]
+    assert (again.high_watermark, bool(again.records)) == (1, False)
+
+
 async def test_an_idle_follower_that_keeps_polling_stays_in_sync(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +220,33 @@ async def test_a_session_that_ends_lets_go_of_its_partitions(broker: Broker) -> 
         assert len(waiters) == 1
         broker.fetch({0: 0}, replica=replica, session=(session, -1))
         assert not waiters
+
+
+class _Waiter:
+    def __init__(self, woken: list[object]) -> None:
+        self._woken = woken
+
+    def bytes_arrived(self, count: int) -> None:
+        self._woken.append(self)
+
+    def high_watermark_moved(self) -> None:
+        self._woken.append(self)
+
+    def fetch_state(self, leader_epoch: int) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["reader", "follower"])
+async def test_waiters_wake_in_the_order_in_which_they_came(broker: Broker, kind: str) -> None:
+    await broker.create()
+    partition = broker.partition()
+    woken: list[object] = []
+    waiters = [_Waiter(woken) for _ in range(50)]
+    random.Random(1).shuffle(waiters)  # or memory addresses would be in this order too
+    for waiter in waiters:
+        partition.watch(waiter) if kind == "reader" else partition.add_follower(waiter)
+    partition.start_moved()
+    assert woken == waiters
 
 
 async def test_a_throttled_leader_sends_within_its_rate_to_who_is_not_in_sync(broker: Broker) -> None:

@@ -9,7 +9,7 @@ from tests.unit.broker.partition.follower_world import batch_of
 from tests.unit.broker.partition.one_broker import PEER, TOPIC_ID, broker_of_three
 from tests.unit.broker.raw_client import Client, create_topic, running, until
 
-from penstock.broker.partition.follower_replica import FetchOutcome, FollowerReplica
+from penstock.broker.partition.follower_replica import FetchOutcome
 from penstock.log.flush import begin_writeback
 from penstock.protocol.fetch import ReplicaPartitionData
 
@@ -64,7 +64,7 @@ async def test_a_followers_disk_is_asked_too(
     async with broker_of_three(tmp_path, penstock_write_behind_bytes="5000") as broker:
         await broker.create(leader=PEER, configs={"penstock.flush": flush})
         partition = broker.partition()
-        following = FollowerReplica(broker, partition, PEER, partition.leader_epoch)  # type: ignore[arg-type]
+        following = broker.new_follower(partition, PEER, partition.leader_epoch)
         batch = batch_of(b"x" * 6000)
         struct.pack_into(">i", batch, _LEADER_EPOCH_AT, partition.leader_epoch)
         answer = ReplicaPartitionData(TOPIC_ID.bytes, 0, 0, 0, 0, batch)

@@ -35,9 +35,8 @@ def _append(broker: Broker, producer_id: int) -> None:
 
 
 def _keeping(broker: Broker, clocks: Clocks) -> Housekeeping:
-    keeping = Housekeeping(broker)  # type: ignore[arg-type]
-    keeping._idle_clock = clocks.idle_clock()
-    return keeping
+    broker.housekeeping._idle_clock = clocks.idle_clock()
+    return broker.housekeeping
 
 
 def _known(broker: Broker) -> list[int]:
@@ -47,12 +46,12 @@ def _known(broker: Broker) -> list[int]:
 async def test_a_clock_set_forward_does_not_make_producers_forgotten(tmp_path: Path) -> None:
     async with broker_of_three(tmp_path) as broker:
         await broker.create()
-        clocks = Clocks(broker.clock_ms)
+        clocks = Clocks(broker.environment.clock_ms)
         keeping = _keeping(broker, clocks)
         _append(broker, 1)
         clocks.passes(HOUR_MS)
         clocks.wall_ms += 2 * DAY_MS
-        broker.clock_ms = clocks.wall_ms
+        broker.environment.clock_ms = clocks.wall_ms
         await keeping._expire()
         _append(broker, 2)
         assert _known(broker) == [1, 2]
@@ -66,7 +65,7 @@ async def test_a_log_that_is_being_cut_back_is_left_alone(
 ) -> None:
     async with broker_of_three(tmp_path) as broker:
         await broker.create()
-        clocks = Clocks(broker.clock_ms)
+        clocks = Clocks(broker.environment.clock_ms)
         keeping = _keeping(broker, clocks)
         _append(broker, 1)
         await broker.change(leader=PEER)

@@ -1,6 +1,7 @@
 """A planned append that is repeated, by any node and any number of times, is in the partition once."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -84,6 +85,29 @@ async def test_what_will_never_be_there_is_said(tmp_path: Path) -> None:
                 await append(node, sequence, **other)
             assert raised.value.code is code
         assert values(node) == [b"1", b"2"]
+
+
+async def test_a_refusal_that_nobody_waits_for_is_not_reported_as_an_error(tmp_path: Path) -> None:
+    unhandled: list[dict[str, Any]] = []
+    async with running(tmp_path) as node:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        await create_topic(node, "t", cleanup_policy="compact")
+        partition, gate = node.partitions.find("t", 0), asyncio.Event()
+        earlier = asyncio.create_task(gate.wait())
+        partition.begin_turn(earlier)
+        waiting = asyncio.create_task(append(node, 7, topic_id=node.image.topics["t"].id))
+        await until(lambda: partition.last_turn is not earlier)
+        turn = partition.last_turn
+        assert turn is not None
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        partition.is_leader = False
+        gate.set()
+        await asyncio.wait([turn])
+        partition.is_leader = True
+        del turn, waiting
+        gc.collect()
+        assert not unhandled
 
 
 async def test_a_deleted_topic_ends_the_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

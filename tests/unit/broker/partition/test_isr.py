@@ -1,5 +1,6 @@
 """Changes of the in-sync set: one request for many partitions, sent once, and safe for every reply."""
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
@@ -165,6 +166,19 @@ async def test_a_record_that_was_cut_off_is_asked_for_again(
     assert first.topics == second.topics
     await broker.change(isr=(ME, PEER))
     assert _isr(broker) == {ME, PEER}
+
+
+async def test_partitions_are_requested_in_the_order_in_which_followers_caught_up(broker: Broker) -> None:
+    await broker.create(partitions=20, isr=(ME,))
+    broker.controller.answer = alter_partition_answer
+    broker.isr._catching_up.clear()  # a new leader has all of its partitions checked
+    order = random.Random(1).sample(range(20), 20)
+    for index in order:
+        broker.fetch({index: 0}, replica=PEER)
+    broker.isr.start()
+    await until(lambda: broker.controller.requests)
+    asked = [part.partition_index for part in broker.controller.requests[0].topics[0].partitions]
+    assert asked == order
 
 
 async def test_one_partition_that_cannot_be_looked_after_does_not_hold_up_the_others(

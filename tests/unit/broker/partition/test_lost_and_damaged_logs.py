@@ -8,7 +8,6 @@ import pytest
 from tests.unit.broker.partition.one_broker import ME, OTHER, PEER, Broker, broker_of_three
 from tests.unit.broker.raw_client import until
 
-from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.partition.partition import ReplicaRole
 from penstock.log.log_manager import DataDirectoryLocked
 from penstock.log.repair import accept_loss, list_damage
@@ -264,7 +263,7 @@ async def test_who_may_lack_its_end_says_so_where_the_controller_does_not_expect
         folder = tmp_path / f"{was_clean}-{flush}"
         (folder / "data" / "t-0").mkdir(parents=True)
         broker = await _restarted(folder)
-        broker.lifecycle.was_clean = was_clean
+        broker.was_clean = was_clean
         eligible = {"isr": (PEER,), "eligible_leader_replicas": (ME,)}
         await broker.create(leader=PEER, min_isr=2, configs={"penstock.flush": flush}, **eligible)
         assert broker.partition().role is ReplicaRole.FOLLOWER
@@ -300,7 +299,7 @@ async def test_what_retention_has_deleted_is_not_missed_after_a_crash(
             broker.produce(bytes(100), acks=1)
         for replica in (PEER, OTHER):
             broker.fetch({0: 6}, replica=replica)
-        await Housekeeping(broker).apply_retention(broker.partition())  # type: ignore[arg-type]
+        await broker.housekeeping.apply_retention(broker.partition())
         start_offset = broker.partition().log.start_offset
         folder = tmp_path / "data" / "t-0"
         await until(lambda: are_unlinked is not any(folder.glob("*.deleted")))

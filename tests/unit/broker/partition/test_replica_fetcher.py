@@ -12,7 +12,6 @@ from tests.unit.log.helpers import read_batches
 from tests.waiting import eventually_async
 
 from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
-from penstock.cluster.image import ResourceType
 from penstock.log.log import Log
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.fetch import FetchRequest
@@ -35,7 +34,7 @@ async def leader(follower: Follower, tmp_path: Path) -> Leader:
 
 @pytest.fixture
 async def fetchers(follower: Follower) -> AsyncIterator[ReplicaFetcherManager]:
-    fetchers = ReplicaFetcherManager(follower)  # type: ignore[arg-type]
+    fetchers = follower.fetchers()
     yield fetchers
     await fetchers.close()
 
@@ -93,14 +92,13 @@ async def test_requests_tell_who_asks_and_only_what_has_changed(
     assert third.topics[0][1][0].offset == 2
 
 
-async def test_an_idle_round_asks_for_nothing_by_name(
-    fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(follower.settings.__dict__, "integer", _settings_with("replica.fetch.wait.max.ms", 1))
+async def test_an_idle_round_asks_for_nothing_by_name(follower: Follower, leader: Leader) -> None:
+    fetchers = follower.fetchers(replica_fetch_wait_max_ms="1")
     leader.log()
     fetchers.follow(follower.partition())
     later = await leader.asked(4)
     assert (later.topics, later.forgotten) == ([], [])
+    await fetchers.close()
 
 
 async def test_a_newcomer_does_not_wait_for_a_parked_request(
@@ -160,7 +158,7 @@ async def test_a_leader_of_nothing_is_fetched_from_no_more(
     fetchers.follow(partition)
     await leader.asked(1)
     await fetchers.unfollow(partition)
-    await until(lambda: not follower.tasks)
+    await until(lambda: not follower.environment.tasks)
 
 
 async def test_a_lost_fetch_session_is_created_again(
@@ -270,7 +268,7 @@ async def test_a_former_leader_syncs_before_it_asks(
     leader.log().append_replicated(memoryview(contents(partition.log)[0]), now_ms=NOW_MS)
     leader.high[TOPIC_ID.bytes, 0] = 1
     fetchers.follow(partition)
-    await partition.sync_wanted.wait()
+    await partition.sync_wanted()
     assert leader.requests == []
     partition.sync_now()
     request = await leader.asked(1)
@@ -285,7 +283,7 @@ async def test_rounds_wait_for_syncs_of_all_partitions_together(
         leader.write(b"a", index=partition.index)
         fetchers.follow(partition)
     for partition in partitions:
-        await partition.sync_wanted.wait()
+        await partition.sync_wanted()
     assert len(leader.requests) == 1
     for partition in partitions:
         partition.sync_now()
@@ -295,13 +293,13 @@ async def test_rounds_wait_for_syncs_of_all_partitions_together(
 
 
 async def test_closing_stops_everything(follower: Follower, leader: Leader) -> None:
-    fetchers = ReplicaFetcherManager(follower)  # type: ignore[arg-type]
+    fetchers = follower.fetchers()
     partition = follower.partition()
     leader.log()
     fetchers.follow(partition)
     await leader.asked(1)
     await fetchers.close()
-    await until(lambda: not follower.tasks)
+    await until(lambda: not follower.environment.tasks)
     leader.write(b"a")
     assert partition.log.end_offset == 0
 
@@ -349,7 +347,7 @@ async def test_only_what_is_being_moved_here_is_held_back(
 async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
     fetchers: ReplicaFetcherManager, follower: Follower, leader: Leader
 ) -> None:
-    follower.rates["follower.replication.throttled.rate"] = 0
+    follower.configure("follower.replication.throttled.rate", 0)
     throttled, in_sync, free = (follower.partition(index) for index in range(3))
     throttled.is_follower_throttled = in_sync.is_follower_throttled = in_sync.is_in_sync = True
     for index, partition in enumerate((throttled, in_sync, free)):
@@ -358,7 +356,7 @@ async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
     await has(in_sync, leader)
     await has(free, leader)
     assert throttled.log.end_offset == 0
-    follower.rates["follower.replication.throttled.rate"] = 1 << 20
+    follower.configure("follower.replication.throttled.rate", 1 << 20)
     fetchers.brokers_changed([1])
     await has(throttled, leader)
     assert fetchers.bytes_moved == 0, "none of them is being moved"
@@ -366,20 +364,5 @@ async def test_a_throttle_holds_back_what_it_names_until_it_is_in_sync(
 
 async def test_the_limit_is_read_from_the_image(fetchers: ReplicaFetcherManager, follower: Follower) -> None:
     assert fetchers._limit() == -1
-    follower.image = _image_with_limit(5000)
+    follower.configure("penstock.reassignment.bytes.per.second", 5000)
     assert fetchers._limit() == 5000
-
-
-def _image_with_limit(limit: int) -> Any:
-    class Image:
-        def config(self, type: int, name: str) -> dict[str, str]:
-            is_default = type == ResourceType.BROKER and name == ""
-            return {"penstock.reassignment.bytes.per.second": str(limit)} if is_default else {}
-
-    return Image()
-
-
-def _settings_with(name: str, value: int) -> Any:
-    from tests.unit.broker.partition.follower_world import SETTINGS
-
-    return {**SETTINGS, name: value}.__getitem__

@@ -18,16 +18,17 @@ from tests.unit.broker.partition.one_broker import (
     PEER,
     TOPIC_ID,
     Broker,
+    Controller,
     Pending,
     alter_partition_answer,
     registration,
 )
+from tests.unit.broker.partition.process_stubs import FetchedPeers
 from tests.unit.broker.raw_client import until
 
 from penstock.broker.handlers import delete_records, fetch
 from penstock.broker.network.peers import PeerUnreachable
 from penstock.broker.network.requests import RequestContext
-from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager
 from penstock.cluster.metadata_records import MetadataRecord, PartitionChangeRecord
 from penstock.protocol.errors import ErrorCode
@@ -44,12 +45,22 @@ class Trio:
 
     def _broker(self, path: Path, broker_id: int) -> Broker:
         path.mkdir()
-        broker = Broker(path, node_id=broker_id, replica_fetch_wait_max_ms="50", replica_fetch_backoff_ms="5")
-        broker.fetchers = ReplicaFetcherManager(broker)  # type: ignore[arg-type]
-        broker.housekeeping = Housekeeping(broker)  # type: ignore[arg-type, attr-defined]
-        broker.peers = _Wires(self, broker_id)  # type: ignore[attr-defined]
-        broker.controller.broker_epoch = BROKER_EPOCH + broker_id
-        broker.controller.call = self._decide  # type: ignore[method-assign]
+        broker = Broker(
+            path,
+            node_id=broker_id,
+            controller=_SharedController(self),
+            replica_fetch_wait_max_ms="50",
+            replica_fetch_backoff_ms="5",
+        )
+        broker.fetchers = ReplicaFetcherManager(
+            broker.environment,
+            broker.settings,
+            broker.dynamic,
+            metadata=broker.metadata,
+            peers=_Wires(self, broker_id),
+            new_follower=broker.new_follower,
+            broker_epoch=lambda: BROKER_EPOCH + broker_id,
+        )
         broker.isr.start()
         return broker
 
@@ -62,7 +73,7 @@ class Trio:
                 else:
                     await broker.apply(*records)
 
-    async def _decide(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
+    async def decide(self, request: Any) -> Any:
         state = self.image_of_all.partition("t", 0)
         assert state is not None
         (asked,) = request.topics[0].partitions
@@ -106,12 +117,24 @@ class Trio:
             await broker.close()
 
 
-class _Wires:
+class _SharedController(Controller):
+    def __init__(self, trio: Trio) -> None:
+        super().__init__()
+        self._trio = trio
+
+    async def call(self, api_key: int, request: Any, timeout_s: float = 15.0) -> Any:
+        return await self._trio.decide(request)
+
+
+class _Wires(FetchedPeers):
     def __init__(self, trio: Trio, broker_id: int) -> None:
         self._trio = trio
         self._broker_id = broker_id
 
-    async def fetch(self, where: int, body: Any, *, version: int, timeout_s: float) -> memoryview:
+    async def fetch(
+        self, where: int | tuple[str, int], body: Any, *, version: int, timeout_s: float, purpose: str = ""
+    ) -> memoryview:
+        assert isinstance(where, int)
         if {where, self._broker_id} & self._trio.cut_off:
             raise PeerUnreachable("cut off", refused=True)
         pending = Pending(1, version)

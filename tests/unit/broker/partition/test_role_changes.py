@@ -23,7 +23,6 @@ from tests.unit.broker.raw_client import until
 
 from penstock.broker.handlers import list_offsets
 from penstock.broker.network.requests import RequestContext
-from penstock.broker.partition.housekeeping import Housekeeping
 from penstock.broker.partition.partition import ReplicaRole
 from penstock.cluster.metadata_records import PartitionChangeRecord
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -303,7 +302,7 @@ async def test_a_broker_that_registers_again_is_not_taken_for_its_past(broker: B
 async def test_the_high_watermark_is_saved_in_time_and_survives_a_crash(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
     async with broker_of_three(folder, replica_high_watermark_checkpoint_interval_ms="10") as broker:
-        Housekeeping(broker).start()  # type: ignore[arg-type]
+        broker.housekeeping.start()
         await broker.create()
         broker.produce()
         for replica in (PEER, OTHER):

@@ -22,6 +22,7 @@ from tests.unit.groups.consumer.world import (
     settle,
 )
 
+from penstock.groups.classic.classic_group import ClassicGroup
 from penstock.groups.consumer.consumer_group import ConsumerGroup
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
@@ -197,6 +198,52 @@ def test_a_fenced_classic_member_does_not_come_back_with_what_it_owned() -> None
     history.topic_changes("t", 3)
     history.all_go_on()
     history.teardown()
+
+
+def test_a_revocation_that_is_not_confirmed_survives_two_conversions() -> None:
+    """The group becomes a classic group and a consumer group again before the member lets go of the partition."""
+    topics = FakeTopics()
+    topics.set("t", 2)
+    world = World(GroupCoordinatorConfig(initial_rebalance_delay_ms=0), topics)
+    old = OldClient(world, "old", ("t",), cooperative=True)
+    settle(world)
+    assert len(old.owned) == 2
+    first = NewClient(world, "first", ("t",))
+    first.beat()
+    old.move()  # its heartbeat is told to join again
+    old.move(lost="reply")
+    assert isinstance(world.group, ConsumerGroup)
+    assert world.group.members[old.member_id].current.revoking
+    first.leave()
+    assert isinstance(world.group, ClassicGroup)
+    second = NewClient(world, "second", ("t",))
+    second.beat()
+    assert (len(old.owned), second.told) == (2, set())
+    settle(world)
+    assert (len(old.owned), len(second.owned)) == (1, 1)
+
+
+def test_a_cooperative_member_still_holds_what_its_last_assignment_takes_away() -> None:
+    """The group becomes a consumer group before the member has heard of the assignment."""
+    topics = FakeTopics()
+    topics.set("t", 4)
+    world = World(GroupCoordinatorConfig(initial_rebalance_delay_ms=0), topics)
+    leader, old = (OldClient(world, name, ("t",), cooperative=True) for name in ("leader", "old"))
+    settle(world)
+    third = OldClient(world, "third", ("t",), cooperative=True)
+    for client in (third, leader, old):
+        client.move()  # it gets an id, or its heartbeat is told to join again
+        client.move()
+    old.move(lost="reply")
+    held = set(old.owned)
+    assert isinstance(world.group, ClassicGroup)
+    assert len(held) == 2
+    new = NewClient(world, "new", ("t",))
+    new.beat()
+    assert old.owned == held
+    assert not new.told & held
+    settle(world)
+    assert len(leader.owned | old.owned | third.owned | new.owned) == 4
 
 
 TestHistories = Histories.TestCase

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
+from penstock.log.validation import read_validated
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import (
@@ -65,10 +66,14 @@ class CoordinatorLog(Protocol):
 async def replay_log(
     shard: Replayable, log: CoordinatorLog, end: Any, in_thread: Callable[..., Awaitable[Any]]
 ) -> None:
-    """Replay the log in chunks, and read each chunk in a thread, so that a large shard does not block the others."""
+    """Replay the log in chunks, and read each chunk in a thread, so that a large shard does not block the others.
+
+    Raises ApiError for a log that cannot be read, or that is damaged.
+    """
     offset = log.start_offset
     while offset < end.offset:
-        piece = await in_thread(log.read, offset, LOAD_CHUNK_BYTES, end)
+        # A record whose bytes have changed on disk must not become part of a shard.
+        piece = await in_thread(read_validated, log, offset, LOAD_CHUNK_BYTES, end)
         assert piece.next_offset > offset, f"nothing to read at {offset} of {end.offset}"
         for header, batch in iter_batches(piece.data):
             _replay_batch(shard, header, batch)
@@ -226,7 +231,7 @@ class ActiveShard(Generic[ShardT]):
         self._last_offset = last_offset
         self._now_ms = now_ms
         self._on_failure = on_failure
-        self._tokens: set[Token] = set()
+        self._tokens: dict[Token, None] = {}  # they fail in the order of their requests
         self._timer: asyncio.TimerHandle | None = None
         self._timer_deadline_ms = 0
         self.is_closed = False
@@ -280,8 +285,8 @@ class ActiveShard(Generic[ShardT]):
         if self._commits.is_stalled:
             raise ApiError(ErrorCode.coordinator_not_available)
         token: Token = self._loop.create_future()
-        self._tokens.add(token)
-        token.add_done_callback(self._tokens.discard)
+        self._tokens[token] = None
+        token.add_done_callback(self._tokens.pop)
         return token
 
     def _fail_pending(self, code: ErrorCode) -> None:

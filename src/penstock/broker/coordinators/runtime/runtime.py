@@ -54,13 +54,18 @@ class CoordinatorRuntime(Generic[ShardT]):
         now_ms: Clock,
         in_thread: Callable[..., Awaitable[Any]],
         commit_timeout_s: float = 5.0,
+        on_unreadable: Callable[[Any, ApiError], None] = lambda partition, error: None,
     ) -> None:
-        """A request that waits longer than `commit_timeout_s` for a commit fails with COORDINATOR_NOT_AVAILABLE."""
+        """A request that waits longer than `commit_timeout_s` for a commit fails with COORDINATOR_NOT_AVAILABLE.
+
+        `on_unreadable` is called with a partition whose log cannot be loaded, so that another replica may lead it.
+        """
         self._new_shard = new_shard
         self._find_partition = find_partition
         self._now_ms = now_ms
         self._in_thread = in_thread
         self._commit_timeout_s = commit_timeout_s
+        self._on_unreadable = on_unreadable
         self._active: dict[int, ActiveShard[ShardT]] = {}
         self._loads: dict[int, asyncio.Task[None]] = {}
         self._is_closed = False
@@ -148,6 +153,12 @@ class CoordinatorRuntime(Generic[ShardT]):
             shard, end, epoch = self._new_shard(), partition.log.end, partition.leader_epoch
             try:
                 await replay_log(shard, partition.log, end, self._in_thread)
+            except ApiError as error:
+                logger.error("cannot load shard %d: %r", index, error)
+                # The error does not matter if the log was closed or the leader epoch ended in the meantime.
+                if self._is_current(partition, index, epoch):
+                    self._on_unreadable(partition, error)
+                return
             except Exception:
                 logger.exception("cannot load shard %d", index)
                 return

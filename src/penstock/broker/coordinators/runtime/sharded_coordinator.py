@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.broker.config.internal_topics import InternalTopic
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.environment import Environment, ImageView, Partitions
+    from penstock.broker.partition.partition import Partition
     from penstock.cluster.image import ClusterImage
 
 
@@ -57,6 +58,11 @@ class CoordinatorContext:
     partitions: Partitions
     environment: Environment
     create_topics: CreateTopics
+
+
+def leads_in_epoch(partition: Partition, leader_epoch: int) -> bool:
+    """Whether this node still leads the partition in this leader epoch. Work that belongs to the epoch ends with it."""
+    return partition.is_leader and partition.leader_epoch == leader_epoch and not partition.is_retired
 
 
 class ShardedTopic:
@@ -162,6 +168,7 @@ class ShardedCoordinator(ShardedTopic, ABC, Generic[ShardT]):
             now_ms=context.environment.now_ms,
             in_thread=context.environment.in_thread,
             commit_timeout_s=context.settings.integer(topic.commit_timeout_ms) / 1000,
+            on_unreadable=lambda partition, error: context.partitions.handle_read_error(partition, error),
         )
 
     @abstractmethod

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from penstock.broker.coordinators.runtime.sharded_coordinator import leads_in_epoch
 from penstock.broker.coordinators.schedule.messages import ScheduleOperation, ScheduleRequest
 from penstock.broker.coordinators.schedule.releaser import Releaser
 from penstock.broker.coordinators.schedule.storage import BlockFile, DueIndex, load_groups, load_sources
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from penstock.broker.partition.partition import Partition
 
 logger = logging.getLogger("penstock.schedule")
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class ActiveScheduleShard:
@@ -41,10 +45,7 @@ class ActiveScheduleShard:
 
     @property
     def is_current(self) -> bool:
-        partition = self.partition
-        return (
-            partition.is_leader and partition.leader_epoch == self.leader_epoch and not partition.is_retired
-        )
+        return leads_in_epoch(self.partition, self.leader_epoch)
 
     @property
     def knows_topics(self) -> bool:
@@ -113,12 +114,23 @@ class ActiveScheduleShard:
             logger.exception("a shard of the schedule failed", extra={"partition": self.partition.index})
             self.schedule.reload_later(self)
 
+    async def read(
+        self, call: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Run a call in a thread that reads the log of this shard. Raises ApiError."""
+        try:
+            return await self.schedule.in_thread(call, *args, **kwargs)
+        except ApiError as error:
+            if self.is_current:
+                self.schedule.handle_read_error(self.partition, error)
+            raise
+
     async def _load(self) -> None:
         log, end, started = self.partition.log, self.partition.log.end, asyncio.get_running_loop().time()
         self._last_offset = end.offset - 1
-        await self.schedule.in_thread(load_sources, self.shard, log, end)
+        await self.read(load_sources, self.shard, log, end)
         self._knows_sources = True
-        await self.schedule.in_thread(load_groups, self.shard, log, end)
+        await self.read(load_groups, self.shard, log, end)
         await self.schedule.in_thread(self.indexes.begin)
         self.is_loaded = True
         if self.shard.sources:

@@ -14,8 +14,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.broker.coordinators.runtime.sharded_coordinator import leads_in_epoch
 from penstock.broker.coordinators.schedule.messages import ScheduleOperation, ScheduleRequest
 from penstock.log.indexes import AbortedTransactionFilter
+from penstock.log.validation import read_validated
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError
 from penstock.protocol.record_batch import BatchHeader, iter_batches
 from penstock.scheduling.intake import HeldBatch, is_held_batch, read_held_batch
@@ -42,7 +45,8 @@ class ScanResult(NamedTuple):
 def scan_held_records(log: Log, offset: int, upto: LogOffsetMetadata) -> ScanResult:
     """Return the held records up to `upto`, the last stable offset.
 
-    A control batch of held records counts only if the batch that the records were taken from follows it.
+    A control batch of held records counts only if the batch that the records were taken from follows it. Raises
+    CORRUPT_MESSAGE for a damaged batch: moving its records would give them a new, valid checksum.
     """
     batches, next_offset = _read_batches(log, offset, upto)
     aborts = AbortedTransactionFilter(log.aborted_in(offset, next_offset))
@@ -62,11 +66,11 @@ def scan_held_records(log: Log, offset: int, upto: LogOffsetMetadata) -> ScanRes
 
 
 def _read_batches(log: Log, offset: int, upto: LogOffsetMetadata) -> tuple[list[_Batch], int]:
-    piece = log.read(offset, _READ_BYTES, upto)
+    piece = read_validated(log, offset, _READ_BYTES, upto)
     batches, next_offset = list(iter_batches(piece.data)), piece.next_offset
     if batches and is_held_batch(*batches[-1]) and next_offset < upto.offset:
         # The batch that decides whether it counts is beyond this chunk.
-        following = log.read(next_offset, 1, upto)
+        following = read_validated(log, next_offset, 1, upto)
         batches += iter_batches(following.data)
         next_offset = following.next_offset
     return batches, next_offset
@@ -76,8 +80,7 @@ logger = logging.getLogger("penstock.schedule")
 
 #: Bytes of held records in one request to the shard.
 _REQUEST_BYTES: Final = 512 << 10
-_BACKOFF_S: Final = 0.05
-_BACKOFF_MAX_S: Final = 2.0
+_BACKOFF: Final = ExponentialBackoff(base_ms=50, cap_ms=2_000)
 #: How often the mover reports a position that advanced without held records.
 _POSITION_INTERVAL_S: Final = 30.0
 
@@ -100,10 +103,7 @@ class Mover:
 
     @property
     def is_current(self) -> bool:
-        partition = self.partition
-        return (
-            partition.is_leader and partition.leader_epoch == self.leader_epoch and not partition.is_retired
-        )
+        return leads_in_epoch(self.partition, self.leader_epoch)
 
     @property
     def moved_offset(self) -> int:
@@ -144,24 +144,24 @@ class Mover:
         self._wake.set()
 
     async def _run(self) -> None:
-        backoff_s = _BACKOFF_S
+        failures = 0
         while self.is_current:
             try:
                 if self._position is None and not await self._begin():
                     return
                 await self._move_on()
-                backoff_s = _BACKOFF_S
+                failures = 0
             except (ApiError, ConnectionError, TimeoutError) as error:
                 # The first failure is normal, because a shard takes a moment to load.
-                level = logging.DEBUG if backoff_s == _BACKOFF_S else logging.INFO
+                level = logging.INFO if failures else logging.DEBUG
                 logger.log(
                     level, "cannot hand held records over", extra={"mover": repr(self), "reason": str(error)}
                 )
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
-                backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+                await asyncio.sleep(_BACKOFF.spread_ms(failures, random) / 1000)
+                failures += 1
             except Exception:
                 logger.exception("mover failed", extra={"mover": repr(self)})
-                await asyncio.sleep(_BACKOFF_MAX_S)
+                await asyncio.sleep(_BACKOFF.cap_ms / 1000)
 
     async def _begin(self) -> bool:
         """Look up where to continue. Returns False if no records were ever held here and none will be."""
@@ -206,7 +206,12 @@ class Mover:
             await self._look(partition.log, upto)
 
     async def _look(self, log: Log, upto: LogOffsetMetadata) -> None:
-        scanned = await self._schedule.environment.in_thread(scan_held_records, log, self._next, upto)
+        try:
+            scanned = await self._schedule.environment.in_thread(scan_held_records, log, self._next, upto)
+        except ApiError as error:
+            if self.is_current:
+                self._schedule.handle_read_error(self.partition, error)
+            raise
         if not self.is_current or (scanned.found and not await self._hand_over(scanned)):
             return
         if scanned.next_offset == self._next and self.partition.last_stable.offset == upto.offset:

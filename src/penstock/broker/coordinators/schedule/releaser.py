@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.schedule.storage import read_groups
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.scheduling.release import DueRecords, encode_release_batch, gather_due_records
 from penstock.scheduling.schedule_log import ReleasePlan, ScheduleSource
@@ -38,8 +39,7 @@ _UNBOUNDED: Final = 1 << 62
 _CONNECTIONS: Final = 8
 _APPEND_TIMEOUT_S: Final = 3.0
 _SLOW_APPEND_TIMEOUT_S: Final = 15.0
-_RETRY_S: Final = 0.5
-_RETRY_MAX_S: Final = 30.0
+_BACKOFF: Final = ExponentialBackoff(base_ms=500, cap_ms=30_000)
 _DROP_GROUPS: Final = 1000
 _SEQUENCE_MASK: Final = (1 << 31) - 1
 #: The partition does not know the producer as expected, so nothing of the plan is in its log: use a new producer id.
@@ -56,7 +56,7 @@ class _SourceRelease:
         self.producer_id = -1
         self.sequence = 0
         self.retry_at = 0.0
-        self.retry_s = _RETRY_S
+        self.failures = 0
         self.is_slow = False
         self.bytes_max = _RELEASE_BYTES_MAX
         self.records_max = _RECORDS_MIN
@@ -166,7 +166,7 @@ class Releaser:
                     await self._drop(source)
                 else:
                     await self._release(source, topic, line)
-            line.retry_at, line.retry_s, line.is_slow = 0.0, _RETRY_S, False
+            line.retry_at, line.failures, line.is_slow = 0.0, 0, False
         except (ApiError, ConnectionError, TimeoutError) as error:
             self._back_off(source, line, error)
         except Exception:
@@ -184,7 +184,8 @@ class Releaser:
         if not self._host.is_current:
             return
         line.is_slow = True
-        line.retry_at, line.retry_s = _monotonic_s() + line.retry_s, min(2 * line.retry_s, _RETRY_MAX_S)
+        line.retry_at = _monotonic_s() + _BACKOFF.minimum_ms(line.failures) / 1000
+        line.failures += 1
         extra = {"source": f"{source.topic_id}-{source.partition}", "reason": str(error) or repr(error)}
         logger.warning("due records wait for their partition", extra=extra)
 
@@ -231,7 +232,7 @@ class Releaser:
 
         line.gathered.clear()
         try:
-            found, index.ladder_first_ms = await self._host.schedule.in_thread(gathered)
+            found, index.ladder_first_ms = await self._host.read(gathered)
             if found is None:
                 return None
             # Not up to now: if this clock is ahead, the next leader could not release new records until then.
@@ -259,7 +260,7 @@ class Releaser:
             dues = index.planned_dues(arrived, state)
             return gather_due_records(dues, read_groups(log, dues), _UNBOUNDED)
 
-        release = await self._host.schedule.in_thread(gathered)
+        release = await self._host.read(gathered)
         assert release.dues[-1] == plan.upto, f"{plan} ends at {release.dues[-1]}"
         assert len(release.dues) == plan.record_count, f"{plan} has {len(release.dues)} records"
         return release

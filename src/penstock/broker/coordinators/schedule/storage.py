@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.log.validation import read_validated
 from penstock.protocol.record_batch import Record, decode_records, iter_batches
 from penstock.scheduling.ladder_queue import BLOCK_ENTRIES, LadderQueue
 from penstock.scheduling.schedule_log import (
@@ -208,7 +209,7 @@ def load_groups(shard: ScheduleShard, log: Log, end: LogOffsetMetadata) -> None:
 def _read_records(log: Log, end: LogOffsetMetadata) -> Iterator[tuple[Record, bool]]:
     offset = log.start_offset
     while offset < end.offset:
-        piece = log.read(offset, _READ_BYTES, end)
+        piece = read_validated(log, offset, _READ_BYTES, end)
         assert piece.next_offset > offset, f"nothing to read at {offset} of {end.offset}"
         for header, batch in iter_batches(piece.data):
             if header.is_control:
@@ -221,11 +222,14 @@ def _read_records(log: Log, end: LogOffsetMetadata) -> Iterator[tuple[Record, bo
 
 
 def read_groups(log: Log, dues: Iterable[DueEntry]) -> Iterator[tuple[int, StoredBlock]]:
-    """Yield the stored blocks of these entries by offset; read each batch once. Raises KeyError if one is missing."""
+    """Yield the stored blocks of these entries by offset; read each batch once.
+
+    Raises KeyError if one is missing, and ApiError if it is damaged.
+    """
     batch: dict[int, bytes | None] = {}
     for offset in sorted({due.offset for due in dues}):
         if offset not in batch:
-            piece = log.read(offset, 1, log.end)
+            piece = read_validated(log, offset, 1, log.end)
             _, found = next(iter_batches(piece.data))
             records = decode_records(found, log.config.decoded_bytes_max)
             batch = {record.offset: record.value for record in records}

@@ -162,7 +162,10 @@ class DeadLetterLogs:
         stopped_at = await self.environment.in_thread(collect, scan)
         seen_upto = scan.seen_upto if stopped_at is None else stopped_at
         if seen_upto <= offset:
-            raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
+            error = ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
+            if (here := self._partitions.led(topic.name, index)) is not None:
+                self._partitions.handle_read_error(here, error)  # another replica may have the records
+            raise error
         return SourceRead(piece.start_offset, seen_upto)
 
     async def _read_source(self, topic: TopicState, index: int, offset: int) -> _LogPiece:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs, DeadLetterWriter
 from penstock.groups.share.state.dead_letters import DeadLetterBreaker
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.share")
 
-_BACKOFF_S: Final = 0.02
-_BACKOFF_MAX_S: Final = 1.0
+_BACKOFF: Final = ExponentialBackoff(base_ms=40, cap_ms=1_000)
+#: How long to wait for a shard that is not available; most waits are a random part of it.
+_SHARD_RETRY_S: Final = 1.0
+#: How soon to look again whether the image includes the shard's leader epoch.
+_POLL_S: Final = 0.02
 #: Wait this long after a plan that was not full, because few large plans cost less than many small ones.
 _LINGER_S: Final = 0.1
 #: Share partitions whose dead letters are in memory at the same time.
@@ -90,14 +94,14 @@ class DeadLetterManager:
                     await self._coordinator.forget_deleted(active)
                     await self._serve_while_active(active)
                 else:
-                    await asyncio.sleep(_BACKOFF_S)
+                    await asyncio.sleep(_POLL_S)
             except ApiError:
                 # The shard is closed, or commits are stalled.
-                await asyncio.sleep(_BACKOFF_MAX_S * random.uniform(0.1, 1.0))
+                await asyncio.sleep(_SHARD_RETRY_S * random.uniform(0.1, 1.0))
             except Exception:
                 # If this task ended, no more dead letters of the shard would be written.
                 logger.exception("dead letters of shard %d have to wait", index)
-                await asyncio.sleep(_BACKOFF_MAX_S)
+                await asyncio.sleep(_SHARD_RETRY_S)
 
     async def _serve_while_active(self, active: ActiveShard[ShareCoordinatorShard]) -> None:
         """Raises ApiError when the shard is closed."""
@@ -128,12 +132,12 @@ class DeadLetterManager:
     async def _write_until_done(
         self, active: ActiveShard[ShareCoordinatorShard], key: SharePartitionKey
     ) -> None:
-        writer, rest_s = DeadLetterWriter(self._logs, active, key, self), _BACKOFF_S
+        writer, failures = DeadLetterWriter(self._logs, active, key, self), 0
         while not active.is_closed:
             try:
                 if not await writer.step():
                     return
-                rest_s = _BACKOFF_S
+                failures = 0
                 if writer.had_room:
                     await asyncio.sleep(_LINGER_S)
                 continue
@@ -141,8 +145,8 @@ class DeadLetterManager:
                 logger.info("dead letters of %s have to wait: %r", key, error)
             except Exception:
                 logger.exception("dead letters of %s have to wait", key)
-            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
-            await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(_BACKOFF.spread_ms(failures, random, longest=1) / 1000)
+            failures += 1
 
     # -- the circuit breaker -------------------------------------------------------------------------
 

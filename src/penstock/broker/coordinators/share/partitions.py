@@ -15,6 +15,7 @@ import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from penstock.broker.coordinators.runtime.sharded_coordinator import leads_in_epoch
 from penstock.broker.coordinators.share.sessions import RawTopicIdPartition, ShareSession, ShareSessions
 from penstock.groups.share.partition.acknowledgement import check_acknowledgements
 from penstock.groups.share.partition.share_partition import SharePartition
@@ -538,8 +539,7 @@ class SharePartitionManager:
         if not (delta.topics_deleted or delta.partitions_changed):
             return
         for led in list(self._led.values()):
-            partition = led.partition
-            if partition.is_retired or not partition.is_leader or partition.leader_epoch != led.leader_epoch:
+            if not leads_in_epoch(led.partition, led.leader_epoch):
                 led.close(ApiError(ErrorCode.not_leader_or_follower, "this node does not lead any more"))
 
     def close(self) -> None:

@@ -16,20 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from penstock.groups.share.state.share_state import (
-    DeleteState,
-    DeliveryTotals,
-    InitializeState,
-    ReadState,
-    ReadStateSummary,
-    SharePartitionKey,
-    ShareState,
-    ShareStateReply,
-    ShareStateRequest,
-    ShareStateSummary,
-    StoreWorkerErrors,
-    WriteState,
-)
+from penstock.groups.share.state import share_state as state
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
     SHARE_FAILURES,
@@ -46,8 +34,7 @@ if TYPE_CHECKING:
 
 #: How long a request is retried.
 RETRY_TIMEOUT_S: Final = 15.0
-_BACKOFF_S: Final = 0.02
-_BACKOFF_MAX_S: Final = 0.5
+_BACKOFF: Final = ExponentialBackoff(base_ms=40, cap_ms=500)
 _HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _NO_CLIENT_ID: Final = -1
 _CORRELATION_BYTES: Final = 4
@@ -65,8 +52,8 @@ _RETRIABLE_CODES: Final = frozenset(
 
 logger = logging.getLogger("penstock.share")
 
-PendingRequest = tuple[ShareStateRequest, "asyncio.Future[ShareStateReply]"]
-SendRequests = Callable[[list[ShareStateRequest]], Awaitable[Sequence[ShareStateReply]]]
+PendingRequest = tuple[state.ShareStateRequest, "asyncio.Future[state.ShareStateReply]"]
+SendRequests = Callable[[list[state.ShareStateRequest]], Awaitable[Sequence[state.ShareStateReply]]]
 
 
 class Persister:
@@ -93,12 +80,16 @@ class Persister:
         that would move an at-most-once group backwards.
         """
         await self._ask(
-            InitializeState(SharePartitionKey(group, topic_id, partition), state_epoch, start_offset)
+            state.InitializeState(
+                state.SharePartitionKey(group, topic_id, partition), state_epoch, start_offset
+            )
         )
 
-    async def read(self, group: str, topic_id: UUID, partition: int, leader_epoch: int) -> ShareState:
+    async def read(self, group: str, topic_id: UUID, partition: int, leader_epoch: int) -> state.ShareState:
         """Read the state and fence the leaders of earlier epochs. Raises INVALID_REQUEST if it is not initialised."""
-        answer = await self._ask(ReadState(SharePartitionKey(group, topic_id, partition), leader_epoch))
+        answer = await self._ask(
+            state.ReadState(state.SharePartitionKey(group, topic_id, partition), leader_epoch)
+        )
         assert answer.state is not None
         return answer.state
 
@@ -113,66 +104,71 @@ class Persister:
         start_offset: int,
         delivery_complete_count: int,
         batches: Sequence[tuple[int, int, int, int]],
-        totals: DeliveryTotals | None = None,
+        totals: state.DeliveryTotals | None = None,
     ) -> None:
         """Batches are (first offset, last offset, delivery state, delivery count); sorted batches are fastest.
 
         States 32-34 archive records and write dead letters for them. A start offset of -1 is not written, and one
         before the stored start does not move it back. A write may be repeated.
         """
-        key = SharePartitionKey(group, topic_id, partition)
+        key = state.SharePartitionKey(group, topic_id, partition)
         await self._ask(
-            WriteState(key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals)
+            state.WriteState(
+                key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals
+            )
         )
 
     async def explain(
         self, group: str, topic_id: UUID, partition: int, failures: Sequence[WorkerFailure]
     ) -> None:
         """Store the errors of failed records until their dead letters are written."""
-        await self._ask(StoreWorkerErrors(SharePartitionKey(group, topic_id, partition), tuple(failures)))
+        await self._ask(
+            state.StoreWorkerErrors(state.SharePartitionKey(group, topic_id, partition), tuple(failures))
+        )
 
     async def delete(self, group: str, topic_id: UUID, partition: int, *, state_epoch: int) -> None:
         """Raises FENCED_STATE_EPOCH if the state was initialised again, POLICY_VIOLATION for at-most-once groups."""
-        await self._ask(DeleteState(SharePartitionKey(group, topic_id, partition), state_epoch))
+        await self._ask(state.DeleteState(state.SharePartitionKey(group, topic_id, partition), state_epoch))
 
     async def summary(
         self, group: str, topic_id: UUID, partition: int, leader_epoch: int = -1
-    ) -> ShareStateSummary:
+    ) -> state.ShareStateSummary:
         """The start offset is -1 if the state was never initialised."""
         answer = await self._ask(
-            ReadStateSummary(SharePartitionKey(group, topic_id, partition), leader_epoch)
+            state.ReadStateSummary(state.SharePartitionKey(group, topic_id, partition), leader_epoch)
         )
         assert answer.summary is not None
         return answer.summary
 
     # -- sending -------------------------------------------------------------------------------------
 
-    async def _ask(self, question: ShareStateRequest) -> ShareStateReply:
+    async def _ask(self, question: state.ShareStateRequest) -> state.ShareStateReply:
         loop = asyncio.get_running_loop()
-        deadline, rest_s = loop.time() + RETRY_TIMEOUT_S, _BACKOFF_S
+        deadline, attempt = loop.time() + RETRY_TIMEOUT_S, 0
         while True:
             try:
                 answer = await self._ask_once(question)
             except ApiError as error:
-                answer = ShareStateReply(error.code, error.message)
+                answer = state.ShareStateReply(error.code, error.message)
             if answer.error is ErrorCode.none:
                 return answer
-            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
-            if not self._is_retriable(question, answer.error) or loop.time() + rest_s > deadline:
+            delay_s = _BACKOFF.spread_ms(attempt, random, longest=1) / 1000
+            if not self._is_retriable(question, answer.error) or loop.time() + delay_s > deadline:
                 raise ApiError(answer.error, answer.message)
-            await asyncio.sleep(rest_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(delay_s)
+            attempt += 1
 
-    def _is_retriable(self, question: ShareStateRequest, error: ErrorCode) -> bool:
+    def _is_retriable(self, question: state.ShareStateRequest, error: ErrorCode) -> bool:
         """Whether to retry. The coordinator may not know a new topic yet."""
         if error is ErrorCode.unknown_topic_or_partition:
             return question.key.topic_id in self._context.metadata.image.topics_by_id
         return error in _RETRIABLE_CODES
 
-    async def _ask_once(self, question: ShareStateRequest) -> ShareStateReply:
+    async def _ask_once(self, question: state.ShareStateRequest) -> state.ShareStateReply:
         if not self._coordinator.has_topic:
             await self._coordinator.ensure_topic()
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[ShareStateReply] = loop.create_future()
+        answered: asyncio.Future[state.ShareStateReply] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._send)
         self._waiting.append((question, answered))
@@ -188,12 +184,12 @@ class Persister:
             try:
                 leader = self._coordinator.leader_of_shard(self._coordinator.shard_of_key(question.key))
             except ApiError as error:
-                _complete([one], [ShareStateReply(error.code, error.message)])
+                _complete([one], [state.ShareStateReply(error.code, error.message)])
                 continue
             if leader == self._context.node_id:
                 here.append(one)
             elif leader is None:
-                _complete([one], [ShareStateReply(ErrorCode.coordinator_not_available)])
+                _complete([one], [state.ShareStateReply(ErrorCode.coordinator_not_available)])
             else:
                 there.setdefault((leader, type(question), question.key.group), []).append(one)
         if here:
@@ -209,12 +205,12 @@ class Persister:
         except Exception as error:
             # Every caller needs a reply, and it is unknown whether the request was carried out.
             logger.exception("a request for share group state failed")
-            answers = [ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
+            answers = [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
         _complete(waiting, answers)
 
     async def _request_remote(
-        self, leader: int, questions: list[ShareStateRequest]
-    ) -> Sequence[ShareStateReply]:
+        self, leader: int, questions: list[state.ShareStateRequest]
+    ) -> Sequence[state.ShareStateReply]:
         from penstock.broker.coordinators.share.state_messages import (
             STATE_APIS,
             decode_response,
@@ -222,11 +218,11 @@ class Persister:
         )
         from penstock.broker.network.peers import PeerUnreachable
 
-        if isinstance(questions[0], StoreWorkerErrors):
+        if isinstance(questions[0], state.StoreWorkerErrors):
             return [
                 await self._explain_remote(leader, one)
                 for one in questions
-                if isinstance(one, StoreWorkerErrors)
+                if isinstance(one, state.StoreWorkerErrors)
             ]
         form = STATE_APIS[type(questions[0])]
         try:
@@ -238,27 +234,27 @@ class Persister:
                 purpose="share-state",
             )
         except (PeerUnreachable, TimeoutError) as error:
-            return [ShareStateReply(ErrorCode.network_exception, str(error))] * len(questions)
+            return [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(questions)
         answers = decode_response(form, response)
         if len(answers) != len(questions):
-            return [ShareStateReply(ErrorCode.unknown_server_error, "the reply lacks partitions")] * len(
-                questions
-            )
+            return [
+                state.ShareStateReply(ErrorCode.unknown_server_error, "the reply lacks partitions")
+            ] * len(questions)
         return answers
 
-    async def _explain_remote(self, leader: int, question: StoreWorkerErrors) -> ShareStateReply:
+    async def _explain_remote(self, leader: int, question: state.StoreWorkerErrors) -> state.ShareStateReply:
         from penstock.broker.network.peers import PeerUnreachable
 
         message = ShareFailures(*question.key, question.failures, for_coordinator=True)
         frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(message)
         try:
             reply = await self._peers().raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
-            return ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
+            return state.ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
         except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
-            return ShareStateReply(ErrorCode.network_exception, str(error))
+            return state.ShareStateReply(ErrorCode.network_exception, str(error))
 
 
-def _complete(waiting: list[PendingRequest], answers: Sequence[ShareStateReply]) -> None:
+def _complete(waiting: list[PendingRequest], answers: Sequence[state.ShareStateReply]) -> None:
     for (_, answered), answer in zip(waiting, answers, strict=True):
         if not answered.done():
             answered.set_result(answer)

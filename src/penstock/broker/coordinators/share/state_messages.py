@@ -8,28 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from penstock.groups.share.state.share_state import (
-    EXPIRED_TOTAL_ON_WIRE,
-    NO_DELIVERY_TOTALS,
-    TOTALS_ON_WIRE,
-    UNSET,
-    DeleteState,
-    DeliveryTotals,
-    InitializeState,
-    ReadState,
-    ReadStateSummary,
-    SharePartitionKey,
-    ShareState,
-    ShareStateReply,
-    ShareStateRequest,
-    ShareStateSummary,
-    StateBatch,
-    WriteState,
-)
+from penstock.groups.share.state import share_state
 from penstock.protocol.schemas import schema_class
 
-_NO_STATE: Final = ShareState(0, 0)
-_NO_SUMMARY: Final = ShareStateSummary(0, 0, 0, 0)
+_NO_STATE: Final = share_state.ShareState(0, 0)
+_NO_SUMMARY: Final = share_state.ShareStateSummary(0, 0, 0, 0)
 
 
 class StateApi(NamedTuple):
@@ -40,9 +23,9 @@ class StateApi(NamedTuple):
     folder: str
     question: type
     asked: Callable[[Any], dict[str, Any]]  # the fields of a request
-    read: Callable[[SharePartitionKey, Any], ShareStateRequest]
-    told: Callable[[ShareStateReply], dict[str, Any]]  # the fields of a reply
-    heard: Callable[[Any], ShareStateReply]
+    read: Callable[[share_state.SharePartitionKey, Any], share_state.ShareStateRequest]
+    told: Callable[[share_state.ShareStateReply], dict[str, Any]]  # the fields of a reply
+    heard: Callable[[Any], share_state.ShareStateReply]
     suffix: str = ""
     numbers: Callable[[Any], tuple[int, ...]] = lambda one: (one.key.partition,)
 
@@ -58,37 +41,37 @@ def _no_fields(_: Any) -> dict[str, Any]:
     return {}
 
 
-def _decode_result(part: Any) -> ShareStateReply:
-    return ShareStateReply(part.error_code, part.error_message)
+def _decode_result(part: Any) -> share_state.ShareStateReply:
+    return share_state.ShareStateReply(part.error_code, part.error_message)
 
 
-def _decode_state(part: Any) -> ShareStateReply:
+def _decode_state(part: Any) -> share_state.ShareStateReply:
     batches, totals = _decode_batches(part.state_batches)
-    state = ShareState(
+    state = share_state.ShareState(
         part.state_epoch,
         part.start_offset,
-        tuple(map(StateBatch._make, batches)),
-        totals or NO_DELIVERY_TOTALS,
+        tuple(map(share_state.StateBatch._make, batches)),
+        totals or share_state.NO_DELIVERY_TOTALS,
     )
-    return ShareStateReply(part.error_code, part.error_message, state=state)
+    return share_state.ShareStateReply(part.error_code, part.error_message, state=state)
 
 
-def _decode_summary(part: Any) -> ShareStateReply:
-    summary = ShareStateSummary(
+def _decode_summary(part: Any) -> share_state.ShareStateReply:
+    summary = share_state.ShareStateSummary(
         part.state_epoch, part.leader_epoch, part.start_offset, part.delivery_complete_count
     )
-    return ShareStateReply(part.error_code, part.error_message, summary=summary)
+    return share_state.ShareStateReply(part.error_code, part.error_message, summary=summary)
 
 
 def _encode_batches(
-    batches: Iterable[tuple[int, int, int, int]], totals: DeliveryTotals | None, folder: str
+    batches: Iterable[tuple[int, int, int, int]], totals: share_state.DeliveryTotals | None, folder: str
 ) -> tuple[Any, ...]:
     """Encode state batches; the totals, if any, are added as batches with special delivery states."""
     batch = schema_class(f"{folder}:StateBatch")
     if totals:
         of_totals = (
-            (totals.handed_out, totals.confirmed, TOTALS_ON_WIRE, 0),
-            (totals.expired, 0, EXPIRED_TOTAL_ON_WIRE, 0),
+            (totals.handed_out, totals.confirmed, share_state.TOTALS_ON_WIRE, 0),
+            (totals.expired, 0, share_state.EXPIRED_TOTAL_ON_WIRE, 0),
         )
         batches = (*batches, *of_totals)
     return tuple(
@@ -97,23 +80,25 @@ def _encode_batches(
     )
 
 
-def _decode_batches(sent: Iterable[Any]) -> tuple[list[tuple[int, int, int, int]], DeliveryTotals | None]:
+def _decode_batches(
+    sent: Iterable[Any],
+) -> tuple[list[tuple[int, int, int, int]], share_state.DeliveryTotals | None]:
     """The inverse of `_encode_batches`."""
     batches, totals = [], None
     for one in sent:
         state = one.delivery_state
-        if state == TOTALS_ON_WIRE:
-            totals = (totals or NO_DELIVERY_TOTALS)._replace(
+        if state == share_state.TOTALS_ON_WIRE:
+            totals = (totals or share_state.NO_DELIVERY_TOTALS)._replace(
                 handed_out=one.first_offset, confirmed=one.last_offset
             )
-        elif state == EXPIRED_TOTAL_ON_WIRE:
-            totals = (totals or NO_DELIVERY_TOTALS)._replace(expired=one.first_offset)
+        elif state == share_state.EXPIRED_TOTAL_ON_WIRE:
+            totals = (totals or share_state.NO_DELIVERY_TOTALS)._replace(expired=one.first_offset)
         else:
             batches.append((one.first_offset, one.last_offset, state, one.delivery_count))
     return batches, totals
 
 
-def _write_fields(write: WriteState) -> dict[str, Any]:
+def _write_fields(write: share_state.WriteState) -> dict[str, Any]:
     return {
         "state_epoch": write.state_epoch,
         "leader_epoch": write.leader_epoch,
@@ -123,18 +108,18 @@ def _write_fields(write: WriteState) -> dict[str, Any]:
     }
 
 
-def _decode_write(key: SharePartitionKey, part: Any) -> WriteState:
+def _decode_write(key: share_state.SharePartitionKey, part: Any) -> share_state.WriteState:
     epochs = part.state_epoch, part.leader_epoch
-    return WriteState(
+    return share_state.WriteState(
         key, *epochs, part.start_offset, part.delivery_complete_count, *_decode_batches(part.state_batches)
     )
 
 
-def _totals_if_any(totals: DeliveryTotals) -> DeliveryTotals | None:
+def _totals_if_any(totals: share_state.DeliveryTotals) -> share_state.DeliveryTotals | None:
     return totals if any(totals) else None
 
 
-def _state_fields(answer: ShareStateReply) -> dict[str, Any]:
+def _state_fields(answer: share_state.ShareStateReply) -> dict[str, Any]:
     state = answer.state or _NO_STATE
     return {
         "state_epoch": state.state_epoch,
@@ -145,7 +130,7 @@ def _state_fields(answer: ShareStateReply) -> dict[str, Any]:
     }
 
 
-def _summary_fields(answer: ShareStateReply) -> dict[str, Any]:
+def _summary_fields(answer: share_state.ShareStateReply) -> dict[str, Any]:
     return (answer.summary or _NO_SUMMARY)._asdict()
 
 
@@ -153,8 +138,8 @@ def _summary_fields(answer: ShareStateReply) -> dict[str, Any]:
 _EPOCH_BELOW: Final = -2
 
 
-def _partition_and_epoch(delete: DeleteState) -> tuple[int, ...]:
-    if delete.state_epoch == UNSET:
+def _partition_and_epoch(delete: share_state.DeleteState) -> tuple[int, ...]:
+    if delete.state_epoch == share_state.UNSET:
         return (delete.key.partition,)
     return (delete.key.partition, _EPOCH_BELOW - delete.state_epoch)
 
@@ -163,9 +148,9 @@ INITIALIZE: Final = StateApi(
     83,
     "Initialize",
     "initialize_share_group_state.v0",
-    InitializeState,
+    share_state.InitializeState,
     asked=lambda one: {"state_epoch": one.state_epoch, "start_offset": one.start_offset},
-    read=lambda key, part: InitializeState(key, part.state_epoch, part.start_offset),
+    read=lambda key, part: share_state.InitializeState(key, part.state_epoch, part.start_offset),
     told=_no_fields,
     heard=_decode_result,
 )
@@ -173,9 +158,9 @@ READ: Final = StateApi(
     84,
     "Read",
     "read_share_group_state.v0",
-    ReadState,
+    share_state.ReadState,
     asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: ReadState(key, part.leader_epoch),
+    read=lambda key, part: share_state.ReadState(key, part.leader_epoch),
     told=_state_fields,
     heard=_decode_state,
 )
@@ -183,7 +168,7 @@ WRITE: Final = StateApi(
     85,
     "Write",
     "write_share_group_state.v1",
-    WriteState,
+    share_state.WriteState,
     asked=_write_fields,
     read=_decode_write,
     told=_no_fields,
@@ -193,9 +178,9 @@ DELETE: Final = StateApi(
     86,
     "Delete",
     "delete_share_group_state.v0",
-    DeleteState,
+    share_state.DeleteState,
     asked=_no_fields,
-    read=lambda key, part: DeleteState(key),
+    read=lambda key, part: share_state.DeleteState(key),
     told=_no_fields,
     heard=_decode_result,
     numbers=_partition_and_epoch,
@@ -204,9 +189,9 @@ SUMMARY: Final = StateApi(
     87,
     "Read",
     "read_share_group_state_summary.v1",
-    ReadStateSummary,
+    share_state.ReadStateSummary,
     asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: ReadStateSummary(key, part.leader_epoch),
+    read=lambda key, part: share_state.ReadStateSummary(key, part.leader_epoch),
     told=_summary_fields,
     heard=_decode_summary,
     suffix="Summary",
@@ -214,7 +199,7 @@ SUMMARY: Final = StateApi(
 STATE_APIS: Final = {form.question: form for form in (INITIALIZE, READ, WRITE, DELETE, SUMMARY)}
 
 
-def encode_request(form: StateApi, questions: Sequence[ShareStateRequest]) -> Any:
+def encode_request(form: StateApi, questions: Sequence[share_state.ShareStateRequest]) -> Any:
     """All requests must be for the same group."""
     topic_class = form.part("request", f"{form.name}State{form.suffix}Data")
     part_class = form.part("request", "PartitionData")
@@ -232,21 +217,23 @@ def encode_request(form: StateApi, questions: Sequence[ShareStateRequest]) -> An
     return form.message("request")(group_id=questions[0].key.group, topics=topics)
 
 
-def decode_request(form: StateApi, request: Any) -> list[ShareStateRequest]:
-    questions: list[ShareStateRequest] = []
+def decode_request(form: StateApi, request: Any) -> list[share_state.ShareStateRequest]:
+    questions: list[share_state.ShareStateRequest] = []
     for topic in request.topics:
         for place, part in enumerate(topic.partitions):
             if form is DELETE and place and part.partition <= _EPOCH_BELOW:
-                questions[-1] = DeleteState(questions[-1].key, _EPOCH_BELOW - part.partition)
+                questions[-1] = share_state.DeleteState(questions[-1].key, _EPOCH_BELOW - part.partition)
             else:
                 questions.append(
-                    form.read(SharePartitionKey(request.group_id, topic.topic_id, part.partition), part)
+                    form.read(
+                        share_state.SharePartitionKey(request.group_id, topic.topic_id, part.partition), part
+                    )
                 )
     return questions
 
 
 def encode_response(
-    form: StateApi, asked: Sequence[tuple[Any, int]], answers: Sequence[ShareStateReply]
+    form: StateApi, asked: Sequence[tuple[Any, int]], answers: Sequence[share_state.ShareStateReply]
 ) -> Any:
     """`asked` are the topic ids and partitions of the request."""
     topic_class = form.part("response", f"{form.name}State{form.suffix}Result")
@@ -270,6 +257,6 @@ def encode_response(
     return form.message("response")(results=results)
 
 
-def decode_response(form: StateApi, response: Any) -> list[ShareStateReply]:
+def decode_response(form: StateApi, response: Any) -> list[share_state.ShareStateReply]:
     """Return the replies in the order of the requests."""
     return [form.heard(part) for topic in response.results for part in topic.partitions]

@@ -22,6 +22,7 @@ from penstock.broker.coordinators.transactions.request_queue import (
     PartitionErrors,
 )
 from penstock.cluster.topic_names import CONSUMER_OFFSETS, TRANSACTION_STATE, is_internal
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import EndMarker
 from penstock.transactions.messages import MarkersPosition, MarkersReply, TopicPartition, TransactionMarkers
@@ -211,8 +212,11 @@ async def _commit_error(committed: Awaitable[None]) -> ErrorCode:
 
 logger = logging.getLogger("penstock.transactions")
 
-_BACKOFF_S: Final = 0.02
-_BACKOFF_MAX_S: Final = 1.0
+_BACKOFF: Final = ExponentialBackoff(base_ms=20, cap_ms=1_000)
+#: How long to wait for a shard that is not available; most waits are a random part of it.
+_SHARD_RETRY_S: Final = 1.0
+#: How soon to look again for what is about to change.
+_POLL_S: Final = 0.02
 #: The marker is written, or the partition has a later transaction of the producer: this one has ended there.
 _WRITTEN_CODES: Final = frozenset({ErrorCode.none, ErrorCode.invalid_producer_epoch})
 
@@ -248,11 +252,11 @@ class MarkerSender:
             try:
                 await self._serve_now(index)
             except ApiError:
-                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
+                await asyncio.sleep(_SHARD_RETRY_S * random.random())
             except Exception:
                 # If this task ended, no more transactions of the shard would end.
                 logger.exception("markers of shard %d have to wait", index)
-                await asyncio.sleep(_BACKOFF_MAX_S)
+                await asyncio.sleep(_SHARD_RETRY_S)
 
     async def _serve_now(self, index: int) -> None:
         """Raises ApiError if the shard is not available."""
@@ -260,7 +264,7 @@ class MarkerSender:
         if self._coordinator.image_includes_epoch(index, active.leader_epoch):
             await self._serve_while_active(active)
         else:
-            await asyncio.sleep(_BACKOFF_S)
+            await asyncio.sleep(_POLL_S)
 
     async def _serve_while_active(self, active: ActiveShard[TransactionCoordinatorShard]) -> None:
         position: MarkersPosition | None = None
@@ -271,7 +275,7 @@ class MarkerSender:
                 )
             except ApiError:
                 # The shard is closed, or commits are stalled.
-                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
+                await asyncio.sleep(_SHARD_RETRY_S * random.random())
                 continue
             position = reply.position
             for markers in reply.markers:
@@ -286,14 +290,14 @@ class MarkerSender:
         """Wait until the ending transaction has ended; if none is known, wait for a moment."""
         task = self._ending.get(transactional_id)
         if task is None:
-            await asyncio.sleep(min(_BACKOFF_S, timeout_s))
+            await asyncio.sleep(min(_POLL_S, timeout_s))
         else:
             await asyncio.wait((task,), timeout=timeout_s)
 
     async def _deliver(
         self, active: ActiveShard[TransactionCoordinatorShard], markers: TransactionMarkers
     ) -> None:
-        left, rest_s = markers.partitions, _BACKOFF_S
+        left, attempt = markers.partitions, 0
         while not active.is_closed:
             outcomes = await self._write(active, markers, left)
             if ErrorCode.transaction_coordinator_fenced in outcomes.values():
@@ -304,8 +308,8 @@ class MarkerSender:
             await self._report(active, markers, written)
             if not left:
                 return
-            await asyncio.sleep(rest_s * random.uniform(0.5, 1.5))
-            rest_s = min(rest_s * 2, _BACKOFF_MAX_S)
+            await asyncio.sleep(_BACKOFF.spread_ms(attempt, random) / 1000)
+            attempt += 1
 
     async def _write(
         self,
@@ -382,6 +386,6 @@ class MarkerSender:
                     )
                 )
             except ApiError:
-                await asyncio.sleep(_BACKOFF_MAX_S * random.random())
+                await asyncio.sleep(_SHARD_RETRY_S * random.random())
             else:
                 return

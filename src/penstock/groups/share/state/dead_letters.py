@@ -46,7 +46,7 @@ from penstock.protocol.record_batch import (
     checksum,
     iter_batches,
     open_batch,
-    pack_batch,
+    pack_new_batch,
     wrap_int64,
 )
 from penstock.protocol.share_failures import WorkerError
@@ -128,14 +128,14 @@ def _slot(at_ms: int) -> int:
 
 
 class DeadLetterBreaker:
-    __slots__ = ("_buried", "_finished", "_tokens", "_tokens_at_ms", "rate_max", "share_max")
+    __slots__ = ("_dead_lettered", "_finished", "_tokens", "_tokens_at_ms", "rate_max", "share_max")
 
     def __init__(self, rate_max: float | None = None, share_max: float | None = None) -> None:
         """Dead letters per second, and as a part of what is finished; None has no bound."""
         self.rate_max = rate_max
         self.share_max = share_max
         self._finished = _SlidingSum()
-        self._buried = _SlidingSum()
+        self._dead_lettered = _SlidingSum()
         self._tokens = self._burst
         self._tokens_at_ms: int | None = None
 
@@ -160,23 +160,23 @@ class DeadLetterBreaker:
         """How many of these may be buried now. They count at once, as others may ask before they are."""
         self._refill(now_ms)
         self._finished.forget_before(now_ms)
-        self._buried.forget_before(now_ms)
+        self._dead_lettered.forget_before(now_ms)
         allowed = wanted
         if self.rate_max is not None:
             allowed = min(allowed, int(self._tokens))
         if self.share_max is not None:
             bound = max(int(self.share_max * self._finished.total), FREE_PER_WINDOW)
-            allowed = min(allowed, max(bound - self._buried.total, 0))
+            allowed = min(allowed, max(bound - self._dead_lettered.total, 0))
         if self.rate_max is not None:
             self._tokens -= allowed  # without a rate there is no debt that a later rate would count
-        self._buried.add(allowed, now_ms)
+        self._dead_lettered.add(allowed, now_ms)
         return allowed
 
     def give_back(self, count: int, taken_at_ms: int) -> None:
         """So many of those that were allowed then are not buried after all."""
         if self.rate_max is not None:
             self._tokens = min(self._tokens + count, self._burst)
-        self._buried.take_back(count, taken_at_ms)
+        self._dead_lettered.take_back(count, taken_at_ms)
 
     def wait_ms(self) -> int:
         """How long until it is worth asking again, when none was allowed."""
@@ -494,22 +494,15 @@ class DeadLetterBatch:
             self.offsets.append((offset, offset))
 
     def batch(self, *, producer_id: int, epoch: int, sequence: int, codec: Codec = Codec.NONE) -> bytearray:
-        header = BatchHeader(
-            base_offset=0,
-            length=0,
-            leader_epoch=-1,
-            magic=2,
-            crc=0,
+        return pack_new_batch(
+            compress(codec, b"".join(self._parts)),
+            self.count,
+            self._now_ms,
             attributes=codec,
-            last_offset_delta=self.count - 1,
-            base_timestamp=self._now_ms,
-            max_timestamp=self._now_ms,
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=sequence,
-            record_count=self.count,
         )
-        return pack_batch(header, compress(codec, b"".join(self._parts)))
 
 
 def ranges_with_cause(pending: Sequence[StateRange], offsets: Iterable[tuple[int, int]]) -> list[StateRange]:

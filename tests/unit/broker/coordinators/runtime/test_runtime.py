@@ -125,12 +125,14 @@ class Bench:
         self.shards: list[Ledger] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.unreadable: list[tuple[Partition, ErrorCode]] = []
         self.runtime: CoordinatorRuntime[Ledger] = CoordinatorRuntime(
             new_shard=self._new_shard,
             find_partition=lambda index: self.partition if index == 0 else None,
             now_ms=lambda: self.now_ms,
             in_thread=self._in_thread,
             commit_timeout_s=commit_timeout_s,
+            on_unreadable=lambda partition, error: self.unreadable.append((partition, error.code)),
         )
 
     @property
@@ -397,6 +399,25 @@ async def test_a_topic_made_again_starts_from_its_new_log(bench: Bench, tmp_path
     bench.partition = Partition(open_log(tmp_path / "other"))
     assert await bench.entries() == {}
     assert code_of(parked) is ErrorCode.not_coordinator
+
+
+async def test_a_shard_is_not_loaded_from_damaged_records(log: Log) -> None:
+    """The changed value can be decoded; only the checksum tells that it is not what was committed."""
+    before = Bench(log)
+    write = before.begin(before.put(name="committed"))
+    await settle()
+    before.disk.commit()
+    await write
+    before.runtime.close()
+    (path,) = log.directory.glob("*.log")
+    path.write_bytes(path.read_bytes().replace(b"committed", b"cOmmitted"))
+    after = Bench(log)
+    with pytest.raises(ApiError) as refused:
+        await after.entries()
+    assert refused.value.code is ErrorCode.coordinator_not_available
+    assert after.unreadable == [(after.disk, ErrorCode.corrupt_message)], (
+        "another replica may have the records"
+    )
 
 
 async def test_a_new_leader_epoch_loads_the_shard_again(bench: Bench) -> None:

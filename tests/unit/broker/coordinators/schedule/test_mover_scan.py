@@ -9,6 +9,7 @@ from tests.compacting import NOW_MS, append, append_marker, batches, pairs, roll
 from penstock.broker.coordinators.schedule.mover import ScanResult, scan_held_records
 from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.log import Log
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch, open_batch, read_header
 from penstock.scheduling.intake import (
     ScheduleLimits,
@@ -148,3 +149,15 @@ def test_batches_larger_than_a_read_are_found(log: Log) -> None:
     offset = hold(log, (b"k", b"v" * 300_000, True), (b"l", b"w" * 300_000, False))
     assert found_keys(log) == [(offset, [b"k"])]
     assert read_header(batches(log)[0][1]).is_control
+
+
+def test_damaged_records_are_not_moved(log: Log) -> None:
+    hold(log, (b"k", b"held", True), (b"l", b"now", False))
+    (path,) = log.directory.glob("*.log")
+    stored = path.read_bytes()
+    path.write_bytes(stored.replace(b"held", b"hold"))
+    with pytest.raises(ApiError, match="damaged") as raised:
+        scanned(log)
+    assert raised.value.code is ErrorCode.corrupt_message
+    path.write_bytes(stored)
+    assert found_keys(log) == [(0, [b"k"])]

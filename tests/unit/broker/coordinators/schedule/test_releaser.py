@@ -11,6 +11,7 @@ from tests.compat.message import Message, values
 from penstock.broker.coordinators.schedule import releaser
 from penstock.broker.coordinators.schedule.active_shard import ActiveScheduleShard
 from penstock.broker.partition.idempotent_append import PlannedAppends
+from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import read_header
 from penstock.testing import EmbeddedBroker
@@ -20,7 +21,7 @@ Append = Callable[..., Awaitable[int]]
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
-    monkeypatch.setattr(releaser, "_RETRY_S", 0.05)
+    monkeypatch.setattr(releaser, "_BACKOFF", ExponentialBackoff(base_ms=50, cap_ms=30_000))
     with EmbeddedBroker(settings={"penstock.schedule.topic.num.partitions": 1}) as running:
         running.create_topic("jobs", partitions=2, penstock_schedule_enable="true")
         yield running

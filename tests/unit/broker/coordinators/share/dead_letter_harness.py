@@ -50,7 +50,7 @@ async def append(node: Node, topic: str, count: int, padding: int = 0) -> None:
         )
         for place in range(count)
     ]
-    appended = partition.append(memoryview(encode_batch(records)), node.now_ms())
+    appended = partition.append(memoryview(encode_batch(records)), node.environment.now_ms())
     await partition.committed(appended.last_offset)
 
 

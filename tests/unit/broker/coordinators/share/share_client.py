@@ -193,7 +193,7 @@ async def publish(node: Node, count: int, *, topic: str = "t", index: int = 0, b
     for _ in range(batches):
         first = partition.log.end_offset
         records = [Record(at, 1000 + at, None, b"v%d" % (first + at)) for at in range(count)]
-        partition.append(memoryview(encode_batch(records)), node.now_ms())
+        partition.append(memoryview(encode_batch(records)), node.environment.now_ms())
     await partition.committed(partition.log.end_offset - 1)
 
 

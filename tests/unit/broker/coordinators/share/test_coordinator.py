@@ -249,7 +249,7 @@ async def test_waiting_requests_are_answered_after_an_unexpected_error(
     with monkeypatch.context() as patch:
         if there:
             patch.setattr(coordinator, "leader_of_shard", lambda _: 77 if failures else node.node_id)
-            patch.setattr(node.peers, "call", fail)
+            patch.setattr(node.peers(), "call", fail)
         else:
             real = coordinator.ask
             patch.setattr(coordinator, "ask", lambda questions: fail() if failures else real(questions))

@@ -30,9 +30,12 @@ from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs
 from penstock.broker.metrics.exposition import Exposition
 from penstock.broker.node import Node
 from penstock.broker.partition.idempotent_append import PlannedAppends
+from penstock.broker.partition.partition import Partition
+from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.cluster.image import TopicState
 from penstock.groups.share.state.share_state import SharePartitionKey
 from penstock.protocol.compression import Codec
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import Record, encode_batch, pack_batch, read_header
 
 REJECTED = 33
@@ -40,7 +43,7 @@ REJECTED = 33
 
 async def append_batch(node: Node, batch: bytearray) -> None:
     partition = node.partitions.find(TOPIC, 0)
-    appended = partition.append(memoryview(batch), node.now_ms())
+    appended = partition.append(memoryview(batch), node.environment.now_ms())
     await partition.committed(appended.last_offset)
 
 
@@ -164,7 +167,9 @@ async def prepare_many(node: Node, partitions: int) -> list[SharePartitionKey]:
     batch = encode_batch([Record(0, 5, b"k", b"v"), Record(1, 5, b"k", b"w")])
     for key in keys:
         partition = node.partitions.find(TOPIC, key.partition)
-        await partition.committed(partition.append(memoryview(bytearray(batch)), node.now_ms()).last_offset)
+        await partition.committed(
+            partition.append(memoryview(bytearray(batch)), node.environment.now_ms()).last_offset
+        )
         await node.share_state().persister.initialize(*key, state_epoch=0, start_offset=0)
     return keys
 
@@ -297,7 +302,7 @@ async def test_the_state_outlives_what_a_node_keeps_of_other_topics(tmp_path: Pa
         await write(node, key, (2 * offset, 2 * offset, 2, 1))
     log = node.partitions.find("__share_group_state", 0).log
     assert len(list(log._reader.segments)) > 2
-    assert log.expired_segments(node.now_ms()) == []
+    assert log.expired_segments(node.environment.now_ms()) == []
     await node.stop()
 
 
@@ -313,4 +318,29 @@ async def test_a_log_of_small_segments_is_pruned_too(tmp_path: Path) -> None:
     assert partition.log.start_offset == end
     node.share_state()._runtime.unload(0)
     assert await node.share_state().read_all(lambda shard: shard.stored()) == before
+    await node.stop()
+
+
+async def test_a_damaged_source_is_reported_so_that_another_replica_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without that, the dead letters would wait for ever although other replicas have the records."""
+    node = await started(tmp_path)
+    key = await prepare(node, 2)
+    partition = node.partitions.find(TOPIC, 0)
+    (path,) = partition.log.directory.glob("*.log")
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"value 0", b"VALUE 0"))
+    reported: list[tuple[Partition, ErrorCode]] = []
+
+    def note(manager: ReplicaManager, damaged: Partition, error: ApiError) -> None:
+        reported.append((damaged, error.code))
+
+    monkeypatch.setattr(ReplicaManager, "handle_read_error", note)
+    await write(node, key, (0, 1, REJECTED, 1))
+    await until(lambda: reported)
+    assert reported[0] == (partition, ErrorCode.corrupt_message)
+    path.write_bytes(whole)
+    await all_buried(node)
+    assert buried_offsets(node) == {0: 1, 1: 1}
     await node.stop()

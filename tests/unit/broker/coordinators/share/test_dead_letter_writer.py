@@ -140,7 +140,7 @@ async def test_records_that_are_gone_leave_what_is_known_of_them_or_are_counted(
         assert points.passed[-1] == "after a write"
         partition = node.partitions.find(TOPIC, 0)
         partition.log.delete_records_before(5)
-        await node.in_thread(node.store.checkpoint)
+        await node.environment.in_thread(node.store.checkpoint)
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())

@@ -137,7 +137,7 @@ async def test_holes_are_not_counted_as_handed_out(tmp_path: Path) -> None:
         # As compaction leaves a batch.
         batch = encode_batch(left)
         batch[12:16] = bytes(4)  # in leader epoch 0
-        partition.log.append_replicated(memoryview(batch), now_ms=node.now_ms())
+        partition.log.append_replicated(memoryview(batch), now_ms=node.environment.now_ms())
         await publish(node, 2)
         member = await Member.join(node)
         acquired: list[int] = []

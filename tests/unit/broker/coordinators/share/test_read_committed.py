@@ -33,7 +33,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def _write(node: Node, producer_id: int, count: int, *, sequence: int = 0) -> None:
     """A batch of a transaction, or of none."""
     partition = node.partitions.find("t", 0)
-    records = [Record(at, node.now_ms(), None, b"v") for at in range(count)]
+    records = [Record(at, node.environment.now_ms(), None, b"v") for at in range(count)]
     producer = (
         {}
         if producer_id < 0
@@ -44,14 +44,14 @@ async def _write(node: Node, producer_id: int, count: int, *, sequence: int = 0)
             "attributes": TRANSACTIONAL,
         }
     )
-    partition.append(memoryview(encode_batch(records, **producer)), node.now_ms())
+    partition.append(memoryview(encode_batch(records, **producer)), node.environment.now_ms())
     await partition.committed(partition.log.end_offset - 1)
 
 
 async def _end(node: Node, producer_id: int, *, commit: bool) -> None:
     partition = node.partitions.find("t", 0)
     marker = EndMarker(producer_id, 0, 0, commit)
-    await partition.committed(partition.append_marker(marker, node.now_ms()))
+    await partition.committed(partition.append_marker(marker, node.environment.now_ms()))
 
 
 async def test_what_is_committed_is_handed_out_and_nothing_else(node: Node) -> None:
