@@ -1,192 +1,144 @@
-"""The machines of one world, what connects them, and the hands that start, stop and break them."""
+"""A cluster of shipped nodes on virtual machines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
-from uuid import UUID
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from penstock.cluster.controller.decision import ControllerConfig
-from penstock.raft.types import ReplicaKey, Voter, VoterSet
-from simulation.clock import Clock
-from simulation.disk import Disk
-from simulation.invariants import Invariants
-from simulation.metadata import Images
-from simulation.network import Network, Weather
-from simulation.node import CLEAN_FILE, Machine, Node
-from simulation.quorum import METADATA, founding_batch
-from simulation.replica import Key
-from simulation.simlog import SimLog
-from simulation.timings import WorldTimings
-from simulation.world import Life, World
+from penstock.broker.node import Node
+from penstock.cluster.image import ClusterImage, PartitionState
+from simulation.engine.loop import VirtualLoop
+from simulation.engine.machine import CLIENT_PORT, NODE_PORT, Machine
+from simulation.engine.network import Network
 
-_DIRECTORIES: Final = 1 << 64
+#: Short timeouts, so that little virtual time holds many elections, sessions and retries.
+SETTINGS: Final[Mapping[str, str]] = {
+    "controller.quorum.election.timeout.ms": "150",
+    "controller.quorum.fetch.timeout.ms": "300",
+    "controller.quorum.request.timeout.ms": "250",
+    "controller.quorum.election.backoff.max.ms": "100",
+    "broker.session.timeout.ms": "500",
+    "broker.heartbeat.interval.ms": "100",
+    "replica.lag.time.max.ms": "500",
+    "replica.fetch.wait.max.ms": "200",
+    "replica.fetch.backoff.ms": "50",
+    "replica.socket.timeout.ms": "300",
+    "replica.high.watermark.checkpoint.interval.ms": "400",
+    "metadata.log.max.record.bytes.between.snapshots": "2000",
+    "leader.imbalance.check.interval.seconds": "2",
+    "penstock.controlled.shutdown.timeout.ms": "500",
+    "penstock.disk.reserve.bytes": "0",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "penstock.schedule.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.commit.timeout.ms": "500",
+    "min.insync.replicas": "2",
+    "default.replication.factor": "3",
+}
+
+_VOTERS_MAX: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """`voters` of the controllers found the quorum; the others may be added. Ids count from 1."""
-
-    controllers: int = 3
-    voters: int = 3
-    #: Brokers beside the controllers, which are brokers too unless they are `dedicated`.
-    brokers: int = 0
-    dedicated: bool = False
-    racks: int = 3
-    clock_drift: float = 0.0
+class TopicShape(NamedTuple):
+    name: str
+    partitions: int = 1
+    replication_factor: int = 3
+    configs: tuple[tuple[str, str], ...] = ()
 
 
 class Cluster:
-    def __init__(self, world: World, shape: Shape, timings: WorldTimings) -> None:
-        self.world = world
-        self.shape = shape
-        self.timings = timings
-        self.network = Network(world, Weather())
-        self.rules = ControllerConfig(heartbeat_interval_ms=timings.heartbeat_ms)
-        self.images = Images()
-        self.controllers = tuple(range(1, shape.controllers + 1))
-        self.machines = {id: self._machine(id) for id in range(1, shape.controllers + shape.brokers + 1)}
-        self.invariants = Invariants(self)
-        self._replaced: set[int] = set()
-        self.supervisor = Life("supervisor")
-        #: The level of the feature that says how transactions run.
-        self.transaction_version = 2
-        #: What every process of this world has besides: called with each that starts.
-        self.on_start: list[Callable[[Node], None]] = []
-        #: How much one fetch brings; small worlds see what happens between two parts of a log.
-        self.served_batches_max = 1 + world.draw(6)
-        self._found()
+    """The first three nodes are controllers and brokers, the others are brokers."""
 
-    def _machine(self, id: int) -> Machine:
-        shape, world = self.shape, self.world
-        drift = (world.random.random() * 2 - 1) * shape.clock_drift
-        skew_ms = world.between(-5_000, 5_000) if shape.clock_drift else 0
-        return Machine(
-            id,
-            rack=f"rack{id % shape.racks}",
-            disk=Disk(world, self.fresh_directory()),
-            clock=Clock(world, rate=1 + drift, skew_ms=skew_ms),
-            is_controller=id <= shape.controllers,
-            is_broker=not (shape.dedicated and id <= shape.controllers),
-        )
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        network: Network,
+        folder: Path,
+        *,
+        nodes: int = 3,
+        settings: Mapping[str, str] | None = None,
+        timeouts: Mapping[str, str] = SETTINGS,
+        racks: int | None = None,
+    ) -> None:
+        """`timeouts` replaces the short ones; without `racks`, every node has a rack of its own."""
+        self.loop = loop
+        self.network = network
+        voter_ids = range(1, min(nodes, _VOTERS_MAX) + 1)
+        voters = ",".join(f"{number}@10.0.0.{number}:{NODE_PORT}" for number in voter_ids)
+        bootstrap = ",".join(f"10.0.0.{number}:{NODE_PORT}" for number in voter_ids)
+        #: The rack of each node.
+        self.racks = {number: f"rack{(number - 1) % (racks or nodes) + 1}" for number in range(1, nodes + 1)}
+        self.machines: dict[int, Machine] = {}
+        self._newest = (-1, ClusterImage())
+        for number in range(1, nodes + 1):
+            own = {
+                **timeouts,
+                **(settings or {}),
+                "listeners": f"PLAINTEXT://10.0.0.{number}:{CLIENT_PORT},NODES://10.0.0.{number}:{NODE_PORT}",
+                "broker.rack": self.racks[number],
+            }
+            if number in voter_ids:
+                own["controller.quorum.voters"] = voters
+            else:
+                own["process.roles"] = "broker"
+                own["controller.quorum.bootstrap.servers"] = bootstrap
+            self.machines[number] = Machine(loop, network, folder / str(number), node_id=number, settings=own)
 
-    def _found(self) -> None:
-        founders = self.controllers[: self.shape.voters]
-        voters = VoterSet(tuple(Voter(self.replica_key(id)) for id in founders))
-        batch = founding_batch(voters)
-        for id in founders:
-            log = self.machines[id].disk.logs[METADATA] = SimLog((id, METADATA))
-            log.append(batch)
-            log.sync_begins()
-            log.sync_ends()
-
-    def fresh_directory(self) -> UUID:
-        return UUID(int=_DIRECTORIES + self.world.serial())
-
-    def replica_key(self, id: int) -> ReplicaKey:
-        return ReplicaKey(id, self.machines[id].disk.directory)
-
-    # --- looking ---
+    def start(self) -> None:
+        for machine in self.machines.values():
+            machine.start()
 
     @property
-    def brokers(self) -> list[int]:
-        return [machine.id for machine in self.machines.values() if machine.is_broker]
+    def hosts(self) -> list[str]:
+        return [machine.host for machine in self.machines.values()]
 
-    def running(self) -> list[Node]:
-        return [machine.node for machine in self.machines.values() if machine.node is not None]
+    def serving(self) -> list[Node]:
+        return [node for machine in self.machines.values() if (node := machine.serving) is not None]
 
     def active_controller(self) -> Node | None:
-        active = [node for node in self.running() if node.metadata.is_active and not node.life.is_frozen]
-        return max(active, key=lambda node: node.quorum.core.epoch, default=None)
+        active = [node for node in self.serving() if node.metadata.is_active]
+        return max(active, key=lambda node: node.quorum.epoch, default=None)
 
-    def leader_hint(self, key: Key) -> int:
-        """What some node believes, as a client's metadata would."""
-        nodes = self.running()
+    @property
+    def image(self) -> ClusterImage:
+        """The newest image that a node has published, even if only nodes with older images serve now."""
+        for node in self.serving():
+            if node.metadata.applied_offset > self._newest[0]:
+                self._newest = node.metadata.applied_offset, node.metadata.image
+        return self._newest[1]
+
+    def in_process_of(self, node: Node, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call in the process of a node, which then owns the files that the call opens."""
+        process = self.machines[node.node_id].process
+        return call(*args) if process is None else process.context.copy().run(call, *args)
+
+    def partitions(self) -> Iterator[tuple[str, int, PartitionState]]:
+        for topic in self.image.topics.values():
+            for index, state in topic.partitions.items():
+                yield topic.name, index, state
+
+    def find(self, accept: Callable[[Node], bool]) -> Node | None:
+        return next((node for node in self.serving() if accept(node)), None)
+
+    def leader_hint(self, topic: str, index: int) -> int:
+        """The leader that some serving node believes in, as a client's metadata would; -1 if it knows none."""
+        nodes = self.serving()
         if not nodes:
             return -1
-        image = nodes[self.world.draw(len(nodes))].image
-        topic = image.topics_by_id.get(key.topic_id)
-        return (
-            -1
-            if topic is None or key.partition not in topic.partitions
-            else topic.partitions[key.partition].leader
-        )
+        node = nodes[self.loop.draw(len(nodes))]
+        state = node.metadata.image.partition(topic, index)
+        return -1 if state is None else state.leader
 
-    def leader_epoch(self, key: Key) -> int:
-        """The newest; -1 where there is no such partition."""
-        topic = self.invariants.image.topics_by_id.get(key.topic_id)
-        return -1 if topic is None else topic.partitions[key.partition].leader_epoch
-
-    def partitions(self, topic: str) -> list[Key]:
-        found = self.invariants.image.topics.get(topic)
-        return [] if found is None else [Key(found.id, index) for index in found.partitions]
-
-    def is_replaced(self, id: int) -> bool:
-        """Whether a machine has another disk than it began with."""
-        return id in self._replaced
-
-    # --- handling ---
-
-    def start(self, machine: Machine) -> None:
-        if machine.node is not None:
-            return
-        machine.has_power = True
-        self.network.silent.discard(machine.id)
-        machine.node = node = Node(self, machine)
-        self.network.processes[machine.id] = node
-        self.invariants.started(node)
-        self.world.note("starts", machine.id)
-        node.start()
-
-    def restart_later(self, machine: Machine) -> None:
-        """A supervisor starts what has ended itself."""
-        self.world.after(self.world.between(20, 100), self.supervisor, self.start, machine)
-
-    def end_process(self, machine: Machine) -> None:
-        """kill -9: the page cache stays, peers see their connections close."""
-        node, machine.node = machine.node, None
-        if node is None:
-            return
-        node.life.is_over = True
-        del self.network.processes[machine.id]
-        machine.disk.process_died()
-        self.network.ended(node.life)
-
-    def lose_power(self, machine: Machine) -> None:
-        """What was not synced may be gone; nobody is there even to close connections."""
-        node, machine.node = machine.node, None
-        if node is not None:
-            node.life.is_over = True
-            del self.network.processes[machine.id]
-        machine.has_power = False
-        self.network.silent.add(machine.id)
-        self._excuse_unsynced(machine)
-        machine.disk.power_lost()
-
-    def _excuse_unsynced(self, machine: Machine) -> None:
-        """Topics that do not sync before they acknowledge may lose what this machine held."""
-        for name, log in machine.disk.logs.items():
-            if isinstance(name, Key) and not log.is_synced_to_count and log.synced_offset < log.end_offset:
-                self.invariants.excuse(name, machine.id)
-
-    def lose_disk(self, machine: Machine) -> None:
-        self.lose_power(machine)
-        for name in machine.disk.logs:
-            if isinstance(name, Key):
-                self.invariants.excuse(name, machine.id)
-        machine.disk.lost(self.fresh_directory())
-        self._replaced.add(machine.id)
-
-    def stop_cleanly(self, machine: Machine) -> None:
-        """The end of a controlled shutdown: everything is synced, and the marker says so."""
-        node = machine.node
-        assert node is not None
-        node.checkpoint()
-        for log in machine.disk.logs.values():
-            log.sync_begins()
-            log.synced_offset = log.end_offset
-        if not machine.disk.is_full:
-            machine.disk.files[CLEAN_FILE] = True
-        self.world.note("stopped cleanly", machine.id)
-        self.end_process(machine)
+    def unhealthy(self) -> str | None:
+        """A node that does not serve, or a partition whose replicas are not all in sync, if there is one."""
+        if len(self.serving()) < len(self.machines):
+            return f"not all nodes serve: {list(self.machines.values())}"
+        for topic, index, state in self.partitions():
+            if state.adding_replicas or state.removing_replicas:
+                return f"{topic}-{index} is still being reassigned: {state}"
+            if not state.has_leader or set(state.isr) != set(state.replicas):
+                return f"{topic}-{index} has leader {state.leader} and in-sync set {state.isr} of {state.replicas}"
+        return None

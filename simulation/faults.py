@@ -1,371 +1,471 @@
-"""Faults drawn from the seed: crashes, power losses, freezes, cuts, bad weather, full disks, damage, clock jumps."""
+"""Faults drawn from the seed: kills, power losses, suspended processes, cuts, bad disks, clock jumps."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+from uuid import UUID
 
-from simulation.clients import Sleeper
+from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.raft.types import ReplicaKey, Voter
+from simulation.checks.committed import CommittedLogs
+from simulation.client import Client, message
 from simulation.cluster import Cluster
-from simulation.node import Machine
-from simulation.replica import Key
-from simulation.workload import Workload
-from simulation.world import Life
+from simulation.engine.loop import OUTSIDE, Process
+from simulation.engine.machine import NODE_PORT, Machine
 
-_BAD_DROP: Final = 0.08
-_BAD_DUPLICATE: Final = 0.1
-_SLOW_MS: Final = (10, 60)
-_STORM_SLOW_MS: Final = (10, 250)
+_STORM_RESET_CHANCE: Final = 0.01
+_CALM_SLOW_CHANCE: Final = 0.02
+_CALM_SLOW_S: Final = (0.01, 0.06)
+_STORM_SLOW_S: Final = (0.01, 0.25)
 
 
 class Faults:
-    def __init__(self, cluster: Cluster, workload: Workload, only: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        committed: CommittedLogs,
+        operator: Operator,
+        clients: Callable[[], list[Client]],
+        only: tuple[str, ...] = (),
+    ) -> None:
         self.cluster = cluster
-        self.world = cluster.world
-        self.workload = workload
+        self.loop = cluster.loop
+        self.committed = committed
+        self.operator = operator
+        self.clients = clients
         self.fired: Counter[str] = Counter()
-        self.life = Life("faults")
-        self._pace_ms = 100
-        #: Every kind with its weight.
-        self._kinds: tuple[tuple[Callable[[], bool], int, str], ...] = (
-            (self.kill, 5, "kill"),
-            (self.lose_power, 4, "power loss"),
-            (self.lose_power_everywhere, 2, "power loss everywhere"),
-            (self.freeze, 4, "freeze"),
-            (self.cut_off, 4, "cut"),
-            (self.cut_one_way, 3, "one-way cut"),
-            (self.blind, 3, "cut from controllers"),
-            (self.storm, 3, "storm"),
-            (self.fill_disk, 1, "disk full"),
-            (self.slow_disk, 2, "slow disk"),
-            (self.fail_sync, 1, "fsync error"),
-            (self.flip_bit, 2, "bit flip"),
-            (self.jump_clock, 1, "clock jump"),
-            (self.replace_disk, 3, "disk lost"),
-            (self.restart_cleanly, 2, "clean restart"),
-            (self.freeze_client, 2, "client freeze"),
-            (self.impersonate, 1, "second broker with one id"),
-            (self.reassign, 2, "reassignment"),
-            (self.elect, 1, "preferred election"),
-            (self.change_voters, 1, "voter change"),
-        )
-        # A run has some kinds of faults, not all: so each has runs to itself.
-        chosen = [each for each in self._kinds if self.world.chance(0.5)] or [self._kinds[0]]
-        self._chosen = [each for each in self._kinds if each[2] in only] if only else chosen
-        assert len(self._chosen) >= len(only), f"no such faults: {only}"
+        self._is_over = False
+        #: A voter that was removed and one that lost its disk are two of three, so a run has one or the other.
+        self._changes_voters = self._loses_disks = False
+        self._pace_s = 0.2
+        # Each run draws some of the kinds, so that every kind has runs with few others.
+        chosen = [name for name in KINDS if self.loop.chance(0.5)] or ["kill"]
+        self._chosen = only or chosen
+        assert set(only) <= set(KINDS), f"unknown faults: {only}"
 
-    def start(self, pace_ms: int) -> None:
-        self._pace_ms = pace_ms
-        self.world.after(self.world.between(1, pace_ms), self.life, self._strike)
-
-    def stop(self) -> None:
-        self.life.is_over = True
+    def start(self, pace_s: float) -> None:
+        self._pace_s = pace_s
+        self._later((0, pace_s), self._strike)
 
     def heal(self) -> None:
-        """Everything that can be mended is mended, and every machine runs."""
-        self.stop()
-        cluster = self.cluster
-        cluster.network.heal()
+        """Repair everything that can be repaired, and start every machine."""
+        self._is_over = True
+        self.cluster.network.heal()
         self._calm()
-        for client in self.workload.sleepers:
-            self._wake_client(client)
-        for machine in cluster.machines.values():
+        for client in self.clients():
+            self.loop.resume(client.process)
+        for machine in self.cluster.machines.values():
             machine.disk.is_full = machine.disk.fails_next_sync = machine.disk.is_slow = False
-            if machine.node is not None and machine.node.life.is_frozen:
-                self.world.thaw(machine.node.life)
-            if machine.node is not None and machine.node.lifecycle.is_leaving:
-                cluster.end_process(machine)
-            cluster.start(machine)
+            if machine.process is not None:
+                self.loop.resume(machine.process)
+            machine.restarts = True
+            machine.start()
 
     def _strike(self) -> None:
-        self.world.after(self.world.between(1, 2 * self._pace_ms), self.life, self._strike)
-        weights = sum(weight for _, weight, _ in self._chosen)
-        left = self.world.draw(weights)
-        for strike, weight, name in self._chosen:
-            left -= weight
+        if self._is_over:
+            return
+        self._later((0, 2 * self._pace_s), self._strike)
+        left = self.loop.draw(sum(KINDS[name].weight for name in self._chosen))
+        for name in self._chosen:
+            left -= KINDS[name].weight
             if left < 0:
-                if strike():
+                if KINDS[name].strike(self):
                     self.fired[name] += 1
                 return
 
-    def _later(self, least_ms: int, most_ms: int, call: Callable[..., None], *args: object) -> None:
-        self.world.after(self.world.between(least_ms, most_ms), self.life, call, *args)
-
-    # --- choosing ---
+    def _later(self, seconds: tuple[float, float], call: Callable[..., None], *args: object) -> None:
+        self.loop.call_later(self.loop.between(*seconds), call, *args, context=OUTSIDE)
 
     def _any_machine(self) -> Machine | None:
-        """Often one that matters: the leader of a partition, or of the quorum."""
-        running = [machine for machine in self.cluster.machines.values() if machine.node is not None]
-        if not running:
-            return None
-        if self.world.chance(0.5):
-            leaders = [machine for machine in running if self._matters(machine)]
-            running = leaders or running
-        return running[self.world.draw(len(running))]
+        """Often the machine of a leader."""
+        running = [machine for machine in self.cluster.machines.values() if machine.is_running]
+        if running and self.loop.chance(0.5):
+            running = [machine for machine in running if self._leads(machine)] or running
+        return running[self.loop.draw(len(running))] if running else None
 
-    def _matters(self, machine: Machine) -> bool:
-        node = machine.node
-        assert node is not None
-        return node.quorum.is_leader or any(replica.leading is not None for replica in node.replicas.values())
+    def _leads(self, machine: Machine) -> bool:
+        node = machine.serving
+        if node is None:
+            return False
+        return node.metadata.is_active or any(partition.is_leader for partition in node.partitions)
 
-    # --- processes and machines ---
+    # -- processes and machines ------------------------------------------------------------------------
 
     def kill(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        self.world.note("FAULT kill", machine.id)
-        self.cluster.end_process(machine)
-        self._later(5, 300, self.cluster.start, machine)
+        self.loop.note("FAULT kill", machine.node_id)
+        machine.kill()
+        self._later((0.01, 0.6), self._start, machine)
         return True
+
+    def _start(self, machine: Machine) -> None:
+        machine.start()
 
     def lose_power(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        self.world.note("FAULT power loss", machine.id)
-        self.cluster.lose_power(machine)
-        self._later(5, 300, self.cluster.start, machine)
+        self.loop.note("FAULT power loss", machine.node_id)
+        machine.lose_power()
+        self._later((0.01, 0.6), self._start, machine)
         return True
 
     def lose_power_everywhere(self) -> bool:
-        self.world.note("FAULT power loss everywhere")
+        self.loop.note("FAULT power loss everywhere")
         for machine in self.cluster.machines.values():
-            self.cluster.lose_power(machine)
-            self._later(5, 200, self.cluster.start, machine)
+            machine.lose_power()
+            self._later((0.01, 0.4), self._start, machine)
         return True
 
-    def freeze(self) -> bool:
+    def suspend(self) -> bool:
         machine = self._any_machine()
-        if machine is None or machine.node is None:
+        if machine is None or machine.process is None:
             return False
-        life = machine.node.life
-        self.world.note("FAULT freeze", machine.id)
-        self.world.freeze(life)
-        self._later(30, 700, self._thaw, life)
+        self.loop.note("FAULT suspend", machine.node_id)
+        self.loop.suspend(machine.process)
+        self._later((0.05, 1.4), self._resume, machine.process)
         return True
 
-    def _thaw(self, life: Life) -> None:
-        if not life.is_over:
-            self.world.thaw(life)
+    def _resume(self, process: Process) -> None:
+        if not process.is_over:
+            self.loop.resume(process)
 
-    def freeze_client(self) -> bool:
-        """A client stops for longer than its session, and goes on as if nothing had been."""
-        busy = [client for client in self.workload.sleepers if client.is_busy]
-        if not busy:
+    def suspend_client(self) -> bool:
+        clients = [client for client in self.clients() if not client.process.is_suspended]
+        if not clients:
             return False
-        client = busy[self.world.draw(len(busy))]
-        self.world.note("FAULT client freeze", client.id)
-        client.is_asleep = True
-        self.world.freeze(client.life)
-        self._later(300, 1_500, self._wake_client, client)
+        client = clients[self.loop.draw(len(clients))]
+        self.loop.note("FAULT client suspended", client.number)
+        self.loop.suspend(client.process)
+        self._later((0.3, 2.0), self._resume, client.process)
         return True
-
-    def _wake_client(self, client: Sleeper) -> None:
-        if client.is_asleep:
-            client.is_asleep = False
-            self.world.thaw(client.life)
-            client.awoken()
 
     def restart_cleanly(self) -> bool:
         machine = self._any_machine()
-        if machine is None or machine.node is None or not machine.is_broker:
+        if machine is None or machine.stop() is None:
             return False
-        node = machine.node
-        self.world.note("FAULT clean restart", machine.id)
-        node.lifecycle.leave()
-        node.quorum.resign()
-        self._later(300, 600, self._restart, machine)
-        return True
-
-    def impersonate(self) -> bool:
-        """Somebody starts a copy of a broker's folder elsewhere: it asks to be registered under the same id."""
-        machine = self._any_machine()
-        if machine is None or machine.node is None or not machine.is_broker:
-            return False
-        self.world.note("FAULT second broker", machine.id)
-        self.workload.register_copy(machine.node.lifecycle.registration(), self.world.random.getrandbits(100))
+        self.loop.note("FAULT clean restart", machine.node_id)
+        self._later((0.8, 1.4), self._restart, machine)
         return True
 
     def _restart(self, machine: Machine) -> None:
-        """One that did not come to its clean end in time is killed."""
-        self.cluster.end_process(machine)
-        self.cluster.start(machine)
+        """Kill a node that has not stopped in time."""
+        machine.kill()
+        machine.start()
 
-    # --- the network ---
+    # -- the network -----------------------------------------------------------------------------------
 
     def cut_off(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        others = [id for id in self.cluster.machines if id != machine.id]
-        if self.world.chance(0.4):
-            others = others[: 1 + self.world.draw(len(others))]
-        self.world.note("FAULT cut", machine.id, "from", others)
-        for other in others:
-            self.cluster.network.cut_both_ways(machine.id, other)
-        if self.world.chance(0.3):
-            for client in range(-45, 0):
-                self.cluster.network.cut_both_ways(machine.id, client)
-        self._later(50, 600, self.cluster.network.heal)
+        others = [host for host in self.cluster.hosts if host != machine.host]
+        if self.loop.chance(0.4):
+            others = others[: 1 + self.loop.draw(len(others))]
+        if self.loop.chance(0.3):
+            others += [client.host for client in self.clients()]
+        self.loop.note("FAULT cut", machine.node_id, "from", others)
+        self.cluster.network.cut((machine.host,), others)
+        self._later((0.1, 1.2), self.cluster.network.heal)
         return True
 
     def cut_one_way(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        others = [id for id in self.cluster.machines if id != machine.id]
-        is_deaf = self.world.chance(0.5)
-        self.world.note("FAULT one-way cut", machine.id, "deaf" if is_deaf else "mute")
-        for other in others:
-            source, target = (other, machine.id) if is_deaf else (machine.id, other)
-            self.cluster.network.cut_one_way(source, target)
-        self._later(50, 600, self.cluster.network.heal)
+        hears, others = self.loop.chance(0.5), self.cluster.hosts
+        self.loop.note("FAULT one-way cut", machine.node_id, "mute" if hears else "deaf")
+        own = (machine.host,)
+        self.cluster.network.cut(own if hears else others, others if hears else own, both_ways=False)
+        self._later((0.1, 1.2), self.cluster.network.heal)
         return True
 
-    def blind(self) -> bool:
-        """It goes on serving what it believes to be its own, while the others may already have moved on."""
-        machine = self._any_machine()
-        if machine is None:
+    def cut_from_controller(self) -> bool:
+        """The node goes on serving clients and followers, while the controller elects other leaders."""
+        machine, controller = self._any_machine(), self.cluster.active_controller()
+        if machine is None or controller is None or controller.node_id == machine.node_id:
             return False
-        self.world.note("FAULT cut from controllers", machine.id)
-        self.cluster.network.blind.add(machine.id)
-        self._later(100, 1_500, self._see, machine.id)
+        self.loop.note("FAULT cut from the controller", machine.node_id)
+        self.cluster.network.cut((machine.host,), (f"10.0.0.{controller.node_id}",))
+        self._later((0.3, 2.0), self.cluster.network.heal)
         return True
-
-    def _see(self, id: int) -> None:
-        self.cluster.network.blind.discard(id)
 
     def storm(self) -> bool:
-        weather = self.cluster.network.weather
-        self.world.note("FAULT storm")
-        weather.drop_chance, weather.duplicate_chance, weather.slow_chance = _BAD_DROP, _BAD_DUPLICATE, 0.15
-        weather.slow_ms = _STORM_SLOW_MS
-        self._later(100, 600, self._calm)
+        network = self.cluster.network
+        self.loop.note("FAULT storm")
+        network.reset_chance, network.slow_chance, network.slow_s = _STORM_RESET_CHANCE, 0.15, _STORM_SLOW_S
+        self._later((0.2, 1.0), self._calm)
         return True
 
     def _calm(self) -> None:
-        weather = self.cluster.network.weather
-        weather.drop_chance, weather.duplicate_chance, weather.slow_chance = 0.0, 0.0, 0.02
-        weather.slow_ms = _SLOW_MS
+        network = self.cluster.network
+        network.reset_chance, network.slow_chance, network.slow_s = 0.0, _CALM_SLOW_CHANCE, _CALM_SLOW_S
 
-    # --- disks and clocks ---
+    # -- disks and clocks ------------------------------------------------------------------------------
 
     def fill_disk(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        self.world.note("FAULT disk full", machine.id)
+        self.loop.note("FAULT disk full", machine.node_id)
         machine.disk.is_full = True
-        self._later(50, 400, self._free_disk, machine)
+        self._later((0.1, 0.8), self._free_disk, machine)
         return True
 
     def _free_disk(self, machine: Machine) -> None:
         machine.disk.is_full = False
-        self.cluster.start(machine)
 
     def slow_disk(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        self.world.note("FAULT slow disk", machine.id)
+        self.loop.note("FAULT slow disk", machine.node_id)
         machine.disk.is_slow = True
-        self._later(100, 600, self._speed_up, machine)
+        self._later((0.2, 1.2), self._speed_up, machine)
         return True
 
     def _speed_up(self, machine: Machine) -> None:
         machine.disk.is_slow = False
 
     def fail_sync(self) -> bool:
+        """A failed sync ends the process; the next start finds what a power loss would have left."""
         machine = self._any_machine()
         if machine is None:
             return False
-        self.world.note("FAULT fsync error", machine.id)
+        self.loop.note("FAULT sync error", machine.node_id)
         machine.disk.fails_next_sync = True
-        self._later(100, 400, self._mend_sync, machine)
         return True
 
-    def _mend_sync(self, machine: Machine) -> None:
-        machine.disk.fails_next_sync = False
-        self.cluster.start(machine)
-
     def flip_bit(self) -> bool:
-        """In a batch that is committed, or in one that is not, of a partition that has other good copies."""
+        """Damage a batch of a partition that has other good copies."""
         machine = self._any_machine()
-        if machine is None:
+        node = None if machine is None else machine.serving
+        if machine is None or node is None:
             return False
-        logs = [
-            (name, log)
-            for name, log in machine.disk.logs.items()
-            if isinstance(name, Key) and log.batches and self._has_other_copies(name, machine.id)
+        candidates = [
+            partition
+            for partition in node.partitions
+            if partition.log.end_offset > 0
+            and partition.topic != CLUSTER_METADATA
+            and self._has_other_copies(partition.topic, partition.index, machine.node_id)
         ]
-        if not logs:
+        if not candidates:
             return False
-        key, log = logs[self.world.draw(len(logs))]
-        batch = log.batches[self.world.draw(len(log.batches))]
-        self.world.note("FAULT bit flip", machine.id, key, batch)
-        log.damaged[batch.base_offset] = None
-        self.cluster.invariants.excuse(key, machine.id, is_damaged=True)
+        partition = candidates[self.loop.draw(len(candidates))]
+        path = sorted(partition.log.directory.glob("*.log"))[0]
+        size = path.stat().st_size
+        if size == 0:
+            return False
+        self.loop.note("FAULT bit flip", machine.node_id, f"{partition.topic}-{partition.index}")
+        self.committed.excused.add((partition.topic_id, partition.index, machine.node_id))
+        machine.disk.flip_bit(path, self.loop.draw(size))
         return True
 
     def replace_disk(self) -> bool:
         machine = self._any_machine()
-        if machine is None or not self._can_spare(machine):
+        if machine is None or self._changes_voters or not self._can_spare(machine):
             return False
-        self.world.note("FAULT disk lost", machine.id)
-        self.workload.keeps_voters |= machine.is_controller
-        self.cluster.lose_disk(machine)
-        self._later(5, 300, self.cluster.start, machine)
+        self._loses_disks = True
+        self.loop.note("FAULT disk lost", machine.node_id)
+        for topic in self.cluster.image.topics.values():
+            for index in topic.partitions:
+                self.committed.excused.add((topic.id, index, machine.node_id))
+        machine.lose_disk()
+        self._later((0.01, 0.6), self._start, machine)
         return True
 
     def _can_spare(self, machine: Machine) -> bool:
-        """Nothing may be lost for good: others have every partition, and most voters keep their disks."""
-        if not all(
-            self._has_other_copies(name, machine.id) for name in machine.disk.logs if isinstance(name, Key)
-        ):
+        """Whether other replicas hold everything that this machine holds."""
+        if self.cluster.unhealthy() is not None or self.committed.excused:
             return False
-        if not machine.is_controller:
-            return True
-        active = self.cluster.active_controller()
-        if active is None or self.workload.counts["voter changes asked"]:
-            return False
-        voters = active.quorum.core.voters.latest
-        return len(voters) >= 3 and all(key == self.cluster.replica_key(key.id) for key in voters.keys)
+        return all(
+            self._has_other_copies(topic, index, machine.node_id)
+            for topic, index, state in self.cluster.partitions()
+            if machine.node_id in state.replicas
+        )
 
-    def _has_other_copies(self, key: Key, broker: int) -> bool:
-        """min.insync.replicas promises that one copy less than that may be lost, if copies are synced."""
-        invariants = self.cluster.invariants
-        topic = invariants.image.topics_by_id.get(key.topic_id)
-        if topic is None or key.partition not in topic.partitions:
-            return True
-        state = topic.partitions[key.partition]
-        lost = {each for each in state.replicas if (key, each) in invariants.excused} | {broker}
-        spare = min(self.cluster.rules.isr_min(invariants.image, topic.name), len(state.replicas)) - 1
-        return len(lost) <= spare and self.cluster.rules.syncs_before_ack(invariants.image, topic.name)
+    def _has_other_copies(self, topic: str, index: int, node_id: int) -> bool:
+        """min.insync.replicas promises that one replica fewer than that may be lost."""
+        info = self.cluster.image.topics.get(topic)
+        if info is None:
+            return False
+        state = info.partitions[index]
+        lost = {each for each in state.replicas if (info.id, index, each) in self.committed.excused}
+        return lost <= {node_id} and len(state.replicas) > 2 and len(state.isr) == len(state.replicas)
 
     def jump_clock(self) -> bool:
         machine = self._any_machine()
         if machine is None:
             return False
-        by_ms = self.world.between(-20_000, 20_000)
-        self.world.note("FAULT clock jump", machine.id, by_ms)
-        machine.clock.jump(by_ms)
+        machine.clock_skew_s = self.loop.between(-20, 20)
+        self.loop.note("FAULT clock jump", machine.node_id, f"{machine.clock_skew_s:.3f}")
         return True
 
-    # --- operators ---
+    # -- operators -------------------------------------------------------------------------------------
 
     def reassign(self) -> bool:
-        self.world.note("FAULT reassignment")
-        self.workload.reassign()
-        return True
+        self.loop.note("FAULT reassignment")
+        return self.operator.reassign()
 
     def elect(self) -> bool:
-        self.world.note("FAULT preferred election")
-        self.workload.elect_preferred()
-        return True
+        self.loop.note("FAULT preferred election")
+        return self.operator.elect_preferred()
 
     def change_voters(self) -> bool:
-        self.world.note("FAULT voter change")
-        self.workload.change_voters()
+        if self._loses_disks or self.cluster.unhealthy() is not None or not self.operator.change_voters():
+            return False
+        self._changes_voters = True
         return True
+
+    def register_twice(self) -> bool:
+        """A copy of a broker's data folder is started elsewhere, with the same node id."""
+        machine = self._any_machine()
+        if machine is None or not self.operator.register_copy(machine.node_id):
+            return False
+        self.loop.note("FAULT second broker with one id", machine.node_id)
+        return True
+
+
+class Kind(NamedTuple):
+    """A kind of fault: `strike` returns False if it cannot occur now. Kinds with more weight occur more often."""
+
+    strike: Callable[[Faults], bool]
+    weight: int
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "kill": Kind(Faults.kill, 5),
+    "power loss": Kind(Faults.lose_power, 4),
+    "power loss everywhere": Kind(Faults.lose_power_everywhere, 2),
+    "suspend": Kind(Faults.suspend, 4),
+    "cut": Kind(Faults.cut_off, 4),
+    "one-way cut": Kind(Faults.cut_one_way, 3),
+    "cut from the controller": Kind(Faults.cut_from_controller, 3),
+    "storm": Kind(Faults.storm, 3),
+    "disk full": Kind(Faults.fill_disk, 1),
+    "slow disk": Kind(Faults.slow_disk, 2),
+    "sync error": Kind(Faults.fail_sync, 1),
+    "bit flip": Kind(Faults.flip_bit, 2),
+    "clock jump": Kind(Faults.jump_clock, 1),
+    "disk lost": Kind(Faults.replace_disk, 2),
+    "clean restart": Kind(Faults.restart_cleanly, 2),
+    "client suspended": Kind(Faults.suspend_client, 2),
+    "reassignment": Kind(Faults.reassign, 2),
+    "preferred election": Kind(Faults.elect, 1),
+    "voter change": Kind(Faults.change_voters, 2),
+    "second broker with one id": Kind(Faults.register_twice, 1),
+}
+
+
+class Operator(Client):
+    """Changes the cluster as an administrator would; it does not wait for the outcome."""
+
+    def reassign(self) -> bool:
+        partitions = [each for each in self.cluster.partitions() if len(each[2].replicas) > 1]
+        if not partitions:
+            return False
+        topic, index, state = partitions[self.loop.draw(len(partitions))]
+        nodes = list(self.cluster.machines)
+        self.loop.random.shuffle(nodes)
+        self.spawn(self._reassign(topic, index, tuple(nodes[: len(state.replicas)])))
+        return True
+
+    async def _reassign(self, topic: str, index: int, replicas: tuple[int, ...]) -> None:
+        new = message(45, 0)
+        part = new("ReassignablePartition", partition_index=index, replicas=replicas)
+        request = new(
+            "AlterPartitionReassignmentsRequest",
+            timeout=timedelta(seconds=1),
+            topics=(new("ReassignableTopic", name=topic, partitions=(part,)),),
+        )
+        await self.call(self.any_node(), 45, 0, request)
+
+    def elect_preferred(self) -> bool:
+        self.spawn(self._elect())
+        return True
+
+    async def _elect(self) -> None:
+        request = message(43, 2)(
+            "ElectLeadersRequest", election_type=0, topic_partitions=None, timeout=timedelta(seconds=1)
+        )
+        await self.call(self.any_node(), 43, 2, request)
+
+    def change_voters(self) -> bool:
+        """Remove a voter of three, or two at once, of which one must wait; add a voter if there are fewer."""
+        controller = self.cluster.active_controller()
+        if controller is None:
+            return False
+        voters, nodes = controller.quorum.voters, self.cluster.serving()
+        missing = [
+            node.quorum for node in nodes if node.settings.is_controller and node.node_id not in voters
+        ]
+        cluster_id = controller.quorum.cluster_id
+        if missing:
+            quorum = missing[self.loop.draw(len(missing))]
+            self.loop.note("FAULT voter change: add", quorum.local.id)
+            self.spawn(self._add_voter(controller.node_id, cluster_id, Voter(quorum.local, quorum.addresses)))
+            return True
+        keys = list(voters.keys)
+        if len(keys) < 3 or any(node.quorum.local not in keys for node in nodes):
+            return False
+        self.loop.random.shuffle(keys)
+        for key in keys[: 1 + self.loop.draw(2)]:
+            self.loop.note("FAULT voter change: remove", key.id)
+            self.spawn(self._remove_voter(controller.node_id, cluster_id, key))
+        return True
+
+    async def _add_voter(self, node_id: int, cluster_id: str, voter: Voter) -> None:
+        new = message(80, 1)
+        request = new(
+            "AddRaftVoterRequest",
+            cluster_id=cluster_id,
+            timeout=timedelta(seconds=1),
+            voter_id=voter.key.id,
+            voter_directory_id=voter.key.directory,
+            listeners=tuple(
+                new("Listener", name=at.name, host=at.host, port=at.port) for at in voter.addresses
+            ),
+        )
+        await self.call(node_id, 80, 1, request, timeout_s=2.0, purpose="voters", port=NODE_PORT)
+
+    async def _remove_voter(self, node_id: int, cluster_id: str, key: ReplicaKey) -> None:
+        request = message(81, 0)(
+            "RemoveRaftVoterRequest", cluster_id=cluster_id, voter_id=key.id, voter_directory_id=key.directory
+        )
+        await self.call(node_id, 81, 0, request, timeout_s=2.0, purpose=f"voters {key.id}")
+
+    def register_copy(self, broker_id: int) -> bool:
+        controller, known = self.cluster.active_controller(), self.cluster.image.brokers.get(broker_id)
+        if controller is None or known is None:
+            return False
+        new = message(62, 4)
+        request = new(
+            "BrokerRegistrationRequest",
+            broker_id=broker_id,
+            cluster_id=controller.quorum.cluster_id,
+            incarnation_id=UUID(int=self.loop.random.getrandbits(128), version=4),
+            listeners=tuple(
+                new("Listener", name=name, host="10.0.2.1", port=at.port, security_protocol=0)
+                for name, at in known.endpoints.items()
+            ),
+            features=tuple(
+                new("Feature", name=name, min_supported_version=lowest, max_supported_version=highest)
+                for name, (lowest, highest) in known.features.items()
+            ),
+            rack=known.rack,
+            log_dirs=known.log_dirs,
+            previous_broker_epoch=known.epoch,
+        )
+        self.spawn(self._register_copy(controller.node_id, request))
+        return True
+
+    async def _register_copy(self, node_id: int, request: Any) -> None:
+        for _ in range(3):
+            await self.call(node_id, 62, 4, request, purpose="second broker", port=NODE_PORT)
+            await asyncio.sleep(self.loop.between(0.05, 0.3))

@@ -27,10 +27,10 @@ class Mutation:
     #: The faults to hunt it with, where a bug needs a meeting of some that is rare among all; empty: any.
     faults: tuple[str, ...] = ()
     #: The world that it shows in.
-    world: str = "small"
+    world: str = "data"
 
     @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         originals = [(patch.owner, patch.name, patch.owner.__dict__[patch.name]) for patch in self.patches]
         try:
             for patch in self.patches:
@@ -61,9 +61,7 @@ class Traps:
     DISK_FULL = "Disk full is not a clean shutdown. An fsync error ends the process; it is never retried."
     TWO_BROKERS = "Two live brokers with one id: the second is refused until the first is fenced."
     DURABLE = "Durable before visible: nothing is acknowledged, counted or promised before it is synced."
-    LOST_DECISION = (
-        "A decision that was not answered, or was cut off, is asked for again: nobody waits for ever."
-    )
+    LOST_DECISION = "A decision that was lost or cut off is requested again: no request waits for ever."
     QUORUM = "A quorum has one leader per epoch, and what it has committed stays."
     REPEAT = "A repeat inside the window of five batches returns the original offset and success."
     PRODUCER_STATE = "Producer state survives truncation, snapshot, restart and failover."

@@ -1,31 +1,23 @@
-"""Hundreds of worlds under faults: no invariant breaks, work is done between the faults, and every kind fires."""
+"""Seeds of every world under faults: no promise breaks, work is done, and every kind of fault occurs."""
 
 import os
 
 import pytest
 from simulation.campaign import Tally, failure_lines, outcomes
+from simulation.faults import KINDS
+from simulation.run import WORLDS
 
-SEEDS = 400
-#: Faults that depend on what a world looks like are rarer than the rest.
-FIRED_MIN = 10
-OPERATIONS = (
-    "records acknowledged",
-    "records consumed",
-    "offsets committed",
-    "offsets read",
-    "generations joined",
-)
+SEEDS_PER_WORLD = 24
 
 
 @pytest.mark.timeout(900)
-def test_no_seed_breaks_an_invariant() -> None:
+def test_no_seed_breaks_a_promise() -> None:
+    jobs = [(world, seed) for seed in range(SEEDS_PER_WORLD) for world in WORLDS]
     tally = Tally()
-    for outcome in outcomes(range(SEEDS), workers=min(2, os.cpu_count() or 1)):
+    for outcome in outcomes(jobs, workers=min(2, os.cpu_count() or 1)):
         assert outcome.is_clean, "\n".join(failure_lines(outcome))
         tally.add(outcome)
-    assert tally.seeds == SEEDS
-    assert len(tally.fired) == 20, tally.fired
-    assert min(tally.fired.values()) >= FIRED_MIN, tally.fired
-    assert all(tally.counts[operation] >= SEEDS for operation in OPERATIONS), tally.counts
-    # Nothing is proven by a cluster that acknowledges nothing while it is being broken.
-    assert tally.counts["records acknowledged"] >= 4 * sum(tally.fired.values()), tally.as_json()
+    assert tally.seeds == len(jobs)
+    assert set(tally.fired) == set(KINDS), tally.as_json()
+    # A cluster that acknowledges nothing while it is being broken proves nothing.
+    assert tally.counts["records acknowledged"] >= 2 * sum(tally.fired.values()), tally.as_json()

@@ -1,0 +1,1 @@
+"""The workloads that run in a simulated cluster, one module each."""
