@@ -121,7 +121,7 @@ fuzz: setup  ## Damaged frames; ARGS=--state for valid requests with hostile val
 chaos: setup  ## Faults in real processes: ARGS="--campaign sink" (nodes, copier, rebalance, schedule, share, once, contracts).
 	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-simulate: setup  ## Seeded simulation: ARGS="--seeds 0 --minutes 60", ARGS=--mutations or ARGS="--world share".
+simulate: setup  ## Seeded simulation of whole nodes: ARGS="--seeds 0 --minutes 60", ARGS=--mutations or ARGS="--world share".
 	$(BIN)/python -m simulation $(ARGS)
 
 clean:  ## Remove .venv, caches and what was built.

@@ -157,7 +157,7 @@ def secure_kafka(folder: Path) -> ApacheKafka:
 
 def main() -> int:
     """Fetch the jars by Maven into the ignored cache of the benchmarks, where they are looked for."""
-    from benchmarks.peer_kafka import PeerUnavailable, fetch_kafka
+    from benchmarks.brokers.kafka import PeerUnavailable, fetch_kafka
 
     try:
         print(f"Apache Kafka {fetch_kafka()}")

@@ -167,7 +167,7 @@ def main() -> int:
     if given.state:
         return attack_state(given.nodes or [1, 3], given.frames, given.seed)
     logging.basicConfig(level=logging.ERROR)
-    from penstock.broker.node import new_event_loop
+    from penstock.broker.process import new_event_loop
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         result = runner.run(run(given.frames, given.seed))

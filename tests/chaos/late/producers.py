@@ -226,7 +226,7 @@ class JavaProducer:
 
 def java_libs() -> Path | None:
     """Where the jars of Apache Kafka are: named by the environment, or where the benchmarks have put them."""
-    from benchmarks.peer_kafka import CACHE
+    from benchmarks.brokers.kafka import CACHE
 
     named = os.environ.get("PENSTOCK_KAFKA_LIBS")
     if named is None and not (CACHE / "complete").exists():

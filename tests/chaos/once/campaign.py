@@ -46,7 +46,8 @@ ANOMALIES = (DOUBLED, LOST_IN_CALM, COUNTED_WRONGLY, UNEXPECTED)
 GROUP_SETTINGS = {
     "penstock_share_delivery": "at-most-once",
     "share_auto_offset_reset": "earliest",
-    "share_record_lock_duration_ms": "2000",
+    # Longer than a member on a busy machine takes to acknowledge: in calm rounds every record must be confirmed.
+    "share_record_lock_duration_ms": "15000",
     "share_session_timeout_ms": SESSION_MS,
 }
 CALM = 200
@@ -271,7 +272,8 @@ class Campaign(ClusterCampaign[Plan]):
         missing = [number for number in range(first, first + CALM) if place_of(number) not in self._book.calm]
         self.say(f"calm round: {CALM - len(missing)} of {CALM}; {self._points()} points")
         for number in missing:
-            self.findings.add(LOST_IN_CALM, f"{place_of(number)} was not delivered and confirmed")
+            received = self._book.received.get(place_of(number), "received by no raw member")
+            self.findings.add(LOST_IN_CALM, f"{place_of(number)} was not delivered and confirmed: {received}")
 
     # -- the verdict ---------------------------------------------------------------------------------
 

@@ -92,6 +92,16 @@ def await_in_sync(cluster: Cluster) -> None:
     eventually(is_whole, what="everyone in sync")
 
 
+def await_leader_epoch(bootstrap: str, topic: str, leader_epoch: int) -> None:
+    """Wait until this node knows of a leader epoch of partition 0, or of a later one."""
+
+    def knows() -> bool:
+        with Cluster(settings(bootstrap)) as cluster:  # a new one: it asks this node before any other
+            return cluster.topics([topic])[topic].partitions[0].leader_epoch >= leader_epoch
+
+    eventually(knows, what=f"{bootstrap} knows leader epoch {leader_epoch}")
+
+
 class Reading:
     """One partition, in a thread of its own with a cluster of its own, until all that was promised is there."""
 
@@ -154,7 +164,8 @@ def test_leaders_stand_still_and_come_back_late(nodes: ClusterProcesses, topic: 
         producer.init()
         for turn in range(3):
             await_in_sync(cluster)
-            sleeper = nodes.nodes[cluster.topics([topic])[topic].partitions[0].leader_id]
+            led = cluster.topics([topic])[topic].partitions[0]
+            sleeper = nodes.nodes[led.leader_id]
             for number in range(EACH_ROUND):
                 sent.append(b"%d-%d" % (turn, number))
                 producer.send(topic, 0, batch(sent[-1]))
@@ -162,6 +173,8 @@ def test_leaders_stand_still_and_come_back_late(nodes: ClusterProcesses, topic: 
                     sleeper.freeze()
             producer.flush()
             sleeper.thaw()
+            # Until it learns of the new leader, it may serve its old metadata and its old high watermark.
+            await_leader_epoch(sleeper.bootstrap_servers, topic, led.leader_epoch + 1)
         await_in_sync(cluster)
         assert values(read(cluster, topic)) == sent
     assert reading.result() == sent
