@@ -90,7 +90,7 @@ def _resource_table(settings: Mapping[str, Setting]) -> Iterator[str]:
     return _table(
         ("Setting", "Type", "Default", "Values", "Default from", "Meaning"),
         (
-            (*_setting_cells(each), f"`{each.synonym}`" if each.synonym else "", _cell(each.doc))
+            (*_setting_cells(each), f"`{each.synonyms[0].name}`" if each.synonyms else "", _cell(each.doc))
             for each in settings.values()
         ),
     )

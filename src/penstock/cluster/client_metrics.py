@@ -7,7 +7,6 @@ from penstock.cluster.topic_settings import (
     NO_LAYERS,
     ConfigSource,
     EffectiveSetting,
-    SettingFactory,
     effective_setting,
 )
 from penstock.protocol.config_def import InvalidSetting, Setting, SettingType
@@ -29,24 +28,23 @@ _SELECTORS: Final = frozenset(
     }
 )
 
-_setting = SettingFactory({}, {})
 
 CLIENT_METRICS_SETTINGS: Final[dict[str, Setting]] = {
     setting.name: setting
     for setting in (
-        _setting(
+        Setting(
             "interval.ms",
             SettingType.INT,
             INTERVAL_MS_DEFAULT,
             "How often clients push, in milliseconds; from 100 to 3600000.",
         ),
-        _setting(
+        Setting(
             "match",
             SettingType.LIST,
             (),
             "Which clients: SELECTOR=REGEX, comma separated, all of which must match; nothing matches every client.",
         ),
-        _setting(
+        Setting(
             "metrics",
             SettingType.LIST,
             (),
@@ -69,7 +67,7 @@ class ClientMetricsSubscription(NamedTuple):
 
 def effective_client_metrics(own: Mapping[str, str]) -> dict[str, EffectiveSetting]:
     return {
-        name: effective_setting(setting, own, NO_LAYERS, synonyms=(), own=ConfigSource.CLIENT_METRICS)
+        name: effective_setting(setting, own, NO_LAYERS, own=ConfigSource.CLIENT_METRICS)
         for name, setting in CLIENT_METRICS_SETTINGS.items()
     }
 

@@ -15,11 +15,9 @@ from penstock.cluster.topic_settings import (
     ConfigSource,
     ConfigSynonym,
     EffectiveSetting,
-    NodeSynonym,
-    SettingFactory,
     effective_setting,
 )
-from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
+from penstock.protocol.config_def import InvalidSetting, NodeSynonym, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
@@ -73,30 +71,6 @@ def _dead_letter_topic_flaw(value: SettingValue) -> str | None:
     return topic_name_error(value.replace(TOPIC_PLACEHOLDER, "topic")) if value else None
 
 
-_CHECKS = {
-    "share.auto.offset.reset": _offset_reset_flaw,
-    "errors.deadletterqueue.topic.name": _dead_letter_topic_flaw,
-}
-
-#: The node settings that a group's unset values come from.
-GROUP_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
-    "consumer.session.timeout.ms": (NodeSynonym("group.consumer.session.timeout.ms"),),
-    "consumer.heartbeat.interval.ms": (NodeSynonym("group.consumer.heartbeat.interval.ms"),),
-    "consumer.assignment.interval.ms": (NodeSynonym("group.consumer.assignment.interval.ms"),),
-    "streams.session.timeout.ms": (NodeSynonym("group.streams.session.timeout.ms"),),
-    "streams.heartbeat.interval.ms": (NodeSynonym("group.streams.heartbeat.interval.ms"),),
-    "streams.assignment.interval.ms": (NodeSynonym("group.streams.assignment.interval.ms"),),
-    "streams.initial.rebalance.delay.ms": (NodeSynonym("group.streams.initial.rebalance.delay.ms"),),
-    "streams.num.standby.replicas": (NodeSynonym("group.streams.num.standby.replicas"),),
-    "share.session.timeout.ms": (NodeSynonym("group.share.session.timeout.ms"),),
-    "share.heartbeat.interval.ms": (NodeSynonym("group.share.heartbeat.interval.ms"),),
-    "share.record.lock.duration.ms": (NodeSynonym("group.share.record.lock.duration.ms"),),
-    "share.delivery.count.limit": (NodeSynonym("group.share.delivery.count.limit"),),
-    "share.partition.max.record.locks": (NodeSynonym("group.share.partition.max.record.locks"),),
-}
-
-_group = SettingFactory(GROUP_SYNONYMS, _CHECKS)
-
 GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
     "consumer.session.timeout.ms": NodeBounds(
         "group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"
@@ -135,87 +109,133 @@ GROUP_BOUNDS: Final[dict[str, NodeBounds]] = {
 }
 
 _MEMBERS = (
-    _group(
+    Setting(
         "consumer.session.timeout.ms",
         _INT,
         45_000,
         "A consumer that sends no heartbeat for this long is removed from its group.",
         1,
+        synonyms=(NodeSynonym("group.consumer.session.timeout.ms"),),
     ),
-    _group("consumer.heartbeat.interval.ms", _INT, 5_000, "The heartbeat interval of consumers.", 1),
-    _group(
+    Setting(
+        "consumer.heartbeat.interval.ms",
+        _INT,
+        5_000,
+        "The heartbeat interval of consumers.",
+        1,
+        synonyms=(NodeSynonym("group.consumer.heartbeat.interval.ms"),),
+    ),
+    Setting(
         "consumer.assignment.interval.ms",
         _INT,
         1_000,
         "How long those that join after an assignment wait for the next one, together.",
         0,
+        synonyms=(NodeSynonym("group.consumer.assignment.interval.ms"),),
     ),
-    _group(
+    Setting(
         "streams.session.timeout.ms",
         _INT,
         45_000,
         "A streams member that sends no heartbeat for this long is removed from its group.",
         1,
+        synonyms=(NodeSynonym("group.streams.session.timeout.ms"),),
     ),
-    _group("streams.heartbeat.interval.ms", _INT, 5_000, "How often streams members send heartbeats.", 1),
-    _group(
+    Setting(
+        "streams.heartbeat.interval.ms",
+        _INT,
+        5_000,
+        "How often streams members send heartbeats.",
+        1,
+        synonyms=(NodeSynonym("group.streams.heartbeat.interval.ms"),),
+    ),
+    Setting(
         "streams.assignment.interval.ms",
         _INT,
         1_000,
         "Least time between two assignments of a streams group: members that join meanwhile are assigned together.",
         0,
+        synonyms=(NodeSynonym("group.streams.assignment.interval.ms"),),
     ),
-    _group(
+    Setting(
         "streams.initial.rebalance.delay.ms",
         _INT,
         3_000,
         "How long a new streams group waits for more members before it assigns tasks.",
         0,
+        synonyms=(NodeSynonym("group.streams.initial.rebalance.delay.ms"),),
     ),
-    _group("streams.num.standby.replicas", _INT, 0, "Standby tasks for each task that has state.", 0),
-    _group(
+    Setting(
+        "streams.num.standby.replicas",
+        _INT,
+        0,
+        "Standby tasks for each task that has state.",
+        0,
+        synonyms=(NodeSynonym("group.streams.num.standby.replicas"),),
+    ),
+    Setting(
         "share.session.timeout.ms",
         _INT,
         45_000,
         "Silence after which a share consumer has left its group.",
         1,
+        synonyms=(NodeSynonym("group.share.session.timeout.ms"),),
     ),
-    _group("share.heartbeat.interval.ms", _INT, 5_000, "The heartbeat interval of share consumers.", 1),
+    Setting(
+        "share.heartbeat.interval.ms",
+        _INT,
+        5_000,
+        "The heartbeat interval of share consumers.",
+        1,
+        synonyms=(NodeSynonym("group.share.heartbeat.interval.ms"),),
+    ),
 )
 
 _SHARING = (
-    _group(
+    Setting(
         "share.record.lock.duration.ms",
         _INT,
         30_000,
         "How long a member holds the acquisition lock of a record.",
         1,
+        synonyms=(NodeSynonym("group.share.record.lock.duration.ms"),),
     ),
-    _group(
-        "share.delivery.count.limit", _INT, 5, "Deliveries of a record after which the group gives it up.", 1
+    Setting(
+        "share.delivery.count.limit",
+        _INT,
+        5,
+        "Deliveries of a record after which the group gives it up.",
+        1,
+        synonyms=(NodeSynonym("group.share.delivery.count.limit"),),
     ),
-    _group(
-        "share.partition.max.record.locks", _INT, 2_000, "Records of one partition in delivery at a time.", 1
+    Setting(
+        "share.partition.max.record.locks",
+        _INT,
+        2_000,
+        "Records of one partition in delivery at a time.",
+        1,
+        synonyms=(NodeSynonym("group.share.partition.max.record.locks"),),
     ),
-    _group(
+    Setting(
         "share.auto.offset.reset",
         _STRING,
         "latest",
         "Where a group that is new to a topic begins: earliest, latest, or by_duration: and how far back "
         "(by_duration:PT1H).",
+        check=_offset_reset_flaw,
     ),
-    _group(
+    Setting(
         "share.isolation.level",
         _STRING,
         "read_uncommitted",
         "Whether records of transactions are delivered only once committed.",
         choices=("read_committed", "read_uncommitted"),
     ),
-    _group("share.renew.acknowledge.enable", _BOOLEAN, True, "Whether a consumer may renew its locks."),
+    Setting("share.renew.acknowledge.enable", _BOOLEAN, True, "Whether a consumer may renew its locks."),
 )
 
 _POLICY = (
-    _group(
+    Setting(
         "penstock.share.delivery",
         _STRING,
         "at-least-once",
@@ -223,7 +243,7 @@ _POLICY = (
         "out once and never again, whatever happens to the consumer that received it.",
         choices=("at-least-once", "at-most-once"),
     ),
-    _group(
+    Setting(
         "penstock.share.acquire.mode",
         _STRING,
         "batch_optimized",
@@ -231,7 +251,7 @@ _POLICY = (
         "asked for (record_limit), which costs more requests.",
         choices=("batch_optimized", "record_limit"),
     ),
-    _group(
+    Setting(
         "penstock.share.backoff",
         _STRING,
         "none",
@@ -239,9 +259,11 @@ _POLICY = (
         "as long each time.",
         choices=("none", "fixed", "exponential"),
     ),
-    _group("penstock.share.backoff.ms", _LONG, 1_000, "How long it waits, the first time if exponential.", 0),
-    _group("penstock.share.backoff.max.ms", _LONG, 60_000, "How long it waits at most, before jitter.", 0),
-    _group(
+    Setting(
+        "penstock.share.backoff.ms", _LONG, 1_000, "How long it waits, the first time if exponential.", 0
+    ),
+    Setting("penstock.share.backoff.max.ms", _LONG, 60_000, "How long it waits at most, before jitter.", 0),
+    Setting(
         "penstock.share.backoff.jitter.ms",
         _LONG,
         -1,
@@ -251,28 +273,29 @@ _POLICY = (
 )
 
 _DEAD_LETTERS = (
-    _group(
+    Setting(
         "errors.deadletterqueue.topic.name",
         _STRING,
         f"{TOPIC_PLACEHOLDER}.dlq",
         f"Where records go that the group gives up or rejects; {TOPIC_PLACEHOLDER} stands for the topic they are from. "
         "Empty keeps none, which is Apache Kafka's default.",
+        check=_dead_letter_topic_flaw,
     ),
-    _group(
+    Setting(
         "errors.deadletterqueue.copy.record.enable",
         _BOOLEAN,
         True,
         "Whether a dead letter has the record's key, value and headers, or only tells which record it was. "
         "Apache Kafka's default is false.",
     ),
-    _group(
+    Setting(
         "penstock.share.dlq.rate.max",
         _DOUBLE,
         -1.0,
         "Dead letters per second above which the rest wait; -1 has no bound.",
         -1,
     ),
-    _group(
+    Setting(
         "penstock.share.dlq.share.max",
         _DOUBLE,
         1.0,
@@ -299,9 +322,8 @@ def effective_group_values(
 def _effective_group_setting(
     setting: Setting, overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]
 ) -> EffectiveSetting:
-    synonyms = GROUP_SYNONYMS.get(setting.name, ())
-    effective = effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.GROUP)
-    if synonyms:
+    effective = effective_setting(setting, overrides, node, own=ConfigSource.GROUP)
+    if setting.synonyms:
         return effective
     default = ConfigSynonym(setting.name, setting.text(setting.default), ConfigSource.DEFAULT)
     return effective._replace(synonyms=(*effective.synonyms, default))

@@ -9,59 +9,15 @@ unclean.leader.election.enable), so both read them with the functions at the end
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
+from penstock.protocol.config_def import InvalidSetting, NodeSynonym, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.cluster.image import PartitionState
-
-
-class NodeSynonym(NamedTuple):
-    """A node setting that gives another setting its default; `factor` converts its unit."""
-
-    name: str
-    factor: int = 1
-
-
-class SettingFactory:
-    """Creates settings; each gets its synonym and its check by its name."""
-
-    __slots__ = ("_checks", "_synonyms")
-
-    def __init__(
-        self,
-        synonyms: Mapping[str, tuple[NodeSynonym, ...]],
-        checks: Mapping[str, Callable[[SettingValue], str | None]],
-    ) -> None:
-        self._synonyms = synonyms
-        self._checks = checks
-
-    def __call__(
-        self,
-        name: str,
-        kind: SettingType,
-        default: SettingValue,
-        doc: str,
-        at_least: float | None = None,
-        at_most: float | None = None,
-        choices: tuple[str, ...] | None = None,
-    ) -> Setting:
-        synonyms = self._synonyms.get(name)
-        return Setting(
-            name=name,
-            type=kind,
-            default=default,
-            doc=doc,
-            at_least=at_least,
-            at_most=at_most,
-            choices=choices,
-            check=self._checks.get(name),
-            synonym=synonyms[0].name if synonyms else None,
-        )
 
 
 _INT, _LONG, _DOUBLE = SettingType.INT, SettingType.LONG, SettingType.DOUBLE
@@ -88,158 +44,227 @@ def _gzip_level_flaw(value: SettingValue) -> str | None:
     return None if value == -1 or value != 0 else "must be -1 or from 1 to 9"
 
 
-_CHECKS = {
-    "compression.gzip.level": _gzip_level_flaw,
-    LEADER_THROTTLED: _throttled_replicas_flaw,
-    FOLLOWER_THROTTLED: _throttled_replicas_flaw,
-}
-
-#: The node settings behind each topic setting, in order; the first one that is set applies.
-NODE_SYNONYMS: Final[dict[str, tuple[NodeSynonym, ...]]] = {
-    "cleanup.policy": (NodeSynonym("log.cleanup.policy"),),
-    "compression.type": (NodeSynonym("compression.type"),),
-    "compression.gzip.level": (NodeSynonym("compression.gzip.level"),),
-    "compression.lz4.level": (NodeSynonym("compression.lz4.level"),),
-    "compression.zstd.level": (NodeSynonym("compression.zstd.level"),),
-    "delete.retention.ms": (NodeSynonym("log.cleaner.delete.retention.ms"),),
-    "file.delete.delay.ms": (NodeSynonym("log.segment.delete.delay.ms"),),
-    "flush.messages": (NodeSynonym("log.flush.interval.messages"),),
-    "flush.ms": (NodeSynonym("log.flush.interval.ms"), NodeSynonym("log.flush.scheduler.interval.ms")),
-    "index.interval.bytes": (NodeSynonym("log.index.interval.bytes"),),
-    "local.retention.bytes": (NodeSynonym("log.local.retention.bytes"),),
-    "local.retention.ms": (NodeSynonym("log.local.retention.ms"),),
-    "max.compaction.lag.ms": (NodeSynonym("log.cleaner.max.compaction.lag.ms"),),
-    "max.message.bytes": (NodeSynonym("message.max.bytes"),),
-    "message.timestamp.after.max.ms": (NodeSynonym("log.message.timestamp.after.max.ms"),),
-    "message.timestamp.before.max.ms": (NodeSynonym("log.message.timestamp.before.max.ms"),),
-    "message.timestamp.type": (NodeSynonym("log.message.timestamp.type"),),
-    "min.cleanable.dirty.ratio": (NodeSynonym("log.cleaner.min.cleanable.ratio"),),
-    "min.compaction.lag.ms": (NodeSynonym("log.cleaner.min.compaction.lag.ms"),),
-    "min.insync.replicas": (NodeSynonym("min.insync.replicas"),),
-    "preallocate": (NodeSynonym("log.preallocate"),),
-    "retention.bytes": (NodeSynonym("log.retention.bytes"),),
-    "retention.ms": (
-        NodeSynonym("log.retention.ms"),
-        NodeSynonym("log.retention.minutes", _MINUTES),
-        NodeSynonym("log.retention.hours", _HOURS),
-    ),
-    "segment.bytes": (NodeSynonym("log.segment.bytes"),),
-    "segment.index.bytes": (NodeSynonym("log.index.size.max.bytes"),),
-    "segment.jitter.ms": (
-        NodeSynonym("log.roll.jitter.ms"),
-        NodeSynonym("log.roll.jitter.hours", _HOURS),
-    ),
-    "segment.ms": (NodeSynonym("log.roll.ms"), NodeSynonym("log.roll.hours", _HOURS)),
-    "unclean.leader.election.enable": (NodeSynonym("unclean.leader.election.enable"),),
-    "penstock.flush": (NodeSynonym("penstock.flush"),),
-    "penstock.flush.interval.ms": (NodeSynonym("penstock.flush.interval.ms"),),
-}
-
-_topic = SettingFactory(NODE_SYNONYMS, _CHECKS)
-
 _SEGMENTS = (
-    _topic("segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
-    _topic("segment.ms", _LONG, _WEEK_MS, "Age at which a new segment file begins.", 1),
-    _topic("segment.jitter.ms", _LONG, 0, "Accepted for compatibility; segments roll without jitter.", 0),
-    _topic("segment.index.bytes", _INT, 10 << 20, "Largest offset index of a segment.", 4),
-    _topic("index.interval.bytes", _INT, 4096, "Log bytes between two entries of the offset index.", 0),
-    _topic(
-        "preallocate", _BOOLEAN, False, "Accepted for compatibility; segment files are never preallocated."
+    Setting(
+        "segment.bytes",
+        _INT,
+        1 << 30,
+        "Size at which a new segment file begins.",
+        14,
+        synonyms=(NodeSynonym("log.segment.bytes"),),
     ),
-    _topic("file.delete.delay.ms", _LONG, 60_000, "Wait before a removed segment file is erased.", 0),
+    Setting(
+        "segment.ms",
+        _LONG,
+        _WEEK_MS,
+        "Age at which a new segment file begins.",
+        1,
+        synonyms=(NodeSynonym("log.roll.ms"), NodeSynonym("log.roll.hours", _HOURS)),
+    ),
+    Setting(
+        "segment.jitter.ms",
+        _LONG,
+        0,
+        "Accepted for compatibility; segments roll without jitter.",
+        0,
+        synonyms=(NodeSynonym("log.roll.jitter.ms"), NodeSynonym("log.roll.jitter.hours", _HOURS)),
+    ),
+    Setting(
+        "segment.index.bytes",
+        _INT,
+        10 << 20,
+        "Largest offset index of a segment.",
+        4,
+        synonyms=(NodeSynonym("log.index.size.max.bytes"),),
+    ),
+    Setting(
+        "index.interval.bytes",
+        _INT,
+        4096,
+        "Log bytes between two entries of the offset index.",
+        0,
+        synonyms=(NodeSynonym("log.index.interval.bytes"),),
+    ),
+    Setting(
+        "preallocate",
+        _BOOLEAN,
+        False,
+        "Accepted for compatibility; segment files are never preallocated.",
+        synonyms=(NodeSynonym("log.preallocate"),),
+    ),
+    Setting(
+        "file.delete.delay.ms",
+        _LONG,
+        60_000,
+        "Wait before a removed segment file is erased.",
+        0,
+        synonyms=(NodeSynonym("log.segment.delete.delay.ms"),),
+    ),
 )
 
 _RETENTION = (
-    _topic(
+    Setting(
         "cleanup.policy",
         _LIST,
         ("delete",),
         "What happens to old records: delete removes segments past retention, compact keeps the latest value "
         "of each key; both may be given.",
         choices=("compact", "delete"),
+        synonyms=(NodeSynonym("log.cleanup.policy"),),
     ),
-    _topic("retention.ms", _LONG, _WEEK_MS, "How long records are kept under delete; -1 for ever.", -1),
-    _topic(
+    Setting(
+        "retention.ms",
+        _LONG,
+        _WEEK_MS,
+        "How long records are kept under delete; -1 for ever.",
+        -1,
+        synonyms=(
+            NodeSynonym("log.retention.ms"),
+            NodeSynonym("log.retention.minutes", _MINUTES),
+            NodeSynonym("log.retention.hours", _HOURS),
+        ),
+    ),
+    Setting(
         "retention.bytes",
         _LONG,
         -1,
         "Size a partition may reach before old segments go; -1 has no bound.",
         -1,
+        synonyms=(NodeSynonym("log.retention.bytes"),),
     ),
-    _topic("delete.retention.ms", _LONG, 86_400_000, "How long compaction keeps tombstones.", 0),
-    _topic("min.compaction.lag.ms", _LONG, 0, "Age before a record may be compacted.", 0),
-    _topic("max.compaction.lag.ms", _LONG, _LONG_MAX, "Age by which a record is compacted.", 1),
-    _topic(
+    Setting(
+        "delete.retention.ms",
+        _LONG,
+        86_400_000,
+        "How long compaction keeps tombstones.",
+        0,
+        synonyms=(NodeSynonym("log.cleaner.delete.retention.ms"),),
+    ),
+    Setting(
+        "min.compaction.lag.ms",
+        _LONG,
+        0,
+        "Age before a record may be compacted.",
+        0,
+        synonyms=(NodeSynonym("log.cleaner.min.compaction.lag.ms"),),
+    ),
+    Setting(
+        "max.compaction.lag.ms",
+        _LONG,
+        _LONG_MAX,
+        "Age by which a record is compacted.",
+        1,
+        synonyms=(NodeSynonym("log.cleaner.max.compaction.lag.ms"),),
+    ),
+    Setting(
         "min.cleanable.dirty.ratio",
         _DOUBLE,
         0.5,
         "Uncompacted share of the log at which it is compacted.",
         0,
         1,
+        synonyms=(NodeSynonym("log.cleaner.min.cleanable.ratio"),),
     ),
-    _topic("local.retention.ms", _LONG, -2, "As retention.ms for tiered storage; -2 is retention.ms.", -2),
-    _topic("local.retention.bytes", _LONG, -2, "As retention.bytes for tiered storage; -2 follows it.", -2),
-    _topic("remote.storage.enable", _BOOLEAN, False, "Tiered storage, which this cluster does not have."),
-    _topic("remote.log.copy.disable", _BOOLEAN, False, "Of tiered storage: nothing more is copied to it."),
-    _topic("remote.log.delete.on.disable", _BOOLEAN, False, "Of tiered storage: erase it when disabled."),
+    Setting(
+        "local.retention.ms",
+        _LONG,
+        -2,
+        "As retention.ms for tiered storage; -2 is retention.ms.",
+        -2,
+        synonyms=(NodeSynonym("log.local.retention.ms"),),
+    ),
+    Setting(
+        "local.retention.bytes",
+        _LONG,
+        -2,
+        "As retention.bytes for tiered storage; -2 follows it.",
+        -2,
+        synonyms=(NodeSynonym("log.local.retention.bytes"),),
+    ),
+    Setting("remote.storage.enable", _BOOLEAN, False, "Tiered storage, which this cluster does not have."),
+    Setting("remote.log.copy.disable", _BOOLEAN, False, "Of tiered storage: nothing more is copied to it."),
+    Setting("remote.log.delete.on.disable", _BOOLEAN, False, "Of tiered storage: erase it when disabled."),
 )
 
 _MESSAGES = (
-    _topic("max.message.bytes", _INT, 1_048_588, "Largest record batch, after compression.", 0),
-    _topic(
+    Setting(
+        "max.message.bytes",
+        _INT,
+        1_048_588,
+        "Largest record batch, after compression.",
+        0,
+        synonyms=(NodeSynonym("message.max.bytes"),),
+    ),
+    Setting(
         "message.timestamp.type",
         _STRING,
         "CreateTime",
         "Whether a record carries its creation time or the time of its append.",
         choices=("CreateTime", "LogAppendTime"),
+        synonyms=(NodeSynonym("log.message.timestamp.type"),),
     ),
-    _topic(
-        "message.timestamp.before.max.ms", _LONG, _LONG_MAX, "How far a timestamp may lie in the past.", 0
+    Setting(
+        "message.timestamp.before.max.ms",
+        _LONG,
+        _LONG_MAX,
+        "How far a timestamp may lie in the past.",
+        0,
+        synonyms=(NodeSynonym("log.message.timestamp.before.max.ms"),),
     ),
-    _topic(
-        "message.timestamp.after.max.ms", _LONG, 3_600_000, "How far a timestamp may lie in the future.", 0
+    Setting(
+        "message.timestamp.after.max.ms",
+        _LONG,
+        3_600_000,
+        "How far a timestamp may lie in the future.",
+        0,
+        synonyms=(NodeSynonym("log.message.timestamp.after.max.ms"),),
     ),
-    _topic(
+    Setting(
         "compression.type",
         _STRING,
         "producer",
         "Codec that batches are stored with; `producer` keeps what was sent.",
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        synonyms=(NodeSynonym("compression.type"),),
     ),
-    _topic(
+    Setting(
         "compression.gzip.level",
         _INT,
         -1,
         "Accepted for compatibility; the broker uses the codec's own level.",
         -1,
         9,
+        check=_gzip_level_flaw,
+        synonyms=(NodeSynonym("compression.gzip.level"),),
     ),
-    _topic(
+    Setting(
         "compression.lz4.level",
         _INT,
         9,
         "Accepted for compatibility; the broker uses the codec's own level.",
         1,
         17,
+        synonyms=(NodeSynonym("compression.lz4.level"),),
     ),
-    _topic(
+    Setting(
         "compression.zstd.level",
         _INT,
         3,
         "Accepted for compatibility; the broker uses the codec's own level.",
         -(1 << 17),
         22,
+        synonyms=(NodeSynonym("compression.zstd.level"),),
     ),
 )
 
 _SCHEDULE = (
-    _topic(
+    Setting(
         "penstock.schedule.enable",
         _BOOLEAN,
         False,
         "Hold records with a penstock-deliver-at or penstock-deliver-after header back until they are due.",
     ),
-    _topic(
+    Setting(
         "penstock.delivery.contract",
         _STRING,
         "none",
@@ -256,27 +281,68 @@ FLUSH_DOC: Final = (
 )
 
 _DURABILITY = (
-    _topic("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all is answered.", 1),
-    _topic(
-        "unclean.leader.election.enable", _BOOLEAN, False, "Let a replica that may lack data become leader."
+    Setting(
+        "min.insync.replicas",
+        _INT,
+        1,
+        "Replicas that must hold a write before acks=all is answered.",
+        1,
+        synonyms=(NodeSynonym("min.insync.replicas"),),
     ),
-    _topic("penstock.flush", _STRING, "ack", FLUSH_DOC, choices=FLUSH_POLICIES),
-    _topic("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
-    _topic("flush.messages", _LONG, _LONG_MAX, "Records after which the log is synced in any case.", 1),
-    _topic("flush.ms", _LONG, _LONG_MAX, "Time after which the log is synced in any case.", 0),
-    _topic(
+    Setting(
+        "unclean.leader.election.enable",
+        _BOOLEAN,
+        False,
+        "Let a replica that may lack data become leader.",
+        synonyms=(NodeSynonym("unclean.leader.election.enable"),),
+    ),
+    Setting(
+        "penstock.flush",
+        _STRING,
+        "ack",
+        FLUSH_DOC,
+        choices=FLUSH_POLICIES,
+        synonyms=(NodeSynonym("penstock.flush"),),
+    ),
+    Setting(
+        "penstock.flush.interval.ms",
+        _LONG,
+        1000,
+        "How often, where penstock.flush=interval.",
+        1,
+        synonyms=(NodeSynonym("penstock.flush.interval.ms"),),
+    ),
+    Setting(
+        "flush.messages",
+        _LONG,
+        _LONG_MAX,
+        "Records after which the log is synced in any case.",
+        1,
+        synonyms=(NodeSynonym("log.flush.interval.messages"),),
+    ),
+    Setting(
+        "flush.ms",
+        _LONG,
+        _LONG_MAX,
+        "Time after which the log is synced in any case.",
+        0,
+        synonyms=(NodeSynonym("log.flush.interval.ms"), NodeSynonym("log.flush.scheduler.interval.ms")),
+    ),
+    Setting(
         LEADER_THROTTLED,
         _LIST,
         (),
         "Leaders that send within leader.replication.throttled.rate to followers that are not in sync: "
         "[partition]:[broker], comma separated, or * for all.",
+        check=_throttled_replicas_flaw,
     ),
-    _topic(
+    Setting(
         FOLLOWER_THROTTLED,
         _LIST,
         (),
         "Followers that fetch within follower.replication.throttled.rate while they are not in sync: "
         "[partition]:[broker], comma separated, or * for all.",
+        check=_throttled_replicas_flaw,
     ),
 )
 
@@ -344,11 +410,10 @@ def effective_setting(
     overrides: Mapping[str, str],
     node: tuple[ConfigLayer, ...],
     *,
-    synonyms: tuple[NodeSynonym, ...],
     own: ConfigSource,
 ) -> EffectiveSetting:
     """Returns one setting of any resource: `overrides` are the resource's own values, which come from `own`."""
-    behind = tuple(_node_synonyms(synonyms, node))
+    behind = tuple(_node_synonyms(setting.synonyms, node))
     if (text := overrides.get(setting.name)) is not None:
         try:
             value = setting.parse(text)
@@ -391,10 +456,10 @@ def validate_topic_settings(overrides: Mapping[str, str], node: Iterable[ConfigL
 
 def validate_topic_defaults(values: Mapping[str, str]) -> None:
     """Checks the node settings that topics fall back on. Raises InvalidSetting."""
-    for name, synonyms in NODE_SYNONYMS.items():
-        for synonym in synonyms:
+    for setting in TOPIC_SETTINGS.values():
+        for synonym in setting.synonyms:
             if (text := values.get(synonym.name)) is not None:
-                TOPIC_SETTINGS[name].parse(text)
+                setting.parse(text)
 
 
 def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]) -> None:
@@ -420,8 +485,7 @@ def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[ConfigLayer
 def _effective_topic_setting(
     setting: Setting, overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]
 ) -> EffectiveSetting:
-    synonyms = NODE_SYNONYMS.get(setting.name, ())
-    return effective_setting(setting, overrides, node, synonyms=synonyms, own=ConfigSource.TOPIC)
+    return effective_setting(setting, overrides, node, own=ConfigSource.TOPIC)
 
 
 def _node_synonyms(

@@ -1,9 +1,10 @@
-"""How a setting is declared, parsed and validated: one mechanism for topics and for nodes."""
+"""How a setting is declared, parsed and validated: one mechanism for topics, groups and nodes."""
 
 import re
 from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 
 class SettingType(IntEnum):
@@ -36,6 +37,13 @@ class InvalidSetting(ValueError):
     """The message names the setting, the value and what would have been right."""
 
 
+class NodeSynonym(NamedTuple):
+    """A node setting that gives a setting of topics or groups its default; `factor` converts its unit."""
+
+    name: str
+    factor: int = 1
+
+
 class Setting(NamedTuple):
     name: str
     type: SettingType
@@ -46,7 +54,7 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] | None = None
     check: Callable[[SettingValue], str | None] | None = None  # returns what is wrong, or None
     read_only: bool = False  # for nodes: set at start, not while running
-    synonym: str | None = None  # for topics: the node setting that gives the default
+    synonyms: tuple[NodeSynonym, ...] = ()  # for topics and groups; the first one that a node sets applies
 
     def parse(self, text: str) -> SettingValue:
         """The typed value of what a user wrote. Raises InvalidSetting."""
@@ -128,3 +136,7 @@ class Setting(NamedTuple):
         if len(text) > _QUOTED_CHARS_MAX:
             text = f"{text[:_QUOTED_CHARS_MAX]}..."
         return InvalidSetting(f"Invalid value {text} for configuration {self.name}: {wrong}")
+
+
+#: Declares a setting that nodes read at start only.
+static_setting: Final = partial(Setting, read_only=True)

@@ -9,7 +9,6 @@ from penstock.broker.coordinators.groups.group_config import resolve_group_confi
 from penstock.cluster.group_settings import (
     GROUP_BOUNDS,
     GROUP_SETTINGS,
-    GROUP_SYNONYMS,
     duration_ms,
     effective_group_values,
     validate_group_settings,
@@ -44,8 +43,8 @@ def test_every_default_is_legal_and_the_same_on_all_levels() -> None:
         text = setting.text(setting.default)
         assert text is not None
         assert setting.parse(text) == setting.default, name
-    for name, synonyms in GROUP_SYNONYMS.items():
-        assert NODE_SETTINGS[synonyms[0].name].default == GROUP_SETTINGS[name].default
+        for synonym in setting.synonyms:
+            assert NODE_SETTINGS[synonym.name].default == setting.default
     validate_group_settings({name: str(s.text(s.default)) for name, s in GROUP_SETTINGS.items()}, node({}))
     assert resolve_group_config({}, node({})) == GroupConfig()
 

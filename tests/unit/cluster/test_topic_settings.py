@@ -3,7 +3,6 @@
 import pytest
 
 from penstock.cluster.topic_settings import (
-    NODE_SYNONYMS,
     TOPIC_SETTINGS,
     ConfigLayer,
     ConfigSource,
@@ -40,9 +39,13 @@ def test_every_default_is_a_value_that_could_be_set() -> None:
         assert setting.parse(text) == setting.default, setting.name
 
 
-def test_synonyms_belong_to_settings() -> None:
-    assert set(NODE_SYNONYMS) <= set(TOPIC_SETTINGS)
-    assert TOPIC_SETTINGS["retention.ms"].synonym == "log.retention.ms"
+def test_the_synonyms_of_a_setting_come_in_kafkas_order() -> None:
+    names = [(synonym.name, synonym.factor) for synonym in TOPIC_SETTINGS["retention.ms"].synonyms]
+    assert names == [
+        ("log.retention.ms", 1),
+        ("log.retention.minutes", 60_000),
+        ("log.retention.hours", 3_600_000),
+    ]
 
 
 def test_the_topics_own_value_counts_first() -> None:

@@ -7,14 +7,11 @@ highest value; `group_bounds_flaw` finds node settings that contradict each othe
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.broker.config.declaration import dynamic_setting, node_setting
-from penstock.broker.config.declaration import dynamic_setting as _dynamic
-from penstock.broker.config.declaration import node_setting as _node
-from penstock.protocol.config_def import Setting, SettingType, SettingValue
+from penstock.protocol.config_def import Setting, SettingType, SettingValue, static_setting
 
 
 def _integer(name: str, default: int, doc: str, at_least: int = 1) -> Setting:
-    return node_setting(name, SettingType.INT, default, doc, at_least)
+    return static_setting(name, SettingType.INT, default, doc, at_least)
 
 
 def _session_settings(kind: str) -> tuple[Setting, ...]:
@@ -31,7 +28,7 @@ def _session_settings(kind: str) -> tuple[Setting, ...]:
 
 CONSUMER_GROUP_SETTINGS: Final = (
     *_session_settings("consumer"),
-    dynamic_setting(
+    Setting(
         "group.consumer.assignment.interval.ms",
         SettingType.INT,
         1_000,
@@ -54,14 +51,14 @@ CONSUMER_GROUP_SETTINGS: Final = (
         10_000,
         "Members of one group under the consumer protocol. Apache Kafka's default is no bound.",
     ),
-    node_setting(
+    static_setting(
         "group.consumer.assignors",
         SettingType.LIST,
         ("uniform", "range"),
         "Server-side assignors that members may ask for; the first is used where none asks.",
         choices=("uniform", "range"),
     ),
-    node_setting(
+    static_setting(
         "group.consumer.migration.policy",
         SettingType.STRING,
         "bidirectional",
@@ -79,7 +76,7 @@ CONSUMER_GROUP_SETTINGS: Final = (
 
 STREAMS_GROUP_SETTINGS: Final = (
     *_session_settings("streams"),
-    dynamic_setting(
+    Setting(
         "group.streams.assignment.interval.ms",
         SettingType.INT,
         1_000,
@@ -114,7 +111,7 @@ STREAMS_GROUP_SETTINGS: Final = (
 SHARE_GROUP_SETTINGS: Final = (
     *_session_settings("share"),
     _integer("group.share.max.size", 200, "Members of one share group."),
-    node_setting(
+    static_setting(
         "group.share.assignors",
         SettingType.LIST,
         ("simple",),
@@ -195,78 +192,78 @@ _MIB: Final = 1 << 20
 _INT, _SHORT, _BOOLEAN = SettingType.INT, SettingType.SHORT, SettingType.BOOLEAN
 
 TRANSACTION_SETTINGS: Final = (
-    _node(
+    static_setting(
         "transaction.state.log.num.partitions",
         _INT,
         50,
         "Partitions of the topic that holds transactions.",
         1,
     ),
-    _node(
+    static_setting(
         "transaction.state.log.replication.factor",
         _SHORT,
         3,
         "Replicas of the topic that holds transactions; fewer while there are fewer brokers, and raised later.",
         1,
     ),
-    _node(
+    static_setting(
         "transaction.state.log.min.isr",
         _INT,
         2,
         "Replicas that must hold a transaction's state before it counts; all of them where there are fewer.",
         1,
     ),
-    _node("transaction.state.log.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
-    _node(
+    static_setting("transaction.state.log.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    static_setting(
         "penstock.transaction.commit.timeout.ms",
         _INT,
         5000,
         "How long transactional requests wait for the replicas of that topic before they are told to try again.",
         1,
     ),
-    _node(
+    static_setting(
         "transaction.max.timeout.ms",
         _INT,
         900_000,
         "Longest time that a producer may ask for before its open transaction is aborted.",
         1,
     ),
-    _node(
+    static_setting(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         _INT,
         10_000,
         "How often transactions are looked for that are open for too long.",
         1,
     ),
-    _node(
+    static_setting(
         "transactional.id.expiration.ms",
         _INT,
         604_800_000,
         "How long a transactional id is remembered after its last transaction.",
         1,
     ),
-    _node(
+    static_setting(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         _INT,
         3_600_000,
         "How often transactional ids are looked for that have not been used for that long.",
         1,
     ),
-    _dynamic(
+    Setting(
         "transaction.partition.verification.enable",
         _BOOLEAN,
         True,
         "Ask the coordinator whether a partition is in a transaction before its first batch is appended, so that "
         "a late one does not begin a transaction that never ends.",
     ),
-    _node(
+    static_setting(
         "transaction.two.phase.commit.enable",
         _BOOLEAN,
         True,
         "Let producers have transactions that only they end, because a system outside takes part in them, such as the "
         "checkpoint of a Spark query. Apache Kafka's default is false.",
     ),
-    _node(
+    static_setting(
         "add.partitions.to.txn.retry.backoff.max.ms",
         _INT,
         100,
@@ -277,14 +274,14 @@ TRANSACTION_SETTINGS: Final = (
 )
 
 SHARE_STATE_SETTINGS: Final = (
-    _node(
+    static_setting(
         "share.coordinator.state.topic.num.partitions",
         _INT,
         50,
         "Partitions of the topic that holds the state of share groups.",
         1,
     ),
-    _node(
+    static_setting(
         "share.coordinator.state.topic.replication.factor",
         _SHORT,
         3,
@@ -292,29 +289,31 @@ SHARE_STATE_SETTINGS: Final = (
         "raised later.",
         1,
     ),
-    _node(
+    static_setting(
         "share.coordinator.state.topic.min.isr",
         _SHORT,
         2,
         "Replicas that must hold that state before it counts; all of them where there are fewer.",
         1,
     ),
-    _node("share.coordinator.state.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
-    _node(
+    static_setting(
+        "share.coordinator.state.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1
+    ),
+    static_setting(
         "share.coordinator.write.timeout.ms",
         _INT,
         5000,
         "How long requests wait for the replicas of that topic before they are told to try again.",
         1,
     ),
-    _node(
+    static_setting(
         "share.coordinator.snapshot.update.records.per.snapshot",
         _INT,
         500,
         "Changes of a share partition's state that are stored before all of its state is stored again.",
         0,
     ),
-    _node(
+    static_setting(
         "share.coordinator.state.topic.prune.interval.ms",
         _INT,
         300_000,
@@ -329,14 +328,14 @@ _DAY_MS: Final = 86_400_000
 _INT32, _INT16, _INT64 = SettingType.INT, SettingType.SHORT, SettingType.LONG
 
 SCHEDULE_SETTINGS: Final = (
-    _node(
+    static_setting(
         "penstock.schedule.topic.num.partitions",
         _INT32,
         16,
         "Partitions of the topic that holds records until they are due.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.schedule.topic.replication.factor",
         _INT16,
         3,
@@ -344,29 +343,31 @@ SCHEDULE_SETTINGS: Final = (
         "raised later.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.schedule.topic.min.isr",
         _INT32,
         2,
         "Replicas that must have what is held before it counts; all of them where there are fewer.",
         1,
     ),
-    _node("penstock.schedule.topic.segment.bytes", _INT32, 100 * _MEBIBYTE, "Segment size of that topic.", 1),
-    _node(
+    static_setting(
+        "penstock.schedule.topic.segment.bytes", _INT32, 100 * _MEBIBYTE, "Segment size of that topic.", 1
+    ),
+    static_setting(
         "penstock.schedule.commit.timeout.ms",
         _INT32,
         5000,
         "How long a partition's leader waits for the replicas of that topic before it asks again.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.schedule.delay.max.ms",
         _INT64,
         366 * _DAY_MS,
         "How far in the future a record may be due; producers of later ones are refused.",
         0,
     ),
-    _node(
+    static_setting(
         "penstock.schedule.retention.hold.max.ms",
         _INT64,
         7 * _DAY_MS,

@@ -13,11 +13,8 @@ from penstock.broker.config.coordinator_definitions import (
     STREAMS_GROUP_SETTINGS,
     TRANSACTION_SETTINGS,
 )
-from penstock.broker.config.declaration import dynamic_setting as _dynamic
-from penstock.broker.config.declaration import node_setting as _node
-from penstock.broker.config.declaration import topic_default as _topic_default
 from penstock.cluster.topic_settings import FLUSH_DOC, FLUSH_POLICIES
-from penstock.protocol.config_def import Setting, SettingType, SettingValue
+from penstock.protocol.config_def import Setting, SettingType, SettingValue, static_setting
 
 INT_MAX = (1 << 31) - 1
 LONG_MAX = (1 << 63) - 1
@@ -64,8 +61,8 @@ def _connection_overrides(value: SettingValue) -> str | None:
 
 
 _IDENTITY = (
-    _node("node.id", _INT, 1, "Id of this node in the cluster.", 0),
-    _node(
+    static_setting("node.id", _INT, 1, "Id of this node in the cluster.", 0),
+    static_setting(
         "broker.rack",
         _STRING,
         None,
@@ -79,7 +76,7 @@ _IDENTITY = (
         check=_one_directory,
         read_only=True,
     ),
-    _dynamic(
+    Setting(
         "num.recovery.threads.per.data.dir",
         _INT,
         2,
@@ -89,20 +86,20 @@ _IDENTITY = (
 )
 
 _NETWORK = (
-    _node(
+    static_setting(
         "listeners",
         _STRING,
         "PLAINTEXT://localhost:9092",
         "Addresses to listen on: NAME://HOST:PORT, comma separated; no host is every interface, port 0 any "
         "free port. Apache Kafka's default listens on every interface.",
     ),
-    _node(
+    static_setting(
         "advertised.listeners",
         _STRING,
         None,
         "Addresses told to clients, by listener name; the listener's own address where not given.",
     ),
-    _node(
+    static_setting(
         "socket.listen.backlog.size",
         _INT,
         1024,
@@ -110,8 +107,10 @@ _NETWORK = (
         "connects at once wait a second.",
         1,
     ),
-    _node("socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1),
-    _node(
+    static_setting(
+        "socket.request.max.bytes", _INT, 100 * _MIB, "Largest request frame; a larger one is cut off.", 1
+    ),
+    static_setting(
         "penstock.request.max.bytes",
         _INT,
         5 * _MIB // 4,
@@ -119,7 +118,7 @@ _NETWORK = (
         "take long. A larger one is cut off. Apache Kafka has no such bound.",
         65_536,
     ),
-    _node(
+    static_setting(
         "queued.max.request.bytes",
         _LONG,
         256 * _MIB,
@@ -127,8 +126,8 @@ _NETWORK = (
         "which is Apache Kafka's default.",
         -1,
     ),
-    _dynamic("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
-    _dynamic("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
+    Setting("max.connections", _INT, INT_MAX, "Connections open at once.", 0),
+    Setting("max.connections.per.ip", _INT, INT_MAX, "Connections open at once from one address.", 0),
     Setting(
         name="max.connections.per.ip.overrides",
         type=_STRING,
@@ -137,7 +136,7 @@ _NETWORK = (
         check=_connection_overrides,
         read_only=False,
     ),
-    _dynamic(
+    Setting(
         "max.connection.creation.rate",
         _INT,
         INT_MAX,
@@ -145,45 +144,49 @@ _NETWORK = (
         "no such limit.",
         1,
     ),
-    _node(
+    static_setting(
         "connections.max.idle.ms", _LONG, 600_000, "A connection idle for this long is closed; -1 never.", -1
     ),
-    _node("fetch.max.bytes", _INT, 55 * _MIB, "Most bytes that one fetch may return.", 1024),
-    _node(
+    static_setting("fetch.max.bytes", _INT, 55 * _MIB, "Most bytes that one fetch may return.", 1024),
+    static_setting(
         "max.incremental.fetch.session.cache.slots",
         _INT,
         1000,
         "Incremental fetch sessions remembered at once.",
         0,
     ),
-    _node(
+    static_setting(
         "telemetry.max.bytes",
         _INT,
         _MIB,
         "Largest payload of client metrics that one push may carry, as compressed.",
         1,
     ),
-    _node("max.request.partition.size.limit", _INT, 2000, "Partitions described in one answer.", 1),
+    static_setting("max.request.partition.size.limit", _INT, 2000, "Partitions described in one answer.", 1),
 )
 
 _TOPICS = (
-    _topic_default("num.partitions", _INT, 1, "Partitions of a topic created without saying how many.", 1),
-    _node("default.replication.factor", _INT, 1, "Replicas of a topic created without saying how many.", 1),
-    _node("auto.create.topics.enable", _BOOLEAN, True, "Create an unknown topic when a client asks for it."),
-    _node("delete.topic.enable", _BOOLEAN, True, "Allow topics to be deleted."),
-    _topic_default("message.max.bytes", _INT, 1_048_588, "Largest record batch, after compression.", 0),
-    _topic_default("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all.", 1),
-    _topic_default(
+    Setting("num.partitions", _INT, 1, "Partitions of a topic created without saying how many.", 1),
+    static_setting(
+        "default.replication.factor", _INT, 1, "Replicas of a topic created without saying how many.", 1
+    ),
+    static_setting(
+        "auto.create.topics.enable", _BOOLEAN, True, "Create an unknown topic when a client asks for it."
+    ),
+    static_setting("delete.topic.enable", _BOOLEAN, True, "Allow topics to be deleted."),
+    Setting("message.max.bytes", _INT, 1_048_588, "Largest record batch, after compression.", 0),
+    Setting("min.insync.replicas", _INT, 1, "Replicas that must hold a write before acks=all.", 1),
+    Setting(
         "unclean.leader.election.enable", _BOOLEAN, False, "Let a replica that may lack data become leader."
     ),
-    _topic_default(
+    Setting(
         "compression.type",
         _STRING,
         "producer",
         "Codec that batches are stored with; `producer` keeps what was sent.",
         choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
     ),
-    _topic_default(
+    Setting(
         "compression.gzip.level",
         _INT,
         -1,
@@ -191,10 +194,10 @@ _TOPICS = (
         -1,
         9,
     ),
-    _topic_default(
+    Setting(
         "compression.lz4.level", _INT, 9, "Accepted for compatibility; the codec's own level is used.", 1, 17
     ),
-    _topic_default(
+    Setting(
         "compression.zstd.level",
         _INT,
         3,
@@ -205,118 +208,120 @@ _TOPICS = (
 )
 
 _LOG = (
-    _topic_default("log.segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
-    _topic_default("log.roll.ms", _LONG, None, "Age at which a new segment begins; else log.roll.hours.", 1),
-    _topic_default("log.roll.hours", _INT, 168, "Age in hours at which a new segment begins.", 1),
-    _topic_default(
+    Setting("log.segment.bytes", _INT, 1 << 30, "Size at which a new segment file begins.", 14),
+    Setting("log.roll.ms", _LONG, None, "Age at which a new segment begins; else log.roll.hours.", 1),
+    Setting("log.roll.hours", _INT, 168, "Age in hours at which a new segment begins.", 1),
+    Setting(
         "log.roll.jitter.ms", _LONG, None, "Accepted for compatibility; segments roll without jitter.", 0
     ),
-    _topic_default(
-        "log.roll.jitter.hours", _INT, 0, "Accepted for compatibility; segments roll without jitter.", 0
-    ),
-    _topic_default(
+    Setting("log.roll.jitter.hours", _INT, 0, "Accepted for compatibility; segments roll without jitter.", 0),
+    Setting(
         "log.retention.ms",
         _LONG,
         None,
         "How long records are kept; -1 for ever; else log.retention.minutes.",
         -1,
     ),
-    _topic_default(
-        "log.retention.minutes", _INT, None, "How long records are kept, in minutes; else hours.", -1
-    ),
-    _topic_default("log.retention.hours", _INT, 168, "How long records are kept, in hours; -1 for ever.", -1),
-    _topic_default(
+    Setting("log.retention.minutes", _INT, None, "How long records are kept, in minutes; else hours.", -1),
+    Setting("log.retention.hours", _INT, 168, "How long records are kept, in hours; -1 for ever.", -1),
+    Setting(
         "log.retention.bytes", _LONG, -1, "Size a partition may reach before old segments go; -1 any.", -1
     ),
-    _node("log.retention.check.interval.ms", _LONG, 300_000, "How often retention is applied.", 1),
-    _topic_default(
+    static_setting("log.retention.check.interval.ms", _LONG, 300_000, "How often retention is applied.", 1),
+    Setting(
         "log.cleanup.policy",
         _LIST,
         ("delete",),
         "What happens to old records: delete, compact, or both.",
         choices=("compact", "delete"),
     ),
-    _topic_default("log.segment.delete.delay.ms", _LONG, 60_000, "Wait before a removed file is erased.", 0),
-    _topic_default("log.index.size.max.bytes", _INT, 10 * _MIB, "Largest offset index of a segment.", 4),
-    _topic_default("log.index.interval.bytes", _INT, 4096, "Log bytes between two index entries.", 0),
-    _topic_default(
-        "log.preallocate", _BOOLEAN, False, "Accepted for compatibility; files are never preallocated."
-    ),
-    _topic_default(
+    Setting("log.segment.delete.delay.ms", _LONG, 60_000, "Wait before a removed file is erased.", 0),
+    Setting("log.index.size.max.bytes", _INT, 10 * _MIB, "Largest offset index of a segment.", 4),
+    Setting("log.index.interval.bytes", _INT, 4096, "Log bytes between two index entries.", 0),
+    Setting("log.preallocate", _BOOLEAN, False, "Accepted for compatibility; files are never preallocated."),
+    Setting(
         "log.message.timestamp.type",
         _STRING,
         "CreateTime",
         "Whether a record carries its creation time or the time of its append.",
         choices=("CreateTime", "LogAppendTime"),
     ),
-    _topic_default(
+    Setting(
         "log.message.timestamp.before.max.ms", _LONG, LONG_MAX, "How far a timestamp may lie in the past.", 0
     ),
-    _topic_default(
+    Setting(
         "log.message.timestamp.after.max.ms",
         _LONG,
         3_600_000,
         "How far a timestamp may lie in the future.",
         0,
     ),
-    _topic_default(
-        "log.flush.interval.messages", _LONG, LONG_MAX, "Records after which a partition is synced.", 1
-    ),
-    _topic_default(
+    Setting("log.flush.interval.messages", _LONG, LONG_MAX, "Records after which a partition is synced.", 1),
+    Setting(
         "log.flush.interval.ms", _LONG, None, "Time after which a partition is synced; see penstock.flush.", 0
     ),
-    _node("log.flush.scheduler.interval.ms", _LONG, LONG_MAX, "How often due partitions are synced.", 1),
-    _node("log.flush.offset.checkpoint.interval.ms", _INT, 60_000, "How often recovery points are saved.", 0),
+    static_setting(
+        "log.flush.scheduler.interval.ms", _LONG, LONG_MAX, "How often due partitions are synced.", 1
+    ),
+    static_setting(
+        "log.flush.offset.checkpoint.interval.ms", _INT, 60_000, "How often recovery points are saved.", 0
+    ),
 )
 
 _CLEANER = (
-    _node("log.cleaner.enable", _BOOLEAN, True, "Compact topics whose cleanup policy asks for it."),
-    _dynamic("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
-    _dynamic(
+    static_setting("log.cleaner.enable", _BOOLEAN, True, "Compact topics whose cleanup policy asks for it."),
+    Setting("log.cleaner.backoff.ms", _LONG, 15_000, "Rest of the cleaner when nothing needs it.", 0),
+    Setting(
         "log.cleaner.threads",
         _INT,
         1,
         "Partitions that are compacted at once; at most one less than penstock.io.threads, whose threads they use.",
         1,
     ),
-    _dynamic(
+    Setting(
         "log.cleaner.dedupe.buffer.size",
         _LONG,
         128 * _MIB,
         "Memory that compaction may use for keys, shared by log.cleaner.threads.",
         _MIB,
     ),
-    _topic_default(
+    Setting(
         "log.cleaner.min.cleanable.ratio", _DOUBLE, 0.5, "Uncompacted share of a log that is cleaned.", 0, 1
     ),
-    _topic_default("log.cleaner.delete.retention.ms", _LONG, 86_400_000, "How long tombstones are kept.", 0),
-    _topic_default("log.cleaner.min.compaction.lag.ms", _LONG, 0, "Age before a record is compacted.", 0),
-    _topic_default(
-        "log.cleaner.max.compaction.lag.ms", _LONG, LONG_MAX, "Age by which a record is compacted.", 1
-    ),
+    Setting("log.cleaner.delete.retention.ms", _LONG, 86_400_000, "How long tombstones are kept.", 0),
+    Setting("log.cleaner.min.compaction.lag.ms", _LONG, 0, "Age before a record is compacted.", 0),
+    Setting("log.cleaner.max.compaction.lag.ms", _LONG, LONG_MAX, "Age by which a record is compacted.", 1),
 )
 
 _GROUPS = (
-    _node("offsets.topic.num.partitions", _INT, 50, "Partitions of the topic that holds group offsets.", 1),
-    _node(
+    static_setting(
+        "offsets.topic.num.partitions", _INT, 50, "Partitions of the topic that holds group offsets.", 1
+    ),
+    static_setting(
         "offsets.topic.replication.factor",
         _SHORT,
         3,
         "Replicas of the topic that holds group offsets; fewer while there are fewer brokers, and raised later.",
         1,
     ),
-    _node("offsets.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
-    _node(
+    static_setting("offsets.topic.segment.bytes", _INT, 100 * _MIB, "Segment size of that topic.", 1),
+    static_setting(
         "offsets.commit.timeout.ms",
         _INT,
         5000,
         "How long group requests wait for the replicas of that topic before they are told to try again.",
         1,
     ),
-    _node("offsets.retention.minutes", _INT, 10_080, "How long an unused group keeps its offsets.", 1),
-    _node("offsets.retention.check.interval.ms", _LONG, 600_000, "How often old offsets are looked for.", 1),
-    _node("offset.metadata.max.bytes", _INT, 4096, "Longest note stored with a committed offset.", 0),
-    _node(
+    static_setting(
+        "offsets.retention.minutes", _INT, 10_080, "How long an unused group keeps its offsets.", 1
+    ),
+    static_setting(
+        "offsets.retention.check.interval.ms", _LONG, 600_000, "How often old offsets are looked for.", 1
+    ),
+    static_setting(
+        "offset.metadata.max.bytes", _INT, 4096, "Longest note stored with a committed offset.", 0
+    ),
+    static_setting(
         "group.initial.rebalance.delay.ms",
         _INT,
         0,
@@ -324,25 +329,27 @@ _GROUPS = (
         "ships for development sets 0.",
         0,
     ),
-    _node("group.min.session.timeout.ms", _INT, 6000, "Shortest session timeout a member may ask for.", 1),
-    _node(
+    static_setting(
+        "group.min.session.timeout.ms", _INT, 6000, "Shortest session timeout a member may ask for.", 1
+    ),
+    static_setting(
         "group.max.session.timeout.ms", _INT, 1_800_000, "Longest session timeout a member may ask for.", 1
     ),
-    _node(
+    static_setting(
         "group.max.size",
         _INT,
         10_000,
         "Members of one group; as many may be about to join. Apache Kafka's default is no bound.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.groups.max",
         _INT,
         100_000,
         "Groups of every kind that one node coordinates; a further one is refused with POLICY_VIOLATION.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.group.request.max.bytes",
         _INT,
         _MIB,
@@ -350,7 +357,7 @@ _GROUPS = (
         "the assignments that a group keeps. Apache Kafka bounds all of a group by the largest batch of its topic.",
         1024,
     ),
-    _node(
+    static_setting(
         "penstock.id.max.bytes",
         _INT,
         1024,
@@ -362,8 +369,8 @@ _GROUPS = (
 )
 
 _PRODUCERS = (
-    _dynamic("producer.id.expiration.ms", _INT, 86_400_000, "How long an idle producer is remembered.", 1),
-    _node(
+    Setting("producer.id.expiration.ms", _INT, 86_400_000, "How long an idle producer is remembered.", 1),
+    static_setting(
         "producer.id.expiration.check.interval.ms",
         _INT,
         600_000,
@@ -373,33 +380,33 @@ _PRODUCERS = (
 )
 
 _CLUSTER = (
-    _node(
+    static_setting(
         "process.roles",
         _LIST,
         ("broker", "controller"),
         "What this node does: hold partitions (broker), take part in the metadata quorum (controller), or both.",
         choices=("broker", "controller"),
     ),
-    _node(
+    static_setting(
         "controller.quorum.voters",
         _STRING,
         "",
         "The controllers that found a new cluster together: ID@HOST:PORT, comma separated, the same on all of them. "
         "Empty is a cluster of one. Once there is a cluster, its own records say who votes.",
     ),
-    _node(
+    static_setting(
         "controller.quorum.bootstrap.servers",
         _STRING,
         "",
         "HOST:PORT of nodes of a running cluster, comma separated, through which this node finds and joins it.",
     ),
-    _node(
+    static_setting(
         "controller.quorum.auto.join.enable",
         _BOOLEAN,
         True,
         "A controller that is no voter asks to become one. Apache Kafka's default is false.",
     ),
-    _node(
+    static_setting(
         "controller.quorum.election.timeout.ms",
         _INT,
         1000,
@@ -407,7 +414,7 @@ _CLUSTER = (
         "doubled, up to 8 times this.",
         1,
     ),
-    _node(
+    static_setting(
         "controller.quorum.fetch.timeout.ms",
         _INT,
         1500,
@@ -416,7 +423,7 @@ _CLUSTER = (
         "with each of them, up to 4 times this, until a leader has been steady. Apache Kafka's default is 2000.",
         1,
     ),
-    _node(
+    static_setting(
         "controller.quorum.request.timeout.ms",
         _INT,
         1000,
@@ -424,14 +431,14 @@ _CLUSTER = (
         "this. Apache Kafka's default is 2000.",
         1,
     ),
-    _node(
+    static_setting(
         "controller.quorum.election.backoff.max.ms",
         _INT,
         1000,
         "The longest backoff after an election without a winner.",
         1,
     ),
-    _node(
+    static_setting(
         "broker.session.timeout.ms",
         _INT,
         3000,
@@ -439,23 +446,25 @@ _CLUSTER = (
         "Apache Kafka's default is 9000.",
         1,
     ),
-    _node(
+    static_setting(
         "broker.heartbeat.interval.ms",
         _INT,
         500,
         "How often a broker reports to the controller. Apache Kafka's default is 2000.",
         1,
     ),
-    _node("initial.broker.registration.timeout.ms", _INT, 60_000, "How long a start waits to be let in.", 1),
-    _node("controlled.shutdown.enable", _BOOLEAN, True, "Hand over leadership before stopping."),
-    _node(
+    static_setting(
+        "initial.broker.registration.timeout.ms", _INT, 60_000, "How long a start waits to be let in.", 1
+    ),
+    static_setting("controlled.shutdown.enable", _BOOLEAN, True, "Hand over leadership before stopping."),
+    static_setting(
         "penstock.controlled.shutdown.timeout.ms",
         _INT,
         10_000,
         "How long a stop waits to hand over leadership.",
         0,
     ),
-    _node(
+    static_setting(
         "inter.broker.listener.name",
         _STRING,
         None,
@@ -464,20 +473,20 @@ _CLUSTER = (
         "has none. Naming the only listener shares it with clients on purpose: everyone who reaches it can take over "
         "the cluster.",
     ),
-    _node(
+    static_setting(
         "penstock.peer.bind.host",
         _STRING,
         "",
         "Source address of connections to other nodes; empty lets the operating system choose.",
     ),
-    _node(
+    static_setting(
         "replica.lag.time.max.ms",
         _LONG,
         10_000,
         "A follower that has not caught up for this long leaves the in-sync set. Apache Kafka's default is 30000.",
         1,
     ),
-    _node(
+    static_setting(
         "replica.selector.class",
         _STRING,
         None,
@@ -486,40 +495,44 @@ _CLUSTER = (
         "brokers: a follower serves consumers only where it is set.",
         choices=("", *REPLICA_SELECTORS),
     ),
-    _node("replica.fetch.wait.max.ms", _INT, 500, "How long a follower's fetch waits for something new.", 1),
-    _node("replica.fetch.max.bytes", _INT, _MIB, "Bytes that a follower asks for, per partition.", 1),
-    _node(
+    static_setting(
+        "replica.fetch.wait.max.ms", _INT, 500, "How long a follower's fetch waits for something new.", 1
+    ),
+    static_setting(
+        "replica.fetch.max.bytes", _INT, _MIB, "Bytes that a follower asks for, per partition.", 1
+    ),
+    static_setting(
         "replica.fetch.response.max.bytes", _INT, 10 * _MIB, "Bytes that a follower takes in one answer.", 1
     ),
-    _node(
+    static_setting(
         "replica.fetch.backoff.ms",
         _INT,
         200,
         "Rest of a follower after an error. Apache Kafka's default is 1000.",
         0,
     ),
-    _node(
+    static_setting(
         "replica.socket.timeout.ms",
         _INT,
         3000,
         "How long a request to another node may take. Apache Kafka's default is 30000.",
         1,
     ),
-    _node(
+    static_setting(
         "replica.high.watermark.checkpoint.interval.ms",
         _LONG,
         5000,
         "How often high watermarks are saved.",
         1,
     ),
-    _topic_default(
+    Setting(
         "penstock.reassignment.bytes.per.second",
         _LONG,
         -1,
         "Bytes per second that this node fetches for replicas that are being moved to it; -1 is no bound.",
         -1,
     ),
-    _dynamic(
+    Setting(
         "leader.replication.throttled.rate",
         _LONG,
         LONG_MAX,
@@ -527,7 +540,7 @@ _CLUSTER = (
         "leader.replication.throttled.replicas of their topics.",
         0,
     ),
-    _dynamic(
+    Setting(
         "follower.replication.throttled.rate",
         _LONG,
         LONG_MAX,
@@ -535,23 +548,25 @@ _CLUSTER = (
         "follower.replication.throttled.replicas of their topics.",
         0,
     ),
-    _dynamic(
+    Setting(
         "replica.alter.log.dirs.io.max.bytes.per.second",
         _LONG,
         LONG_MAX,
         "Accepted for compatibility; a node has one data folder, between which nothing is moved.",
         0,
     ),
-    _node("auto.leader.rebalance.enable", _BOOLEAN, True, "Give leadership back to the preferred replicas."),
-    _node("leader.imbalance.check.interval.seconds", _LONG, 300, "How often that is looked at.", 1),
-    _node(
+    static_setting(
+        "auto.leader.rebalance.enable", _BOOLEAN, True, "Give leadership back to the preferred replicas."
+    ),
+    static_setting("leader.imbalance.check.interval.seconds", _LONG, 300, "How often that is looked at.", 1),
+    static_setting(
         "leader.imbalance.per.broker.percentage",
         _INT,
         10,
         "Share of a broker's partitions that others may lead.",
         0,
     ),
-    _node(
+    static_setting(
         "metadata.log.max.record.bytes.between.snapshots",
         _LONG,
         20 * _MIB,
@@ -561,77 +576,79 @@ _CLUSTER = (
 )
 
 _PENSTOCK = (
-    _topic_default("penstock.flush", _STRING, "ack", FLUSH_DOC, choices=FLUSH_POLICIES),
-    _topic_default("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
-    _node(
+    Setting("penstock.flush", _STRING, "ack", FLUSH_DOC, choices=FLUSH_POLICIES),
+    Setting("penstock.flush.interval.ms", _LONG, 1000, "How often, where penstock.flush=interval.", 1),
+    static_setting(
         "penstock.http.listen",
         _STRING,
         "",
         "HOST:PORT for /metrics, /health and /ready; empty is off, which lets several nodes share a machine.",
     ),
-    _node(
+    static_setting(
         "penstock.log.format", _STRING, "text", "How the node writes its own log.", choices=("text", "json")
     ),
-    _node(
+    static_setting(
         "penstock.log.level",
         _STRING,
         "info",
         "What the node writes to its own log.",
         choices=("debug", "info", "warning", "error"),
     ),
-    _node(
+    static_setting(
         "penstock.metrics.groups.max",
         _INT,
         1000,
         "Groups that /metrics shows one by one, those with members first; penstock_groups_omitted counts the others.",
         0,
     ),
-    _node(
+    static_setting(
         "penstock.metrics.group.offsets.max",
         _INT,
         20_000,
         "Committed offsets of groups that /metrics shows; penstock_group_offsets_omitted counts the others.",
         0,
     ),
-    _node("penstock.io.threads", _INT, 4, "Threads for work that may block: cold reads, decoding, files.", 1),
-    _node(
+    static_setting(
+        "penstock.io.threads", _INT, 4, "Threads for work that may block: cold reads, decoding, files.", 1
+    ),
+    static_setting(
         "penstock.write.behind.bytes",
         _INT,
         2 * _MIB,
         "Where penstock.flush is not ack: bytes after which the disk is asked to begin writing; 0 leaves it be.",
         0,
     ),
-    _node("penstock.sync.threads", _INT, 4, "Threads that sync partitions to disk.", 1),
-    _node(
+    static_setting("penstock.sync.threads", _INT, 4, "Threads that sync partitions to disk.", 1),
+    static_setting(
         "penstock.disk.reserve.bytes",
         _LONG,
         _MIB,
         "Kept on the disk for deleting topics and records when it is full; 0 keeps nothing.",
         0,
     ),
-    _node("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
-    _node(
+    static_setting("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
+    static_setting(
         "penstock.max.inflight.requests.per.connection",
         _INT,
         64,
         "Requests of one connection that are worked on before reading pauses.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.connection.turn.ms",
         _INT,
         1,
         "How long the requests that one connection has pipelined are handled before other connections get their turn.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.max.queued.response.bytes",
         _LONG,
         8 * _MIB,
         "Answers that clients have not taken, over all connections; above it, a fetch returns 64 KiB or one batch.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.request.read.timeout.ms",
         _INT,
         30_000,
@@ -639,21 +656,21 @@ _PENSTOCK = (
         "time in which the node does not read from the connection is left out.",
         1,
     ),
-    _node(
+    static_setting(
         "penstock.decompress.max.bytes",
         _LONG,
         64 * _MIB,
         "The largest decompressed size of a batch that the node has to decode.",
         1024,
     ),
-    _node(
+    static_setting(
         "penstock.broker.partitions.max",
         _INT,
         0,
         "Partitions that one broker may have when topics are created; 0: twenty for each file that the node may open.",
         0,
     ),
-    _node(
+    static_setting(
         "penstock.decompress.inflight.max.bytes",
         _LONG,
         64 * _MIB,
@@ -661,14 +678,14 @@ _PENSTOCK = (
         "get their turns one after the other. One batch always fits.",
         1024,
     ),
-    _node(
+    static_setting(
         "penstock.decompress.inflight.connection.max.bytes",
         _LONG,
         16 * _MIB,
         "The same for the batches of one connection. One batch always fits.",
         1024,
     ),
-    _node(
+    static_setting(
         "penstock.create.topics.partitions.max", _INT, 10_000, "Partitions that one request may create.", 1
     ),
 )

@@ -7,7 +7,7 @@ from penstock.broker.config.effective_settings import effective_node_integer, lo
 from penstock.broker.config.node_settings import load_settings
 from penstock.cluster.image import ClusterImage, ResourceType
 from penstock.cluster.metadata_records import ConfigRecord
-from penstock.cluster.topic_settings import NODE_SYNONYMS, TOPIC_SETTINGS, effective_topic_settings
+from penstock.cluster.topic_settings import TOPIC_SETTINGS, effective_topic_settings
 from penstock.log.config import LogConfig
 
 
@@ -92,10 +92,10 @@ def test_kafkas_flush_settings_only_ask_for_more(
 
 
 def test_a_topics_default_and_its_nodes_default_are_the_same() -> None:
-    for name, synonyms in NODE_SYNONYMS.items():
-        setting = TOPIC_SETTINGS[name]
+    for name, setting in TOPIC_SETTINGS.items():
         node = next(
-            (NODE_SETTINGS[s.name] for s in synonyms if s.name in NODE_SETTINGS and s.factor == 1), None
+            (NODE_SETTINGS[s.name] for s in setting.synonyms if s.name in NODE_SETTINGS and s.factor == 1),
+            None,
         )
         if node is not None and node.default is not None:
             assert node.default == setting.default, name
