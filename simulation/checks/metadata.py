@@ -18,7 +18,7 @@ from penstock.broker.quorum.quorum import Quorum
 from penstock.broker.quorum.snapshots import metadata_records
 from penstock.broker.quorum.storage import MetadataLogView, load_election
 from penstock.cluster.controller import brokers
-from penstock.cluster.controller.brokers import BrokerSessions
+from penstock.cluster.controller.heartbeats import BrokerSessions
 from penstock.cluster.image import BrokerState, ClusterImage, PartitionState
 from penstock.cluster.metadata_records import MetadataRecord, PartitionChangeRecord
 from penstock.log.log import Log

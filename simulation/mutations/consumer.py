@@ -12,7 +12,7 @@ from penstock.groups import offsets as group_offsets
 from penstock.groups.classic import classic_group as classic_rules
 from penstock.groups.classic.classic_group import ClassicGroup
 from penstock.groups.classic.classic_group_data import ClassicGroupState
-from penstock.groups.consumer import consumer_heartbeat as heartbeat_rules
+from penstock.groups.consumer import classic_members
 from penstock.groups.consumer import membership as membership_rules
 from penstock.groups.consumer import migration as migration_rules
 from penstock.groups.consumer import reconciliation as reconcile_rules
@@ -219,7 +219,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         trap=Traps.STATIC,
         world="consumer",
         patches=(
-            Patch(heartbeat_rules, "replace_static", _old_id_stays),
+            Patch(classic_members, "replace_static", _old_id_stays),
             Patch(membership_rules, "replace_static", _old_id_stays),
         ),
     ),

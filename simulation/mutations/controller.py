@@ -9,7 +9,7 @@ from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.controller.channel import ControllerChannel
 from penstock.broker.controller.controller import Controller
 from penstock.broker.partition import partition as broker_partition
-from penstock.broker.partition.isr import AlterPartitionManager
+from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
 from penstock.cluster import image as cluster_image
 from penstock.cluster import topic_settings
 from penstock.cluster.controller import alter_partition, brokers, election, heartbeats

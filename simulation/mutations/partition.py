@@ -9,11 +9,11 @@ from penstock.broker.controller.broker_lifecycle import BrokerLifecycleManager
 from penstock.broker.environment import end_process as _end_process
 from penstock.broker.handlers import fetch as fetch_handler
 from penstock.broker.partition import fetch_reader, flusher, follower_replica, replica_manager
+from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
 from penstock.broker.partition.fetch_reader import FetchReader
 from penstock.broker.partition.fetch_sessions import RequestedPartition
 from penstock.broker.partition.flusher import Flusher
 from penstock.broker.partition.follower_replica import FollowerReplica
-from penstock.broker.partition.isr import AlterPartitionManager
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.replica_fetcher import (
     FetchSessionHandler,

@@ -14,7 +14,7 @@ from penstock.protocol.compression import Codec
 from penstock.protocol.record_batch import decode_records, read_header
 from penstock.scheduling.intake import SCHEDULED_FOR, HeldBatch
 from penstock.scheduling.ladder_queue import LadderQueue
-from penstock.scheduling.release import encode_release_batch, gather_due_records
+from penstock.scheduling.release_batch import encode_release_batch, gather_due_records
 from penstock.scheduling.schedule_log import (
     DUE_BYTES,
     DueEntry,

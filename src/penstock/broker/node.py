@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from penstock.broker.network.http import HttpServer
     from penstock.broker.network.peers import Peers
     from penstock.broker.network.response_cache import TopicResponseCache
+    from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
     from penstock.broker.partition.idempotent_append import PlannedAppends
-    from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
 
@@ -600,7 +600,7 @@ class Node:
         return ReplicationQuota(rate, asyncio.get_running_loop().time)
 
     def _new_isr(self) -> AlterPartitionManager:
-        from penstock.broker.partition.isr import AlterPartitionManager
+        from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
 
         changes = AlterPartitionManager(
             self.environment,

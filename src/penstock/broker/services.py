@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from penstock.broker.network.requests import BrokerCalls
     from penstock.broker.network.response_cache import TopicResponseCache
     from penstock.broker.network.server import Server
+    from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
     from penstock.broker.partition.fetch_sessions import FetchSessions
     from penstock.broker.partition.housekeeping import Housekeeping
-    from penstock.broker.partition.isr import AlterPartitionManager
     from penstock.broker.partition.produced_batch import BatchPreparer
     from penstock.broker.partition.replica_fetcher import ReplicationQuota
     from penstock.broker.partition.replica_manager import ReplicaManager

@@ -14,7 +14,7 @@ from penstock.cli.options import AsJson, Yes
 from penstock.cli.output import confirm, note, plural, print_rows
 
 if TYPE_CHECKING:
-    from penstock.log.repair import DamageFinding
+    from penstock.log.offline_repair import DamageFinding
 
 app = typer.Typer(help="Find damage in a data directory, and accept the loss.", no_args_is_help=True)
 
@@ -39,12 +39,12 @@ def list_damage(
     it, or fetches it again from other replicas. While the node runs nothing is recorded, and batches that are being
     written can look damaged.
     """
-    from penstock.log import repair
+    from penstock.log import offline_repair
     from penstock.log.checkpoints import CorruptCheckpoint
 
     try:
         new = _verify(data_dir) if verify else []
-        found = repair.list_damage(data_dir)
+        found = offline_repair.list_damage(data_dir)
     except (OSError, CorruptCheckpoint) as error:
         raise CommandError(str(error)) from None
     rows = [_damage_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
@@ -56,19 +56,19 @@ def list_damage(
 def _verify(data_dir: Path) -> "list[DamageFinding]":
     """Returns the damage that was not recorded. The metadata log needs no record: each start reads all of it."""
     from penstock.cluster.topic_names import CLUSTER_METADATA
-    from penstock.log import repair
+    from penstock.log import offline_repair
     from penstock.log.log_manager import DataDirectoryLocked
 
     try:
-        with repair.locked_directory(data_dir):
-            found = list(repair.verify(data_dir))
+        with offline_repair.locked_directory(data_dir):
+            found = list(offline_repair.verify(data_dir))
             metadata = [item for item in found if item.topic == CLUSTER_METADATA]
             return [
                 *metadata,
-                *repair.record_damage(data_dir, [item for item in found if item not in metadata]),
+                *offline_repair.record_damage(data_dir, [item for item in found if item not in metadata]),
             ]
     except DataDirectoryLocked:
-        return list(repair.verify(data_dir))
+        return list(offline_repair.verify(data_dir))
 
 
 def _damage_row(finding: "DamageFinding", state: str) -> dict[str, str | int]:
@@ -112,8 +112,8 @@ def accept_loss(name: Partition, data_dir: DataDir, yes: Yes = False) -> None:
 def _accept_partition_loss(data_dir: Path, topic: str, index: int) -> None:
     from penstock.log.checkpoints import CorruptCheckpoint
     from penstock.log.log_manager import DataDirectoryLocked
-    from penstock.log.repair import NoKnownDamage
-    from penstock.log.repair import accept_loss as accept
+    from penstock.log.offline_repair import NoKnownDamage
+    from penstock.log.offline_repair import accept_loss as accept
 
     try:
         accepted = accept(data_dir, topic, index)

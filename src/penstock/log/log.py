@@ -11,10 +11,18 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from penstock.log import damage, index_files, producer_snapshots, reader, recovery, retention, segment_files
+from penstock.log import (
+    damage_file,
+    index_files,
+    producer_snapshots,
+    reader,
+    recovery,
+    retention,
+    segment_files,
+)
 from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
 from penstock.log.config import INT32_MAX, LogConfig
-from penstock.log.damage import Damage
+from penstock.log.damage_file import Damage
 from penstock.log.data_directory import DELETED_SUFFIX, PRODUCER_SNAPSHOT_SUFFIX, offset_file_name
 from penstock.log.disk_space import NO_SPACE_ERRNOS
 from penstock.log.flush import FlushJob, FlushState, RolledSegment
@@ -385,7 +393,7 @@ class Log:
     def _position_of(self, offset: int) -> LogOffsetMetadata:
         end = self.end
         if self._all_damages and offset < end.offset:
-            lost = damage.at_offset(self._all_damages, offset)
+            lost = damage_file.at_offset(self._all_damages, offset)
             if lost is not None:
                 return self._before_damage(lost)
         place = self._reader.find(offset, end) if offset < end.offset else None
@@ -455,7 +463,7 @@ class Log:
         self, offset: int, max_bytes: int, upto: LogOffsetMetadata, at_least_one: bool, nowait: bool
     ) -> LogSlice:
         """Raises CORRUPT_MESSAGE at a damaged offset; a read that starts before one ends there."""
-        found = damage.at_offset(self.damages, offset)
+        found = damage_file.at_offset(self.damages, offset)
         if found is not None:
             raise ApiError(ErrorCode.corrupt_message, f"{self.directory.name} is damaged at {found}")
         piece = self._read(offset, max_bytes, upto, at_least_one, nowait)
@@ -477,7 +485,7 @@ class Log:
         file = self.files.pin(segment)
         try:
             found = tuple(
-                damage.scan_for_damage(
+                damage_file.scan_for_damage(
                     file.fd,
                     size,
                     base_offset=segment.base_offset,
@@ -490,8 +498,8 @@ class Log:
         if not found or segment.retired:
             return ()
         damages = sorted([*self._all_damages, *found])
-        damage.save(self.directory, damages)
-        segment.damaged_ranges = damage.ranges_in_segment(damages, segment.base_offset)
+        damage_file.save(self.directory, damages)
+        segment.damaged_ranges = damage_file.ranges_in_segment(damages, segment.base_offset)
         self._set_damages(damages)
         for item in found:
             _logger.critical(
@@ -501,7 +509,7 @@ class Log:
         return found
 
     def _before_damage(self, lost: Damage) -> LogOffsetMetadata:
-        if lost.segment_base != damage.NO_SEGMENT:
+        if lost.segment_base != damage_file.NO_SEGMENT:
             return LogOffsetMetadata(lost.start_offset, lost.segment_base, lost.position)
         segment = self._reader.segments.holding(lost.start_offset)
         return LogOffsetMetadata(lost.start_offset, segment.base_offset, segment.size)
@@ -510,7 +518,7 @@ class Log:
         """Files at the end are missing: records their offsets as damage, and continues the log beyond it. Blocking."""
         assert offset > self.end.offset, (self, offset)
         lost = Damage(self.end.offset, offset)
-        damage.save(self.directory, [*self._all_damages, lost])
+        damage_file.save(self.directory, [*self._all_damages, lost])
         self._set_damages([*self._all_damages, lost])
         _logger.critical(
             "log damaged: acknowledged records cannot be read",
@@ -708,7 +716,7 @@ class Log:
         sync_directory(self.directory)
         if self._all_damages:
             self._set_damages(item for item in self._all_damages if item.start_offset < end.offset)
-            damage.save(self.directory, self._all_damages)
+            damage_file.save(self.directory, self._all_damages)
         producer_snapshots.restore_producer_state(
             self.producers,
             self.directory,

@@ -3,7 +3,7 @@
 After a clean shutdown nothing is read; after a crash, everything that may not be on disk is checked.
 
 A bad batch is either a torn tail or damage. Only a torn tail is truncated: bytes beyond the last known sync that a
-crash can explain. Damage stays on disk (see `damage.py` and decision 26).
+crash can explain. Damage stays on disk (see `damage_file.py` and decision 26).
 """
 
 import logging
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
 
-from penstock.log import damage, producer_snapshots
+from penstock.log import damage_file, producer_snapshots
 from penstock.log import leader_epochs as epoch_files
 from penstock.log.checkpoints import CorruptCheckpoint, sync_directory, write_synced
 from penstock.log.config import INT32_MAX, LogConfig
-from penstock.log.damage import Damage
+from penstock.log.damage_file import Damage
 from penstock.log.data_directory import (
     COMPACTED_MARKER_FILE,
     LEADER_EPOCH_CHECKPOINT_FILE,
@@ -109,7 +109,7 @@ def load_log(
     )
     if not segments.items:
         _unlink_files(orphans)
-        if damage.clear_given_up(directory):
+        if damage_file.clear_given_up(directory):
             # Offsets that were assigned once are never assigned to other records.
             start_offset = max(start_offset, crash.durable_offset)
         _warn_if_short(directory, start_offset, crash.durable_offset)
@@ -134,7 +134,7 @@ def load_log(
         return _restart_at_start_offset(directory, segments, start_offset, now_ms, producers, epochs)
     first = segments.first.base_offset
     lost_first_segments = first > start_offset and not any(base < first for base in deleted)
-    found = damage.at_offset(damages, start_offset)
+    found = damage_file.at_offset(damages, start_offset)
     if found is None or found.accepted:
         if lost_first_segments and found is None:
             extra = {"directory": str(directory), "start_offset": start_offset, "first_offset": first}
@@ -304,14 +304,14 @@ def _last_snapshot_offset(directory: Path) -> int:
 def _known_damage(directory: Path, segments: LogSegments) -> list[Damage]:
     """Returns the damage that earlier starts found, and sets the byte ranges that the segments skip."""
     try:
-        known = damage.load(directory)
+        known = damage_file.load(directory)
     except CorruptCheckpoint as error:
         _logger.error("list of damage dropped", extra={"directory": str(directory), "reason": str(error)})
         return []
     for segment in segments:
         segment.damaged_ranges = tuple(
             damaged_range
-            for damaged_range in damage.ranges_in_segment(known, segment.base_offset)
+            for damaged_range in damage_file.ranges_in_segment(known, segment.base_offset)
             if damaged_range.end <= segment.size
         )
     return known
@@ -352,10 +352,10 @@ def _add_missing_segments(
         if end_offset is not None and before.next_base > start_offset:
             first = offset if is_compacted else end_offset
             found.setdefault(before.next_base, Damage(first, before.next_base))
-    new = [item for item in found.values() if damage.at_offset(known, item.start_offset) is None]
+    new = [item for item in found.values() if damage_file.at_offset(known, item.start_offset) is None]
     if not new:
         return known
-    damage.save(directory, damages := sorted([*known, *new]))
+    damage_file.save(directory, damages := sorted([*known, *new]))
     for item in new:
         _logger.critical(
             "log damaged: acknowledged records cannot be read",
@@ -433,7 +433,7 @@ class _LogRecovery:
         _make_durable(self.segments.items[first:])
         if self._found:
             self.damages = sorted([*self.damages, *self._found])
-            damage.save(self._directory, self.damages)
+            damage_file.save(self._directory, self.damages)
         return expected
 
     def _check(self, slot: int, expected: int) -> tuple[int, bool]:
@@ -450,7 +450,7 @@ class _LogRecovery:
                 if position >= file_bytes:
                     self._note_cut_short(segment, expected)
                     return expected, True
-                found = damage.find_next_batch(
+                found = damage_file.find_next_batch(
                     file.fd,
                     position,
                     file_bytes,
@@ -472,7 +472,7 @@ class _LogRecovery:
         following = segment.next_base
         if following is None or expected >= following or not self._is_damage(expected, has_more=True):
             return
-        if damage.at_offset(self.damages, expected) is None and _indexed_end(segment) > expected:
+        if damage_file.at_offset(self.damages, expected) is None and _indexed_end(segment) > expected:
             self._add(Damage(expected, following), segment)
 
     def _add(self, item: Damage, segment: LogSegment) -> None:
@@ -525,7 +525,7 @@ class _LogRecovery:
             return False  # a sync ended inside the gap or this batch, but syncs end at the end of a batch
         if segment.next_base is not None and header.last_offset >= segment.next_base:
             return False
-        following = damage.batch_at(fd, next_position, end, segment.base_offset, expected)
+        following = damage_file.batch_at(fd, next_position, end, segment.base_offset, expected)
         if following is None:
             return True
         # A batch that starts where the last one ended has the right offset, whatever the next one says.

@@ -18,7 +18,7 @@ class InvalidRegex(ValueError):
 
 @lru_cache(maxsize=256)
 def compile_regex(expression: str) -> Any:
-    """Raises InvalidExpression."""
+    """Raises InvalidRegex."""
     import re2  # few nodes ever need it
 
     if len(expression) > _CHARACTERS_MAX:

@@ -3,9 +3,13 @@
 import pytest
 from tests.unit.cluster.clusters import CONTROLLER, applied, broker, cluster, create, fence, register
 
-from penstock.cluster.controller.brokers import BrokerSessions
 from penstock.cluster.controller.create_topics import NewTopic
-from penstock.cluster.controller.heartbeats import BrokerHeartbeat, BrokerHeartbeatReply, heartbeat
+from penstock.cluster.controller.heartbeats import (
+    BrokerHeartbeat,
+    BrokerHeartbeatReply,
+    BrokerSessions,
+    heartbeat,
+)
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
 

@@ -27,7 +27,7 @@ from penstock.cluster.controller.alter_partition import (
     alter_partitions,
     assign_replicas_to_dirs,
 )
-from penstock.cluster.controller.brokers import BrokerSessions, register_broker
+from penstock.cluster.controller.brokers import register_broker
 from penstock.cluster.controller.create_topics import NewTopic, TopicDefaults, create_topics
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.controller.elect_leaders import (
@@ -38,6 +38,7 @@ from penstock.cluster.controller.elect_leaders import (
 )
 from penstock.cluster.controller.heartbeats import (
     BrokerHeartbeat,
+    BrokerSessions,
     fence_brokers,
     heartbeat,
     unregister_broker,

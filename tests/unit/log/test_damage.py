@@ -19,7 +19,7 @@ from tests.unit.log.helpers import (
     values_in,
 )
 
-from penstock.log import damage, data_directory, repair
+from penstock.log import damage_file, data_directory, offline_repair
 from penstock.log.checkpoints import SYNCED_OFFSETS_FILE, SyncedOffsets
 from penstock.log.compaction.cleaning_pass import CleanedSegmentWriter
 from penstock.log.config import LogConfig
@@ -239,7 +239,9 @@ def test_a_segment_that_has_gone_from_between_others_is_refused(tmp_path, clean,
         assert reopened.end_offset == 30
         reopened.close()
     assert [record.levelname for record in caplog.records] == ["CRITICAL"], "it is said once"
-    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    damage_file.save(
+        tmp_path / "t-0", [item._replace(accepted=True) for item in damage_file.load(tmp_path / "t-0")]
+    )
     assert len(values_in(open_log(tmp_path / "t-0", SMALL, **options))) == 30 - len(lost)
 
 
@@ -272,7 +274,9 @@ def test_segments_that_have_gone_from_the_beginning_are_refused(tmp_path):
         assert served(reopened) == ([*range(first, 30)], [*range(first)])
         assert (reopened.start_offset, reopened.lost_first_segments) == (0, True)
         reopened.close()
-    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    damage_file.save(
+        tmp_path / "t-0", [item._replace(accepted=True) for item in damage_file.load(tmp_path / "t-0")]
+    )
     assert open_log(tmp_path / "t-0", SMALL, **options).start_offset == first
 
 
@@ -327,7 +331,9 @@ def test_an_accepted_loss_is_passed_over_by_readers(tmp_path):
     last = log.segments[1].next_base - 1
     flip(log.segments[1].path, (last - log.segments[1].base_offset) * size + 70)
     open_log(tmp_path / "t-0", SMALL).abandon()
-    damage.save(tmp_path / "t-0", [item._replace(accepted=True) for item in damage.load(tmp_path / "t-0")])
+    damage_file.save(
+        tmp_path / "t-0", [item._replace(accepted=True) for item in damage_file.load(tmp_path / "t-0")]
+    )
     reopened = open_log(tmp_path / "t-0", SMALL)
     assert reopened.damages == ()
     assert len(values_in(reopened)) == 28
@@ -529,10 +535,10 @@ def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_pat
     flip(old.path, old.size - 3)
     flip(last.path, last.size - 3)
     lost = [old.next_base - 1, 29]
-    found = list(repair.verify(tmp_path))
+    found = list(offline_repair.verify(tmp_path))
     assert [item.damage[:2] for item in found] == [(offset, offset + 1) for offset in lost]
-    assert repair.record_damage(tmp_path, found) == []
-    assert list(repair.verify(tmp_path)) == []
+    assert offline_repair.record_damage(tmp_path, found) == []
+    assert list(offline_repair.verify(tmp_path)) == []
     store = LogManager.open(tmp_path, node_id=1)
     log = store.open_or_create("t", 0, TOPIC_ID, SMALL, now_ms=NOW_MS)
     assert served(log) == ([n for n in range(30) if n not in lost], lost)
@@ -548,7 +554,7 @@ def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
     store.close(clean=False)
     with log.segments[-1].path.open("ab") as file:
         file.write(b"half a batch")
-    found = list(repair.verify(tmp_path))
+    found = list(offline_repair.verify(tmp_path))
     assert len(found) == 1
-    assert repair.record_damage(tmp_path, found) == found
-    assert repair.list_damage(tmp_path) == []
+    assert offline_repair.record_damage(tmp_path, found) == found
+    assert offline_repair.list_damage(tmp_path) == []

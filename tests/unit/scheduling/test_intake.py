@@ -24,7 +24,7 @@ from penstock.scheduling.intake import (
     split_batch,
     stamp_append_time,
 )
-from penstock.scheduling.release import encode_release_batch
+from penstock.scheduling.release_batch import encode_release_batch
 
 NOW_MS = 1_000_000
 LIMITS = ScheduleLimits(now_ms=NOW_MS, delay_ms_max=100_000, record_bytes_max=10_000)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from penstock.broker.config.effective_settings import node_layers
-from penstock.cluster.controller.brokers import BrokerSessions
 from penstock.cluster.controller.decision import ControllerConfig, Decision, UncleanElection
+from penstock.cluster.controller.heartbeats import BrokerSessions
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.topic_settings import ConfigLayer
 from penstock.protocol.errors import ApiError, ErrorCode

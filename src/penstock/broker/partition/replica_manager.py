@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.environment import Environment, ImageView
     from penstock.broker.metrics.counters import Metrics
-    from penstock.broker.partition.isr import AlterPartitionManager
+    from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
     from penstock.log.config import LogConfig
     from penstock.log.log import Log
     from penstock.log.log_manager import LogManager, OpenReport

@@ -1,6 +1,6 @@
 """A consumer group as one kind of group in the shard."""
 
-from penstock.groups.consumer import membership
+from penstock.groups.consumer import classic_members
 from penstock.groups.consumer.consumer_group_data import (
     REBALANCE_TIMER,
     ConsumerGroupData,
@@ -57,16 +57,16 @@ class ConsumerGroup(ConsumerGroupData):
     def join(
         self, request: JoinRequest, token: ReplyToken, operation: Operation, *, new_member_id: str
     ) -> None:
-        membership.handle_classic_join(self, request, token, operation, new_member_id=new_member_id)
+        classic_members.handle_classic_join(self, request, token, operation, new_member_id=new_member_id)
 
     def sync(self, request: SyncRequest, token: ReplyToken, operation: Operation) -> None:
-        membership.handle_classic_sync(self, request, token, operation)
+        classic_members.handle_classic_sync(self, request, token, operation)
 
     def heartbeat(self, request: HeartbeatRequest, operation: Operation) -> ErrorCode:
-        return membership.handle_classic_heartbeat(self, request, operation)
+        return classic_members.handle_classic_heartbeat(self, request, operation)
 
     def leave(self, request: LeaveRequest, operation: Operation) -> LeaveResults:
-        return membership.handle_classic_leave(self, request, operation)
+        return classic_members.handle_classic_leave(self, request, operation)
 
     def description(self, default_assignor: str) -> DescribedConsumerGroup:
         return DescribedConsumerGroup(

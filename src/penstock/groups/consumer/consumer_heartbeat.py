@@ -18,16 +18,16 @@ from penstock.groups.consumer.membership import (
     check_group_size,
     check_heartbeat_request,
     check_member_epoch,
+    join_static_member,
     leave_group,
     require_member,
 )
 from penstock.groups.consumer.migration import upgrade_to_consumer_group
-from penstock.groups.consumer.reconciliation import advance_member, replace_static, target_due_in_ms
+from penstock.groups.consumer.reconciliation import advance_member, target_due_in_ms
 from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
-    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
     Assignment,
     require_group,
     run_operation,
@@ -127,27 +127,12 @@ def _is_full_request(request: ConsumerHeartbeatRequest) -> bool:
 def _member_of_request(draft: ConsumerGroupDraft, request: ConsumerHeartbeatRequest) -> ConsumerGroupMember:
     joins = request.member_epoch == JOIN_GROUP_MEMBER_EPOCH
     if request.instance_id is not None and joins:
-        return _joining_static(draft, request.member_id, request.instance_id)
+        return join_static_member(draft, request.member_id, request.instance_id)
     if joins and request.member_id not in draft.state.members:
         return ConsumerGroupMember(request.member_id)
     member = require_member(draft.state, request.member_id, request.instance_id)
     check_member_epoch(member, request.member_epoch, request.owned)
     return member
-
-
-def _joining_static(draft: ConsumerGroupDraft, member_id: str, instance_id: str) -> ConsumerGroupMember:
-    old = draft.state.static_member(instance_id)
-    if old is None:
-        return draft.state.members.get(member_id) or ConsumerGroupMember(member_id)
-    if old.member_id == member_id:
-        return old
-    if old.current.epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH and not old.is_classic:
-        message = (
-            f"Static member {member_id} with instance id {instance_id} cannot join the group because the instance id "
-            f"is owned by {old.member_id} member."
-        )
-        raise ApiError(ErrorCode.unreleased_instance_id, message)
-    return replace_static(draft, old, member_id)
 
 
 def _updated_subscription(

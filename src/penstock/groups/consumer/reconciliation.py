@@ -31,7 +31,6 @@ from penstock.groups.consumer.consumer_group_records import (
     ConsumerSubscription,
 )
 from penstock.groups.modern_group import (
-    JOIN_GROUP_MEMBER_EPOCH,
     NO_PARTITIONS,
     NO_TARGET_EPOCH,
     Assignment,
@@ -183,18 +182,3 @@ def _reconcile_member(
         else:
             draft.operation.timers.cancel(timer)
     return draft.tell(member, current)
-
-
-def replace_static(
-    draft: ConsumerGroupDraft, old: ConsumerGroupMember, member_id: str
-) -> ConsumerGroupMember:
-    """Give the static member another id; it keeps its assignment. Requests with the old id are fenced."""
-    target = draft.state.targets.get(old.member_id)
-    draft.remove(old.member_id)
-    draft.change(ConsumerGroupRecordType.MEMBER_METADATA, member_id, old.subscription)
-    if target is not None:
-        draft.change(ConsumerGroupRecordType.TARGET_ASSIGNMENT_MEMBER, member_id, target)
-    new = draft.state.members[member_id]
-    return draft.tell(
-        new, old.current._replace(epoch=JOIN_GROUP_MEMBER_EPOCH, previous_epoch=JOIN_GROUP_MEMBER_EPOCH)
-    )

@@ -24,10 +24,10 @@ from penstock.broker.environment import Lazy
 from penstock.broker.handlers import fetch, produce
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.requests import RequestContext
+from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.follower_replica import FollowerReplica
 from penstock.broker.partition.housekeeping import Housekeeping
-from penstock.broker.partition.isr import AlterPartitionManager
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_fetcher import ReplicationQuota

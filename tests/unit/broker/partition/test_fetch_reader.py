@@ -138,7 +138,7 @@ async def test_an_idle_follower_that_keeps_polling_stays_in_sync(
     session = _session(broker, {0: 0})
     clock = monotonic_ms()
     monkeypatch.setattr("penstock.broker.partition.leader_replica.monotonic_ms", lambda: clock)
-    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: clock)
+    monkeypatch.setattr("penstock.broker.partition.alter_partition_manager.monotonic_ms", lambda: clock)
     for epoch in range(1, 21):
         clock += 1_000
         assert broker.fetch(replica=PEER, session=(session, epoch)).fetched == {}

@@ -10,7 +10,7 @@ from tests.unit.broker.raw_client import until
 
 from penstock.broker.partition.partition import ReplicaRole
 from penstock.log.log_manager import DataDirectoryLocked
-from penstock.log.repair import accept_loss, list_damage
+from penstock.log.offline_repair import accept_loss, list_damage
 from penstock.protocol.errors import ErrorCode
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.coordinators.schedule.storage import read_groups
 from penstock.protocol.backoff import ExponentialBackoff
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.scheduling.release import DueRecords, encode_release_batch, gather_due_records
+from penstock.scheduling.release_batch import DueRecords, encode_release_batch, gather_due_records
 from penstock.scheduling.schedule_log import ReleasePlan, ScheduleSource
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.groups.share.partition import acknowledgement, acquisition, share_partition_state
+from penstock.groups.share.partition import acknowledgement, acquisition, lock_expiry, share_partition_state
 from penstock.groups.share.partition.in_flight_records import (
     ACQUIRED,
     ACQUIRED_FINAL,
@@ -156,7 +156,7 @@ class SharePartition:
         return acknowledgement.release_member(self._core, member, policy, now_ms=now_ms, chance=chance)
 
     def tick(self, *, now_ms: int, chance: float) -> None:
-        acknowledgement.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
+        lock_expiry.tick(self._core, self.policy, now_ms=now_ms, chance=chance)
 
     def log_start_moved(self, log_start: int) -> None:
         """Drop the records that the log has deleted, except those with a pending write, which stay until it is stored.

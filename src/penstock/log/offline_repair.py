@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.log import damage
+from penstock.log import damage_file
 from penstock.log.checkpoints import OffsetCheckpoints, sync_directory
-from penstock.log.damage import Damage
+from penstock.log.damage_file import Damage
 from penstock.log.data_directory import (
     LOG_SUFFIX,
     log_dir_name,
@@ -45,7 +45,7 @@ def list_damage(data_dir: Path) -> list[DamageFinding]:
     """Returns the damage that starts have found, accepted or not. Raises CorruptCheckpoint, OSError."""
     found = []
     for folder, topic, index in _list_partitions(data_dir):
-        found += [DamageFinding(topic, index, item) for item in damage.load(folder)]
+        found += [DamageFinding(topic, index, item) for item in damage_file.load(folder)]
     return found
 
 
@@ -58,14 +58,14 @@ def accept_loss(data_dir: Path, topic: str, index: int) -> list[Damage]:
     with locked_directory(data_dir):
         if not folder.exists():
             folder.mkdir()
-            damage.mark_given_up(folder)
+            damage_file.mark_given_up(folder)
             sync_directory(data_dir)
             return []
-        known = damage.load(folder)
+        known = damage_file.load(folder)
         refused = [item for item in known if not item.accepted]
         if not refused:
             raise NoKnownDamage(f"no damage is known of {folder.name}")
-        damage.save(folder, [item._replace(accepted=True) for item in known])
+        damage_file.save(folder, [item._replace(accepted=True) for item in known])
         return refused
 
 
@@ -76,7 +76,7 @@ def verify(data_dir: Path) -> Iterator[DamageFinding]:
     """
     recovery_points = OffsetCheckpoints(data_dir).recovery_points
     for folder, topic, index in _list_partitions(data_dir):
-        known = damage.load(folder)
+        known = damage_file.load(folder)
         parsed = (parse_offset_file_name(path.name) for path in folder.glob(f"*{LOG_SUFFIX}"))
         bases = sorted(item[0] for item in parsed if item is not None)
         ends = [*bases[1:], recovery_points.get((topic, index), 0)]
@@ -88,11 +88,11 @@ def verify(data_dir: Path) -> Iterator[DamageFinding]:
 def _verify_segment(folder: Path, base_offset: int, end_offset: int, known: list[Damage]) -> Iterator[Damage]:
     fd = os.open(folder / offset_file_name(base_offset, LOG_SUFFIX), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield from damage.scan_for_damage(
+        yield from damage_file.scan_for_damage(
             fd,
             os.fstat(fd).st_size,
             base_offset=base_offset,
-            damaged_ranges=damage.ranges_in_segment(known, base_offset),
+            damaged_ranges=damage_file.ranges_in_segment(known, base_offset),
             end_offset=end_offset,
         )
     finally:
@@ -110,7 +110,7 @@ def record_damage(data_dir: Path, found: Iterable[DamageFinding]) -> list[Damage
     for topic, index, item in found:
         if item.start_offset < item.end_offset <= recovery_points.get((topic, index), 0):
             folder = data_dir / log_dir_name(topic, index)
-            damage.save(folder, sorted([*damage.load(folder), item]))
+            damage_file.save(folder, sorted([*damage_file.load(folder), item]))
         else:
             left.append(DamageFinding(topic, index, item))
     return left

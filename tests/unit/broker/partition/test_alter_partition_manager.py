@@ -85,7 +85,7 @@ async def test_a_follower_that_lags_leaves_and_its_absence_is_not_waited_for(
     await broker.create(isr=(ME, PEER))
     write = broker.produce()
     later = monotonic_ms() + 11_000
-    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: later)
+    monkeypatch.setattr("penstock.broker.partition.alter_partition_manager.monotonic_ms", lambda: later)
     await _look(broker)
     assert not write.is_done, "until the controller agrees, it counts"
     broker.controller.answer = alter_partition_answer
@@ -157,7 +157,7 @@ async def test_a_record_that_was_cut_off_is_asked_for_again(
     )
     await _look(broker)
     now_ms = monotonic_ms() + IMAGE_WAIT_MS_MAX
-    for module in ("isr", "leader_replica"):
+    for module in ("alter_partition_manager", "leader_replica"):
         monkeypatch.setattr(f"penstock.broker.partition.{module}.monotonic_ms", lambda: now_ms)
     broker.fetch({0: 0}, replica=PEER)
     broker.controller.answer = alter_partition_answer
@@ -249,7 +249,7 @@ async def test_what_the_controller_declines_is_dropped(
     await broker.apply(registration(PEER, 102, fenced=True))
     write = broker.produce()
     later = monotonic_ms() + 2_000
-    monkeypatch.setattr("penstock.broker.partition.isr.monotonic_ms", lambda: later)
+    monkeypatch.setattr("penstock.broker.partition.alter_partition_manager.monotonic_ms", lambda: later)
     await _look(broker)
     assert (write.is_done, len(broker.controller.requests)) == (True, 1), "it is not waited for"
 

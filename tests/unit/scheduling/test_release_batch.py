@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduling.release import RECORD_OVERHEAD_BYTES, DueRecords, gather_due_records
+from penstock.scheduling.release_batch import RECORD_OVERHEAD_BYTES, DueRecords, gather_due_records
 from penstock.scheduling.schedule_log import (
     DueEntry,
     HeldRecord,
