@@ -11,15 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from penstock.log import (
-    damage_file,
-    index_files,
-    producer_snapshots,
-    reader,
-    recovery,
-    retention,
-    segment_files,
-)
+from penstock.log import damage_file, index_files, producer_snapshots, reader, recovery, segment_files
 from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage_file import Damage
@@ -561,17 +553,36 @@ class Log:
             self._set_damages(item for item in self._all_damages if item.end_offset > self.start_offset)
 
     def expired_segments(self, now_ms: int, below: int | None = None) -> list[LogSegment]:
-        """Returns the segments that retention may delete below `below` (the high watermark). May read a few bytes."""
+        """Returns the oldest segments that retention may delete: by time, by size, or below the log start offset.
+
+        They contain nothing at or beyond `below` (the high watermark), and include the last segment only if all of it
+        has expired. May read a few bytes of each index.
+        """
+        # A thread runs this while the event loop appends: everything is read once, the end before the segments.
         end_offset = self.end.offset
-        return retention.expired_segments(
-            self._reader.segments,
-            self.config,
-            self.files,
-            now_ms=now_ms,
-            start_offset=self.start_offset,
-            end_offset=end_offset,
-            below=end_offset if below is None else below,
-        )
+        segments, config, start_offset = self._reader.segments, self.config, self.start_offset
+        below = end_offset if below is None else below
+        surplus_bytes = segments.size_bytes - config.retention_bytes
+        gone: list[LogSegment] = []
+        for segment in list(segments):
+            following = end_offset if segment.next_base is None else segment.next_base
+            if following > below or (segment.next_base is None and segment.size == 0):
+                break
+            passed = segment.next_base is not None and segment.next_base <= start_offset
+            if not (
+                passed or (config.cleanup_delete and self._is_expired(segment, config, now_ms, surplus_bytes))
+            ):
+                break
+            gone.append(segment)
+            surplus_bytes -= segment.size
+        return gone
+
+    def _is_expired(self, segment: LogSegment, config: LogConfig, now_ms: int, surplus_bytes: int) -> bool:
+        if config.retention_bytes >= 0 and surplus_bytes >= segment.size:
+            return True
+        if config.retention_ms < 0:
+            return False
+        return now_ms - index_files.retention_timestamp(segment, self.files) > config.retention_ms
 
     def remove_segments(self, segments: Sequence[LogSegment], now_ms: int, *, end_offset: int) -> list[Path]:
         """Removes the oldest segments from the log. Returns files to unlink after `file_delete_delay_ms`.
