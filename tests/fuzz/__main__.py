@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import random
 import resource
 import shutil
@@ -131,7 +132,7 @@ async def is_serving(node: Node) -> bool:
     return reply[4:] == b"\x00\x00\x00\x07"
 
 
-def attack_state(counts: list[int], requests: int, seed: int) -> int:
+def attack_state(counts: list[int], requests: int, seed: int, minutes: float) -> int:
     """Prints one JSON line for each number of nodes; 1 when a well-behaved client was harmed."""
     from tests.fuzz import state
 
@@ -145,6 +146,7 @@ def attack_state(counts: list[int], requests: int, seed: int) -> int:
                 requests=share,
                 seed=seed,
                 bursts=max(1, share // REQUESTS_PER_BURST),
+                seconds_max=60 * minutes / len(counts),
             )
         except AssertionError as error:
             print(json.dumps({"seed": seed, "nodes": nodes, "harm": str(error), "kept_in": folder}))
@@ -158,6 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="with --state: end after this long")
     parser.add_argument("--state", action="store_true", help="valid requests with hostile values")
     parser.add_argument(
         "--nodes", type=int, choices=(1, 3), action="append", help="with --state; both by default"
@@ -165,7 +168,7 @@ def main() -> int:
     given = parser.parse_args()
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     if given.state:
-        return attack_state(given.nodes or [1, 3], given.frames, given.seed)
+        return attack_state(given.nodes or [1, 3], given.frames, given.seed, given.minutes)
     logging.basicConfig(level=logging.ERROR)
     from penstock.broker.process import new_event_loop
 

@@ -7,6 +7,7 @@ them; all others stay in force during the checks, and are undone later.
 """
 
 import asyncio
+import math
 import random
 import re
 import time
@@ -420,8 +421,13 @@ async def _undo(cluster: Nodes, *, everything: bool) -> None:
         await (operator.undo_everything() if everything else operator.undo_limits())
 
 
-def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> dict[str, Any]:
-    """Raises AssertionError when the well-behaved client is harmed; returns the report."""
+def run(
+    folder: Path, *, nodes: int, requests: int, seed: int, bursts: int, seconds_max: float = math.inf
+) -> dict[str, Any]:
+    """Raises AssertionError when the well-behaved client is harmed; returns the report.
+
+    The burst that is under way after `seconds_max` is the last one.
+    """
     chance = random.Random(seed)
     cluster = Nodes(folder, nodes)
     cluster.start()
@@ -437,9 +443,10 @@ def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> d
             for name in ("apis", "apis_answered"):
                 totals[name] = max(totals[name], seen.pop(name))
             totals.update(seen)
+            is_last = burst == bursts - 1 or time.monotonic() - started >= seconds_max
             client.check()
             cluster.check_health()
-            if burst == bursts - 1 or chance.random() < 0.2:
+            if is_last or chance.random() < 0.2:
                 client.disconnect()
                 asyncio.run(_limit(cluster, chance))
                 cluster.restart(kill=chance.random() < 0.5)
@@ -447,10 +454,12 @@ def run(folder: Path, *, nodes: int, requests: int, seed: int, bursts: int) -> d
                 client.connect()
                 totals["restarts"] += 1
                 client.check()
-            if burst == bursts - 1 or chance.random() < 0.3:
+            if is_last or chance.random() < 0.3:
                 asyncio.run(_undo(cluster, everything=True))
                 totals["undone"] += 1
                 client.check()
+            if is_last:
+                break
         client.read_everything()
         counts = cluster.check_health()
     except AssertionError as error:
