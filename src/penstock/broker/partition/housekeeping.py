@@ -272,18 +272,19 @@ class Housekeeping:
             self._saved_high_watermarks = now
 
     async def _try_refused(self) -> None:
-        """Retry partitions that the disk had no room for when they were created, and report losses not yet reported."""
+        """Retry partitions that the disk refused to create or to lead, and report losses not yet reported."""
         partitions, space = self._partitions, self._store.space
         if len(partitions.lost):
             await partitions.lost.report()
         if space.is_full:
             await self._retain()
             space.look()
-        if not partitions.refused:
+        if not partitions.refused and not partitions.not_led:
             return
         async with self._metadata.turn:
-            made = await partitions.retry_refused(self._metadata.image)
-            self._image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in made)))
+            image = self._metadata.image
+            served = [*await partitions.retry_leading(image), *await partitions.retry_refused(image)]
+            self._image_changed(ImageDelta(partitions_changed=tuple(TopicPartition(*key) for key in served)))
 
     async def _expire(self) -> None:
         now_ms = self._idle_clock.now_ms()

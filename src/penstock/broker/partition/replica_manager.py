@@ -202,6 +202,8 @@ class ReplicaManager:
         self.by_raw_id: dict[bytes, dict[int, Partition]] = {}
         #: Partitions of the image that are not open, because the disk refused them; housekeeping retries.
         self.refused: set[TopicPartition] = set()
+        #: Open partitions that this node should lead, but whose log it could not read; housekeeping retries.
+        self.not_led: set[TopicPartition] = set()
         #: Partitions whose only copy is gone: not served until an operator restores the folder or accepts the loss.
         self.missing: set[TopicPartition] = set()
         self.lost = LostReplicas(settings.node_id, metrics, report_lost)
@@ -309,6 +311,7 @@ class ReplicaManager:
             partition.follow(state._replace(leader=NO_LEADER), local_id=self._node_id)
 
     async def _take_role(self, partition: Partition, state: PartitionState) -> None:
+        self.not_led.discard(partition.key)
         was_following = partition.role is ReplicaRole.FOLLOWER
         if was_following and state.leader in (self._node_id, NO_LEADER):
             await self._fetchers().unfollow(partition)
@@ -329,6 +332,8 @@ class ReplicaManager:
         except ApiError as error:
             partition.follow(state._replace(leader=NO_LEADER), local_id=self._node_id)
             self.handle_read_error(partition, error)
+            self.not_led.add(partition.key)
+            return
         if is_new and state.leader_recovering:
             self._report_unclean(partition, state, high_watermark)
 
@@ -356,6 +361,20 @@ class ReplicaManager:
         self.refused.clear()
         await self._open(wanted, image)
         return [key for key in wanted if self.get(*key) is not None]
+
+    async def retry_leading(self, image: ClusterImage) -> list[TopicPartition]:
+        """Lead the partitions whose log could not be read before, and return those that this node leads now.
+
+        A lost replica does not lead, and a damaged one waits for the scan that finds out which part is intact. The
+        caller must hold `metadata.turn`.
+        """
+        wanted = sorted(self.not_led - self.lost.keys - self._surveyed)
+        for key in wanted:
+            self.not_led.discard(key)
+            partition, state = self.get(*key), image.partition(*key)
+            if partition is not None and state is not None and state.leader == self._node_id:
+                await self._take_role(partition, state)
+        return [key for key in wanted if self.led(*key) is not None]
 
     def _is_mine(self, image: ClusterImage, key: TopicPartition) -> bool:
         state = image.partition(*key)

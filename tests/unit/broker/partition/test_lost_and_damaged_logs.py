@@ -310,3 +310,33 @@ async def test_what_retention_has_deleted_is_not_missed_after_a_crash(
     assert (len(broker.partitions.lost), broker.partition().log.start_offset) == (0, start_offset)
     assert start_offset > 0
     await broker.close()
+
+
+@pytest.mark.parametrize("value_bytes", [100, 5_000], ids=["without an index entry", "with an index entry"])
+@pytest.mark.parametrize("batch", [3, 4], ids=["before the high watermark", "at the high watermark"])
+async def test_the_only_replica_in_sync_leads_once_the_damage_that_it_met_is_surveyed(
+    tmp_path: Path, batch: int, value_bytes: int
+) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create()
+        for _ in range(6):
+            broker.produce(bytes(value_bytes), acks=1)
+        await broker.change(leader=PEER)
+        broker.partition().follower_high_watermark(4)
+        path = _segments(tmp_path)[0]
+        with path.open("r+b") as file:  # the length of the batch
+            file.seek(path.stat().st_size // 6 * batch + 8)
+            file.write(b"\xff")
+        await broker.change(leader=ME, isr=(ME,))
+        if broker.partition().role is ReplicaRole.OFFLINE:
+            await until(lambda: broker.partition().log.damages and not broker.partitions._surveyed)
+            await broker.housekeeping._try_refused()
+            assert broker.image_changes[-1].partitions_changed == (("t", 0),)
+        assert broker.partition().role is ReplicaRole.LEADER
+        await broker.fetch({0: batch}).done()
+        await until(lambda: broker.partition().log.damages)
+        for offset in range(6):
+            code = ErrorCode.corrupt_message if offset == batch else ErrorCode.none
+            assert (await broker.fetch({0: offset}).done()).fetched[0].error_code is code, offset
+        assert broker.produce(acks=1).produced.base_offset == 6
+        assert (broker.controller.lost, _strays(tmp_path)) == ([], [])
