@@ -9,11 +9,14 @@ CLASSES := $(VENV)/.spark-classes
 DATA ?= data
 LISTEN ?= localhost:9092
 HTTP ?= localhost:9644
-# Tests wait for timeouts and disks as long as they compute: a third worker keeps two cores busy.
-WORKERS ?= 3
+# Tests wait for timeouts, disks and processes as long as they compute: three workers more keep the cores busy.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 3, 10))')
 # Number of runs of `make test-repeat`, and of processes that keep one core each busy meanwhile.
 RUNS ?= 10
 BUSY ?= 0
+
+# Workers of a run and the processes that they start import the same modules: each is to be compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := src simulation tests tools benchmarks examples
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile
@@ -21,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 FAST := -m "not slow"
 # All of tests/unit except the shells of the broker, the embedded broker and the benchmarks: 2 minutes on 2 cores.
 CHECKED := tests/properties tests/unit/test_requirements.py $(addprefix tests/unit/, \
-	cli client cluster groups log protocol raft replication scheduling tools transactions)
+	cli client cluster groups log protocol raft replication scheduling security tools transactions)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup up serve check lint format test test-slow test-repeat test-spark test-clusters test-kafka test-install \
@@ -115,7 +118,7 @@ bench-contracts: setup  ## Delivery contracts beside loops on confluent-kafka: A
 bench-spark: setup  ## The Spark source and sinks beside Spark's Kafka connector: ARGS="--only 'read-*'".
 	$(BIN)/python -m benchmarks.spark $(ARGS)
 
-fuzz: setup  ## Damaged frames; ARGS=--state for valid requests with hostile values.
+fuzz: setup  ## Damaged frames; ARGS=--state: valid requests with hostile values; ARGS=--secure: TLS, logins, access rules.
 	$(BIN)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: setup  ## Faults in real processes: ARGS="--campaign sink" (nodes, copier, rebalance, schedule, share, once, contracts).

@@ -1,14 +1,12 @@
-"""The driver: python -m benchmarks [--cluster | --queue] [--peer NAME] [--quick] [--only NAME] [--out DIR]."""
+"""python -m benchmarks [--cluster | --queue | --secure | --neighbours] [--peer NAME] [--quick]: the broker."""
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from benchmarks.brokers.nats import find_nats
 from benchmarks.load.processes import WorkerFailed
 from benchmarks.load.workload import BATCH_BYTES_MAX, LAG_BYTES_MAX, WINDOW
 from benchmarks.reports.goals import check_goals
-from benchmarks.reports.machine import machine_facts
 from benchmarks.reports.plot import save_plot
 from benchmarks.reports.report import (
     disturbed,
@@ -33,12 +30,18 @@ from benchmarks.reports.report import (
     ratio_rows,
     results_table,
 )
+from benchmarks.reports.results_file import (
+    add_json_argument,
+    add_out_argument,
+    file_stem,
+    run_facts,
+    write_results,
+)
 from benchmarks.run import Result, Step, quick_only, run_scenarios
 from benchmarks.scenarios.scenario import Pace, Scenario
 from benchmarks.suites import Suite
 from benchmarks.wire.raw_client import BrokerError
 
-_RESULTS = Path(__file__).parent / "results"
 #: By name: what it is called, and how to come by it and its version.
 _PEERS = {"kafka": ("Apache Kafka", fetch_kafka), "nats": ("nats-server", find_nats)}
 
@@ -48,7 +51,7 @@ def main() -> int:
     # SIGTERM ends the run as Ctrl-C does: with a report of what was measured, and without brokers left running.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
-    suite = suites.cluster() if options.cluster else suites.queue() if options.queue else suites.single()
+    suite = _suite(options)
     if options.list:
         print(*(scenario.name for scenario in suite.scenarios), sep="\n")
         return 0
@@ -75,6 +78,10 @@ def _parse() -> argparse.Namespace:
     suite.add_argument(
         "--cluster", action="store_true", help="three nodes of each, replicated; fail-over too"
     )
+    suite.add_argument("--secure", action="store_true", help="what TLS, logins, access rules and quotas cost")
+    suite.add_argument(
+        "--neighbours", action="store_true", help="a steady producer beside a noisy one with quotas"
+    )
     suite.add_argument(
         "--queue", action="store_true", help="transactions, rebalances, acknowledgements of share groups"
     )
@@ -84,14 +91,25 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", metavar="NAME", help="scenario name or pattern; repeatable"
     )
-    parser.add_argument(
-        "--out", type=Path, default=_RESULTS, metavar="DIR", help="folder for the JSON and PNG files"
-    )
+    add_out_argument(parser)
+    add_json_argument(parser)
     parser.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where the brokers keep their data meanwhile"
     )
     parser.add_argument("--list", action="store_true", help="print the scenarios' names")
     return parser.parse_args()
+
+
+def _suite(options: argparse.Namespace) -> Suite:
+    for is_wanted, suite in (
+        (options.cluster, suites.cluster),
+        (options.queue, suites.queue),
+        (options.secure, suites.secure),
+        (options.neighbours, suites.neighbours),
+    ):
+        if is_wanted:
+            return suite()
+    return suites.single()
 
 
 def _available(console: Console, suite: Suite, names: Iterable[str]) -> list[type[Subject]]:
@@ -139,8 +157,7 @@ def _facts(
     suite: Suite, options: argparse.Namespace, kinds: list[type[Subject]], folder: Path
 ) -> dict[str, Any]:
     return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "suite": suite.name,
+        **run_facts(suite.name, folder, _pace(suite, options).rounds),
         "quick": options.quick,
         "load": {
             "acks": "all",
@@ -149,7 +166,6 @@ def _facts(
             "lag_bytes_max": LAG_BYTES_MAX,
             "pace": asdict(_pace(suite, options)),
         },
-        "machine": machine_facts(folder),
         "brokers": {kind.name: kind(folder / kind.name).settings() for kind in kinds},
     }
 
@@ -170,17 +186,16 @@ def _report(
     if names := disturbed(results):
         shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         console.print(f"[yellow]Something else kept the machine busy (other_cores): {shown}.[/]")
-    _save(console, options.out, json_document(results, brokers, verdicts, facts), figures, brokers)
+    _save(console, options, json_document(results, brokers, verdicts, facts), figures, brokers)
     return _report_failures(console, results)
 
 
-def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, brokers: list[str]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    stem = document["when"].replace(":", "").replace("+0000", "Z")
-    if document["suite"] != "single":
-        stem += f"-{document['suite']}"
-    (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
-    console.print(f"wrote {out / f'{stem}.json'}")
+def _save(
+    console: Console, options: argparse.Namespace, document: dict[str, Any], figures: Any, brokers: list[str]
+) -> None:
+    picture = options.out / f"{file_stem(document)}.png"
+    write_results(path := options.json or picture.with_suffix(".json"), document)
+    console.print(f"wrote {path}")
     if any(figures[broker].values() for broker in brokers):
         machine = document["machine"]
         title = " and ".join(
@@ -188,10 +203,9 @@ def _save(console: Console, out: Path, document: dict[str, Any], figures: Any, b
         )
         if document["suite"] == "cluster":
             title += ", three nodes each,"
-        save_plot(
-            figures, brokers, f"{title} on {machine['cores']} cores, {machine['cpu']}", out / f"{stem}.png"
-        )
-        console.print(f"wrote {out / f'{stem}.png'}")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_plot(figures, brokers, f"{title} on {machine['cores']} cores, {machine['cpu']}", picture)
+        console.print(f"wrote {picture}")
 
 
 def _report_failures(console: Console, results: list[Result]) -> int:

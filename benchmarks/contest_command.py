@@ -1,12 +1,10 @@
 """What `python -m benchmarks.contracts` and `python -m benchmarks.spark` have in common: contests side by side."""
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +14,15 @@ from rich.markup import escape
 
 from benchmarks.brokers.broker import Broker, PenstockBroker
 from benchmarks.brokers.kafka import KafkaBroker, PeerUnavailable, fetch_kafka
-from benchmarks.reports.machine import machine_facts
+from benchmarks.reports.results_file import (
+    add_json_argument,
+    add_out_argument,
+    file_stem,
+    run_facts,
+    write_results,
+)
 from benchmarks.reports.rounds_report import Verdict, disturbed, goals_table
 
-_RESULTS = Path(__file__).parent / "results"
 _BROKERS: dict[str, type[Broker]] = {"penstock": PenstockBroker, "kafka": KafkaBroker}
 
 C = TypeVar("C")
@@ -33,7 +36,8 @@ def parse(program: str, description: str | None) -> argparse.Namespace:
         "--smoke", action="store_true", help="little data, once: whether it runs, not how fast"
     )
     parser.add_argument("--only", action="append", metavar="NAME", help="contest or pattern; repeatable")
-    parser.add_argument("--out", type=Path, default=_RESULTS, metavar="DIR", help="folder for JSON and PNG")
+    add_out_argument(parser)
+    add_json_argument(parser)
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where the data is meanwhile")
     parser.add_argument("--rounds", type=int, metavar="N", help="how often each contender takes a turn")
     parser.add_argument("--list", action="store_true", help="print the contests' names")
@@ -69,12 +73,12 @@ def chosen_pace(options: argparse.Namespace, smoke: P, full: P) -> P:
     return replace(pace, rounds=options.rounds) if options.rounds else pace  # type: ignore[type-var]
 
 
-def facts(options: argparse.Namespace, suite: str, broker: Broker, folder: Path) -> dict[str, Any]:
+def facts(
+    options: argparse.Namespace, suite: str, broker: Broker, folder: Path, rounds: int
+) -> dict[str, Any]:
     return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "suite": suite,
+        **run_facts(suite, folder, rounds),
         "smoke": options.smoke,
-        "machine": machine_facts(folder),
         "broker": {"name": broker.name, **broker.settings()},
     }
 
@@ -90,23 +94,23 @@ def print_verdicts(console: Console, verdicts: list[Verdict], results: Sequence[
 
 def save(
     console: Console,
-    out: Path,
+    options: argparse.Namespace,
     document: dict[str, Any],
     results: Sequence[Any],
     subject: str,
     save_plot: Callable[[Any, str, Path], None],
 ) -> int:
     """Write JSON and plot, and print failures; returns the exit code of the command."""
-    out.mkdir(parents=True, exist_ok=True)
-    stem = f"{document['when'].replace(':', '').replace('+0000', 'Z')}-{document['suite']}"
-    (out / f"{stem}.json").write_text(json.dumps(document, indent=2) + "\n")
-    console.print(f"wrote {out / f'{stem}.json'}")
+    picture = options.out / f"{file_stem(document)}.png"
+    write_results(path := options.json or picture.with_suffix(".json"), document)
+    console.print(f"wrote {path}")
     if any(result.rounds for result in results):
         machine, broker = document["machine"], document["broker"]
         topics = f"topics on {broker['name'].capitalize()} {broker['version']}"
         title = f"{subject}, {topics}, {machine['cores']} cores, {machine['cpu']}"
-        save_plot(results, title, out / f"{stem}.png")
-        console.print(f"wrote {out / f'{stem}.png'}")
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        save_plot(results, title, picture)
+        console.print(f"wrote {picture}")
     failures = [each for each in results if each.failure is not None]
     for each in failures:
         console.print(f"[red]{each.contest.name} failed:[/] {escape(each.failure or '')}", highlight=False)

@@ -21,18 +21,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from kio.schema.create_topics.v5 import request as create_request
-from kio.schema.create_topics.v5 import response as create_response
-
 from benchmarks.brokers.broker import PenstockBroker
+from benchmarks.reports.results_file import add_json_argument, run_facts, write_results
 from benchmarks.reports.stats import percentile
+from benchmarks.wire.admin import create_topics
 from benchmarks.wire.frames import Ring
-from benchmarks.wire.raw_client import BrokerError, Connection, Shape, create_topic
+from benchmarks.wire.raw_client import Connection, Shape, create_topic
 from penstock.protocol.compression import Codec
 from penstock.protocol.record_batch import Record, encode_batch
 
@@ -40,7 +38,6 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ALL_TOPICS = struct.pack(">i", -1) + b"\x00"
 _PROBE = "neighbour"
 _BOMBED = "bombed"
-_TOPICS_AT_ONCE = 500
 #: A request that is not answered for this long ends the measurement.
 _STALL_S = 30.0
 
@@ -130,8 +127,13 @@ _ATTACKS: Mapping[str, Callable[[tuple[str, int], argparse.Namespace, Event], No
 def main() -> int:
     options = _parse()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        facts = run_facts("hostile", Path(folder), rounds=1)
+        results = []
         for attack in options.attacks or _ATTACKS:
-            print(json.dumps({"attack": attack, **_measure(Path(folder) / attack, attack, options)}))
+            results.append({"name": attack, **_measure(Path(folder) / attack, attack, options)})
+            print(json.dumps(results[-1]))
+    if options.json is not None:
+        write_results(options.json, {**facts, "results": results})
     return 0
 
 
@@ -151,6 +153,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--bombs-pipelined", type=int, default=1)
     parser.add_argument("--codec", default="zstd", choices=["gzip", "snappy", "lz4", "zstd"])
     parser.add_argument("--folder", default=None, help="where the broker keeps its data")
+    add_json_argument(parser)
     return parser.parse_args()
 
 
@@ -163,7 +166,7 @@ def _measure(folder: Path, attack: str, options: argparse.Namespace) -> dict[str
                 compacted = {"cleanup.policy": "compact", "max.message.bytes": str(2**24)}
                 create_topic(connection, _BOMBED, Shape(), compacted)
             if attack == "metadata":
-                _create_topics(connection, options.topics)
+                create_topics(connection, [f"topic-{number:06}" for number in range(options.topics)])
         # A large frame needs memory of the bound that a drip takes; a small one never does.
         value_bytes = 900_000 if attack == "drip" else 100
         prober = Prober(broker.address, value_bytes)
@@ -208,20 +211,6 @@ class _MemoryWatch(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         self._over.set()
         super().join(timeout)
-
-
-def _create_topics(connection: Connection, count: int) -> None:
-    for first in range(0, count, _TOPICS_AT_ONCE):
-        topics = tuple(
-            create_request.CreatableTopic(
-                name=f"topic-{number:06}", num_partitions=1, replication_factor=1, assignments=(), configs=()
-            )
-            for number in range(first, min(first + _TOPICS_AT_ONCE, count))
-        )
-        request = create_request.CreateTopicsRequest(topics=topics, timeout=timedelta(seconds=60))
-        for result in connection.call(request, create_response.CreateTopicsResponse).topics:
-            if result.error_code.value:
-                raise BrokerError(f"cannot create {result.name}: {result.error_code.name}")
 
 
 def _summary(latencies: list[float]) -> dict[str, float]:

@@ -20,6 +20,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess
 from tests.ports import free_port
 
+from benchmarks.reports.results_file import add_json_argument, run_facts, write_results
+
 
 class Broker(BrokerProcess):
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
@@ -49,8 +51,11 @@ class Broker(BrokerProcess):
 def main() -> int:
     options = _parse()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        facts = run_facts("schedule", Path(folder), rounds=1)
         report = _run(options, Path(folder))
     print(json.dumps(report, indent=2))
+    if options.json is not None:
+        write_results(options.json, {**facts, "results": [{"name": "schedule", **report}]})
     return 0
 
 
@@ -62,6 +67,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--hold-s", type=int, default=420, help="from the start until the first is due")
     parser.add_argument("--spread-s", type=int, default=60)
     parser.add_argument("--folder", default=None)
+    add_json_argument(parser)
     return parser.parse_args()
 
 

@@ -72,6 +72,32 @@ def cluster() -> Suite:
     )
 
 
+def secure() -> Suite:
+    from benchmarks.scenarios.secure import SCENARIOS as SECURE
+
+    return Suite(
+        name="secure",
+        scenarios=SECURE,
+        ours=PenstockBroker,
+        peers={"kafka": KafkaBroker},
+        full=Pace(timing=Timing(2, 8), warm_up=WarmUp(8, 1_000_000_000, 200_000), rounds=3),
+        quick=Pace(timing=Timing(0.5, 1.5), warm_up=WarmUp(2, 150_000_000, 20_000), rounds=1),
+    )
+
+
+def neighbours() -> Suite:
+    from benchmarks.scenarios.neighbours import SCENARIOS as NEIGHBOURS
+
+    return Suite(
+        name="neighbours",
+        scenarios=NEIGHBOURS,
+        ours=PenstockBroker,
+        peers={"kafka": KafkaBroker},
+        full=Pace(timing=Timing(2, 20), warm_up=WarmUp(10, 0, 200_000), rounds=3),
+        quick=Pace(timing=Timing(0.5, 4), warm_up=WarmUp(2, 0, 20_000), rounds=1),
+    )
+
+
 def queue() -> Suite:
     from benchmarks.brokers.nats import NatsServer
     from benchmarks.scenarios import rebalance, share, transactions

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 
-from simulation.campaign import Tally, failure_lines, hunts, outcomes, quiet_logs
+from simulation.campaign import Catch, Tally, failure_lines, hunts, outcomes, quiet_logs
 from simulation.engine.system import preload
 from simulation.mutations import MUTATIONS
 from simulation.run import WORLDS, run_seed
@@ -106,12 +107,19 @@ def _hunt(options: argparse.Namespace) -> int:
     if unknown:
         _print(f"unknown mutations: {', '.join(sorted(unknown))}")
         return 2
-    missed = 0
+    caught: list[Catch] = []
     _print(f"{'mutation':38} {'seeds':>5}  caught by")
     for catch in hunts(chosen, first_seed=options.first, seeds_max=options.seeds, workers=options.workers):
-        missed += catch.invariant is None
+        caught.append(catch)
         _print(f"{catch.name:38} {catch.seeds:5}  {catch.invariant or 'NOTHING'}")
+    missed = sum(catch.invariant is None for catch in caught)
     _print(f"{len(chosen) - missed} of {len(chosen)} mutations caught")
+    if options.json:
+        _print(
+            json.dumps(
+                [{"mutation": each.name, "seeds": each.seeds, "caught_by": each.invariant} for each in caught]
+            )
+        )
     return 1 if missed else 0
 
 

@@ -107,8 +107,10 @@ def attempt(name: str, seed: int) -> Catch | None:
     """Run one seed with a mutation, and without it if it fails. Returns None if the seed does not catch it."""
     mutation = next(each for each in MUTATIONS if each.name == name)
     with mutation.applied():
-        outcome = run_seed(seed, world=mutation.world, only=mutation.faults)
-    if outcome.is_clean or not run_seed(seed, world=mutation.world, only=mutation.faults).is_clean:
+        outcome = run_seed(seed, world=mutation.world, only=mutation.faults, apis=mutation.apis)
+    if outcome.is_clean:
+        return None
+    if not run_seed(seed, world=mutation.world, only=mutation.faults, apis=mutation.apis).is_clean:
         return None
     return Catch(name, 1, outcome.invariant, seed, outcome.story)
 

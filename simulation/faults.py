@@ -9,7 +9,8 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_names import CLUSTER_METADATA, is_internal
 from penstock.raft.types import ReplicaKey, Voter
 from simulation.checks.committed import CommittedLogs
 from simulation.client import Client, message
@@ -21,6 +22,8 @@ _STORM_RESET_CHANCE: Final = 0.01
 _CALM_SLOW_CHANCE: Final = 0.02
 _CALM_SLOW_S: Final = (0.01, 0.06)
 _STORM_SLOW_S: Final = (0.01, 0.25)
+#: Damage to a topic of a coordinator shows when it is loaded; other topics have more partitions.
+_INTERNAL_CHANCE: Final = 0.4
 
 
 class Faults:
@@ -31,7 +34,9 @@ class Faults:
         operator: Operator,
         clients: Callable[[], list[Client]],
         only: tuple[str, ...] = (),
+        apis: tuple[int, ...] = (),
     ) -> None:
+        """`only` names the kinds to use, `apis` the requests that may be late; empty: any."""
         self.cluster = cluster
         self.loop = cluster.loop
         self.committed = committed
@@ -45,6 +50,7 @@ class Faults:
         # Each run draws some of the kinds, so that every kind has runs with few others.
         chosen = [name for name in KINDS if self.loop.chance(0.5)] or ["kill"]
         self._chosen = only or chosen
+        self._apis = apis
         assert set(only) <= set(KINDS), f"unknown faults: {only}"
 
     def start(self, pace_s: float) -> None:
@@ -55,6 +61,7 @@ class Faults:
         """Repair everything that can be repaired, and start every machine."""
         self._is_over = True
         self.cluster.network.heal()
+        self.cluster.network.troubled.clear()
         self._calm()
         for client in self.clients():
             self.loop.resume(client.process)
@@ -207,6 +214,23 @@ class Faults:
         network = self.cluster.network
         network.reset_chance, network.slow_chance, network.slow_s = 0.0, _CALM_SLOW_CHANCE, _CALM_SLOW_S
 
+    def delay_requests(self) -> bool:
+        """Requests of one API from one host come late or are lost, or their responses are."""
+        network = self.cluster.network
+        known = [
+            (host, api_key)
+            for host, api_keys in network.requests.items()
+            for api_key in api_keys
+            if not self._apis or api_key in self._apis
+        ]
+        if not known:
+            return False
+        host, api_key = known[self.loop.draw(len(known))]
+        self.loop.note("FAULT late requests", host, "API", api_key)
+        network.troubled.add((host, api_key))
+        self._later((0.2, 1.5), network.troubled.discard, (host, api_key))
+        return True
+
     # -- disks and clocks ------------------------------------------------------------------------------
 
     def fill_disk(self) -> bool:
@@ -257,13 +281,16 @@ class Faults:
         ]
         if not candidates:
             return False
+        internal = [partition for partition in candidates if is_internal(partition.topic)]
+        if internal and self.loop.chance(_INTERNAL_CHANCE):
+            candidates = internal
         partition = candidates[self.loop.draw(len(candidates))]
         path = sorted(partition.log.directory.glob("*.log"))[0]
         size = path.stat().st_size
         if size == 0:
             return False
         self.loop.note("FAULT bit flip", machine.node_id, f"{partition.topic}-{partition.index}")
-        self.committed.excused.add((partition.topic_id, partition.index, machine.node_id))
+        self.committed.damaged.add((partition.topic_id, partition.index, machine.node_id))
         machine.disk.flip_bit(path, self.loop.draw(size))
         return True
 
@@ -275,15 +302,31 @@ class Faults:
         self.loop.note("FAULT disk lost", machine.node_id)
         for topic in self.cluster.image.topics.values():
             for index in topic.partitions:
-                self.committed.excused.add((topic.id, index, machine.node_id))
+                self.committed.replaces_disk(topic.id, index, machine.node_id)
         machine.lose_disk()
         self._later((0.01, 0.6), self._start, machine)
+        if self.loop.chance(0.5):
+            # Another one fails before the first has come back: nothing more is lost, but too few are in sync.
+            others = [each for each in self.cluster.machines.values() if each is not machine]
+            self._later((0.0, 0.6), self._kill_for_long, others[self.loop.draw(len(others))])
         return True
+
+    def _kill_for_long(self, machine: Machine) -> None:
+        if machine.is_running and not self._is_over:
+            self.loop.note("FAULT kill", machine.node_id)
+            machine.kill()
+            self._later((0.5, 1.2), self._start, machine)
 
     def _can_spare(self, machine: Machine) -> bool:
         """Whether other replicas hold everything that this machine holds."""
         if self.cluster.unhealthy() is not None or self.committed.excused:
             return False
+        image = self.cluster.image
+        if any(
+            image.config(ResourceType.TOPIC, name).get("penstock.flush", "ack") != "ack"
+            for name in image.topics
+        ):
+            return False  # with a power loss of the others, an operator has to decide
         return all(
             self._has_other_copies(topic, index, machine.node_id)
             for topic, index, state in self.cluster.partitions()
@@ -323,10 +366,25 @@ class Faults:
         self._changes_voters = True
         return True
 
+    def unregister(self) -> bool:
+        """An operator takes a broker for gone that is not."""
+        machine = self._any_machine()
+        if machine is None:
+            return False
+        self.loop.note("FAULT broker unregistered", machine.node_id)
+        self.operator.unregister(machine.node_id)
+        return True
+
     def register_twice(self) -> bool:
         """A copy of a broker's data folder is started elsewhere, with the same node id."""
         machine = self._any_machine()
-        if machine is None or not self.operator.register_copy(machine.node_id):
+        if machine is None or machine.process is None:
+            return False
+        if self.loop.chance(0.5):
+            # The first one only seems to have ended.
+            self.loop.suspend(machine.process)
+            self._later((0.25, 1.2), self._resume, machine.process)
+        if not self.operator.register_copy(machine.node_id):
             return False
         self.loop.note("FAULT second broker with one id", machine.node_id)
         return True
@@ -348,6 +406,7 @@ KINDS: Final[dict[str, Kind]] = {
     "one-way cut": Kind(Faults.cut_one_way, 3),
     "cut from the controller": Kind(Faults.cut_from_controller, 3),
     "storm": Kind(Faults.storm, 3),
+    "late requests": Kind(Faults.delay_requests, 4),
     "disk full": Kind(Faults.fill_disk, 1),
     "slow disk": Kind(Faults.slow_disk, 2),
     "sync error": Kind(Faults.fail_sync, 1),
@@ -360,6 +419,7 @@ KINDS: Final[dict[str, Kind]] = {
     "preferred election": Kind(Faults.elect, 1),
     "voter change": Kind(Faults.change_voters, 2),
     "second broker with one id": Kind(Faults.register_twice, 1),
+    "broker unregistered": Kind(Faults.unregister, 1),
 }
 
 
@@ -370,13 +430,19 @@ class Operator(Client):
         partitions = [each for each in self.cluster.partitions() if len(each[2].replicas) > 1]
         if not partitions:
             return False
-        topic, index, state = partitions[self.loop.draw(len(partitions))]
-        nodes = list(self.cluster.machines)
-        self.loop.random.shuffle(nodes)
-        self.spawn(self._reassign(topic, index, tuple(nodes[: len(state.replicas)])))
+        # Several requests at once, so that one node waits for several images.
+        node_id = self.any_node()
+        for number in range(1 + self.loop.draw(3)):
+            topic, index, state = partitions[self.loop.draw(len(partitions))]
+            nodes = list(self.cluster.machines)
+            self.loop.random.shuffle(nodes)
+            replicas = tuple(nodes[: len(state.replicas)])
+            self.spawn(self._reassign(node_id, topic, index, replicas, purpose=f"reassign {number}"))
         return True
 
-    async def _reassign(self, topic: str, index: int, replicas: tuple[int, ...]) -> None:
+    async def _reassign(
+        self, node_id: int, topic: str, index: int, replicas: tuple[int, ...], *, purpose: str
+    ) -> None:
         new = message(45, 0)
         part = new("ReassignablePartition", partition_index=index, replicas=replicas)
         request = new(
@@ -384,7 +450,7 @@ class Operator(Client):
             timeout=timedelta(seconds=1),
             topics=(new("ReassignableTopic", name=topic, partitions=(part,)),),
         )
-        await self.call(self.any_node(), 45, 0, request)
+        await self.call(node_id, 45, 0, request, purpose=purpose)
 
     def elect_preferred(self) -> bool:
         self.spawn(self._elect())
@@ -439,6 +505,10 @@ class Operator(Client):
             "RemoveRaftVoterRequest", cluster_id=cluster_id, voter_id=key.id, voter_directory_id=key.directory
         )
         await self.call(node_id, 81, 0, request, timeout_s=2.0, purpose=f"voters {key.id}")
+
+    def unregister(self, broker_id: int) -> None:
+        request = message(64, 0)("UnregisterBrokerRequest", broker_id=broker_id)
+        self.spawn(self.call(self.any_node(), 64, 0, request))
 
     def register_copy(self, broker_id: int) -> bool:
         controller, known = self.cluster.active_controller(), self.cluster.image.brokers.get(broker_id)

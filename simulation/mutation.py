@@ -26,6 +26,8 @@ class Mutation:
     patches: tuple[Patch, ...]
     #: The faults to hunt it with, where a bug needs a meeting of some that is rare among all; empty: any.
     faults: tuple[str, ...] = ()
+    #: The requests that may be late, by API key, if that is among the faults; empty: any.
+    apis: tuple[int, ...] = ()
     #: The world that it shows in.
     world: str = "data"
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulation.checks.committed import CommittedLogs
+from simulation.checks.coordinators import Coordinators
 from simulation.checks.metadata import CommittedMetadata
 from simulation.cluster import Cluster
 from simulation.engine.loop import CURRENT, OUTSIDE, Violation, VirtualLoop
@@ -66,9 +67,10 @@ def run_seed(
     *,
     world: str = "data",
     only: tuple[str, ...] = (),
+    apis: tuple[int, ...] = (),
     on_note: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """`only` names the kinds of faults to use."""
+    """`only` names the kinds of faults to use, `apis` the requests that may be late; empty: any."""
     loop = VirtualLoop(seed, on_note=on_note)
     network = Network(loop)
     folder = Path(
@@ -86,11 +88,11 @@ def run_seed(
             cluster = Cluster(loop, network, folder, settings=build.settings)
             committed = CommittedLogs(cluster)
             metadata = CommittedMetadata(committed)
-            with committed.observing(), metadata.observing():
+            with committed.observing(), metadata.observing(), Coordinators(committed).observing():
                 workload = build(cluster, committed)
                 counts = workload.counts
                 operator = Operator(cluster, 201, counts)
-                faults = Faults(cluster, committed, operator, lambda: workload.clients, only)
+                faults = Faults(cluster, committed, operator, lambda: workload.clients, only, apis)
                 fired = faults.fired
                 try:
                     with workload.observing():

@@ -217,6 +217,7 @@ class NodeProcess(BrokerProcess):
         super().__init__(folder / "data", settings, log=folder / "log")
         folder.mkdir(parents=True, exist_ok=True)
         self.node_id = node_id
+        self.flags: tuple[str, ...] = ()  # of `serve`, beside the settings
         self.journal = folder / "journal"
         self.is_frozen = False
         self._listeners = {name: free_address(f"127.0.0.{100 + node_id}") for name in (CLIENTS, NODES)}
@@ -229,6 +230,16 @@ class NodeProcess(BrokerProcess):
     @property
     def bootstrap_servers(self) -> str:
         return _text(self._advertised[CLIENTS])
+
+    def add_listener(self, name: str) -> None:
+        address = free_address(self.host)
+        self._listeners[name] = self._advertised[name] = address
+
+    def remove_listener(self, name: str) -> None:
+        del self._listeners[name], self._advertised[name]
+
+    def address_at(self, listener: str) -> str:
+        return _text(self._advertised[listener])
 
     @property
     def peer_address(self) -> str:
@@ -278,11 +289,11 @@ class NodeProcess(BrokerProcess):
         flags = {
             "listeners": _listed(self._listeners),
             "advertised.listeners": _listed(self._advertised),
-            "inter.broker.listener.name": NODES,
             "log.dirs": str(self.data_dir),
             "node.id": str(self.node_id),
         }
-        return [*program, "serve", *set_flags({**self.settings, **flags})]
+        settings = {"inter.broker.listener.name": NODES, **self.settings, **flags}
+        return [*program, "serve", *self.flags, *set_flags(settings)]
 
     def _environment(self) -> dict[str, str]:
         return {**environment(), power.JOURNAL: str(self.journal)}

@@ -15,6 +15,8 @@ from tests.brokers import executable, set_flags
 from tests.ports import free_port
 
 from benchmarks.brokers import procfs
+from benchmarks.brokers.security import OPEN, Security
+from benchmarks.wire.access import ADMIN
 from benchmarks.wire.raw_client import Address, BrokerError, Connection
 
 HOST = "127.0.0.1"
@@ -52,8 +54,9 @@ class Broker(ABC):
     name: str
     replication_factor = 1
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, security: Security = OPEN) -> None:
         self.folder = folder
+        self.security = security
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -94,7 +97,7 @@ class Broker(ABC):
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return Connection(self.address)
+                return Connection(self.address, access=self.security.access(self.folder))
             except ConnectionRefusedError:
                 self._assert_alive()
                 if time.monotonic() > deadline:
@@ -132,6 +135,7 @@ class Broker(ABC):
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
+        self.security.prepare(self.folder)
         self.prepare()
         return self
 
@@ -162,7 +166,20 @@ class PenstockBroker(Broker):
 
     def command(self) -> list[str]:
         given = ["--listen", f"{HOST}:{self.port}", "--data-dir", str(self.folder / "data")]
-        return [*executable(), "serve", *given, *set_flags(COMMON_SETTINGS), *self.flags()]
+        common = COMMON_SETTINGS
+        if self.security != OPEN:
+            given = []
+            common = (
+                common
+                | self.security.settings(self.folder)
+                | {
+                    "listeners": f"{self.security.protocol}://{HOST}:{self.port}",
+                    "log.dirs": str(self.folder / "data"),
+                }
+            )
+        if self.security.users:
+            common |= {"authorizer.class.name": "StandardAuthorizer", "super.users": f"User:{ADMIN}"}
+        return [*executable(), "serve", *given, *set_flags(common), *self.flags()]
 
     def flags(self) -> list[str]:
         """What one among several nodes has to be told besides."""

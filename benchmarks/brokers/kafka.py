@@ -8,6 +8,8 @@ from pathlib import Path
 from tests.ports import free_port
 
 from benchmarks.brokers.broker import COMMON_SETTINGS, HOST, Broker
+from benchmarks.brokers.security import OPEN, Security
+from benchmarks.wire.access import ADMIN
 
 CACHE = Path(__file__).parent.parent / ".cache" / "kafka"
 #: What Kafka's own start script passes: kafka-server-start.sh and kafka-run-class.sh.
@@ -38,6 +40,17 @@ _POM = """\
       <version>[4.0,5.0)</version>
     </dependency>
     <dependency>
+      <groupId>org.apache.kafka</groupId>
+      <artifactId>kafka-tools</artifactId>
+      <version>[4.0,5.0)</version>
+      <exclusions>
+        <exclusion>
+          <groupId>*</groupId>
+          <artifactId>*</artifactId>
+        </exclusion>
+      </exclusions>
+    </dependency>
+    <dependency>
       <groupId>org.apache.logging.log4j</groupId>
       <artifactId>log4j-slf4j-impl</artifactId>
       <version>[2.24,3.0)</version>
@@ -64,13 +77,15 @@ def fetch_kafka() -> str:
     for tool in ("java", "mvn"):
         if shutil.which(tool) is None:
             raise PeerUnavailable(f"`{tool}` is not installed")
-    if not (CACHE / "complete").exists():
+    pom = CACHE / "pom.xml"
+    if not (CACHE / "complete").exists() or pom.read_text() != _POM:
         _download()
     return _version()
 
 
 def _download() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
+    (CACHE / "complete").unlink(missing_ok=True)
     (CACHE / "pom.xml").write_text(_POM)
     (CACHE / "log4j2.yaml").write_text(_LOG4J)
     goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={CACHE / 'libs'}"]
@@ -88,9 +103,9 @@ def _version() -> str:
 class KafkaBroker(Broker):
     name = "kafka"
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.controller_port = free_port()
+    def __init__(self, folder: Path, security: Security = OPEN) -> None:
+        super().__init__(folder, security)
+        self.controller_port, self._node_port = free_port(), free_port()
 
     def prepare(self) -> None:
         """Formatting is a separate command that a user runs once, so starting does not include it."""
@@ -122,9 +137,11 @@ class KafkaBroker(Broker):
         return "\n".join(
             (
                 "process.roles=broker,controller",
-                f"listeners=PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+                f"listeners={self._client_listeners},CONTROLLER://{HOST}:{self.controller_port}",
                 "controller.listener.names=CONTROLLER",
-                "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+                "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+                "SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+                *self._security_lines(),
                 f"log.dirs={self.folder / 'data'}",
                 "num.network.threads=3",
                 "num.io.threads=8",
@@ -136,12 +153,29 @@ class KafkaBroker(Broker):
             )
         )
 
+    @property
+    def _client_listeners(self) -> str:
+        own = f"{self.security.protocol}://{HOST}:{self.port}"
+        return own if self.security == OPEN else f"{own},PLAINTEXT://{HOST}:{self._node_port}"
+
+    def _security_lines(self) -> tuple[str, ...]:
+        """The brokers and controllers themselves stay on listeners without any."""
+        if self.security == OPEN:
+            return ()
+        lines = [f"{name}={value}" for name, value in self.security.settings(self.folder).items()]
+        if self.security.users:
+            lines += [
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                f"super.users=User:{ADMIN};User:ANONYMOUS",
+            ]
+        return ("inter.broker.listener.name=PLAINTEXT", *lines)
+
     def place_lines(self) -> tuple[str, ...]:
         """Who and where it is: alone."""
         return (
             "node.id=1",
             f"controller.quorum.voters=1@{HOST}:{self.controller_port}",
-            f"advertised.listeners=PLAINTEXT://{HOST}:{self.port}",
+            f"advertised.listeners={self._client_listeners}",
             "offsets.topic.replication.factor=1",
             "transaction.state.log.replication.factor=1",
             "transaction.state.log.min.isr=1",

@@ -1,4 +1,4 @@
-"""python -m benchmarks.contracts [--broker NAME] [--smoke] [--only NAME] [--out DIR] [--list]: what contracts cost."""
+"""python -m benchmarks.contracts [--broker NAME] [--smoke] [--only NAME] [--json FILE] [--list]: cost of contracts."""
 
 import argparse
 import sys
@@ -89,14 +89,13 @@ def _steps(contest: Contest, stage: Stage, result: Result) -> Iterator[str]:
 def _facts(options: argparse.Namespace, broker: Broker, folder: Path) -> dict[str, Any]:
     pace = _pace(options)
     return {
-        **contest_command.facts(options, "contracts", broker, folder),
+        **contest_command.facts(options, "contracts", broker, folder, pace.rounds),
         "load": {
             "partitions": PARTITIONS,
             "messages": {
                 speed: count if isinstance(count, int) else {kind.name: each for kind, each in count.items()}
                 for speed, count in pace.messages.items()
             },
-            "rounds": pace.rounds,
             "warm_part": pace.warm_part,
         },
     }
@@ -108,7 +107,7 @@ def _report(
     console.print(results_table(results))
     contest_command.print_verdicts(console, [] if options.smoke else verdicts(results), results)
     document = json_document(results, facts)
-    return contest_command.save(console, options.out, document, results, "Delivery contracts", save_plot)
+    return contest_command.save(console, options, document, results, "Delivery contracts", save_plot)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def json_document(results: Sequence[Result], facts: dict[str, Any]) -> dict[str,
     return {
         **facts,
         "goals": goal_documents(verdicts(results)),
-        "contests": [_contest_document(result) for result in results],
+        "results": [_contest_document(result) for result in results],
     }
 
 

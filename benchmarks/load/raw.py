@@ -9,6 +9,7 @@ from uuid import UUID
 
 from benchmarks.load.processes import Phase, Slot
 from benchmarks.load.results import Consumed, Produced, Timeline, int64s
+from benchmarks.wire.access import OPEN, Access
 from benchmarks.wire.frames import Ring, ack_struct, fetch_frame, patch_fetch, read_fetch_response
 from benchmarks.wire.raw_client import Address, BrokerError, Connection, Topic
 from penstock.protocol.record_batch import iter_batches
@@ -35,13 +36,14 @@ class ProducePlan:
     window: int
     #: How far consumers may fall behind before the load waits for them; None without consumers.
     lag_records_max: int | None
+    access: Access = OPEN
 
 
 class Stream:
     """One pipelined connection: frames out of its ring, acknowledgements in the order they were sent."""
 
     def __init__(self, plan: ProducePlan) -> None:
-        self._connection = Connection(plan.address)
+        self._connection = Connection(plan.address, access=plan.access)
         self.socket = self._connection.socket
         self._ring = Ring(plan.topic, plan.partitions, plan.batch, plan.window)
         self._layout = ack_struct(plan.topic)
@@ -163,7 +165,7 @@ def _open_streams(plan: ProducePlan) -> list[Stream]:
 
 def consume(slot: Slot, topic: Topic, leader: Address, partitions: Sequence[int], timed: bool) -> Consumed:
     """Follow partitions of one leader in one incremental fetch session until all producers are done and all is read."""
-    with Connection(leader) as connection:
+    with Connection(leader, access=topic.access) as connection:
         reader = SessionReader(connection, topic.id, partitions)
         slot.set_ready()
         arrivals = int64s()

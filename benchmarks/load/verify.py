@@ -28,7 +28,7 @@ def verify_topic(topic: Topic, records: int, check: CheckBatch) -> int:
 
 
 def _read_all(topic: Topic, leader: Address, partitions: Sequence[int], check: CheckBatch) -> SessionReader:
-    with Connection(leader) as connection:
+    with Connection(leader, access=topic.access) as connection:
         end = sum(end_offsets(connection, topic.name, partitions))
         reader = SessionReader(connection, topic.id, partitions)
         while reader.records < end:

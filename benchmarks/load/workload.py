@@ -88,6 +88,7 @@ def _raw_load(workload: Workload, topic: Topic, pool: list[bytes]) -> Load:
             connections=workload.connections,
             window=WINDOW,
             lag_records_max=_lag_records_max(workload),
+            access=topic.access,
         )
         producers += [_raw_producer(workload, plan)] * workload.producers
         consumers += [

@@ -54,6 +54,33 @@ GOALS = (
             ("leading controllers", "failover_controller_worst_s"),
         )
     ),
+    Goal("CPU per GB with TLS <= 0.8 of Kafka's", "tls-batched", "cpu_s_per_gb", 0.8, against_peer=True),
+    Goal(
+        "CPU per request with TLS <= 0.8 of Kafka's",
+        "tls-unbatched",
+        "cpu_us_per_request",
+        0.8,
+        against_peer=True,
+    ),
+    *(
+        Goal(f"SASL, rules and quotas add <= 5 % CPU, {what}", f"sasl-{what}", "security_cpu_ratio", 1.05)
+        for what in ("batched", "unbatched")
+    ),
+    *(
+        Goal(f"p99 beside {attack} <= 3x that alone", f"neighbour-{attack}", "p99_ratio", 3)
+        for attack in (
+            "smallest",
+            "largest",
+            "connections",
+            "metadata",
+            "fetches",
+            "transactions",
+            "rebalances",
+            "bombs",
+            "handshakes",
+        )
+    ),
+    Goal("access decision < 1 us per topic", "access-decision", "access_decision_us", 1),
     Goal("produce p99 < 10 ms, RF 3, 500 requests/s", "rf3-latency-1p", "produce_p99_ms", 10),
     Goal("end to end p99 < 15 ms, RF 3, 500 requests/s", "rf3-latency-1p", "end_to_end_p99_ms", 15),
 )

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from pathlib import Path
 
 import confluent_kafka
@@ -17,7 +16,6 @@ def machine_facts(data_dir: Path) -> dict[str, str | int]:
         "python": platform.python_version(),
         "librdkafka": confluent_kafka.libversion()[0],
         "filesystem": _filesystem(data_dir),
-        "commit": _commit(),
     }
 
 
@@ -30,8 +28,3 @@ def _filesystem(path: Path) -> str:
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     inside = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
     return max(inside)[1] if inside else "unknown"
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"

@@ -71,6 +71,26 @@ def _by_queue(metric: str, factor: float) -> list[Point]:
     return [(title, f"share-ack-{kind}", metric, factor) for kind, title in kinds.items()]
 
 
+def _by_attack(metric: str) -> list[Point]:
+    attacks = {
+        "smallest": "small",
+        "largest": "large",
+        "connections": "conn.",
+        "metadata": "meta.",
+        "fetches": "fetch",
+        "transactions": "txn",
+        "rebalances": "reb.",
+        "bombs": "bombs",
+        "handshakes": "TLS",
+    }
+    return [(title, f"neighbour-{attack}", metric, 1) for attack, title in attacks.items()]
+
+
+def _by_set_up(metric: str) -> list[Point]:
+    kinds = {"plain": "none", "sasl": "SASL", "tls": "TLS", "tls-sasl": "TLS and\nSASL"}
+    return [(title, f"connect-{kind}", metric, 1) for kind, title in kinds.items()]
+
+
 PANELS: tuple[tuple[str, str, list[Point]], ...] = (
     ("Messages of 100 B, in and out at once", "million/s", _by_codec("raw-100B", "records_per_s", 1e-6)),
     ("Messages of 1 KB, in and out at once", "thousand/s", _by_codec("raw-1KB", "records_per_s", 1e-3)),
@@ -126,6 +146,28 @@ PANELS: tuple[tuple[str, str, list[Point]], ...] = (
         "seconds",
         _by_fault("failover_default_client", "-librdkafka"),
     ),
+    (
+        "With TLS: broker CPU per GB moved (lower is better)",
+        "CPU-seconds",
+        [("raw, 1 KB", "tls-batched", "cpu_s_per_gb", 1)],
+    ),
+    (
+        "With TLS: broker CPU per request (lower is better)",
+        "microseconds",
+        [("raw, 1 record", "tls-unbatched", "cpu_us_per_request", 1)],
+    ),
+    (
+        "SASL, rules and quotas: CPU over none (lower is better)",
+        "ratio",
+        [
+            ("batched", "sasl-batched", "security_cpu_ratio", 1),
+            ("1 record", "sasl-unbatched", "security_cpu_ratio", 1),
+        ],
+    ),
+    ("Beside a noisy neighbour: produce p99, times that alone", "ratio", _by_attack("p99_ratio")),
+    ("Beside a noisy neighbour: produce p99 (lower is better)", "ms", _by_attack("attacked_p99_ms")),
+    ("Connection set-ups", "per second", _by_set_up("connections_per_s")),
+    ("Broker CPU per set-up (lower is better)", "microseconds", _by_set_up("cpu_us_per_connection")),
     (
         "Idle, 1,000 partitions of RF 3, all nodes",
         "% of a core",

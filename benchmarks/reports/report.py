@@ -131,7 +131,7 @@ def json_document(
             {"goal": v.goal.text, "value": v.value, "bound": v.goal.bound, "reached": v.reached}
             for v in verdicts
         ],
-        "scenarios": [_scenario_document(result, brokers) for result in results],
+        "results": [_scenario_document(result, brokers) for result in results],
     }
 
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.spark [--broker NAME] [--smoke] [--only NAME] [--out DIR] [--list]: Spark side by side."""
+"""python -m benchmarks.spark [--broker NAME] [--smoke] [--only NAME] [--json FILE] [--list]: Spark side by side."""
 
 import argparse
 import itertools
@@ -111,15 +111,16 @@ def _facts(
 ) -> dict[str, Any]:
     import pyspark
 
+    pace = _pace(options)
     return {
-        **contest_command.facts(options, "spark", broker, folder),
+        **contest_command.facts(options, "spark", broker, folder, pace.rounds),
         "spark": {"version": pyspark.__version__, "settings": SETTINGS},
         "connector": connector.versions if connector is not None else None,
         "load": {
             "partitions_and_tasks": PARTITIONS,
             "key_bytes": KEY_BYTES,
             "batch_bytes_max": BATCH_BYTES_MAX,
-            "pace": asdict(_pace(options)),
+            "pace": asdict(pace),
         },
     }
 
@@ -133,7 +134,7 @@ def _report(
     contest_command.print_verdicts(console, [] if options.smoke else verdicts(results), results)
     document = json_document(results, facts)
     subject = f"Spark {document['spark']['version']}"
-    return contest_command.save(console, options.out, document, results, subject, save_plot)
+    return contest_command.save(console, options, document, results, subject, save_plot)
 
 
 if __name__ == "__main__":

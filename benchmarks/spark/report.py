@@ -41,7 +41,7 @@ def json_document(results: list[Result], facts: dict[str, Any]) -> dict[str, Any
         **facts,
         "goals": goal_documents(verdicts(results)),
         "scaling": [each._asdict() for each in scalings(results)],
-        "contests": [_contest_document(result) for result in results],
+        "results": [_contest_document(result) for result in results],
     }
 
 

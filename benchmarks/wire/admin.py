@@ -1,12 +1,14 @@
 """Admin calls that only some scenarios need: settings of topics and groups, coordinators, more partitions."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 
 from kio.schema.create_partitions.v3 import request as partitions_request
 from kio.schema.create_partitions.v3 import response as partitions_response
+from kio.schema.create_topics.v5 import request as create_request
+from kio.schema.create_topics.v5 import response as create_response
 from kio.schema.find_coordinator.v4 import request as coordinator_request
 from kio.schema.find_coordinator.v4 import response as coordinator_response
 from kio.schema.incremental_alter_configs.v1 import request as alter_request
@@ -16,6 +18,7 @@ from benchmarks.wire.raw_client import BrokerError, Connection
 
 _SET = 0
 _COORDINATOR_WAIT_S = 60.0
+_TOPICS_AT_ONCE = 500
 
 
 class Resource(IntEnum):
@@ -54,6 +57,21 @@ def await_coordinator(connection: Connection, kind: Coordinated, key: str) -> No
         if time.monotonic() > deadline:
             raise BrokerError(f"no coordinator for {key}: {found.error_code.name}")
         time.sleep(0.05)
+
+
+def create_topics(connection: Connection, names: Sequence[str]) -> None:
+    """Of one partition each."""
+    for first in range(0, len(names), _TOPICS_AT_ONCE):
+        topics = tuple(
+            create_request.CreatableTopic(
+                name=name, num_partitions=1, replication_factor=1, assignments=(), configs=()
+            )
+            for name in names[first : first + _TOPICS_AT_ONCE]
+        )
+        request = create_request.CreateTopicsRequest(topics=topics, timeout=timedelta(seconds=60))
+        for result in connection.call(request, create_response.CreateTopicsResponse).topics:
+            if result.error_code.value:
+                raise BrokerError(f"cannot create {result.name}: {result.error_code.name}")
 
 
 def create_partitions(connection: Connection, topic: str, count: int) -> None:

@@ -18,9 +18,8 @@ from kio.schema.metadata.v12 import request as metadata_request
 from kio.schema.metadata.v12 import response as metadata_response
 from kio.serial import entity_reader
 
+from benchmarks.wire.access import LOAD, OPEN, Access, Address
 from benchmarks.wire.frames import request_frame
-
-Address = tuple[str, int]
 
 #: Larger than any response that a fetch of 50 MB over a handful of partitions of 1 MB brings.
 RECEIVE_BYTES = 16 * 2**20
@@ -34,6 +33,7 @@ class Topic(NamedTuple):
     name: str
     id: UUID
     leaders: Mapping[Address, Sequence[int]]
+    access: Access = OPEN
 
     @property
     def bootstrap_servers(self) -> str:
@@ -45,9 +45,11 @@ class BrokerError(Exception):
 
 
 class Connection:
-    def __init__(self, address: Address, timeout_s: float | None = 60) -> None:
-        self.socket = socket.create_connection(address, timeout=timeout_s)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: Address, timeout_s: float | None = 60, access: Access = OPEN) -> None:
+        self.access = access
+        self.socket = access.open(address, timeout_s)
+        # TLS brings one record at a time, and knows no flags.
+        self._flags = socket.MSG_WAITALL if access.certificate is None else 0
         self._buffer: memoryview | None = None
         self._size = bytearray(4)
 
@@ -80,7 +82,7 @@ class Connection:
 
     def _receive_exactly(self, view: memoryview) -> None:
         while view:
-            received = self.socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            received = self.socket.recv_into(view, len(view), self._flags)
             if not received:
                 raise BrokerError("the broker closed the connection")
             view = view[received:]
@@ -115,7 +117,7 @@ def create_topic(connection: Connection, name: str, shape: Shape, configs: Mappi
     created = wait_for_topic(connection, name, auto_create=False)
     # Metadata may run ahead of the partitions themselves.
     for address, led in created.leaders.items():
-        with Connection(address) as leader:
+        with Connection(address, access=connection.access) as leader:
             while min(end_offsets(leader, name, led)) < 0:
                 time.sleep(0.002)
     return created
@@ -128,7 +130,9 @@ def wait_for_topic(connection: Connection, name: str, *, auto_create: bool, time
         response = ask_metadata(connection, name, auto_create=auto_create)
         (topic,) = response.topics
         if not topic.error_code.value and all(not p.error_code.value for p in topic.partitions):
-            return Topic(name, UUID(int=topic.topic_id.int), _leaders(response))
+            return Topic(
+                name, UUID(int=topic.topic_id.int), _leaders(response), connection.access.as_user(LOAD)
+            )
         if time.monotonic() > deadline:
             raise BrokerError(f"topic {name} has no leaders: {topic.error_code.name}")
         time.sleep(0.002)
@@ -183,6 +187,6 @@ def topic_ends(topic: Topic, partitions: Sequence[int]) -> list[int]:
     ends: dict[int, int] = {}
     for address, led in topic.leaders.items():
         if wanted := [p for p in led if p in partitions]:
-            with Connection(address) as connection:
+            with Connection(address, access=topic.access) as connection:
                 ends |= zip(wanted, end_offsets(connection, topic.name, wanted), strict=True)
     return [ends[p] for p in partitions]

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
+from uuid import UUID
 
 from penstock.broker.controller.controller import Controller
 from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.broker.quorum.driver import QuorumDriver
 from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.quorum import Quorum
-from penstock.broker.quorum.snapshots import metadata_records
+from penstock.broker.quorum.snapshots import iter_metadata
 from penstock.broker.quorum.storage import MetadataLogView, load_election
-from penstock.cluster.controller import brokers
+from penstock.cluster.controller import alter_partition, brokers, heartbeats
+from penstock.cluster.controller.decision import Decision, DecisionOrSteps
 from penstock.cluster.controller.heartbeats import BrokerSessions
-from penstock.cluster.image import BrokerState, ClusterImage, PartitionState
+from penstock.cluster.controller.partition_change import PartitionChanges, all_partitions
+from penstock.cluster.image import BrokerState, ClusterImage, PartitionState, ResourceType
 from penstock.cluster.metadata_records import MetadataRecord, PartitionChangeRecord
 from penstock.log.log import Log
 from penstock.protocol.record_batch import BatchHeader, iter_batches
+from penstock.protocol.steps import Steps
 from penstock.raft import leader
 from penstock.raft.state import RaftState
 from penstock.raft.types import ReplicaKey, VoteRequest
@@ -46,6 +50,7 @@ class CommittedMetadata:
         self.loop = committed.cluster.loop
         self._partitions = committed
         self.end_offset = 0
+        self._newest_epoch = -1  # of the last committed batch
         self.image = ClusterImage()
         self._images: dict[int, ClusterImage] = {-1: self.image}  # by the last offset of each batch
         self._batches: dict[int, tuple[int, int, int]] = {}  # by base offset
@@ -57,6 +62,9 @@ class CommittedMetadata:
         self._heard_ms: dict[tuple[int, int, int], int] = {}  # by controller, broker and broker epoch
         self._active_ms: dict[int, int] = {}  # by controller: since when
         self._publishing: dict[int, ClusterImage] = {}
+        self._followed: dict[int, ClusterImage] = {}
+        #: By the id of a record that changes a partition: the record, and the image that it was decided on.
+        self._bases: dict[int, tuple[Any, ClusterImage]] = {}
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -67,15 +75,20 @@ class CommittedMetadata:
                 (Quorum, "committed", self._committed),
                 (RaftState, "raise_high_watermark", self._raise_high_watermark),
                 (leader, "_append_change", self._append_change),
+                (leader, "_record_fetch", self._record_fetch),
                 (QuorumDriver, "received", self._received),
                 (QuorumDriver, "_begin_sending", self._begin_sending),
                 (MetadataLog, "propose", self._propose),
                 (MetadataLog, "_publish", self._publish),
+                (MetadataLog, "_follow_first_image", self._follow_first_image),
                 (ReplicaManager, "apply", self._apply),
                 (Controller, "_contacted", self._contacted),
                 (Controller, "became_active", self._became_active),
                 (BrokerSessions, "expired", self._expired),
                 (brokers, "register_broker", self._register_broker),
+                (heartbeats, "heartbeat", self._heartbeat),
+                (alter_partition, "_alter_one", self._alter_one),
+                (PartitionChanges, "decision", self._decision),
             ):
                 original = getattr(owner, name)
                 stack.callback(setattr, owner, name, original)
@@ -183,6 +196,26 @@ class CommittedMetadata:
 
         return append_change
 
+    def _record_fetch(self, original: Callable[..., None]) -> Callable[..., None]:
+        def record_fetch(raft: RaftState, request: Any) -> None:
+            original(raft, request)
+            assert isinstance(raft.log, MetadataLogView)
+            self._check_counted(raft, raft.log._log, request)
+
+        return record_fetch
+
+    def _check_counted(self, raft: RaftState, own: Log, request: Any) -> None:
+        """A leader counts what another node has synced, and the same history."""
+        log, offset = self._logs.get(request.replica), request.offset
+        if log is None or offset > own.end_offset or offset <= max(own.start_offset, log.start_offset):
+            return
+        epoch = own.epochs.epoch_at(offset - 1)
+        if log.synced.offset < offset or log.epochs.epoch_at(offset - 1) != epoch:
+            raise self.loop.fail(
+                "quorum leaders count what others hold",
+                f"{raft} counts {request}; {log} has synced {log.synced}, and {offset} is of epoch {epoch}",
+            )
+
     def _holds(self, key: ReplicaKey, offset: int, epoch: int) -> bool:
         log = self._logs.get(key)
         if log is None:
@@ -217,6 +250,7 @@ class CommittedMetadata:
         if header.base_offset >= self.end_offset:
             self._batches[header.base_offset] = essence
             self.end_offset = header.last_offset + 1
+            self._newest_epoch = header.leader_epoch
             self._replay(header, batch)
         elif self._batches.get(header.base_offset) != essence:
             raise self.loop.fail(
@@ -228,18 +262,26 @@ class CommittedMetadata:
 
     def _replay(self, header: BatchHeader, batch: memoryview) -> None:
         image = self.image.fork()
-        for place, record in enumerate([] if header.is_control else metadata_records(batch)):
+        registered: set[int] = set()
+        changed: dict[tuple[UUID, int], None] = {}
+        for place, record in enumerate([] if header.is_control else iter_metadata(batch)):
             self._records[header.base_offset + place] = record
             if not isinstance(record, PartitionChangeRecord):
                 known = dict(image.brokers)
                 for id in image.apply((record,)).brokers_changed:
                     self._broker_changed(known.get(id), image.brokers.get(id))
+                    registered.add(id)
                 continue
             topic = image.topics_by_id[record.topic_id]
             old = topic.partitions[record.partition_id]
             image.apply((record,))
             new = image.topics_by_id[record.topic_id].partitions[record.partition_id]
             self._partition_changed(topic.name, topic.id, record.partition_id, old, new)
+            changed[topic.id, record.partition_id] = None
+        for topic, index, state in all_partitions(image):
+            if (topic.id, index) in changed or registered & {*state.isr, *state.elr}:
+                self._check_active(topic.name, index, state, image)
+                self._partitions.may_lead(topic, index, image.brokers)
         self.image = self._images[header.last_offset] = image
 
     def _broker_changed(self, old: BrokerState | None, new: BrokerState | None) -> None:
@@ -257,6 +299,9 @@ class CommittedMetadata:
         is_new = new.leader != old.leader
         if new.leader_epoch < old.leader_epoch or (is_new and new.leader_epoch == old.leader_epoch):
             raise self.loop.fail("leader epochs grow", f"{name}-{index}: {old} -> {new}")
+        if new.leader_recovering and not self._syncs_before_ack(name):
+            self._partitions.gives_up(topic_id, index)
+            return  # the last complete replica may just have reported that it lost power
         if not is_new or not new.has_leader or new.leader in (*old.isr, *old.elr):
             return
         complete = [
@@ -267,17 +312,38 @@ class CommittedMetadata:
         if complete:
             raise self.loop.fail("no unclean election without need", f"{name}-{index}: {old} -> {new}")
 
+    def _check_active(self, name: str, index: int, state: PartitionState, image: ClusterImage) -> None:
+        active = {broker.id for broker in image.brokers.values() if broker.is_active}
+        inactive = {*state.isr, state.leader} - {-1} - active
+        if inactive:
+            raise self.loop.fail(
+                "leaders and in-sync replicas are active", f"{name}-{index}: {inactive} of {state}"
+            )
+
+    def _syncs_before_ack(self, topic: str) -> bool:
+        return self.image.config(ResourceType.TOPIC, topic).get("penstock.flush", "ack") == "ack"
+
     def _propose(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def propose(metadata: MetadataLog, decide: Callable[[ClusterImage], Any]) -> Any:
             decided: _Decided | None = None
 
-            def deciding(image: ClusterImage) -> Any:
+            def note(decision: Decision[Any], image: ClusterImage, first_offset: int) -> Decision[Any]:
                 nonlocal decided
-                decision = decide(image)
+                self._check_base(decision, image)
                 if decision.records:
                     last = len(decision.records) - 1
-                    decided = _Decided(metadata.next_offset + last, decision.records[last])
+                    decided = _Decided(first_offset + last, decision.records[last])
                 return decision
+
+            def note_steps(
+                steps: Steps[Decision[Any]], image: ClusterImage, first_offset: int
+            ) -> Steps[Decision[Any]]:
+                return note((yield from steps), image, first_offset)
+
+            def deciding(image: ClusterImage) -> DecisionOrSteps[Any]:
+                first_offset, made = metadata.next_offset, decide(image)
+                noting = note if isinstance(made, Decision) else note_steps
+                return noting(made, image, first_offset)
 
             reply = await original(metadata, deciding)
             if decided is not None:
@@ -285,6 +351,51 @@ class CommittedMetadata:
             return reply
 
         return propose
+
+    def _decision(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def decision(changes: PartitionChanges, *args: Any, **rest: Any) -> Any:
+            made = original(changes, *args, **rest)
+            for record in changes.records:
+                self._bases[id(record)] = (record, changes.image)
+            return made
+
+        return decision
+
+    def _check_base(self, decision: Any, image: ClusterImage) -> None:
+        """Every decision is made on the state that the decisions before it have left."""
+        for change in decision.records:
+            made_on = self._bases.get(id(change))
+            if made_on is not None and made_on[1] is not image and made_on[1] != image:
+                raise self.loop.fail("decisions are made on the newest state", f"{decision} on {made_on[1]}")
+
+    def _alter_one(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def alter_one(changes: PartitionChanges, item: Any, broker_id: int) -> Any:
+            before = len(changes.records)
+            result = original(changes, item, broker_id)
+            if len(changes.records) > before:
+                old = changes.image.topics_by_id[item.topic_id].partitions[item.partition]
+                known = changes.image.brokers
+                if (item.leader_epoch, item.partition_epoch) != (old.leader_epoch, old.partition_epoch):
+                    raise self.loop.fail("leaders change the in-sync set that they know", f"{item}: {old}")
+                for member in item.isr:
+                    if member.broker_epoch not in (-1, known[member.broker_id].epoch):
+                        raise self.loop.fail(
+                            "replicas join by fetches of their current epoch",
+                            f"{item}: {known[member.broker_id]}",
+                        )
+            return result
+
+        return alter_one
+
+    def _heartbeat(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def heartbeat(image: ClusterImage, sessions: BrokerSessions, beat: Any, **rest: Any) -> Any:
+            decision = original(image, sessions, beat, **rest)
+            known = image.brokers[beat.broker_id]
+            if known.epoch != beat.broker_epoch:
+                raise self.loop.fail("heartbeats of another broker epoch are refused", f"{beat}: {known}")
+            return decision
+
+        return heartbeat
 
     def _check_answered(self, metadata: MetadataLog, decided: _Decided) -> None:
         if self._records.get(decided.offset) != decided.record:
@@ -305,6 +416,12 @@ class CommittedMetadata:
     def _became_active(self, original: Callable[..., None]) -> Callable[..., None]:
         def became_active(controller: Controller) -> None:
             self._active_ms[_node_id()] = self.loop.now_ms
+            metadata = controller._metadata
+            # What earlier leaders have committed is certain only once the new epoch has begun.
+            if metadata.image != self.image or metadata._epoch != self._newest_epoch:
+                raise self.loop.fail(
+                    "a controller knows what was decided before it", f"{metadata}, {self.image}"
+                )
             original(controller)
 
         return became_active
@@ -314,7 +431,8 @@ class CommittedMetadata:
             silent = original(sessions, image, now_ms)
             for broker in silent:
                 heard_ms = self._heard_ms.get((_node_id(), broker, image.brokers[broker].epoch), 0)
-                silent_ms = self.loop.now_ms - max(heard_ms, self._active_ms.get(_node_id(), 0))
+                since_ms = max(heard_ms, self._active_ms.get(_node_id(), 0))
+                silent_ms = self.loop.now_ms - since_ms - _suspended_ms(since_ms)
                 if silent_ms < 2 * _HEARTBEAT_MS - _ROUNDING_MS:
                     raise self.loop.fail(
                         "only silent brokers are fenced", f"{broker} was silent for {silent_ms} ms"
@@ -356,17 +474,39 @@ class CommittedMetadata:
                 raise self.loop.fail("images are the same", f"at {offset}: {image}, committed: {known}")
             if image is not metadata.image:
                 self._publishing[_node_id()] = image
+            is_followed = delta and metadata._is_following
             await original(metadata, image, delta, offset)
             self._publishing.pop(_node_id(), None)
+            if metadata._waiting and metadata._waiting[0][0] <= metadata.applied_offset:
+                raise self.loop.fail(
+                    "all who wait for an image are woken", f"{metadata}: {metadata._waiting}"
+                )
+            if is_followed and self._followed.get(_node_id()) is not image:
+                raise self.loop.fail("images are followed before they are published", f"{metadata}")
 
         return publish
+
+    def _follow_first_image(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        async def follow_first_image(metadata: MetadataLog) -> None:
+            node = self.cluster.machines[_node_id()].node
+            known = metadata.image.brokers.get(_node_id())
+            if node is not None and (known is None or known.incarnation != node.lifecycle.incarnation):
+                raise self.loop.fail(
+                    "a node follows images with its own registration", f"{metadata}: {known}"
+                )
+            await original(metadata)
+
+        return follow_first_image
 
     def _apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def apply(manager: ReplicaManager, delta: Any, image: ClusterImage) -> None:
             node = self.cluster.machines[_node_id()].node
             if node is not None and self._publishing.get(node.node_id) is image is node.metadata.image:
                 raise self.loop.fail("images are followed before they are published", f"{node.metadata}")
-            await original(manager, delta, image)
+            try:
+                await original(manager, delta, image)
+            finally:
+                self._followed[_node_id()] = image
 
         return apply
 
@@ -386,3 +526,10 @@ def _node_id() -> int:
     process = CURRENT.get()
     assert process is not None
     return int(process.machine.node_id)
+
+
+def _suspended_ms(since_ms: int) -> int:
+    """Return for how long the running process was suspended since then: it could not hear anyone."""
+    process = CURRENT.get()
+    assert process is not None
+    return sum(max(0, end_ms - max(begin_ms, since_ms)) for begin_ms, end_ms in process.pauses_ms)

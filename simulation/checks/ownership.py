@@ -7,16 +7,19 @@ group's state before any member does. Members report what they take, let go of, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.groups.classic.classic_group import ClassicGroup
+from penstock.groups.classic.classic_group_data import ClassicGroupState
 from penstock.groups.consumer.consumer_group import ConsumerGroup
 from penstock.groups.coordinator_records import OFFSET_KEY_TYPES, OffsetCommitRecord, decode_record
 from penstock.groups.embedded_protocol import parse_assignment
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
+from penstock.groups.modern_group import MemberState
 from penstock.protocol.record_batch import BatchHeader, Record
 from penstock.protocol.stored_records import key_type
 from simulation.checks.committed import CommittedLogs
@@ -78,6 +81,32 @@ class Ownership:
         self._has_small_clock_step = False
         committed.on_committed.append(self._take_in)
 
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        loaded = GroupCoordinatorShard.loaded
+
+        def loaded_observed(shard: GroupCoordinatorShard, now_ms: int) -> Any:
+            work = loaded(shard, now_ms)
+            for group in shard.groups.values():
+                if (
+                    isinstance(group, ClassicGroup)
+                    and group.members
+                    and group.state is ClassicGroupState.STABLE
+                ):
+                    self._check_converted(group)
+            return work
+
+        GroupCoordinatorShard.loaded = loaded_observed  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            GroupCoordinatorShard.loaded = loaded  # type: ignore[method-assign]
+
+    def _check_converted(self, group: ClassicGroup) -> None:
+        """A group that was converted has no leader, and members that have left may hold partitions."""
+        if group.stored is not None and group.stored.leader is None:
+            raise self.loop.fail("a converted group is rebalanced", f"{group}: {group.stored}")
+
     # -- the group by its log --------------------------------------------------------------------------
 
     @property
@@ -109,17 +138,44 @@ class Ownership:
     def _take_in(self, topic: str, index: int, header: BatchHeader, records: list[Record]) -> None:
         if topic != CONSUMER_OFFSETS or header.is_control:
             return
+        known = self._revoking().keys()
         for record in records:
             if record.key is None:
                 continue
             if key_type(record.key) in OFFSET_KEY_TYPES and record.value is not None:
                 self._check_commit(decode_record(record.key, record.value))
+            # Without members that have just been added, which may replace a static member: they have nothing yet.
+            before = {name: state for name, state in self._revoking().items() if name in known}
             self._shard.replay(record.key, record.value)
+            self._check_revocations(before)
         self._check_owners()
         self._note_since()
 
+    def _revoking(self) -> dict[str, tuple[bool, int]]:
+        """Whether each member has to revoke partitions, and its epoch."""
+        group = self.group
+        members = group.members.values() if isinstance(group, ConsumerGroup) else ()
+        return {
+            member.member_id: (member.current.phase is MemberState.UNREVOKED, member.current.epoch)
+            for member in members
+        }
+
+    def _check_revocations(self, before: dict[str, tuple[bool, int]]) -> None:
+        """A heartbeat that was sent before a member was told to revoke cannot confirm that it has revoked."""
+        for member_id, (is_revoking, epoch) in self._revoking().items():
+            if is_revoking and before.get(member_id) == (False, epoch):
+                raise self.loop.fail(
+                    "a revocation has an epoch of its own", f"{member_id} revokes in {epoch}: {self.group}"
+                )
+
     def _check_owners(self) -> None:
         owners: dict[int, str] = {}
+        group = self.group
+        if isinstance(group, ConsumerGroup):
+            names = [each.subscription.instance_id for each in group.members.values()]
+            static = [name for name in names if name is not None]
+            if len(set(static)) < len(static):
+                raise self.loop.fail("a static member is in its group once", f"{group}")
         for partition, member_id in self._owners():
             if partition in owners:
                 raise self.loop.fail(
@@ -127,6 +183,22 @@ class Ownership:
                     f"{partition} is assigned to {owners[partition]} and {member_id}: {self.group}",
                 )
             owners[partition] = member_id
+            if isinstance(group, ConsumerGroup):
+                self._check_let_go(partition, member_id)
+
+    def _check_let_go(self, partition: int, member_id: str) -> None:
+        """Check that every earlier owner of the partition has released it or is fenced."""
+        for other in self.members:
+            if (
+                other.member_id != member_id
+                and partition in other.owned
+                and self._is_unfenced(other)
+                and not other.has_lost_join
+            ):
+                raise self.loop.fail(
+                    "a partition is assigned once it is free",
+                    f"{partition} to {member_id}, {other} has it: {self.group}",
+                )
 
     def _note_since(self) -> None:
         group = self.group
@@ -168,6 +240,14 @@ class Ownership:
             return False
         # A static member stays in the group although it did not join the latest generation.
         return member.epoch >= group.stored.generation or known.instance_id is None
+
+    def confirmed(self, member: Member) -> None:
+        """The coordinator has confirmed the member of a classic group in this generation."""
+        group = self.group
+        if not isinstance(group, ClassicGroup) or group.stored is None:
+            return
+        if group.stored.generation == member.epoch and member.member_id not in self.member_ids():
+            raise self.loop.fail("confirmed members are stored", f"{member}: {group.stored}")
 
     def fenced(self, member: Member, session_s: float) -> None:
         """The coordinator does not know a member any more."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from penstock.protocol.record_batch import BatchHeader, parse_end_marker
+from penstock.broker.coordinators.transactions.markers import MarkerSender
+from penstock.cluster.topic_names import TRANSACTION_STATE
+from penstock.protocol.record_batch import BatchHeader, Record, parse_end_marker
+from penstock.transactions.messages import TransactionConfig
+from penstock.transactions.transaction import TransactionMetadata
+from penstock.transactions.transaction_shard import TransactionCoordinatorShard
+from simulation.checks.committed import CommittedLogs
 from simulation.engine.loop import VirtualLoop
 
 
@@ -163,3 +171,68 @@ class AbortedFilter:
                 self._aborting.pop(marker.producer_id, None)
             return False
         return not (header.is_transactional and header.producer_id in self._aborting)
+
+
+class CommittedTransactions:
+    """Replays what the transaction coordinator has committed, and compares data and markers with it."""
+
+    def __init__(self, committed: CommittedLogs) -> None:
+        self._loop = committed.cluster.loop
+        self._shard = TransactionCoordinatorShard(TransactionConfig(), transaction_version=lambda: 2)
+        #: By producer: the partitions of its transactions so far.
+        self._added: dict[Producer, set[Place]] = {}
+        #: The outcomes that are stored: producer, and whether it commits.
+        self._decided: set[tuple[Producer, bool]] = set()
+        #: By partition and producer id: the epoch of the last transaction that has ended, or a later one that began.
+        self._ended: dict[tuple[Place, int], int] = {}
+        committed.on_committed.append(self._take_in)
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        write, report = MarkerSender._write, MarkerSender._report
+
+        async def write_observed(sender: MarkerSender, active: Any, markers: Any, partitions: Any) -> Any:
+            if (Producer(markers.producer_id, markers.epoch), markers.committed) not in self._decided:
+                raise self._loop.fail("markers follow the stored decision", f"{markers}")
+            return await write(sender, active, markers, partitions)
+
+        async def report_observed(sender: MarkerSender, active: Any, markers: Any, written: Any) -> None:
+            for topic, partition in written:
+                ended = self._ended.get((Place(topic, partition), markers.producer_id), -1)
+                if ended < markers.epoch:
+                    raise self._loop.fail(
+                        "a marker counts once it is committed", f"{markers} in {topic}-{partition}"
+                    )
+            await report(sender, active, markers, written)
+
+        MarkerSender._write = write_observed  # type: ignore[method-assign, assignment]
+        MarkerSender._report = report_observed  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            MarkerSender._write, MarkerSender._report = write, report  # type: ignore[method-assign]
+
+    def _take_in(self, topic: str, index: int, header: BatchHeader, records: list[Record]) -> None:
+        if topic == TRANSACTION_STATE:
+            for record in records:
+                self._shard.replay(record.key or b"", record.value)
+                for transaction in self._shard.transactions.values():
+                    self._note(transaction)
+        elif header.is_transactional:
+            place, producer = Place(topic, index), Producer(header.producer_id, header.producer_epoch)
+            if header.is_control:
+                self._ended[place, producer.id] = producer.epoch
+            elif place not in self._added.get(producer, ()):
+                raise self._loop.fail(
+                    "a partition is in the transaction before its first record", f"{header} of {place}"
+                )
+            else:
+                self._ended[place, producer.id] = max(
+                    self._ended.get((place, producer.id), -1), producer.epoch - 1
+                )
+
+    def _note(self, transaction: TransactionMetadata) -> None:
+        producer = Producer(*transaction.producer)
+        self._added.setdefault(producer, set()).update(Place(*each) for each in transaction.partitions)
+        if transaction.state.is_prepared:
+            self._decided.add((producer, transaction.state.is_committed))

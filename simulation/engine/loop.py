@@ -49,6 +49,9 @@ class Process:
         #: File descriptors that it has open. The kernel closes them when the process ends.
         self.descriptors: set[int] = set()
         self.suspended: list[asyncio.Handle] = []
+        #: When it was suspended and resumed, in milliseconds of the loop.
+        self.pauses_ms: list[tuple[int, int]] = []
+        self.suspended_ms = 0
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
 
@@ -161,9 +164,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_later(seconds, call, *args, context=process.context)
 
     def suspend(self, process: Process) -> None:
+        if not process.is_suspended:
+            process.suspended_ms = self.now_ms
         process.is_suspended = True
 
     def resume(self, process: Process) -> None:
+        if process.is_suspended:
+            process.pauses_ms.append((process.suspended_ms, self.now_ms))
         process.is_suspended = False
         suspended, process.suspended = process.suspended, []
         ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]

@@ -19,6 +19,11 @@ Address = tuple[str, int]
 _LATENCY_S: Final = (0.000_2, 0.002)
 _SLOW_S: Final = (0.01, 0.06)
 _SLOW_CHANCE: Final = 0.02
+#: The place of the API key in a request.
+_API_KEY: Final = slice(4, 6)
+_LATE_S: Final = (0.05, 1.2)
+#: How long after a request its connection is reset, so that its response is lost.
+_HANDLED_S: Final = (0.000_1, 0.02)
 #: How often TCP sends a connection request again.
 _CONNECT_RETRY_S: Final = 0.2
 
@@ -33,6 +38,10 @@ class Network:
         self.slow_chance = _SLOW_CHANCE
         self.slow_s = _SLOW_S
         self.reset_chance = 0.0
+        #: The API keys of the requests that each host has sent.
+        self.requests: dict[str, dict[int, None]] = {}
+        #: Hosts whose requests of one API are late or lost: pairs of host and API key.
+        self.troubled: set[tuple[str, int]] = set()
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._connections: dict[Endpoint, None] = {}
 
@@ -127,6 +136,7 @@ class Network:
         local = Endpoint(self, process, process.context.copy(), source)
         remote = Endpoint(self, listener.process, listener.context, target)
         local.peer, remote.peer = remote, local
+        local.is_client = True
         self.loop.call_soon(remote.open, listener.factory, context=listener.context)
         await asyncio.sleep(self.latency())
         protocol = factory()
@@ -184,6 +194,8 @@ class Endpoint(asyncio.Transport):
         self._context = context
         self._host = host
         self._protocol: asyncio.BaseProtocol | None = None
+        #: Whether it sends requests, and does not answer them.
+        self.is_client = False
         self._is_closing = self._is_lost = self._is_paused = False
         self._received: deque[bytes] = deque()
         #: When the last data sent arrives at the earliest: later data must not overtake it.
@@ -201,8 +213,33 @@ class Endpoint(asyncio.Transport):
     # -- sending ---------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._is_closing:
-            self._send(self.peer.receive, bytes(data))
+        if self._is_closing:
+            return
+        data = bytes(data)
+        if self.is_client and len(data) >= _API_KEY.stop:
+            api_key = int.from_bytes(data[_API_KEY], "big")
+            self._network.requests.setdefault(self._host, {})[api_key] = None
+            if (self._host, api_key) in self._network.troubled:
+                self._send_in_trouble(data)
+                return
+        self._send(self.peer.receive, data)
+
+    def _send_in_trouble(self, data: bytes) -> None:
+        """A request or its response comes late, with all that follows it, or one of them is lost."""
+        loop, kind = self._loop, self._loop.draw(10)
+        if kind < 3:
+            self._arrival = max(self._arrival, loop.now + loop.between(*_LATE_S))
+        elif kind < 6:
+            self.peer._arrival = max(self.peer._arrival, loop.now + loop.between(*_LATE_S))
+        if kind < 8:
+            self._send(self.peer.receive, data)
+        if kind >= 6:
+            delay_s = self._arrival - loop.now + loop.between(*_HANDLED_S) if kind < 8 else 0.0
+            loop.call_later(max(delay_s, 0.0), self._reset_both, context=OUTSIDE)
+
+    def _reset_both(self) -> None:
+        self.reset_by_kernel()
+        self.peer.reset_by_kernel()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))

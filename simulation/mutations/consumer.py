@@ -210,7 +210,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         sentence="A member is told to revoke in its old epoch, so a heartbeat sent before that confirms it.",
         trap=Traps.OWNER,
         world="consumer",
-        faults=("storm", "client suspended", "suspend"),
+        faults=("late requests", "client suspended"),
+        apis=(68,),
         patches=(Patch(reconcile_rules, "reconcile", _revoke_in_old_epoch),),
     ),
     Mutation(
@@ -273,7 +274,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         sentence="A classic group that was a consumer group is not rebalanced if its coordinator moves meanwhile.",
         trap=Traps.LOST_DECISION,
         world="consumer",
-        faults=("kill", "preferred election", "power loss", "suspend"),
+        faults=("kill", "preferred election", "power loss"),
         patches=(Patch(ClassicGroup, "loaded", _load_as_stored),),
     ),
     Mutation(

@@ -10,6 +10,7 @@ from penstock.broker.controller.channel import ControllerChannel
 from penstock.broker.controller.controller import Controller
 from penstock.broker.partition import partition as broker_partition
 from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
+from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.cluster import image as cluster_image
 from penstock.cluster import topic_settings
 from penstock.cluster.controller import alter_partition, brokers, election, heartbeats
@@ -102,6 +103,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="image-waited-for-for-ever",
         sentence="A leader whose request for another in-sync set was lost, or cut off, waits for its image for ever.",
         trap=Traps.LOST_DECISION,
+        faults=("late requests", "kill", "cut", "suspend"),
+        apis=(56,),
         patches=(
             Patch(LeaderRules, "isr_refused", _take_no_answer_for_final),
             Patch(LeaderRules, "_awaits_image", lambda self: self._announced_ms is not None),
@@ -117,13 +120,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="unclean-restart-trusted",
         sentence="A replica that lost power without syncing stays in sync by the book.",
         trap=Traps.UNCLEAN_RESTART,
-        patches=(Patch(PartitionChangeBuilder, "doubt", lambda self, broker: None),),
+        faults=("power loss", "power loss everywhere"),
+        # The broker itself reports a replica that is still eligible, so that guard goes too.
+        patches=(
+            Patch(PartitionChangeBuilder, "doubt", lambda self, broker: None),
+            Patch(ReplicaManager, "_may_lack_tail", lambda self, log, state: False),
+        ),
     ),
     Mutation(
         name="lost-disk-trusted",
         sentence="A replica that comes back with another disk stays in sync by the book.",
         trap=Traps.CORRUPTION,
-        faults=("disk lost", "kill"),
+        faults=("disk lost",),
         patches=(Patch(brokers, "has_other_directory", lambda change, registration: False),),
     ),
     Mutation(
@@ -136,7 +144,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="stale-partition-epoch-accepted",
         sentence="The controller takes an ISR change that was decided on an older state.",
         trap=Traps.FENCE,
-        faults=("storm", "slow disk", "cut from the controller", "reassignment", "suspend"),
+        faults=("late requests", "kill", "suspend", "reassignment"),
+        apis=(56,),
         patches=(Patch(alter_partition, "refuse_other_epochs", lambda partition, item, broker_id: None),),
     ),
     Mutation(
@@ -193,18 +202,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="fenced-by-an-old-image",
         sentence="The controller fences brokers by a decision on the image before the last decisions.",
         trap=Traps.FENCE,
+        faults=("suspend", "slow disk", "one-way cut", "reassignment"),
         patches=(Patch(Controller, "_fence_silent", _fence_what_was_silent),),
     ),
     Mutation(
         name="decided-on-an-old-image",
         sentence="A heartbeat is decided on the published image, while earlier decisions are not in it yet.",
         trap=Traps.FENCE,
+        faults=("kill", "slow disk", "clean restart", "power loss everywhere"),
         patches=(Patch(Controller, "propose_if_needed", _propose_twice),),
     ),
     Mutation(
         name="heartbeat-of-an-earlier-epoch",
         sentence="The controller takes the heartbeat of an earlier incarnation for one of the current.",
         trap=Traps.TWO_BROKERS,
+        faults=("late requests", "kill", "power loss", "second broker with one id"),
+        apis=(63,),
         patches=(
             Patch(heartbeats, "current_broker", _any_epoch),
             Patch(heartbeats, "has_caught_up", lambda beat: True),
@@ -220,7 +233,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="old-broker-epoch-kept",
         sentence="A broker that registers again goes on with its old broker epoch.",
         trap=Traps.FENCE,
-        faults=("second broker with one id", "cut", "suspend", "cut from the controller"),
+        faults=("broker unregistered", "suspend"),
         patches=(Patch(BrokerLifecycleManager, "_register_again", _keep_old_epoch),),
     ),
     Mutation(

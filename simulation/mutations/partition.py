@@ -19,6 +19,7 @@ from penstock.broker.partition.replica_fetcher import (
     FetchSessionHandler,
     ReplicaFetcher,
     ReplicaFetcherManager,
+    completed_future,
 )
 from penstock.broker.partition.replica_manager import LostReplicas, ReplicaManager
 from penstock.log import data_directory, producer_snapshots, recovery
@@ -196,13 +197,7 @@ def _ask_in_silence(self: ReplicaFetcher, following: FollowerReplica) -> None:
 
 def _unfollow_but_go_on(self: ReplicaFetcherManager, partition: Partition) -> asyncio.Future[None]:
     self._followers.pop((partition.topic_id.bytes, partition.index), None)
-    return _completed()
-
-
-def _completed() -> asyncio.Future[None]:
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    future.set_result(None)
-    return future
+    return completed_future()
 
 
 def _bytes_arrived_unmarked(self: RequestedPartition, count: int) -> None:
@@ -269,7 +264,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="answer-to-another-question",
         sentence="A follower takes an answer to what it asked in another leader epoch, or before its log moved.",
         trap=Traps.FENCE,
-        faults=("cut from the controller", "cut", "one-way cut"),
+        faults=("late requests", "cut from the controller", "preferred election", "cut"),
+        apis=(1,),
         patches=(
             Patch(FollowerRules, "_is_current", lambda self, asked, log: True),
             Patch(FollowerReplica, "is_over", property(lambda self: self.partition.is_retired)),
@@ -307,7 +303,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="unknown-proposal-dropped",
         sentence="A leader forgets an ISR change whose outcome it does not know.",
         trap=Traps.MAXIMAL_ISR,
-        faults=("storm", "kill", "suspend"),
+        faults=("late requests", "kill", "suspend", "slow disk"),
+        apis=(56, 1),
         patches=(
             Patch(LeaderRules, "isr_refused", _drop_unknown),
             Patch(LeaderRules, "_holds", lambda self, follower: False),
@@ -329,6 +326,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="high-watermark-goes-back",
         sentence="The high watermark follows the slowest in-sync replica back, too.",
         trap=Traps.MAXIMAL_ISR,
+        faults=("kill", "cut", "slow disk"),
         patches=(
             Patch(LeaderRules, "_is_further", lambda self, offset: 0 <= offset != self.high_watermark),
             Patch(Partition, "advance", _advance_or_go_back),
@@ -338,7 +336,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="isr-before-epoch-start",
         sentence="A follower enters the ISR at a high watermark that is older than the leader epoch.",
         trap=Traps.EPOCH_START,
-        faults=("power loss everywhere", "kill", "cut", "power loss"),
+        faults=("power loss everywhere", "kill", "cut", "power loss", "slow disk"),
         patches=(Patch(LeaderRules, "_has_reached_this_epoch", lambda self, follower: True),),
     ),
     Mutation(
@@ -464,12 +462,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         name="producers-survive-truncation",
         sentence="After a truncation a replica still remembers the batches that were cut off.",
         trap=Traps.PRODUCER_STATE,
+        faults=("kill", "cut", "one-way cut", "cut from the controller", "suspend"),
         patches=(Patch(producer_snapshots, "restore_producer_state", lambda producers, *rest: None),),
     ),
     Mutation(
         name="unknown-producer-welcome",
         sentence="A new leader takes a producer's later batches although the one before lost the first ones.",
         trap=Traps.PRODUCER_STATE,
+        faults=("kill", "power loss", "cut", "suspend", "late requests"),
+        apis=(0,),
         patches=(Patch(ProducerStateManager, "_must_begin", lambda self, producer_id, leader_epoch: False),),
     ),
     Mutation(

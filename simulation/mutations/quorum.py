@@ -200,8 +200,9 @@ async def _keep_image(self: MetadataLog) -> None:
     await _replace_image(self)
 
 
-def _caught_up_with_own_log(self: MetadataLog) -> bool:
-    return not (self._has_caught_up or self._caught_up is None or self._caught_up.done())
+async def _follow_what_is_known(self: MetadataLog, offset: int) -> None:
+    async with self.turn:
+        await self._follow_first_image()
 
 
 def _forget_waiting(self: MetadataLog) -> None:
@@ -358,6 +359,7 @@ _METADATA_LOG = (
         name="controller-acts-too-early",
         sentence="A new controller decides before its image has all that was committed.",
         trap=Traps.QUORUM,
+        faults=("kill", "cut", "suspend"),
         patches=(Patch(MetadataLog, "_become_active_if_due", _active_at_once),),
     ),
     Mutation(
@@ -417,19 +419,21 @@ _METADATA_LOG = (
         name="installed-snapshot-not-applied",
         sentence="A node that installs a snapshot goes on with its old image.",
         trap=Traps.QUORUM,
-        faults=("disk lost", "suspend", "cut", "kill"),
+        faults=("disk lost", "suspend"),
         patches=(Patch(MetadataLog, "_replace_image", _keep_image),),
     ),
     Mutation(
-        name="starts-without-catching-up",
-        sentence="A node that starts does not wait until it has all that the leader has committed.",
-        trap=Traps.QUORUM,
-        patches=(Patch(MetadataLog, "_is_caught_up_due", _caught_up_with_own_log),),
+        name="followed-before-registration",
+        sentence="A node that starts takes the roles of an image that does not have its registration yet.",
+        trap=Traps.UNCLEAN_RESTART,
+        patches=(Patch(MetadataLog, "follow", _follow_what_is_known),),
     ),
     Mutation(
         name="waiters-for-images-forgotten",
         sentence="An image wakes only the first of those who wait for it.",
         trap=Traps.LOST_DECISION,
+        faults=("reassignment", "late requests"),
+        apis=(1,),
         patches=(Patch(MetadataLog, "_answer_waiting", _forget_waiting),),
     ),
 )

@@ -199,7 +199,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         sentence="When a new leader reads the share state, the last leader may still write it.",
         trap=Traps.FENCE,
         world="share",
-        faults=("cut", "cut from the controller", "suspend", "preferred election", "one-way cut"),
+        faults=("late requests", "kill", "cut from the controller", "preferred election"),
+        apis=(85,),
         patches=(Patch(ShareCoordinatorShard, "_read", _read_without_fencing),),
     ),
     Mutation(

@@ -21,7 +21,7 @@ from penstock.log.log import Log
 from penstock.log.producer_state import PartitionTransactions, ProducerStateManager
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions import producer_requests
-from penstock.transactions.messages import CoordinatorResult, MarkersReply, TopicPartition
+from penstock.transactions.messages import MarkersReply, TopicPartition, TransactionResult
 from penstock.transactions.producer_requests import TransactionDecision
 from penstock.transactions.transaction import TransactionMetadata
 from penstock.transactions.transaction_shard import PendingMarkers, TransactionCoordinatorShard
@@ -53,7 +53,7 @@ def _any_outcome_will_do(current: TransactionMetadata, request: Any, **fields: A
 _answer_again = producer_requests._answer_again
 
 
-def _loaded_without_timeouts(self: TransactionCoordinatorShard, now_ms: int) -> CoordinatorResult:
+def _loaded_without_timeouts(self: TransactionCoordinatorShard, now_ms: int) -> TransactionResult:
     self._deadlines.clear()
     return _loaded(self, now_ms)
 

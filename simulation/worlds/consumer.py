@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
@@ -490,6 +491,7 @@ class ClassicMember(GroupMember):
             return
         self.heard_at = sent_at
         self.epoch = int(joined.generation_id)
+        self.ownership.confirmed(self)
         self.counts["generations joined"] += 1
         wanted = {number for _, numbers in parse_assignment(reply.assignment) for number in numbers}
         # Others get what it lets go of only once all have joined again.
@@ -561,6 +563,7 @@ class ConsumerWorld(World):
             (ConsumerMember,),
             (ClassicMember,),
             (ConsumerMember, ClassicMember),
+            (ConsumerMember, ClassicMember),
         )
         self._kinds = kinds[self.loop.draw(len(kinds))]
         #: How classic members rebalance.
@@ -569,6 +572,11 @@ class ConsumerWorld(World):
         self.members: list[GroupMember] = []
         self._reader = Reader(self, 1)
         self._has_begun = False
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with self.ownership.observing():
+            yield
 
     @property
     def topics(self) -> tuple[TopicShape, ...]:
@@ -600,11 +608,27 @@ class ConsumerWorld(World):
             elif kind < 25 and len(alive) < _MEMBERS_MAX:
                 self._join()
             elif kind < 45 and len(alive) > 1:
-                alive[self.loop.draw(len(alive))].is_leaving = True
+                leaving = alive[self.loop.draw(len(alive))]
+                leaving.is_leaving = True
+                self._return_later(leaving)
             elif kind < 55 and len(alive) > 1:
-                alive[self.loop.draw(len(alive))].crash()
+                crashing = alive[self.loop.draw(len(alive))]
+                crashing.crash()
+                self._return_later(crashing)
             elif kind < 65:
                 self._suspend(alive[self.loop.draw(len(alive))])
+
+    def _return_later(self, member: GroupMember) -> None:
+        """A static member that goes often comes back within its session."""
+        if member.instance_id is not None and self.loop.chance(0.7):
+            self.admin.spawn(self._return(member))
+
+    async def _return(self, member: GroupMember) -> None:
+        await asyncio.sleep(self.loop.between(0.02, 0.3))
+        if not self.is_closing and member.is_over:
+            taken = {each.instance_id for each in self.members if not each.is_over}
+            if member.instance_id not in taken:
+                self._add(member.instance_id)
 
     def _suspend(self, member: GroupMember) -> None:
         if not member.process.is_suspended:
@@ -621,7 +645,9 @@ class ConsumerWorld(World):
         """Add a member, dynamic, or static under a name that no living member uses."""
         taken = {member.instance_id for member in self.members if not member.is_over}
         free = [name for name in _INSTANCES if name not in taken]
-        instance_id = free[0] if free and self.loop.chance(0.5) else None
+        self._add(free[0] if free and self.loop.chance(0.5) else None)
+
+    def _add(self, instance_id: str | None) -> None:
         kind = self._kinds[self.loop.draw(len(self._kinds))]
         member = kind(self, 10 + len(self.members), instance_id)
         self.loop.note("member joins", repr(member))

@@ -18,6 +18,9 @@ OFFSET_FETCH: Final = 9
 _WINDOW_MAX: Final = 4
 _PACE_S: Final = (0.01, 0.08)
 _NEW_PRODUCER_CHANCE: Final = 0.1
+#: Pauses between the batches of a window: each goes to the leader of its moment.
+_GAPS_CHANCE: Final = 0.3
+_GAP_S: Final = (0.0, 0.08)
 
 
 class Batch(NamedTuple):
@@ -74,13 +77,17 @@ class IdempotentProducer(Client):
     async def _send(self, topic: str, index: int, producer_id: int, window: list[Batch]) -> None:
         self.unacknowledged += len(window)
         while window:
+            gap_s = _GAP_S if self.loop.chance(_GAPS_CHANCE) else None
             leader = self.cluster.leader_hint(topic, index)
-            replies = await asyncio.gather(
-                *(
-                    self.produce(topic, index, batch.encode(producer_id, 0), node_id=leader)
-                    for batch in window
-                )
-            )
+            sends, pause_s = [], 0.0
+            for batch in window:
+                encoded = batch.encode(producer_id, 0)
+                if gap_s is None:
+                    sends.append(self.produce(topic, index, encoded, node_id=leader))
+                else:
+                    sends.append(self._send_later(topic, index, encoded, pause_s))
+                    pause_s += self.loop.between(*gap_s)
+            replies = await asyncio.gather(*sends)
             left = []
             for batch, reply in zip(window, replies, strict=True):
                 if reply is None or reply[0] is not ErrorCode.none:
@@ -93,6 +100,12 @@ class IdempotentProducer(Client):
             window = left
             if window:
                 await self.back_off()
+
+    async def _send_later(
+        self, topic: str, index: int, encoded: bytearray, pause_s: float
+    ) -> tuple[ErrorCode, int] | None:
+        await asyncio.sleep(pause_s)
+        return await self.produce(topic, index, encoded)
 
 
 class CarelessProducer(Client):
@@ -261,6 +274,9 @@ class DataWorld(World):
         self._topics: tuple[TopicShape, ...] = (TopicShape("orders", 1 + self.loop.draw(2)),)
         if self.loop.chance(0.4):
             self._topics += (TopicShape("events"),)
+        self._unsynced: tuple[TopicShape, ...] = ()
+        if self.loop.chance(0.3):
+            self._unsynced = (TopicShape("metrics", configs=(("penstock.flush", "interval"),)),)
         self.producers = [IdempotentProducer(self, number) for number in (1, 2)]
         self.careless = [CarelessProducer(self, 3, acks=-1), CarelessProducer(self, 4, acks=1)]
         self.consumer = Consumer(self, 5)
@@ -268,7 +284,7 @@ class DataWorld(World):
 
     @property
     def topics(self) -> tuple[TopicShape, ...]:
-        return self._topics
+        return (*self._topics, *self._unsynced)
 
     @property
     def clients(self) -> list[Client]:
@@ -280,6 +296,9 @@ class DataWorld(World):
                 for producer in self.producers:
                     producer.spawn(producer.run(shape.name, index))
                 self.consumer.spawn(self.consumer.run(shape.name, index))
+            for careless in self.careless:
+                careless.spawn(careless.run(shape.name, 0))
+        for shape in self._unsynced:
             for careless in self.careless:
                 careless.spawn(careless.run(shape.name, 0))
         self.committer.spawn(self.committer.run(self._topics[0].name))

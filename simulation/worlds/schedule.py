@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar, Final, NamedTuple
 
@@ -24,6 +25,7 @@ from penstock.protocol.record_batch import (
 )
 from penstock.scheduling.intake import DELIVER_AFTER, DELIVER_AT, SCHEDULED_FOR
 from simulation.checks.committed import CommittedLogs
+from simulation.checks.scheduling import CommittedSchedule
 from simulation.client import FIND_COORDINATOR, INIT_PRODUCER_ID, Client, message
 from simulation.cluster import Cluster, TopicShape
 from simulation.engine.loop import VirtualLoop
@@ -33,6 +35,15 @@ from simulation.worlds.base import World
 ADD_PARTITIONS_TO_TXN: Final = 24
 END_TXN: Final = 26
 _TRANSACTION: Final = 1  # the key type of FindCoordinator
+#: Another producer owns the transactional id: this one's own InitProducerId, which came late.
+_FENCED: Final = frozenset(
+    {
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.producer_fenced,
+        ErrorCode.invalid_txn_state,
+        ErrorCode.invalid_producer_id_mapping,
+    }
+)
 
 TOPIC: Final = "later"
 #: How long records are held: hardly, less than a fail-over, more than one.
@@ -296,8 +307,16 @@ class CarelessScheduler(Scheduler):
             await self.rest()
 
 
+class _Fenced(Exception):
+    """A request of its own that came late has taken the transactional id over."""
+
+
 class TransactionalScheduler(Scheduler):
     """Its records come if their transaction is committed. InitProducerId aborts one now and then."""
+
+    def __init__(self, world: ScheduleWorld, number: int) -> None:
+        super().__init__(world, number)
+        self._started: list[Batch] = []
 
     async def run(self) -> None:
         transactional_id = f"scheduler-{self.number}"
@@ -307,30 +326,49 @@ class TransactionalScheduler(Scheduler):
             if self.has_lost_replies:
                 # A request that is still on its way must not end the next transaction: a new epoch fences it.
                 producer_id, epoch = await self._init(transactional_id, sequences)
-            batches: list[Batch] = []
-            for _ in range(1 + self.loop.draw(2)):
-                index, batch = self.any_partition(), self.compose(3)
-                self.history.open |= dict.fromkeys(batch.held)
-                batches.append(batch)
-                await self._add_partition(transactional_id, producer_id, epoch, index)
-                await self._send(transactional_id, index, batch, producer_id, epoch, sequences[index])
-                sequences[index] += len(batch.values)
-                await self.rest()
-            held = {name: when for batch in batches for name, when in batch.held.items()}
-            end = self.loop.draw(4)
-            if end == 0:
+            self._started = []
+            try:
+                await self._transact(transactional_id, producer_id, epoch, sequences)
+            except _Fenced:
                 producer_id, epoch = await self._init(transactional_id, sequences)
-                self.history.abort(held)
-            elif end == 1:
-                await self._end(transactional_id, producer_id, epoch, committed=False)
-                self.history.abort(held)
-            else:
-                for name in held:
-                    del self.history.open[name]
-                await self._end(transactional_id, producer_id, epoch, committed=True)
-                self.history.promised |= dict.fromkeys(held)
-                self.counts["records held in transactions"] += len(held)
-            self.counts["transactions committed" if end > 1 else "transactions aborted"] += 1
+                # If it was about to commit, the outcome is unknown.
+                self.history.abort(
+                    {name: held for name, held in self._held().items() if name in self.history.open}
+                )
+                self.counts["transactions fenced"] += 1
+
+    def _held(self) -> dict[bytes, Held]:
+        return {name: when for batch in self._started for name, when in batch.held.items()}
+
+    async def _transact(
+        self, transactional_id: str, producer_id: int, epoch: int, sequences: Counter[int]
+    ) -> None:
+        for _ in range(1 + self.loop.draw(2)):
+            index, batch = self.any_partition(), self.compose(3)
+            self.history.open |= dict.fromkeys(batch.held)
+            self._started.append(batch)
+            await self._add_partition(transactional_id, producer_id, epoch, index)
+            await self._send(transactional_id, index, batch, producer_id, epoch, sequences[index])
+            sequences[index] += len(batch.values)
+            await self.rest()
+        held, end = self._held(), self.loop.draw(4)
+        if end == 0:
+            # The next transaction begins with a new epoch, which aborts this one.
+            raise _Fenced
+        if end == 1:
+            await self._end(transactional_id, producer_id, epoch, committed=False)
+            self.history.abort(held)
+        else:
+            for name in held:
+                del self.history.open[name]
+            await self._end(transactional_id, producer_id, epoch, committed=True)
+            self.history.promised |= dict.fromkeys(held)
+            self.counts["records held in transactions"] += len(held)
+        self.counts["transactions committed" if end > 1 else "transactions aborted"] += 1
+
+    def _check_fenced(self, error: int) -> None:
+        if error in _FENCED:
+            raise _Fenced
 
     async def _init(self, transactional_id: str, sequences: Counter[int]) -> tuple[int, int]:
         found = await self.init_producer_id(transactional_id)
@@ -347,6 +385,8 @@ class TransactionalScheduler(Scheduler):
             if reply is not None and reply[0] is ErrorCode.none:
                 self.world.committed.acknowledged(TOPIC, index, reply[1], batch.rest)
                 return
+            if reply is not None:
+                self._check_fenced(reply[0])
             await self.refused("Produce", reply)
 
     async def _add_partition(self, transactional_id: str, producer_id: int, epoch: int, index: int) -> None:
@@ -365,6 +405,7 @@ class TransactionalScheduler(Scheduler):
                 (result,) = reply.results_by_topic_v3_and_below[0].results_by_partition
                 if result.partition_error_code == ErrorCode.none:
                     return
+                self._check_fenced(result.partition_error_code)
             await self.refused("AddPartitionsToTxn", reply)
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, *, committed: bool) -> None:
@@ -380,6 +421,8 @@ class TransactionalScheduler(Scheduler):
             reply = await self.call(node, END_TXN, 3, request, timeout_s=0.8)
             if reply is not None and reply.error_code == ErrorCode.none:
                 return
+            if reply is not None:
+                self._check_fenced(reply.error_code)
             await self.refused("EndTxn", reply)
 
 
@@ -438,6 +481,7 @@ class ScheduleWorld(World):
         self.topic = TopicShape(TOPIC, 1 + self.loop.draw(2), configs=tuple(configs))
         self.history = ScheduleHistory(cluster)
         committed.on_committed.append(self.history.committed)
+        self._schedule = CommittedSchedule(committed)
         self.producers: list[Scheduler] = [IdempotentScheduler(self, 1), CarelessScheduler(self, 2)]
         if self.loop.chance(0.5):
             self.producers.append(TransactionalScheduler(self, 3))
@@ -445,6 +489,11 @@ class ScheduleWorld(World):
             self.producers.append(IdempotentScheduler(self, 3))
         self.consumer = ScheduleConsumer(self, 4)
         self._closed_at = 0.0
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with self._schedule.observing():
+            yield
 
     @property
     def topics(self) -> tuple[TopicShape, ...]:

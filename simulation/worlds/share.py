@@ -24,6 +24,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import Record, checksum, decode_records, encode_batch, iter_batches
 from simulation.checks.committed import CommittedLogs
 from simulation.checks.share import Acknowledged, DeadLetter, GroupPolicy, Shared, ShareHistory
+from simulation.checks.share_state import CommittedShareState
 from simulation.client import FIND_COORDINATOR, Client, fetched_records, message
 from simulation.cluster import Cluster, TopicShape
 from simulation.engine.loop import OUTSIDE
@@ -439,6 +440,7 @@ class ShareWorld(World):
             }
             policies[_PLAIN] = policy
         self.history = ShareHistory(cluster, committed, policies)
+        self._state = CommittedShareState(committed)
         self.producer = Producer(self, 1)
         self.reader = DeadLetterReader(self, 2)
         self.inspector = Client(cluster, 3, self.counts)
@@ -459,7 +461,7 @@ class ShareWorld(World):
         retry_s = persister.RETRY_TIMEOUT_S
         persister.RETRY_TIMEOUT_S = _PERSISTER_RETRY_S  # type: ignore[misc]
         try:
-            with self.history.observing():
+            with self.history.observing(), self._state.observing():
                 yield
         finally:
             persister.RETRY_TIMEOUT_S = retry_s  # type: ignore[misc]

@@ -22,7 +22,7 @@ def run(out: Path, *arguments: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert [path.stat().st_size > 0 for path in out.glob("*.png")] == [True]
     (document,) = (json.loads(path.read_text()) for path in out.glob("*.json"))
-    return {each["name"]: each for each in document["contests"]}
+    return {each["name"]: each for each in document["results"]}
 
 
 def test_a_contest_has_figures_of_a_loop_by_hand_and_of_ours(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_results_are_drawn_and_written(tmp_path: Path) -> None:
     save_plot(results, "title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     document = json_document(results, {"suite": "contracts"})
-    assert document["contests"][0]["ratio"]["penstock"]["messages_per_s"]["median"] == 1
+    assert document["results"][0]["ratio"]["penstock"]["messages_per_s"]["median"] == 1
 
 
 def test_each_contender_is_compared_with_one_of_the_same_contest() -> None:

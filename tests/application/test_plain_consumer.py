@@ -20,13 +20,13 @@ from penstock.client import (
     CommitLost,
     CommitRefused,
     Message,
+    NotPublished,
     PayloadError,
     Penstock,
 )
 from penstock.client.app.failures import FailurePublisher
 from penstock.client.app.membership import Membership
 from penstock.client.app.plain_consumer import GroupPlainConsumer
-from penstock.client.app.publisher import NotPublished
 from penstock.client.deadletters.headers import dead_letter_topic, retry_topic
 from penstock.protocol import dead_letter_headers
 

@@ -1,6 +1,5 @@
 """Publishing many messages: every future is completed, and callbacks are not nested."""
 
-import asyncio
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -10,7 +9,7 @@ import pytest
 from tests.application.apps import QUICK, read_all, running
 from tests.waiting import eventually
 
-from penstock.client import ApplicationError, Message, NotPublished, Penstock
+from penstock.client import ApplicationError, BufferFull, Message, NotPublished, Penstock
 from penstock.client.app.publisher import Published
 from penstock.testing import EmbeddedBroker
 
@@ -148,21 +147,34 @@ def test_acks_are_no_setting() -> None:
             Penstock("127.0.0.1:1", settings={name: "1"})
 
 
-async def test_a_full_queue_does_not_stop_the_event_loop() -> None:
-    app = Penstock("127.0.0.1:1", settings={"queue.buffering.max.messages": 1})
-    async with asyncio.timeout(30):  # a loop that stands still would not notice
-        first = asyncio.create_task(app.apublish("orders", b"fills the queue"))
-        second = asyncio.create_task(app.apublish("orders", b"waits for room"))
-        turns = 0
-        while turns < 20:
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert not first.done()
-        assert not second.done()
-        for task in (first, second):
-            task.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
-    app.close()
+def test_what_drop_oldest_drops_and_what_it_sends_are_all(app: Penstock, bootstrap: str, topic: str) -> None:
+    """To the message: each is in the topic once and in order, or its future raises BufferFull."""
+    with Penstock(bootstrap, settings={"queue.buffering.max.messages": 50}, overflow="drop-oldest") as small:
+        futures = [small.publish_soon(topic, b"%d" % number, partition=0) for number in range(MANY)]
+        assert small.flush(60) == 0
+        errors = [each.exception(60) for each in futures]
+        figures = small.publish_figures()
+    kept = [b"%d" % number for number, error in enumerate(errors) if error is None]
+    assert all(isinstance(each, BufferFull) for each in errors if each is not None)
+    assert [each.value() for each in read_all(bootstrap, topic)] == kept
+    assert kept[-1] == b"%d" % (MANY - 1)
+    assert (figures.sent, figures.waiting, figures.dropped_total) == (len(kept), 0, MANY - len(kept))
+
+
+def test_a_full_buffer_uses_up_no_attempt_of_a_handler(app: Penstock, topic: str) -> None:
+    calls: list[bytes] = []
+
+    @app.subscribe(topic, group=f"{topic}-group")
+    def work(value: bytes) -> None:
+        calls.append(value)
+        if len(calls) == 1:
+            raise BufferFull("results", "reject")
+
+    app.publish(topic, b"once more")
+    (figures,) = app.figures().values()
+    with running(app, until=lambda: figures.handled == 1):
+        pass
+    assert (calls, figures.dead, figures.retried) == ([b"once more"] * 2, 0, 0)
 
 
 def test_a_hot_key_is_spread_and_found_again(app: Penstock, bootstrap: str, topic: str) -> None:

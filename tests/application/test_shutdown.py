@@ -14,10 +14,9 @@ from tests.application.apps import QUICK, committed
 from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
-from penstock.client import ClientError, Penstock
+from penstock.client import ClientError, NotPublished, Penstock
 from penstock.client.app.membership import Membership
 from penstock.client.app.plain_consumer import GroupPlainConsumer
-from penstock.client.app.publisher import NotPublished
 from penstock.client.app.resources import Resources
 from penstock.client.app.wait_reporter import WorkerPhase
 from penstock.client.app.worker import SubscriptionWorker

@@ -1,13 +1,15 @@
 """A topic that declares its contract: an application with a weaker contract does not start."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.client import ApplicationError, Penstock
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.settings import ConnectionSettings
-from penstock.client.wire.topics import satisfies_contract
+from penstock.client.wire.topics import satisfies_contract, topic_settings
 
 CONTRACTS = ("at-most-once", "at-least-once", "effectively-once", "exactly-once")
 
@@ -65,3 +67,19 @@ def test_a_pipeline_that_promises_less_is_refused(bootstrap: str, declared: str)
         pipeline: Pipeline = Declared()  # type: ignore[assignment]
         with pytest.raises(PipelineError, match=f"pipeline clean: topic {declared} requires at-least-once"):
             ensure_failure_topics(cluster, pipeline, cluster.topics([declared]))
+
+
+def test_a_pipeline_keeps_its_dead_letters_for_thirty_days(bootstrap: str, declared: str) -> None:
+    pytest.importorskip("pyspark")
+    from penstock.spark.pipelines.declaration import Contract
+    from penstock.spark.pipelines.failure_topics import ensure_failure_topics
+
+    errors = SimpleNamespace(attempts=1, backoff=None)
+    pipeline: Any = SimpleNamespace(
+        name="clean", group="clean", delivery=Contract("at-least-once"), errors=errors, evaluates=False
+    )
+    with Cluster(ConnectionSettings.parse({"bootstrap.servers": bootstrap})) as cluster:
+        ensure_failure_topics(cluster, pipeline, cluster.topics([declared]))
+        settings = topic_settings(cluster, f"{declared}.dlq")
+    kept = {name: settings[name] for name in ("retention.ms", "retention.bytes", "cleanup.policy")}
+    assert kept == {"retention.ms": "2592000000", "retention.bytes": "-1", "cleanup.policy": "delete"}

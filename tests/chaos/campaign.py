@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from tests.brokers import ClusterProcesses
-from tests.chaos import disks
-from tests.chaos.checker import Findings
+from tests.chaos.checks import disks
+from tests.chaos.checks.checker import Findings
 from tests.chaos.command import ClusterPlan, Say, silent
 from tests.chaos.network import ProxyProcess
 from tests.chaos.outcome import Outcome
@@ -48,7 +48,7 @@ class ClusterCampaign(ABC, Generic[P]):
         self.cluster = ClusterProcesses(
             folder, count=plan.nodes, settings={**self.node_settings, **plan.settings}, doors=proxy
         )
-        self.observer = Observer(self.cluster)
+        self.observer = self.new_observer()
         self.metrics_addresses = {n: free_address(node.host) for n, node in self.cluster.nodes.items()}
         for node_id, (host, port) in self.metrics_addresses.items():
             self.cluster.nodes[node_id].settings |= {"penstock.http.listen": f"{host}:{port}"}
@@ -56,6 +56,9 @@ class ClusterCampaign(ABC, Generic[P]):
     @property
     def servers(self) -> str:
         return self.cluster.bootstrap_servers
+
+    def new_observer(self) -> Observer:
+        return Observer(self.cluster)
 
     # -- what a campaign supplies ----------------------------------------------------------------------
 

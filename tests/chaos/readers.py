@@ -2,12 +2,13 @@
 
 import random
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from tests.chaos.checker import FINAL
-from tests.chaos.history import History
-from tests.chaos.workload import CLIENT, PARTITIONS, STRONG, Client, Progress
+from tests.chaos.checks.checker import FINAL
+from tests.chaos.checks.history import History
+from tests.chaos.workload import CLIENT, PARTITIONS, PLAINTEXT, STRONG, Client, Progress
 
 CONSUMER = {
     **CLIENT,
@@ -36,8 +37,10 @@ class Reader(Client):
         history: History,
         progress: Progress,
         partitions: int | None = None,
+        security: Mapping[str, str] = PLAINTEXT,
     ) -> None:
         super().__init__(name, history, progress)
+        self._security = security
         self._topic = topic
         self._partitions = PARTITIONS[topic] if partitions is None else partitions
         self._servers = servers
@@ -45,7 +48,7 @@ class Reader(Client):
 
     def _connect(self, **more: Any) -> Consumer:
         given = {"group.id": self.name, "bootstrap.servers": self._servers, "error_cb": self.heard, **more}
-        return Consumer({**CONSUMER, **given})
+        return Consumer({**CONSUMER, **self._security, **given})
 
     def _begin(self, consumer: Consumer, places: dict[int, int]) -> None:
         self.history.add(self.name, "ok", "seek", self._topic, [[*place] for place in places.items()])
@@ -81,9 +84,15 @@ class Tail(Reader):
     """Reads every partition from its start, for ever."""
 
     def __init__(
-        self, topic: str, servers: str, history: History, progress: Progress, partitions: int | None = None
+        self,
+        topic: str,
+        servers: str,
+        history: History,
+        progress: Progress,
+        partitions: int | None = None,
+        security: Mapping[str, str] = PLAINTEXT,
     ) -> None:
-        super().__init__(f"tail-{topic}", topic, servers, history, progress, partitions)
+        super().__init__(f"tail-{topic}", topic, servers, history, progress, partitions, security)
 
     def work(self) -> None:
         consumer = self._connect()
@@ -96,8 +105,15 @@ class Tail(Reader):
 class Again(Reader):
     """Reads pieces of the past: what was there once must be there always."""
 
-    def __init__(self, servers: str, history: History, progress: Progress, seed: int) -> None:
-        super().__init__("again", STRONG, servers, history, progress)
+    def __init__(
+        self,
+        servers: str,
+        history: History,
+        progress: Progress,
+        seed: int,
+        security: Mapping[str, str] = PLAINTEXT,
+    ) -> None:
+        super().__init__("again", STRONG, servers, history, progress, security=security)
         self._chance = random.Random(seed)
 
     def work(self) -> None:
@@ -124,8 +140,15 @@ class Again(Reader):
 class Member(Reader):
     """One of a group: reads what the group gives it, and commits it."""
 
-    def __init__(self, number: int, servers: str, history: History, progress: Progress) -> None:
-        super().__init__(f"member-{number}", STRONG, servers, history, progress)
+    def __init__(
+        self,
+        number: int,
+        servers: str,
+        history: History,
+        progress: Progress,
+        security: Mapping[str, str] = PLAINTEXT,
+    ) -> None:
+        super().__init__(f"member-{number}", STRONG, servers, history, progress, security=security)
         self._next: dict[int, int] = {}
 
     def work(self) -> None:
@@ -188,9 +211,15 @@ class Last(Reader):
     """When everything is over: all that there is, read by a newcomer."""
 
     def __init__(
-        self, topic: str, servers: str, history: History, progress: Progress, partitions: int | None = None
+        self,
+        topic: str,
+        servers: str,
+        history: History,
+        progress: Progress,
+        partitions: int | None = None,
+        security: Mapping[str, str] = PLAINTEXT,
     ) -> None:
-        super().__init__(f"{FINAL}-{topic}", topic, servers, history, progress, partitions)
+        super().__init__(f"{FINAL}-{topic}", topic, servers, history, progress, partitions, security)
 
     def work(self) -> None:
         consumer = self._connect(**{"enable.partition.eof": True})

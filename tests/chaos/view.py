@@ -1,14 +1,17 @@
 """Looks at the cluster without the proxy, from the point of view of each node."""
 
+import contextlib
 import datetime
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat.raw import RawConnection, schema
 
 ASK_TIMEOUT_S = 2.0
+#: Opens a connection on which requests are served.
+Connected = Callable[[tuple[str, int]], contextlib.AbstractContextManager[RawConnection]]
 METADATA_TOPIC = "__cluster_metadata"
 OF_GROUP, OF_TRANSACTION, OF_SHARE = 0, 1, 2  # kinds of coordinators
 
@@ -35,9 +38,16 @@ class View(NamedTuple):
         return sum(partition.epoch for partition in self.partitions.values())
 
 
+@contextlib.contextmanager
+def in_plaintext(address: tuple[str, int]) -> Iterator[RawConnection]:
+    with socket.create_connection(address, timeout=ASK_TIMEOUT_S) as connection:
+        yield RawConnection(connection)
+
+
 class Observer:
-    def __init__(self, cluster: ClusterProcesses) -> None:
+    def __init__(self, cluster: ClusterProcesses, connected: Connected = in_plaintext) -> None:
         self._cluster = cluster
+        self._connected = connected
 
     def views(self) -> dict[int, View]:
         """Of every node that runs and answers."""
@@ -117,8 +127,8 @@ class Observer:
 
     def _ask(self, node: NodeProcess, question: Any) -> Any:
         try:
-            with socket.create_connection(node.direct_address, timeout=ASK_TIMEOUT_S) as connection:
-                return RawConnection(connection).call(question)
+            with self._connected(node.direct_address) as connection:
+                return connection.call(question)
         except (OSError, AssertionError):
             return None
 

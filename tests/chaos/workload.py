@@ -12,7 +12,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.chaos.history import UNKNOWN, History
+from tests.chaos.checks.history import UNKNOWN, History
+from tests.outcomes import error_name
 
 STRONG, WEAK = "strong", "weak"  # topics written with acks=all, and with acks=1
 PARTITIONS = {STRONG: 6, WEAK: 3}
@@ -31,6 +32,8 @@ CLIENT = {
     "socket.timeout.ms": 2500,
     "topic.metadata.refresh.fast.interval.ms": 100,
 }
+#: The security settings of clients, unless a campaign gives them others.
+PLAINTEXT: Mapping[str, str] = {}
 PRODUCER = {
     **CLIENT,
     "debug": "eos",
@@ -133,14 +136,23 @@ class Client:
 
     def heard(self, error: KafkaError) -> None:
         """Callback of the client library for what goes wrong in the background."""
-        self.progress.trouble(f"{self.name.split('-')[0]}: {error.name()}")
+        self.progress.trouble(f"{self.name.split('-')[0]}: {error_name(error)}")
 
 
 class Writer(Client):
     """A producer of values that no other has, a few to every partition in each round."""
 
-    def __init__(self, number: int, topic: str, servers: str, history: History, progress: Progress) -> None:
+    def __init__(
+        self,
+        number: int,
+        topic: str,
+        servers: str,
+        history: History,
+        progress: Progress,
+        security: Mapping[str, str] = PLAINTEXT,
+    ) -> None:
         super().__init__(f"{topic}-writer-{number}", history, progress)
+        self._security = security
         self._topic = topic
         self._servers = servers
         self._next = number << 40
@@ -151,7 +163,13 @@ class Writer(Client):
 
     def _connect(self) -> Producer:
         promise = {"acks": "all", "enable.idempotence": True} if self._topic == STRONG else {"acks": 1}
-        settings = {**PRODUCER, **promise, "bootstrap.servers": self._servers, "error_cb": self._erred}
+        settings = {
+            **PRODUCER,
+            **self._security,
+            **promise,
+            "bootstrap.servers": self._servers,
+            "error_cb": self._erred,
+        }
         return Producer(settings, logger=_diary(self.name, self.history.path.with_name(f"{self.name}.log")))
 
     def _erred(self, error: KafkaError) -> None:
@@ -228,10 +246,14 @@ def _diary(name: str, path: Path) -> logging.Logger:
 
 
 def create_topics(
-    servers: str, replicas: int, partitions: Mapping[str, int] = PARTITIONS, **more: str
+    servers: str,
+    replicas: int,
+    partitions: Mapping[str, int] = PARTITIONS,
+    security: Mapping[str, str] = PLAINTEXT,
+    **more: str,
 ) -> None:
     """`more` are settings of the topics, with _ for each dot."""
-    admin = AdminClient({**CLIENT, "bootstrap.servers": servers})
+    admin = AdminClient({**CLIENT, **security, "bootstrap.servers": servers})
     settings = {"segment.bytes": str(SEGMENT_BYTES), "min.insync.replicas": str(min(2, replicas))}
     settings |= {name.replace("_", "."): value for name, value in more.items()}
     wanted = [NewTopic(topic, count, replicas, config=settings) for topic, count in partitions.items()]

@@ -69,20 +69,9 @@ async def publish_async(
 ) -> list[int]:
     compression = None if codec == "none" else codec
     async with producing(bootstrap, compression_type=compression, **settings) as client:
-        sent = [await _send(client, topic, message) for message in messages]
+        sent = [await client.send(topic, **message.send_arguments()) for message in messages]
         stored = await asyncio.wait_for(asyncio.gather(*sent), TIMEOUT_S)
         return [UNACKNOWLEDGED if each is None else each.offset for each in stored]
-
-
-async def _send(client: AIOKafkaProducer, topic: str, message: Message) -> Any:
-    return await client.send(
-        topic,
-        value=message.value,
-        key=message.key,
-        headers=list(message.headers),
-        partition=message.partition,
-        timestamp_ms=message.timestamp_ms,
-    )
 
 
 async def take(client: AIOKafkaConsumer, count: int, within_s: float = TIMEOUT_S) -> list[Received]:

@@ -30,7 +30,8 @@ START_S = 60.0
 STOP_S = 30.0
 #: The exit code where the jars cannot be had: `make test-kafka` then leaves the tests out, and fails for any other.
 LEFT_OUT = 75
-_HEAP = ("-Xmx256M", "-XX:TieredStopAtLevel=1")
+#: The log cleaner takes 128 MB of it in one piece, which G1 does not find in a small heap.
+_HEAP = ("-Xmx512M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 #: One node that is all it needs.
 _ALONE = {
     "process.roles": "broker,controller",
@@ -84,10 +85,10 @@ class ApacheKafka:
         properties = self._folder / "server.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in self._settings.items()))
         identity = ["--cluster-id", CLUSTER_ID, "--config", str(properties)]
-        tool = _java("kafka.tools.StorageTool", "format", *identity, *format_options)
+        tool = java_command("kafka.tools.StorageTool", "format", *identity, *format_options)
         subprocess.run(tool, check=True, capture_output=True)
         with self._log.open("wb") as log:
-            command = _java("kafka.Kafka", str(properties))
+            command = java_command("kafka.Kafka", str(properties))
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             eventually(self._is_started, within_s=START_S, what="Apache Kafka's start")
@@ -117,7 +118,13 @@ class ApacheKafka:
             return False
 
 
-def _java(program: str, *arguments: str) -> list[str]:
+def has_tools() -> bool:
+    """Whether the programs of kafka-tools are there: they are a jar of their own."""
+    libs = java_libs()
+    return libs is not None and any(libs.glob("kafka-tools-4.*.jar"))
+
+
+def java_command(program: str, *arguments: str) -> list[str]:
     libs, java = java_libs(), shutil.which("java")
     assert libs is not None
     assert java is not None

@@ -7,6 +7,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.compat.message import Message, Received
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 TIMEOUT_S = 60.0
@@ -17,7 +18,7 @@ def create_topic(
 ) -> str:
     """Create a topic and wait until it can be used, which a cluster does not promise with its answer."""
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(settings or {}))
-    admin.create_topics([topic])[name].result(TIMEOUT_S)
+    create_topics(admin, topic)
     eventually(lambda: _leaders(admin, name) == partitions, what=f"topic {name} with leaders")
     return name
 

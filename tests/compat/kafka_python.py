@@ -15,19 +15,8 @@ def publish(
 ) -> list[int]:
     defaults = {"linger_ms": 5, "compression_type": None if codec == "none" else codec}
     with KafkaProducer(bootstrap_servers=bootstrap, **(defaults | settings)) as client:
-        sent = [_send(client, topic, message) for message in messages]
+        sent = [client.send(topic, **message.send_arguments()) for message in messages]
         return [future.get(TIMEOUT_S).offset for future in sent]
-
-
-def _send(client: KafkaProducer, topic: str, message: Message) -> Any:
-    return client.send(
-        topic,
-        value=message.value,
-        key=message.key,
-        headers=list(message.headers),
-        partition=message.partition,
-        timestamp_ms=message.timestamp_ms,
-    )
 
 
 def consumer(bootstrap: str, *topics: str, **settings: Any) -> KafkaConsumer:

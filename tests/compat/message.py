@@ -16,6 +16,10 @@ class Message(NamedTuple):
     timestamp_ms: int | None = None
     partition: int = 0
 
+    def send_arguments(self) -> dict[str, Any]:
+        """The keywords with which producers of aiokafka and kafka-python send it."""
+        return {**self._asdict(), "headers": list(self.headers)}
+
 
 class Received(NamedTuple):
     message: Message

@@ -25,8 +25,8 @@ pytestmark = apache_kafka.NEEDED
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, DELETE, APPEND = 0, 1, 2
 PAGE = Path(__file__).parents[2] / "docs" / "differences.md"
-#: Not served here, see docs/differences.md: SASL, tokens, quotas, credentials; and what only nodes send.
-NOT_SERVED = {17, 36, 38, 39, 40, 41, 48, 49, 50, 51} | {27, 80, 83, 84, 85, 86, 87}
+#: What only nodes send.
+NOT_SERVED = {27, 80, 83, 84, 85, 86, 87}
 #: Given to both by these tests, or about their addresses.
 GIVEN = {
     "advertised.listeners",
@@ -172,7 +172,7 @@ def alter(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
         (CLIENT_METRICS, "s", ("match", SET, "foo=a")),
         (CLIENT_METRICS, "s", ("unknown", SET, "a")),
         (CLIENT_METRICS, "", ("interval.ms", SET, "1000")),
-        (64, "x", ("a", SET, "1")),
+        (96, "x", ("a", SET, "1")),  # 64 is a tenant here
     ],
 )  # fmt: skip
 def test_changes_of_settings_are_taken_or_refused_in_the_same_words(

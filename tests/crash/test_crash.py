@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess
 from tests.crash import power
+from tests.topics import create_topics
 
 ROUNDS = 4
 ACKNOWLEDGED_PER_ROUND = 300
@@ -105,7 +106,7 @@ def judge(writer: Writer, found: dict[int, list[tuple[int, int]]]) -> None:
 def create_topic(bootstrap: str, topic: str) -> None:
     settings = {"segment.bytes": "20000"}  # so that rolled segments are in it too
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=settings)])[topic].result(30)
+    create_topics(admin, NewTopic(topic, PARTITIONS, 1, config=settings))
 
 
 def test_kill_loses_and_doubles_nothing(fresh_broker: BrokerProcess) -> None:
@@ -156,7 +157,7 @@ def test_power_loss_loses_and_doubles_nothing(mortal_broker: BrokerProcess, jour
 def test_power_loss_does_cost_what_was_never_synced(mortal_broker: BrokerProcess, journal: Path) -> None:
     """The instrument itself: without syncs the same kill must lose something, or the tests above prove nothing."""
     admin = AdminClient({"bootstrap.servers": mortal_broker.bootstrap_servers})
-    admin.create_topics([NewTopic("t", PARTITIONS, 1, config={"penstock.flush": "never"})])["t"].result(30)
+    create_topics(admin, NewTopic("t", PARTITIONS, 1, config={"penstock.flush": "never"}))
     writer = Writer(mortal_broker.bootstrap_servers, "t")
     writer.write_until_acknowledged(ACKNOWLEDGED_PER_ROUND)
     mortal_broker.kill()

@@ -9,6 +9,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, ClusterProcesses, executable
+from tests.damage import flip_byte
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 COUNT = 200
@@ -18,7 +20,7 @@ METADATA = "__cluster_metadata-0"
 def create(bootstrap: str, topic: str = "t", replicas: int = 1) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     new = NewTopic(topic, 1, replicas, config={"segment.bytes": "5000"})
-    admin.create_topics([new])[topic].result(30)
+    create_topics(admin, new)
 
 
 def write(bootstrap: str, first: int, count: int = COUNT, topic: str = "t") -> None:
@@ -72,14 +74,6 @@ def error_at(bootstrap: str, offset: int, topic: str = "t") -> int:
         consumer.close()
 
 
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        (byte,) = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte ^ 0x55]))
-
-
 def segments(data_dir: Path, folder: str = "t-0") -> list[Path]:
     return sorted((data_dir / folder).glob("*.log"))
 
@@ -128,7 +122,7 @@ def test_a_flipped_byte_costs_the_records_of_one_batch(
     killed: BrokerProcess, segment: int, place: Callable[[Path], int]
 ) -> None:
     path = segments(killed.data_dir)[segment]
-    flip(path, place(path))
+    flip_byte(path, place(path))
     before = contents(segments(killed.data_dir))
     killed.start()
     bootstrap = killed.bootstrap_servers
@@ -157,7 +151,7 @@ def test_damage_that_no_start_looks_for_is_refused_once_it_was_verified(fresh_br
     write(bootstrap, 0)
     fresh_broker.stop()
     path = segments(fresh_broker.data_dir)[0]
-    flip(path, last_batch_of(path))
+    flip_byte(path, last_batch_of(path))
     fresh_broker.restart()
     assert not any("log damaged" in line for line in fresh_broker.output), (
         "a clean start reads no old segment"
@@ -176,7 +170,7 @@ def test_damage_that_no_start_looks_for_is_refused_once_it_was_verified(fresh_br
 def test_damaged_indexes_cost_nothing(killed: BrokerProcess) -> None:
     for path in (killed.data_dir / "t-0").glob("*index"):
         if path.stat().st_size:
-            flip(path, path.stat().st_size // 2)
+            flip_byte(path, path.stat().st_size // 2)
     killed.start()
     assert read(killed.bootstrap_servers, 0, COUNT) == list(range(COUNT))
 
@@ -210,7 +204,7 @@ def test_a_damaged_metadata_log_is_refused_and_keeps_every_byte(
     getattr(fresh_broker, stop)()
     (path,) = segments(fresh_broker.data_dir, METADATA)
     position = path.read_bytes().index(b"later")
-    flip(path, position)
+    flip_byte(path, position)
     before = path.read_bytes()
     for _ in range(2):
         with pytest.raises(AssertionError, match="the metadata log is damaged"):
@@ -230,10 +224,10 @@ def test_a_damaged_metadata_snapshot_is_passed_over_for_the_one_before(tmp_path:
         names = [f"topic-{number}" for number in range(40)]
         admin = AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
         for name in names:
-            admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+            create_topics(admin, NewTopic(name, 1, 1))
         node.kill()
         newest = max((tmp_path / METADATA).glob("*.checkpoint"))
-        flip(newest, newest.stat().st_size // 2)
+        flip_byte(newest, newest.stat().st_size // 2)
         node.start()
         assert set(names) <= topics_of(node.bootstrap_servers)
     finally:
@@ -265,7 +259,7 @@ def test_one_of_three_fetches_what_is_damaged_and_never_leads_with_it(trio: Clus
     victim = trio.nodes[2]
     victim.kill_before_checkpoint()
     (path, *_) = segments(victim.data_dir)
-    flip(path, path.stat().st_size // 2)
+    flip_byte(path, path.stat().st_size // 2)
     damaged = path.read_bytes()
     victim.start()
     # It may not have left the in-sync set yet when the node is ready.
@@ -288,7 +282,7 @@ def test_one_of_three_fetches_its_metadata_again(trio: ClusterProcesses) -> None
     victim = trio.nodes[3]
     victim.kill()
     path = segments(victim.data_dir, METADATA)[-1]
-    flip(path, path.stat().st_size // 2)
+    flip_byte(path, path.stat().st_size // 2)
     damaged = path.read_bytes()
     victim.start()
     (stray,) = victim.data_dir.glob(f"{METADATA}.*-stray")

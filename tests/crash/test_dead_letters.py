@@ -42,7 +42,7 @@ class Funeral:
     def coordinator(self) -> Node | None:
         return self.trio.leader(STATE, self.trio.any.share_state().shard_of_key(self.key))
 
-    async def all_buried(self) -> None:
+    async def all_dead_letters_written(self) -> None:
         for _ in range(3_000):
             # Its leader may be about to change.
             await until(lambda: self.coordinator)
@@ -50,7 +50,7 @@ class Funeral:
             if node is not None and await self._is_done(node):
                 return
             await asyncio.sleep(0.02)
-        raise AssertionError("some are never buried")
+        raise AssertionError("some dead letters are never written")
 
     async def _is_done(self, node: Node) -> bool:
         try:
@@ -61,16 +61,16 @@ class Funeral:
     async def check(self) -> None:
         expected = dict.fromkeys(range(1, self.next_offset, 2), 1)
         # A new leader does not know at once what the last one had committed.
-        await until(lambda: len(self._buried()) >= len(expected))
-        records = self._buried()
+        await until(lambda: len(self._dead_letters()) >= len(expected))
+        records = self._dead_letters()
         offsets = Counter(int(header(record, "__dlq.errors.offset") or "-1") for record in records)
         assert offsets == expected
         assert all(record.value == b"value %d" % _offset_of(record) for record in records)
         assert {header(record, "penstock.dlq.reason") for record in records} == {"rejected"}
 
-    def _buried(self) -> list[Record]:
+    def _dead_letters(self) -> list[Record]:
         node = self.trio.leader(DEAD)
-        return [] if node is None else dead_letter_harness.buried(node)
+        return [] if node is None else dead_letter_harness.dead_letters_in(node)
 
     async def revive(self, number: int) -> None:
         await self.trio.launch(number)
@@ -114,7 +114,7 @@ async def test_the_coordinator_is_killed_at_every_step(
         with monkeypatch.context() as patch:
             points.install(patch)
             await funeral.give_up(3)
-            done = asyncio.ensure_future(funeral.all_buried())
+            done = asyncio.ensure_future(funeral.all_dead_letters_written())
             await points.reached_or(done)
             if not points.is_reached:
                 break
@@ -136,7 +136,7 @@ async def test_leaders_are_killed_at_every_step_while_the_coordinator_goes_on(
 ) -> None:
     trio = funeral.trio
     await funeral.give_up(1)
-    await funeral.all_buried()
+    await funeral.all_dead_letters_written()
     killed: list[int] = []
 
     async def kill_leader() -> None:
@@ -150,7 +150,7 @@ async def test_leaders_are_killed_at_every_step_while_the_coordinator_goes_on(
         with monkeypatch.context() as patch:
             points.install(patch)
             await funeral.give_up(3)
-            await funeral.all_buried()
+            await funeral.all_dead_letters_written()
         await funeral.check()
         if not points.is_reached:
             break

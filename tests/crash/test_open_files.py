@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from tests.brokers import BrokerProcess, executable
+from tests.topics import create_topics
 
 LIMIT = 160
 PARTITIONS = 300
@@ -59,7 +60,7 @@ def read(bootstrap: str, rounds: int) -> set[bytes]:
 
 def test_more_partitions_than_open_files_are_written_read_and_opened_again(frugal: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": frugal.bootstrap_servers, "log_level": 0})
-    admin.create_topics([NewTopic("t", PARTITIONS, 1, config={"segment.bytes": "1000"})])["t"].result(60)
+    create_topics(admin, NewTopic("t", PARTITIONS, 1, config={"segment.bytes": "1000"}))
     for round_ in range(2):
         write(frugal.bootstrap_servers, round_)
     assert len(read(frugal.bootstrap_servers, 2)) == 2 * PARTITIONS
@@ -78,7 +79,7 @@ def test_partitions_far_beyond_the_limit_are_refused_when_they_are_created(fruga
     too_many = 20 * LIMIT + 1
     with pytest.raises(KafkaException, match=f"penstock.broker.partitions.max allows {20 * LIMIT}"):
         admin.create_topics([NewTopic("t", too_many, 1)])["t"].result(60)
-    admin.create_topics([NewTopic("t", 1, 1)])["t"].result(60)
+    create_topics(admin, NewTopic("t", 1, 1))
     with pytest.raises(KafkaException) as refused:
         admin.create_partitions([NewPartitions("t", too_many)])["t"].result(60)
     assert refused.value.args[0].code() == KafkaError.POLICY_VIOLATION

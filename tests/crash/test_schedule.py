@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, ClusterProcesses
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 PARTITIONS = 3
@@ -114,7 +115,7 @@ def check(bootstrap: str, writer: Writer, isolation: str) -> None:
 def create_topic(bootstrap: str, replication_factor: int) -> None:
     topic = NewTopic("jobs", PARTITIONS, replication_factor, config=SCHEDULED)
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([topic])["jobs"].result(30)
+    create_topics(admin, topic)
 
 
 def test_a_broker_is_killed_while_it_holds_and_releases(tmp_path: Path) -> None:

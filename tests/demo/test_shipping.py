@@ -10,6 +10,7 @@ from tests.brokers import BrokerProcess
 from tests.waiting import eventually
 
 from penstock.client import Penstock
+from penstock.demo.access import BrokerAccess
 from penstock.demo.component import Component
 from penstock.demo.launcher import RoadRepair
 from penstock.demo.names import ORDERS, PARCEL_DEAD_LETTERS, PARCELS, PARCELS_REPLAYED, retried_topic
@@ -83,8 +84,9 @@ def parts(fresh_broker: BrokerProcess) -> Iterator[list[Component]]:
     with Penstock(bootstrap) as app:
         for topic in (ORDERS, PARCELS):
             app.create_topic(topic, partitions=2)
-    tally, shipping = TopicCounter(bootstrap), Shipping(bootstrap, roads)
-    found = [tally, shipping, RoadRepair(bootstrap, tally, roads, EventLog(), pause_s=0.0)]
+    access = BrokerAccess(bootstrap=bootstrap)
+    tally, shipping = TopicCounter(access), Shipping(access, roads)
+    found = [tally, shipping, RoadRepair(access, tally, roads, EventLog(), pause_s=0.0)]
     for part in found:
         part.start()
     yield found

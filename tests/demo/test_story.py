@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.demo.conftest import Run
 from tests.demo.demos import Demo
+from tests.planted import PlantedSecrets
 from tests.waiting import eventually
 
 from penstock.demo.processes import missing_packages
@@ -51,6 +52,26 @@ def test_every_part_of_the_story_happens_and_it_stops(run: Run) -> None:
     await_story(demo)
     assert "Traceback" not in demo.output
     stop(demo)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+def test_the_pipelines_of_a_secure_demo(run: Run, tmp_path: Path) -> None:
+    """They log in, and nothing that the demo writes has a secret, not even the logs and checkpoints of Spark."""
+    demo = run("--secure", "--rate", "100")
+    eventually(lambda: demo.counts.get("lake/orders", 0) > 0, within_s=WITHIN_S, what="archived orders")
+    data = tmp_path / "data"
+    planted = PlantedSecrets()
+    for name in ("admin.password", "sasl.secret"):
+        planted.add(name, (data / "security" / name).read_text())
+    for name in ("ca.key", "node-1.pem"):
+        planted.add_key(name, data / "security" / name)
+    planted.check("\n".join(demo.processes().values()), "the arguments of a process")
+    stop(demo)
+    planted.check(demo.output, "the output of the demo")
+    for path in data.iterdir():
+        if path.name != "security":
+            planted.check_files(path)
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """`python -m tests.fuzz --frames N --seed S`: throw frames at a real node and see that it only ever says no.
 
 A process of its own, because the worst failure is one that takes the process with it. Prints one JSON line.
-`--state` sends valid requests with hostile values instead, to one node and to three (tests/fuzz/state.py).
+`--state` sends valid requests with hostile values instead, to one node and to three (tests/fuzz/state.py). `--secure`
+attacks TLS, logins and access rules (tests/fuzz/secure.py).
 """
 
 import argparse
@@ -15,6 +16,8 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +25,13 @@ from tests.fuzz.messages import Requests
 from tests.unit.broker.raw_client import new_node
 
 from penstock.broker.network.connection import Connection
+from penstock.broker.network.node_principals import NodePrincipals
 from penstock.broker.node import Node
 
 MEMORY_GROWTH_MAX_KB = 300 * 1024
 FRAMES_PER_CONNECTION = 20
 REQUESTS_PER_BURST = 2_000
+SECURE_FRAMES_PER_BURST = 20_000
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
     "penstock.create.topics.partitions.max": "10",
@@ -72,7 +77,7 @@ async def throw(node: Node, requests: Requests, frames: int) -> Counter[str]:
     left = frames
     while left > 0:
         wire = Wire()
-        connection = Connection(node.server, "PLAINTEXT", is_inter_broker=True)
+        connection = Connection(node.server, "PLAINTEXT", nodes=NodePrincipals(node.settings, "PLAINTEXT"))
         connection.connection_made(wire)  # type: ignore[arg-type]
         for _ in range(min(FRAMES_PER_CONNECTION, left)):
             left -= 1
@@ -138,21 +143,36 @@ def attack_state(counts: list[int], requests: int, seed: int, minutes: float) ->
 
     for nodes in counts:
         share = requests // len(counts)
-        folder = tempfile.mkdtemp()
-        try:
-            report = state.run(
-                Path(folder) / "nodes",
-                nodes=nodes,
-                requests=share,
-                seed=seed,
-                bursts=max(1, share // REQUESTS_PER_BURST),
-                seconds_max=60 * minutes / len(counts),
-            )
-        except AssertionError as error:
-            print(json.dumps({"seed": seed, "nodes": nodes, "harm": str(error), "kept_in": folder}))
-            return 1
-        shutil.rmtree(folder)
-        print(json.dumps(report), flush=True)
+        bursts, seconds = max(1, share // REQUESTS_PER_BURST), 60 * minutes / len(counts)
+        attack = partial(
+            state.run, nodes=nodes, requests=share, seed=seed, bursts=bursts, seconds_max=seconds
+        )
+        code = report_of(seed, attack, nodes=nodes)
+        if code:
+            return code
+    return 0
+
+
+def attack_security(frames: int, seed: int, minutes: float) -> int:
+    from tests.fuzz import secure
+
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it tells that the node has closed a connection
+    bursts = max(1, frames // SECURE_FRAMES_PER_BURST)
+    return report_of(
+        seed, partial(secure.run, frames=frames, seed=seed, bursts=bursts, seconds_max=60 * minutes)
+    )
+
+
+def report_of(seed: int, attack: Callable[[Path], dict[str, Any]], **about: int) -> int:
+    """Print the report of an attack on nodes in a new folder, or the harm that it did."""
+    folder = tempfile.mkdtemp()
+    try:
+        report = attack(Path(folder) / "nodes")
+    except AssertionError as error:
+        print(json.dumps({"seed": seed, **about, "harm": str(error), "kept_in": folder}))
+        return 1
+    shutil.rmtree(folder)
+    print(json.dumps(report), flush=True)
     return 0
 
 
@@ -160,8 +180,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    parser.add_argument("--minutes", type=float, default=math.inf, help="with --state: end after this long")
-    parser.add_argument("--state", action="store_true", help="valid requests with hostile values")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="with --state and --secure: end after this long"
+    )
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--state", action="store_true", help="valid requests with hostile values")
+    kinds.add_argument(
+        "--secure", action="store_true", help="TLS, logins, access rules and what changes them"
+    )
     parser.add_argument(
         "--nodes", type=int, choices=(1, 3), action="append", help="with --state; both by default"
     )
@@ -169,6 +195,8 @@ def main() -> int:
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     if given.state:
         return attack_state(given.nodes or [1, 3], given.frames, given.seed, given.minutes)
+    if given.secure:
+        return attack_security(given.frames, given.seed, given.minutes)
     logging.basicConfig(level=logging.ERROR)
     from penstock.broker.process import new_event_loop
 

@@ -26,7 +26,7 @@ from penstock.broker.coordinators.schedule.messages import (
     SourcePosition,
     encode_request,
 )
-from penstock.broker.network.apis import APIS, PRIVATE_APIS, SCHEDULE_API
+from penstock.broker.network.apis import APIS, PRIVATE_APIS, SCHEDULE_API, Api
 from penstock.cluster.image import ResourceType
 from penstock.protocol.compression import Codec
 from penstock.protocol.record_batch import (
@@ -73,6 +73,10 @@ DAMAGING = frozenset({20, 21, 33, 37, 44, 45})
 #: AlterConfigs and IncrementalAlterConfigs, and how often a request is one of these or CreateTopics.
 CHANGING_SETTINGS = (33, 44)
 SETTINGS_SHARE = 0.3
+QUOTA_ENTITIES = ("user", "user", "client-id", "client-id", "ip", "", "no such type")
+QUOTA_NAMES = ("prey-user", "prey-client", "192.0.2.1", "", "u" * 300)
+QUOTAS = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate",
+          "connection_creation_rate", "no_such_quota", "")  # fmt: skip
 #: Characters, of at most three bytes, that a string may have in versions that are not flexible.
 LEGACY_STRING_MAX = 10_000
 
@@ -106,25 +110,32 @@ class HostileRequests(Requests):
     def frame(self) -> tuple[int, int, bytes]:  # type: ignore[override]
         """The API key, the version, and the frame with its size prefix."""
         chance = self.chance
-        api = chance.choice(list(TABLE.values()))
-        if chance.random() < SETTINGS_SHARE:
-            api = TABLE[chance.choice((*CHANGING_SETTINGS, 44, 19))]
+        api = self._chosen_api()
         self._changes_settings = api.key in CHANGING_SETTINGS
         version = chance.choice(
             (api.min_version, api.max_version, chance.randint(api.min_version, api.max_version))
         )
         self._hostility = chance.choice(HOSTILITIES)
+        self._aim(api)
+        if api.key in PRIVATE_APIS:
+            message = struct.pack(">hhih", api.key, version, 1, -1) + self._private_body(api.key)
+        else:
+            message = self._header(api.key, version) + self._body(api.key, version)
+        return api.key, version, struct.pack(">i", len(message)) + message
+
+    def _chosen_api(self) -> Api:
+        if self.chance.random() < SETTINGS_SHARE:
+            return TABLE[self.chance.choice((*CHANGING_SETTINGS, 44, 19))]
+        return self.chance.choice(list(TABLE.values()))
+
+    def _aim(self, api: Api) -> None:
+        """Choose the topics that a request of this API may name."""
         self._topics, self._topic_ids = TOPICS, (*self.knows.topic_ids, *TOPIC_IDS, uuid.UUID(int=2**128 - 1))
         if api.key in QUORUM:
             self._topics = (METADATA, METADATA, METADATA, "", FIELD)
         elif api.key not in DAMAGING:
             self._topics += (FIELD, FIELD, FIELD, *INTERNAL)
             self._topic_ids += (self.knows.field_id, self.knows.field_id)
-        if api.key in PRIVATE_APIS:
-            message = struct.pack(">hhih", api.key, version, 1, -1) + self._private_body(api.key)
-        else:
-            message = self._header(api.key, version) + self._body(api.key, version)
-        return api.key, version, struct.pack(">i", len(message)) + message
 
     def _client_id(self) -> str:
         return self.chance.choice(CLIENT_IDS)
@@ -171,6 +182,14 @@ class HostileRequests(Requests):
 
     def _entity(self, schema: type[Any]) -> Any:
         entity = super()._entity(schema)
+        if hasattr(entity, "entity_type"):
+            # Quotas of others only: a limit of all clients is legal damage.
+            kind = self.chance.choice(QUOTA_ENTITIES)
+            entity = replace(entity, entity_type=kind)
+            if hasattr(entity, "entity_name"):
+                entity = replace(entity, entity_name=self.chance.choice(QUOTA_NAMES))
+        if hasattr(entity, "remove") and hasattr(entity, "key"):
+            entity = replace(entity, key=self.chance.choice(QUOTAS))
         if hasattr(entity, "resource_type"):
             kind = self._settings.kind() if self.chance.random() < 0.95 else self.chance.choice((0, INT8))
             entity = replace(entity, resource_type=kind, resource_name=self._resource_name(kind))

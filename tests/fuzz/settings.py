@@ -34,6 +34,7 @@ LOGGERS: Final = (
     "root",
     "penstock.broker",
     "penstock.broker.network.server",
+    "penstock.broker.network.connection_limits",
     "penstock.log",
     "no.such.logger",
     "",
@@ -118,7 +119,8 @@ class Settings:
             return Change(chance.choice(LOGGERS), op, chance.choice(LEVELS))
         table = TABLES.get(kind, TOPIC_SETTINGS)
         if chance.random() < 0.05:
-            unknown = ("unknown.name", "", "x" * 300, "\0", *NODE_SETTINGS)
+            # A setting of nodes is unknown to topics, and an odd name to all kinds.
+            unknown = chance.choice((("unknown.name", "", "x" * 300, "\0"), tuple(NODE_SETTINGS)))
             return Change(chance.choice(unknown), op, self._any_text())
         (setting,) = chance.choices(list(table.values()), self._weights.get(kind))
         if op in (ConfigOp.APPEND, ConfigOp.SUBTRACT) and chance.random() < 0.8:

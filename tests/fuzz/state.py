@@ -58,6 +58,7 @@ KEPT = {
     "unclean.leader.election.enable": "false",
 }
 LIMITS_PER_RESTART = 3
+INTERNAL_ERRORS, MALFORMED = "penstock_internal_errors_total", "penstock_malformed_frames_total"
 _CONFIG_CHANGES = (33, 44)  # AlterConfigs and IncrementalAlterConfigs
 SETTINGS = {
     "offsets.topic.num.partitions": "2",
@@ -118,26 +119,31 @@ class Nodes:
         """Raises AssertionError for a node that has ended, failed inside, or written a traceback."""
         counts: Counter[str] = Counter()
         for node in self._nodes:
-            assert node.log is not None
-            log = node.log.read_text(errors="replace")
-            assert "Traceback" not in log, (
-                f"{node} wrote a traceback:\n{log[log.index('Traceback') - 2000 :][:6000]}"
-            )
-            metrics = eventually(
-                lambda node=node: self._metrics(node), within_s=PATIENCE_S, what=f"metrics of {node}"
-            )
-            for name in ("penstock_internal_errors_total", "penstock_malformed_frames_total"):
+            metrics = check_node(node, self._http[node])
+            for name in (INTERNAL_ERRORS, MALFORMED):
                 counts[name] += int(metrics[name])
-        assert counts["penstock_internal_errors_total"] == 0, counts
         return counts
 
-    def _metrics(self, node: BrokerProcess) -> dict[str, float]:
-        try:
-            with urllib.request.urlopen(f"http://{self._http[node]}/metrics", timeout=PATIENCE_S) as reply:
-                text = reply.read().decode()
-        except OSError as error:
-            raise AssertionError(f"{node} does not answer: {error}\n{''.join(node.output)}") from None
-        return {name: float(value) for name, value in re.findall(r"^(\w+) ([0-9.e+-]+)$", text, re.MULTILINE)}
+
+def check_node(node: BrokerProcess, http: str) -> dict[str, float]:
+    """Return its metrics. Raises AssertionError if it has ended, failed inside, or written a traceback."""
+    assert node.log is not None
+    log = node.log.read_text(errors="replace")
+    assert "Traceback" not in log, (
+        f"{node} wrote a traceback:\n{log[max(log.index('Traceback') - 2000, 0) :][:6000]}"
+    )
+    metrics = eventually(lambda: _metrics(node, http), within_s=PATIENCE_S, what=f"metrics of {node}")
+    assert metrics[INTERNAL_ERRORS] == 0, f"{node} counts {metrics[INTERNAL_ERRORS]:.0f} internal errors"
+    return metrics
+
+
+def _metrics(node: BrokerProcess, http: str) -> dict[str, float]:
+    try:
+        with urllib.request.urlopen(f"http://{http}/metrics", timeout=PATIENCE_S) as reply:
+            text = reply.read().decode()
+    except OSError as error:
+        raise AssertionError(f"{node} does not answer: {error}\n{''.join(node.output)}") from None
+    return {name: float(value) for name, value in re.findall(r"^(\w+) ([0-9.e+-]+)$", text, re.MULTILINE)}
 
 
 @dataclass
@@ -146,6 +152,8 @@ class WellBehaved:
 
     bootstrap_servers: str
     replicas: int
+    #: How it logs in.
+    security: dict[str, Any] = field(default_factory=dict)
     acknowledged: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     checks: int = 0
 
@@ -153,7 +161,7 @@ class WellBehaved:
         self.connect()
 
     def connect(self) -> None:
-        self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **self.security})
 
     def disconnect(self) -> None:
         """Leaves room for others where few may connect."""
@@ -216,7 +224,7 @@ class WellBehaved:
         found = []
         for address in self.bootstrap_servers.split(","):
             try:
-                view = AdminClient({"bootstrap.servers": address}).list_topics(timeout=10)
+                view = AdminClient({"bootstrap.servers": address, **self.security}).list_topics(timeout=10)
             except KafkaException as error:
                 found.append(f"{address}: {error}")
             else:
@@ -262,6 +270,7 @@ class WellBehaved:
         producer = Producer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
+                **self.security,
                 "enable.idempotence": True,
                 "linger.ms": 5,
                 "message.timeout.ms": int(PATIENCE_S * 1000),
@@ -333,6 +342,7 @@ class WellBehaved:
         return Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
+                **self.security,
                 "group.id": group,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
@@ -470,7 +480,7 @@ def run(
         "seed": seed,
         "nodes": nodes,
         **totals,
-        "malformed": counts["penstock_malformed_frames_total"],
+        "malformed": counts[MALFORMED],
         "checks": client.checks,
         "acknowledged_and_read": len(client.acknowledged),
         "seconds": round(time.monotonic() - started, 1),

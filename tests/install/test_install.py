@@ -18,7 +18,6 @@ USES = {
     "postgres": "import psycopg; import penstock.client.databases.postgres",
     "outbox": "import sqlalchemy; import penstock.client.outbox",
     "tracing": "import penstock.client.opentelemetry_spans",
-    "console": "import starlette, uvicorn, jinja2",
     "connect": "import grpc; import pyspark.sql.connect.session",
 }
 ORDERS = [
@@ -118,6 +117,6 @@ def test_pip_installs_what_an_extra_is_for(wheel: Path, environment: Path, empty
     installed(environment, wheel, extra).run("python", "-c", USES[extra], cwd=empty)
 
 
-@pytest.mark.parametrize("extra", [extra for extra in USES if extra != "console"])  # not installed here
+@pytest.mark.parametrize("extra", USES)
 def test_an_extra_names_what_it_is_for(wheel: Path, environment: Path, empty: Path, extra: str) -> None:
     linked(environment, wheel, extra).run("python", "-c", USES[extra], cwd=empty)

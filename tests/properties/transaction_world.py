@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
     AddPartitionsRequest,
-    CoordinatorResult,
     EndTxnReply,
     EndTxnRequest,
     InitProducerIdReply,
@@ -26,6 +25,7 @@ from penstock.transactions.messages import (
     TopicPartition,
     TransactionConfig,
     TransactionMarkers,
+    TransactionResult,
 )
 from penstock.transactions.transaction import (
     NO_PRODUCER,
@@ -116,7 +116,7 @@ class World:
             self.shard.replay(*entry.record)
         self.ghosts = dict(self.log[-1].ghosts) if self.log else {}
         assert self.shard.transactions == (self.log[-1].stored if self.log else {})
-        assert self.shard.loaded(self.now_ms) == CoordinatorResult()
+        assert self.shard.loaded(self.now_ms) == TransactionResult()
         self._pending.clear()
         self.committed = upto
 
@@ -132,7 +132,7 @@ class World:
 
     def apply(
         self,
-        work: CoordinatorResult,
+        work: TransactionResult,
         ghost: Callable[[TransactionMetadata | None, TransactionMetadata], Ghost],
     ) -> None:
         for record in work.records:
@@ -175,7 +175,7 @@ class World:
             timeout_ms=TIMEOUT_MS,
             update_timestamp_ms=self.now_ms,
         )
-        self.apply(CoordinatorResult(records=(encode_transaction(used),)), lambda *_: Ghost())
+        self.apply(TransactionResult(records=(encode_transaction(used),)), lambda *_: Ghost())
         self.commit()
 
     def fresh_producer_id(self) -> int:
@@ -236,7 +236,7 @@ class World:
             else:
                 self.later(lambda reply=reply: self.receive_markers(reply))  # type: ignore[misc]
 
-    def _ask(self, sent: Sent, fresh_producer_id: int | None) -> CoordinatorResult:
+    def _ask(self, sent: Sent, fresh_producer_id: int | None) -> TransactionResult:
         match sent.request:
             case InitProducerIdRequest() as request:
                 return self.shard.init_producer_id(

@@ -132,10 +132,10 @@ def launch(
     program = Path(pyspark.__file__).parent / "bin" / command[0]
     given = {
         **os.environ,
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
         **QUICK_JAVA,
         "JAVA_HOME": str(home_for_spark(find_java())),
         "PYSPARK_PYTHON": sys.executable,
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
         **(environment or {}),
     }
     with log.open("ab") as output:

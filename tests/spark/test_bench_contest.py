@@ -63,7 +63,7 @@ def test_results_are_drawn_and_written(tmp_path: Path) -> None:
     save_plot(results, "title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     document = json_document(results, {"suite": "spark"})
-    assert document["contests"][0]["ratio"][CONNECTOR]["rows_per_s"]["median"] == 4
+    assert document["results"][0]["ratio"][CONNECTOR]["rows_per_s"]["median"] == 4
 
 
 def test_all_values_differ() -> None:

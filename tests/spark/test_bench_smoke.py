@@ -32,7 +32,7 @@ def test_a_smoke_run_has_figures_of_all_participants(tmp_path: Path, has_connect
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (document,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
     assert [path.stat().st_size > 0 for path in tmp_path.glob("*.png")] == [True]
-    figures: dict[str, Any] = {each["name"]: each["median"] for each in document["contests"]}
+    figures: dict[str, Any] = {each["name"]: each["median"] for each in document["results"]}
     peer = {"connector"} if has_connector else set()
     assert set(figures["read-100B-none"]) == {"penstock", "penstock-narrow", "parquet"} | peer
     assert set(figures["write-100B-none"]) == {"penstock", "penstock-exactly-once", "nowhere"} | peer

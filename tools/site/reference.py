@@ -17,6 +17,7 @@ from penstock.cli.commands import root_app
 from penstock.client.wire.settings import NUMERIC_SETTINGS, ConnectionSettings
 from penstock.cluster.client_metrics import CLIENT_METRICS_SETTINGS
 from penstock.cluster.group_settings import GROUP_SETTINGS
+from penstock.cluster.tenants import TENANT_SETTINGS
 from penstock.cluster.topic_settings import TOPIC_SETTINGS
 from penstock.protocol.config_def import Setting
 from penstock.spark.sink.options import SINK_OPTIONS
@@ -70,6 +71,9 @@ def settings_page() -> str:
             "## Client metrics subscriptions\n",
             "Set with the tools of Apache Kafka (`kafka-client-metrics.sh`).\n",
             *_resource_table(CLIENT_METRICS_SETTINGS),
+            "## Tenants\n",
+            "Set by [`penstock tenant`](../tenants.md).\n",
+            *_resource_table(TENANT_SETTINGS),
             "## Other environment variables\n",
             *_table(
                 ("Variable", "Meaning"),

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -107,6 +109,32 @@ class PeerCalls(Protocol):
     ) -> memoryview: ...
 
 
+class StorageBudgets(Protocol):
+    """What tenants may store; the overflow policies of their topics decide what happens above it."""
+
+    def excess_bytes(self, topic: str) -> int:
+        """Return how many bytes the tenant that owns this topic is above its storage bound; 0 where there is none."""
+
+    def free_share(self, topic: str) -> float:
+        """Return from 0 to 1 how much of its storage bound that tenant has left; 1 where there is none."""
+
+    def is_bounded(self, topic: str) -> bool:
+        """Return whether the topic belongs to a tenant with a storage bound."""
+
+
+class NoStorageBudgets:
+    """The budgets of a cluster without tenants."""
+
+    def excess_bytes(self, topic: str) -> int:
+        return 0
+
+    def free_share(self, topic: str) -> float:
+        return 1.0
+
+    def is_bounded(self, topic: str) -> bool:
+        return False
+
+
 class Environment(Clock, Tasks, Threads, Syncs, Protocol):
     """All of them, for components that use most."""
 
@@ -175,6 +203,32 @@ class ProcessEnvironment:
     def close(self) -> None:
         self.sync_executor.shutdown(wait=True)
         self._executor.shutdown(wait=True)
+
+
+async def in_daemon_thread(call: Callable[[], Result], name: str) -> Result:
+    """Run a call that may wait for another host in a thread of its own, which the end of the process does not await."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def finish(outcome: Future[Result]) -> None:
+        if done.cancelled():
+            return
+        if (error := outcome.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(outcome.result())
+
+    def run() -> None:
+        outcome: Future[Result] = Future()
+        try:
+            outcome.set_result(call())
+        except Exception as error:
+            outcome.set_exception(error)
+        with suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(finish, outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
 
 
 class Lazy(Generic[Component]):

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
+from penstock.broker.config.access_settings import new_authorizer
 from penstock.broker.config.definitions import REPLICA_SELECTORS
 from penstock.broker.config.effective_settings import DynamicSettings
 from penstock.broker.config.listeners import Listener
@@ -25,11 +27,17 @@ from penstock.broker.coordinators.groups.coordinator import GroupCoordinator
 from penstock.broker.coordinators.runtime.sharded_coordinator import CoordinatorContext
 from penstock.broker.environment import Lazy, ProcessEnvironment, StartFailed, end_process
 from penstock.broker.metrics.counters import Metrics
+from penstock.broker.metrics.group_drops import GroupDrops
 from penstock.broker.network.dispatch import Dispatcher, FaultInjector
-from penstock.broker.network.requests import BrokerCalls
+from penstock.broker.network.quotas import ClientQuotaManager
+from penstock.broker.network.requests import BrokerCalls, is_node_by_rule
 from penstock.broker.network.server import Server
+from penstock.broker.network.slices import TimeSlices
+from penstock.broker.network.tenants import TenantManager
+from penstock.broker.network.tls import Handshakes, TlsContexts, TlsUnusable, http_contexts, load_contexts
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.overflow import OverflowManager
 from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_manager import ReplicaManager
 from penstock.broker.quorum import Quorum
@@ -38,16 +46,19 @@ from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.quorum.storage import DamagedElection
 from penstock.broker.services import BrokerServices
+from penstock.broker.start_checks import check_node_listener, descriptor_budget, preload_cluster_modules
 from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
 from penstock.cluster.metadata_records import UnreadableRecord
+from penstock.cluster.security_image import acl_binding
 from penstock.cluster.topic_names import CLUSTER_METADATA, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
 from penstock.log.data_directory import InconsistentMetaProperties
 from penstock.log.log_manager import DataDirectoryLocked, LogManager
 from penstock.log.recovery import CorruptLog
-from penstock.log.segment_files import open_files_limit
+from penstock.protocol.acls import AclBinding
 from penstock.raft.state import CommittedRecordsLost
 
 if TYPE_CHECKING:
+    from penstock.broker.controller.bootstrap_user import BootstrapUser
     from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
     from penstock.broker.coordinators.schedule.coordinator import ScheduleCoordinator
     from penstock.broker.coordinators.share.coordinator import ShareCoordinator
@@ -55,7 +66,9 @@ if TYPE_CHECKING:
     from penstock.broker.coordinators.share.state_reconciler import ShareStateReconciler
     from penstock.broker.coordinators.transactions.coordinator import TransactionCoordinator
     from penstock.broker.metrics.client_telemetry import ClientTelemetry
-    from penstock.broker.metrics.exposition import MetricSources
+    from penstock.broker.metrics.sources import MetricSources
+    from penstock.broker.network.audit_topic import AuditTopicWriter
+    from penstock.broker.network.connection import Connection
     from penstock.broker.network.http import HttpServer
     from penstock.broker.network.peers import Peers
     from penstock.broker.network.response_cache import TopicResponseCache
@@ -63,39 +76,17 @@ if TYPE_CHECKING:
     from penstock.broker.partition.idempotent_append import PlannedAppends
     from penstock.broker.partition.partition import Partition
     from penstock.broker.partition.replica_fetcher import ReplicaFetcherManager, ReplicationQuota
+    from penstock.cluster.rare_records import AccessControlEntryRecord
+    from penstock.security.initial_credentials import InitialCredential
 
 logger = logging.getLogger("penstock.node")
 
 #: How long the initial voters of a new cluster wait for each other to vote before they serve.
 _INITIAL_VOTERS_SECONDS_MAX: Final = 15.0
-#: With fewer open files, connections and logs would constantly compete for descriptors.
-_OPEN_FILES_MIN: Final = 128
 #: How long a stopping node waits for pending replies.
 _DRAIN_SECONDS: Final = 2.0
 _PRODUCER_EXPIRY: Final = "producer.id.expiration.ms"
 _RECOVERY_THREADS: Final = "num.recovery.threads.per.data.dir"
-#: The requests that nodes send to each other while they elect a controller, register and report: AlterPartition, Vote,
-#: BeginQuorumEpoch, EndQuorumEpoch, Envelope, FetchSnapshot, BrokerRegistration and BrokerHeartbeat.
-_PEER_APIS: Final = (56, 52, 53, 54, 58, 59, 62, 63)
-
-
-class DescriptorBudget(NamedTuple):
-    """How many segment files may be open for reading, and how many logs for writing. The rest is for connections."""
-
-    readers: int
-    writers: int
-
-
-def descriptor_budget(readers_max: int) -> DescriptorBudget:
-    """Raises StartFailed if the limit on the open files of the process is too low."""
-    limit = open_files_limit()
-    if limit < _OPEN_FILES_MIN:
-        raise StartFailed(
-            f"the limit of open files is {limit}, and a node needs {_OPEN_FILES_MIN}",
-            hint="`ulimit -n 65536` in the shell, or LimitNOFILE=65536 in the service, raises it",
-        )
-    quarter = limit // 4
-    return DescriptorBudget(min(readers_max, quarter), quarter)
 
 
 class Node:
@@ -104,6 +95,7 @@ class Node:
         self.dynamic = DynamicSettings(settings)
         self.node_id = settings.node_id
         self.metrics = Metrics()
+        self.slices = TimeSlices(settings.integer("penstock.connection.turn.ms") / 1000)
         self.environment = ProcessEnvironment(
             io_threads=settings.integer("penstock.io.threads"),
             sync_threads=settings.integer("penstock.sync.threads"),
@@ -114,6 +106,9 @@ class Node:
         )
         self.selects_replicas = REPLICA_SELECTORS.get(str(settings["replica.selector.class"]), False)
         self.faults: FaultInjector | None = None
+        self.bootstrap_user: BootstrapUser | None = None  # set before the start
+        self._initial_credentials: tuple[InitialCredential, ...] = ()
+        self.authorizer = new_authorizer(settings)
         self.peers = Lazy(self._new_peers)
         self.brokers = BrokerCalls(lambda: self.services, self.peers)
         self.preparer = BatchPreparer(
@@ -142,14 +137,22 @@ class Node:
         self.channel: ControllerChannel
         self.controller: Controller
         self.lifecycle: BrokerLifecycleManager
+        self.tenants: TenantManager
+        self.overflow: OverflowManager
+        self.group_drops: GroupDrops
         self.partitions: ReplicaManager
         self.housekeeping: Housekeeping
         self.producer_ids: ProducerIdManager
         self.topic_creator: TopicCreator
         self.groups: GroupCoordinator
         self.server: Server
+        self.quotas: ClientQuotaManager
         self.services: BrokerServices
         self.http: HttpServer | None = None
+        #: None while no listener asks for security.
+        self.handshakes: Handshakes | None = None
+        self.tls_contexts: dict[str, TlsContexts] = {}
+        self.http_contexts: TlsContexts | None = None
         self.listeners: tuple[Listener, ...] = ()  # as bound: port 0 is replaced with the actual port
         self.state = "starting"
         self._stopping: asyncio.Task[None] | None = None
@@ -167,12 +170,14 @@ class Node:
     async def start(self) -> None:
         """Start the node. Raises StartFailed, after everything is closed again."""
         try:
+            self._load_certificates()
             await self._start_http()
             await self._open_data()
             if self._has_peers:
-                _preload_cluster_modules()
+                preload_cluster_modules()
             await self._listen()
             await self._join_cluster()
+            await self._create_first_users()
             self.state = "serving"  # before `serve`, or the first connections would be closed
             await self.server.serve()
             await self.lifecycle.noted()
@@ -182,12 +187,42 @@ class Node:
         self.housekeeping.start()
         self._closers.callback(self.housekeeping.stop)
 
+    async def _create_first_users(self) -> None:
+        """Raises StartFailed."""
+        wanted = () if self.bootstrap_user is None else self.bootstrap_user.credentials()
+        wanted += self._initial_credentials
+        if not wanted:
+            return
+        # Imported here, because most nodes never need it.
+        from penstock.broker.controller.bootstrap_user import create_first_users
+
+        await create_first_users(wanted, self.metadata, self.channel, self.environment)
+
+    def _load_certificates(self) -> None:
+        serves_https = self.settings.boolean("penstock.http.tls") and self.settings.http_address is not None
+        if not serves_https and not any(self.settings.protocols.values()):
+            return
+        try:
+            self.tls_contexts = load_contexts(self.settings)
+            if serves_https:
+                self.http_contexts = http_contexts(self.settings)
+        except TlsUnusable as error:
+            raise StartFailed(str(error)) from None
+        self.handshakes = Handshakes(self.slices)
+        self._closers.callback(self.handshakes.close)
+
     async def _start_http(self) -> None:
         if self.settings.http_address is None:
             return
         # Imported here, because most nodes that start for a moment (tests, embedded ones) have no HTTP endpoint.
         from penstock.broker.metrics.exposition import Exposition
-        from penstock.broker.network.http import HttpServer, NodeEndpoints
+        from penstock.broker.network.http import HttpServer, HttpTls, NodeEndpoints
+
+        tls = None
+        if self.http_contexts is not None:
+            assert self.handshakes is not None
+            tls = HttpTls(self.handshakes, self.http_contexts)
+        token = self.settings["penstock.http.token"]
 
         endpoints = NodeEndpoints(
             self.node_id,
@@ -196,7 +231,12 @@ class Node:
             groups=lambda: self.groups,
         )
         try:
-            self.http = await HttpServer.start(self.settings.http_address, endpoints.routes())
+            self.http = await HttpServer.start(
+                self.settings.http_address,
+                endpoints.routes(),
+                token=None if token is None else str(token),
+                tls=tls,
+            )
         except OSError as error:
             raise StartFailed(str(error.strerror or error), hint="--http names another address") from None
         self._closers.push_async_callback(self.http.close)
@@ -260,6 +300,7 @@ class Node:
             begin=lambda image, deleted: self.partitions.remove_leftovers(image, deleted),
             image_changed=self.image_changed,
             active_changed=self._active_changed,
+            run_steps=lambda steps: self.slices.run(steps, None),
         )
 
     def _build_controller(self) -> None:
@@ -298,6 +339,33 @@ class Node:
         )
 
     def _build_partitions(self) -> None:
+        self.tenants = TenantManager(
+            self.environment,
+            self.settings,
+            self.metadata,
+            partitions=lambda: self.partitions,
+            connections=lambda: tuple(self.server.connections),
+            group_names=lambda: [shard.groups for shard in self.groups.loaded_shards()],
+            peers=self.peers,
+        )
+        self.overflow = OverflowManager(
+            self.environment,
+            self.settings,
+            self.store,
+            metadata=self.metadata,
+            budgets=self.tenants,
+            partitions=lambda: self.partitions,
+            retain=lambda partition: self.housekeeping.apply_retention(partition),
+            is_unlinking=lambda partition: self.housekeeping.is_unlinking(partition),
+        )
+        self.group_drops = GroupDrops(
+            self.environment,
+            self.node_id,
+            self.metadata,
+            partitions=lambda: self.partitions,
+            groups=lambda: self.groups,
+            peers=self.peers,
+        )
         self.partitions = ReplicaManager(
             self.environment,
             self.settings,
@@ -307,9 +375,11 @@ class Node:
             sync_executor=self.environment.sync_executor,
             fetchers=self.fetchers,
             isr=self.isr,
+            overflow=self.overflow,
             report_lost=self.lifecycle.report_lost,
             was_clean=lambda: self.lifecycle.was_clean,
             is_starting=lambda: self.state == "starting",
+            pause=self.slices.pause,
         )
         self.housekeeping = Housekeeping(
             self.environment,
@@ -324,10 +394,15 @@ class Node:
         )
 
     def _new_peers(self) -> Peers:
-        from penstock.broker.network.peers import Peers
+        from penstock.broker.network.peers import Peers, peer_security
 
         bind_host = self.settings.string("penstock.peer.bind.host")
-        return Peers(self.node_id, address_of=self._peer_address, bind_host=bind_host)
+        return Peers(
+            self.node_id,
+            address_of=self._peer_address,
+            bind_host=bind_host,
+            security=peer_security(self.settings, self.handshakes, self.tls_contexts),
+        )
 
     def _peer_address(self, node_id: int) -> tuple[str, int] | None:
         """Return where a node listens for other nodes: as it registered, or else as the quorum knows it.
@@ -353,14 +428,34 @@ class Node:
         )
 
     async def _listen(self) -> None:
-        self._check_node_listener()
+        check_node_listener(self.settings, has_peers=self._has_peers)
         self._build_server()
+        if any(protocol.uses_sasl for protocol in self.settings.protocols.values()):
+            # Imported here, because a node without SASL never needs it.
+            from penstock.broker.network.authentications import ListenerAuthentications
+
+            authentications = ListenerAuthentications(
+                self.settings, self.metadata, is_starting=lambda: self.state == "starting"
+            )
+            self._initial_credentials = authentications.initial_credentials
+            self._closers.callback(authentications.close)
+            authentications.start(self.environment)
+            self.server.new_authentication = authentications.new
+            self.server.wait_for_newer_keys = authentications.wait_for_newer_keys
         self.listeners = await self._bind()
         if self._has_peers:
             await self.server.serve_inter_broker()
 
     def _build_server(self) -> None:
-        self.server = Server(self.settings, self.dynamic, self.metrics)
+        self.server = Server(self.settings, self.dynamic, self.metrics, self.slices)
+        self.quotas = ClientQuotaManager(self.settings, self.environment.now_ms)
+        self.server.limits.rate_of = self.quotas.connection_rate
+        self.server.tenants = self.tenants
+        if self.handshakes is not None:
+            contexts = dict(self.tls_contexts)
+            if self.http_contexts is not None:
+                contexts["the HTTP endpoint"] = self.http_contexts
+            self.server.use_tls(self.handshakes, contexts)
         self._closers.push_async_callback(self._close_server)
         self.services = BrokerServices(
             settings=self.settings,
@@ -370,6 +465,7 @@ class Node:
             partitions=self.partitions,
             store=self.store,
             server=self.server,
+            quotas=self.quotas,
             quorum=self.quorum,
             controller=self.controller,
             channel=self.channel,
@@ -391,13 +487,20 @@ class Node:
             auto_creation=self.auto_creation,
             isr=self.isr,
             leader_throttle=self.leader_throttle,
+            authorizer=self.authorizer,
+            tenants=self.tenants,
+            overflow=self.overflow,
         )
+        self.server.certificate_refused = self._audit_certificate
+        self.server.is_node_by_rule = partial(is_node_by_rule, self.services)
+        if self.settings.boolean("penstock.audit.topic.enable"):
+            self.services.audit.topic = self._new_audit_topic()
         self.dispatcher = Dispatcher(self.services, is_starting=lambda: self.state == "starting")
         self.dispatcher.faults = self.faults
         self.server.dispatch = self.dispatcher.dispatch
 
     def metric_sources(self) -> MetricSources:
-        from penstock.broker.metrics.exposition import MetricSources
+        from penstock.broker.metrics.sources import MetricSources
 
         return MetricSources(
             settings=self.settings,
@@ -406,13 +509,18 @@ class Node:
             threads=self.environment,
             metrics=self.metrics,
             server=self.server,
+            quotas=self.quotas,
             store=self.store,
             metadata=self.metadata,
             quorum=self.quorum,
             partitions=self.partitions,
             fetch_sessions=self.fetch_sessions,
             groups=self.groups,
+            tenants=self.tenants,
+            overflow=self.overflow,
+            group_drops=self.group_drops,
             brokers=self.brokers,
+            audit=self.services.audit,
             fetchers=self.fetchers,
             telemetry=self.telemetry,
             transactions=self.transactions,
@@ -421,19 +529,15 @@ class Node:
             schedule=self.schedule,
         )
 
-    def _check_node_listener(self) -> None:
-        """Raises StartFailed."""
-        settings = self.settings
-        if self._has_peers and settings.inter_broker_listener is None:
-            raise StartFailed(
-                f"node {self.node_id} belongs to a cluster of several and has no listener for the other nodes",
-                hint="--listen NODES://HOST:PORT adds one, at the address that it had before",
-            )
-        if settings.is_listener_shared:
-            logger.warning(
-                "clients share the inter-broker listener: everyone who reaches it can take over the cluster",
-                extra={"listener": settings.inter_broker_listener},
-            )
+    def _audit_certificate(self, connection: Connection, reason: str) -> None:
+        self.services.audit.login_failed(
+            self.environment.now_ms(),
+            principal=str(connection.principal),
+            host=connection.client_host,
+            listener=connection.listener,
+            mechanism="certificate",
+            reason=reason,
+        )
 
     @property
     def _has_peers(self) -> bool:
@@ -471,6 +575,8 @@ class Node:
             await self._join_as_broker()
         else:
             await self.metadata.follow(self.metadata.applied_offset)
+        self._update_tenants()  # the first image may be without any change
+        self.group_drops.image_changed()
 
     async def _wait_for_initial_voters(self) -> None:
         """Wait for a bounded time: an initial voter that is gone meanwhile may join later."""
@@ -562,6 +668,7 @@ class Node:
         await self.environment.wait_for_threads()
         high_watermarks = self.partitions.high_watermarks()
         try:
+            await self.environment.in_thread(self.overflow.save)
             await self.environment.in_thread(
                 self.store.close, clean=self._closes_cleanly, high_watermarks=high_watermarks
             )
@@ -679,6 +786,17 @@ class Node:
             peers=self.peers,
         )
 
+    def _new_audit_topic(self) -> AuditTopicWriter:
+        from penstock.broker.network.audit_topic import AuditTopicWriter
+
+        return AuditTopicWriter(
+            settings=self.settings,
+            metadata=self.metadata,
+            environment=self.environment,
+            appends=self.planned_appends(),
+            create_topics=self.topic_creator.create,
+        )
+
     def _new_planned_appends(self) -> PlannedAppends:
         from penstock.broker.partition.idempotent_append import PlannedAppends
 
@@ -704,10 +822,35 @@ class Node:
             end_process(StartFailed(reason, hint="--node-id gives this node an id of its own"), reason)
         await self.partitions.apply(delta, image)
 
+    def _update_authorizer(self) -> None:
+        if self.authorizer is not None:
+            rules: dict[UUID, AccessControlEntryRecord | AclBinding] = {
+                **self.image.security.acls,
+                **self.tenants.rules,
+            }
+            self.authorizer.update_from(rules, _as_binding)
+            self.authorizer.confine(self.tenants.users)
+
+    def _update_tenants(self) -> None:
+        self.tenants.configure()
+        self.overflow.tenants_changed()
+        self.quotas.measure_tenants(bool(self.tenants))
+        self.groups.check_tenant = self.tenants.check_group if self.tenants else None
+        self._update_authorizer()
+
     def image_changed(self, delta: ImageDelta) -> None:
         """Called once the new image is published."""
+        if delta.security_changed:
+            self.quotas.configure(self.image.security.quotas)
         if any(resource.type == ResourceType.BROKER for resource in delta.configs_changed):
             self.dynamic.image_changed(self.image)
+        is_first = self.authorizer is not None and not self.authorizer.is_loaded
+        if is_first or any(resource.type == ResourceType.TENANT for resource in delta.configs_changed):
+            self._update_tenants()
+        elif delta.security_changed:
+            self._update_authorizer()
+        if delta.configs_changed:
+            self.group_drops.image_changed()
         if delta.brokers_changed and (fetchers := self.fetchers.existing) is not None:
             fetchers.brokers_changed(delta.brokers_changed)
         for lazy, topic in self._lazy_coordinators:
@@ -736,20 +879,8 @@ class Node:
         return [self.groups, *(coordinator for coordinator in lazy if coordinator is not None)]
 
 
-def _preload_cluster_modules() -> None:
-    """Load what a node of a cluster needs as soon as it listens.
-
-    Loading it on first use would block the event loop in the middle of an election: for seconds if the processor is
-    busy, which is longer than the election timeout.
-    """
-    from penstock.broker.controller import forwarding, leader_balancer  # noqa: F401
-    from penstock.broker.network.apis import route
-    from penstock.broker.network.peers import load_codecs
-    from penstock.broker.quorum import inbound_requests, membership, outbound_requests  # noqa: F401
-    from penstock.cluster.controller import heartbeats  # noqa: F401
-
-    for api_key, version in load_codecs(_PEER_APIS):
-        route(api_key, version)
+def _as_binding(rule: AccessControlEntryRecord | AclBinding) -> AclBinding:
+    return rule if isinstance(rule, AclBinding) else acl_binding(rule)
 
 
 def _uses_schedule(partition: Partition | None) -> bool:

@@ -10,11 +10,14 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.logging import configure_logging
 from penstock.broker.config.node_settings import NodeSettings
 from penstock.broker.node import Node
+
+if TYPE_CHECKING:
+    from penstock.broker.controller.bootstrap_user import BootstrapUser
 
 logger = logging.getLogger("penstock.node")
 
@@ -23,20 +26,29 @@ logger = logging.getLogger("penstock.node")
 _THREAD_SWITCH_S: Final = 0.0005
 
 
-def serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None = None) -> int:
+def serve(
+    settings: NodeSettings,
+    on_ready: Callable[[Node], None] | None = None,
+    bootstrap_user: BootstrapUser | None = None,
+) -> int:
     """Run a node until SIGINT or SIGTERM; a second signal ends the process at once. Raises StartFailed."""
     configure_logging(settings.string("penstock.log.format"), settings.string("penstock.log.level"))
     sys.setswitchinterval(_THREAD_SWITCH_S)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings, on_ready))
+        return runner.run(_serve(settings, on_ready, bootstrap_user))
 
 
-async def _serve(settings: NodeSettings, on_ready: Callable[[Node], None] | None) -> int:
+async def _serve(
+    settings: NodeSettings,
+    on_ready: Callable[[Node], None] | None,
+    bootstrap_user: BootstrapUser | None,
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _on_signal, stop)
     node = Node(settings)
+    node.bootstrap_user = bootstrap_user
     if not await _start_until_signal(stop, node):
         return 0
     logger.info("serving", extra={"node": node.node_id, "partitions": len(node.partitions)})

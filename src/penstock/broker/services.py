@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.broker.network.audit import AuditTrail
+from penstock.security.delegation_tokens import TokenHmacs
+
 if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.controller.channel import ControllerChannel
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
     from penstock.broker.environment import Environment, Lazy
     from penstock.broker.metrics.client_telemetry import ClientTelemetry
     from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.network.quotas import ClientQuotaManager
     from penstock.broker.network.requests import BrokerCalls
     from penstock.broker.network.response_cache import TopicResponseCache
     from penstock.broker.network.server import Server
+    from penstock.broker.network.tenants import TenantManager
     from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
     from penstock.broker.partition.fetch_sessions import FetchSessions
     from penstock.broker.partition.housekeeping import Housekeeping
+    from penstock.broker.partition.overflow import OverflowManager
     from penstock.broker.partition.produced_batch import BatchPreparer
     from penstock.broker.partition.replica_fetcher import ReplicationQuota
     from penstock.broker.partition.replica_manager import ReplicaManager
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.broker.quorum.metadata_log import MetadataLog
     from penstock.cluster.image import ClusterImage
     from penstock.log.log_manager import LogManager
+    from penstock.security.authorizer import Authorizer
 
 
 class BrokerServices:
@@ -50,6 +57,8 @@ class BrokerServices:
         "_telemetry",
         "_topic_responses",
         "_transactions",
+        "audit",
+        "authorizer",
         "brokers",
         "channel",
         "controller",
@@ -63,15 +72,19 @@ class BrokerServices:
         "metrics",
         "node_id",
         "now_ms",
+        "overflow",
         "partitions",
         "preparer",
         "producer_ids",
         "quorum",
+        "quotas",
         "selects_replicas",
         "server",
         "settings",
         "spawn",
         "store",
+        "tenants",
+        "token_hmacs",
         "topic_creator",
     )
 
@@ -85,6 +98,7 @@ class BrokerServices:
         partitions: ReplicaManager,
         store: LogManager,
         server: Server,
+        quotas: ClientQuotaManager,
         quorum: Quorum,
         controller: Controller,
         channel: ControllerChannel,
@@ -106,9 +120,19 @@ class BrokerServices:
         auto_creation: Lazy[AutoTopicCreationManager],
         isr: Lazy[AlterPartitionManager],
         leader_throttle: Lazy[ReplicationQuota],
+        authorizer: Authorizer | None,
+        tenants: TenantManager,
+        overflow: OverflowManager,
     ) -> None:
         self.node_id = settings.node_id
         self.settings = settings
+        secret = settings["delegation.token.secret.key"]
+        self.token_hmacs = TokenHmacs(secret if isinstance(secret, str) else None)
+        #: The access rules; None if everybody may do everything.
+        self.authorizer = authorizer
+        self.tenants = tenants
+        self.overflow = overflow
+        self.audit = AuditTrail()
         self.fetch_bytes_max = settings.integer("fetch.max.bytes")
         self.environment = environment
         # Bound methods, because the hot path calls them.
@@ -121,6 +145,7 @@ class BrokerServices:
         self.store = store
         self.server = server
         self.quorum = quorum
+        self.quotas = quotas
         self.controller = controller
         self.channel = channel
         self.groups = groups

@@ -14,8 +14,9 @@ import typer
 from penstock.broker.config.node_settings import NODE_SETTINGS, InvalidSetting, NodeSettings, variable_name
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, with_parameters
-from penstock.cli.output import note, print_json, print_table
+from penstock.cli.output import HIDDEN, note, print_json, print_table
 from penstock.cli.serve import SERVE_FLAGS, SETTING_FLAGS, Flag, Flags, settings_from_flags, start
+from penstock.protocol.config_def import SettingType
 
 
 def show(
@@ -56,7 +57,7 @@ def show(
 def _setting_document(settings: NodeSettings, name: str) -> dict[str, object]:
     declared, origin = NODE_SETTINGS[name], settings.source(name)
     return {
-        "value": settings[name],
+        "value": HIDDEN if declared.type is SettingType.PASSWORD and settings[name] else settings[name],
         "default": declared.default,
         "source": origin.kind,
         "source_detail": origin.detail or None,
@@ -69,7 +70,8 @@ def _print(settings: NodeSettings, names: list[str], docs: bool) -> None:
     rows = []
     for name in names:
         setting = NODE_SETTINGS[name]
-        row = [name, setting.text(settings[name]), str(settings.source(name))]
+        is_secret = setting.type is SettingType.PASSWORD and settings[name]
+        row = [name, HIDDEN if is_secret else setting.text(settings[name]), str(settings.source(name))]
         rows.append([*row, setting.doc] if docs else row)
     columns = ["setting", "value", "source"]
     print_table([*columns, "meaning"] if docs else columns, rows, unfolded=["setting", "source"])

@@ -5,21 +5,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connection import (
-    ConnectionOptions,
-    PartitionName,
-    existing_topics,
-    explain_librdkafka_error,
-    librdkafka_settings,
-    open_cluster,
-    partition_names,
-    resolve_offsets,
-)
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.librdkafka import explain_librdkafka_error, librdkafka_settings
+from penstock.cli.connection.offsets import PartitionName, existing_topics, partition_names, resolve_offsets
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import OffsetSpec, OffsetSpecKind, expand_options, parse_offset_spec
 from penstock.cli.record_formats import FORMATS, TEMPLATE_FIELDS, ConsumerRecord, line_writer
@@ -31,10 +25,10 @@ POLL_S = 0.1
 READER_GROUP = "penstock-cli-reader"
 
 
-@expand_options
-def consume(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)],
-    connection: ConnectionOptions,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Which records to print, and how."""
+
     start: Annotated[
         str,
         typer.Option(
@@ -43,7 +37,7 @@ def consume(
             help="beginning, end, an offset, -N for the last N of each partition, or a time: "
             "2025-01-31T12:00, @MILLISECONDS, or an age such as 15m.",
         ),
-    ] = "beginning",
+    ] = "beginning"
     group: Annotated[
         str | None,
         typer.Option(
@@ -52,21 +46,21 @@ def consume(
             metavar="GROUP",
             help="Read as a member of this group: start at its committed offsets, and commit what is printed.",
         ),
-    ] = None,
+    ] = None
     partitions: Annotated[
         list[int] | None,
         typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition. Repeatable."),
-    ] = None,
+    ] = None
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", "-n", metavar="N", min=1, help="Stop after N records.")
-    ] = None,
+    ] = None
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the topics.")
-    ] = False,
+    ] = False
     timeout_s: Annotated[
         float | None,
         typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Stop after this long without a record."),
-    ] = None,
+    ] = None
     format_name: Annotated[
         str,
         typer.Option(
@@ -75,30 +69,45 @@ def consume(
             metavar="FORMAT",
             help=f"{', '.join(FORMATS)}, or a template of {{{'}, {'.join(TEMPLATE_FIELDS)}}}.",
         ),
-    ] = "text",
-    keys: Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")] = False,
+    ] = "text"
+    keys: Annotated[bool, typer.Option("--keys", help="Print the key and a tab before the value.")] = False
     headers: Annotated[
         bool, typer.Option("--headers", help="Print the headers and a tab before the key and value.")
-    ] = False,
+    ] = False
     uncommitted: Annotated[
         bool, typer.Option("--uncommitted", help="Also print records of open and aborted transactions.")
-    ] = False,
+    ] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="Same as --format json: one JSON object per line.")
-    ] = False,
+    ] = False
+
+    def line_writer(self) -> Callable[[ConsumerRecord], bytes]:
+        """Raises CommandError."""
+        try:
+            name = "json" if self.as_json else self.format_name
+            return line_writer(name, keys=self.keys, headers=self.headers)
+        except ValueError as error:
+            raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
+
+    def start_offset(self) -> OffsetSpec:
+        """Raises CommandError."""
+        try:
+            return parse_offset_spec(self.start, now_ms=int(time.time() * 1000))
+        except ValueError as error:
+            raise CommandError(f"--from: {error}", exit_code=EXIT_USAGE) from None
+
+
+@expand_options
+def consume(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", show_default=False)],
+    options: ReadOptions,
+    connection: ConnectionOptions,
 ) -> None:
     """Print records, one per line, until interrupted."""
     from confluent_kafka import Consumer  # a third of the time that a command takes to start
 
-    try:
-        write = line_writer("json" if as_json else format_name, keys=keys, headers=headers)
-    except ValueError as error:
-        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
-    try:
-        spec = parse_offset_spec(start, now_ms=int(time.time() * 1000))
-    except ValueError as error:
-        raise CommandError(f"--from: {error}", exit_code=EXIT_USAGE) from None
-    if group and partitions:
+    write, spec, group = options.line_writer(), options.start_offset(), options.group
+    if group and options.partitions:
         raise CommandError(
             "--partition cannot be combined with --group",
             hint="the group assigns the partitions to its members",
@@ -106,7 +115,8 @@ def consume(
         )
     reset = _auto_offset_reset(spec, group)
     with open_cluster(connection) as cluster:
-        chosen = _select_partitions(partition_names(existing_topics(cluster, topics)), topics, partitions)
+        known = partition_names(existing_topics(cluster, topics))
+        chosen = _select_partitions(known, topics, options.partitions)
         offsets = {} if group else resolve_offsets(cluster, chosen, spec)
     consumer = Consumer(
         librdkafka_settings(
@@ -116,17 +126,20 @@ def consume(
             enable_auto_offset_store=False,
             auto_offset_reset=reset,
             enable_partition_eof=True,
-            isolation_level="read_uncommitted" if uncommitted else "read_committed",
+            isolation_level="read_uncommitted" if options.uncommitted else "read_committed",
             fetch_wait_max_ms=100,
         )
     )
-    limits = StopConditions(max_messages=max_messages, idle_s=timeout_s, stop_at_end=exit_at_end)
-    with _closing(consumer), _end_on_signals():
+    limits = StopConditions(
+        max_messages=options.max_messages, idle_s=options.timeout_s, stop_at_end=options.exit_at_end
+    )
+    # Closing leaves the group and commits, also when the reader of stdout is gone.
+    with closing(consumer), _end_on_signals():
         if group:
             _subscribe(consumer, topics, limits)
         else:
             _assign(consumer, offsets, limits)
-        _print_records(consumer, write, limits, connection.bootstrap, commit=group is not None)
+        _print_records(consumer, write, limits, connection.addresses, commit=group is not None)
 
 
 class StopConditions:
@@ -257,15 +270,6 @@ def _consumer_record(message: Any) -> ConsumerRecord:
         message.value(),
         message.headers() or (),
     )
-
-
-@contextmanager
-def _closing(consumer: Any) -> Iterator[None]:
-    """Leaves the group and commits, also when the reader of stdout is gone."""
-    try:
-        yield
-    finally:
-        consumer.close()
 
 
 @contextmanager

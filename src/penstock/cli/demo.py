@@ -25,6 +25,9 @@ def demo(
     spark: Annotated[
         bool, typer.Option(help="Run the Spark pipelines, which need the `spark` extra.")
     ] = True,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="With TLS, a login and access rules; kept by later starts.")
+    ] = False,
     lines: Annotated[
         bool,
         typer.Option(
@@ -44,6 +47,7 @@ def demo(
         http=http or None,
         orders_per_s=rate,
         with_spark=spark,
+        secure=secure,
         on_screen=sys.stdout.isatty() and not lines,
         lines_every_s=every,
     )

@@ -46,7 +46,7 @@ def list_damage(
         new = _verify(data_dir) if verify else []
         found = offline_repair.list_damage(data_dir)
     except (OSError, CorruptCheckpoint) as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(_reason(error)) from None
     rows = [_damage_row(item, "accepted" if item.damage.accepted else "refused") for item in found]
     rows += [_damage_row(item, "not met yet") for item in new]
     if_none = "no damage found" if verify else "no damage is recorded; --verify reads all data"
@@ -120,11 +120,17 @@ def _accept_partition_loss(data_dir: Path, topic: str, index: int) -> None:
     except DataDirectoryLocked as error:
         raise CommandError(str(error), hint="stop the node first") from None
     except (OSError, NoKnownDamage, CorruptCheckpoint) as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(_reason(error)) from None
     if not accepted:
         note(f"{topic}-{index} starts empty when the node starts")
     for item in accepted:
         note(f"accepted: {item}")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _accept_metadata_loss(data_dir: Path) -> None:
@@ -137,7 +143,7 @@ def _accept_metadata_loss(data_dir: Path) -> None:
     except DataDirectoryLocked as error:
         raise CommandError(str(error), hint="stop the node first") from None
     except (OSError, Unrepairable, InconsistentMetaProperties) as error:
-        raise CommandError(str(error)) from None
+        raise CommandError(_reason(error)) from None
     note(
         f"truncated the metadata log by {plural(done.offsets_cut, 'offset')}; it now ends at offset {done.end_offset}"
     )

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connection import (
-    ConnectionOptions,
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.offsets import (
     PartitionName,
     existing_topics,
     log_ends,
-    open_cluster,
     partition_names,
     resolve_offsets,
 )

@@ -63,14 +63,30 @@ def with_parameters(run: Callable[..., None], parameters: Iterable[inspect.Param
 
 
 def parse_pairs(texts: Iterable[str], flag: str) -> dict[str, str]:
-    """Parses `NAME=VALUE` texts. Raises CommandError."""
+    """Parses `NAME=VALUE` texts. Raises CommandError, which shows no text: it may be a password."""
     found = {}
-    for text in texts:
+    for number, text in enumerate(texts, start=1):
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise CommandError(f"{flag} takes NAME=VALUE, not {text!r}", exit_code=EXIT_USAGE)
+            raise CommandError(
+                f"{flag} takes NAME=VALUE, and number {number} is not of this form", exit_code=EXIT_USAGE
+            )
         found[name.strip()] = value
     return found
+
+
+_SIZE = re.compile(r"(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(?:b)?(?:/s)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+def parse_size(name: str, text: str, *, what: str, example: str) -> int:
+    """Parses `500GB`, `20MB/s` or `1.5GiB`; KB is 1000 bytes and KiB 1024. Raises CommandError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise CommandError(f"{name}: {text!r} is no {what}", hint=example, exit_code=EXIT_USAGE)
+    number, unit, binary = found.groups()
+    factor: int = (1024 if binary else 1000) ** _POWERS[unit.lower()]
+    return int(number) * factor if number.isdigit() else round(float(number) * factor)
 
 
 def config_changes(
@@ -108,16 +124,26 @@ def parse_offset_spec(text: str, *, now_ms: int) -> OffsetSpec:
     return OffsetSpec(OffsetSpecKind.TIMESTAMP, parse_timestamp(text.removeprefix("@"), now_ms=now_ms))
 
 
+_TIMESTAMP_MS_MAX = 2**63 - 1
+
+
 def parse_timestamp(text: str, *, now_ms: int) -> int:
-    """ISO 8601 (local time if it has no zone), milliseconds since 1970, or an age such as 15m. Raises ValueError."""
-    text = text.strip()
+    """ISO 8601 (local time if it has no zone), milliseconds since 1970, or an age such as 15m. Raises ValueError.
+
+    What is before 1970, or too large for a request, is the earliest or the latest time that a request can have:
+    negative timestamps have meanings of their own.
+    """
+    return min(max(_timestamp(text.strip(), now_ms), 0), _TIMESTAMP_MS_MAX)
+
+
+def _timestamp(text: str, now_ms: int) -> int:
     if re.fullmatch(r"\d+", text):
         return int(text)
     if age := re.fullmatch(r"(\d+)([smhd])", text):
         return now_ms - int(age[1]) * UNITS_MS[age[2]]
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(
             f"{text!r} is not a time: write 2025-01-31T12:00, milliseconds, or an age such as 15m"
         ) from None

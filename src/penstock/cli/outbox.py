@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connection import ConnectionOptions, librdkafka_connection
+from penstock.cli.connection import ConnectionOptions
+from penstock.cli.connection.librdkafka import librdkafka_connection
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes, expand_options
 from penstock.cli.os_process import stop_on_first_signal
@@ -27,14 +28,17 @@ app = typer.Typer(
     help="Relay messages from a database to topics: the transactional outbox.", no_args_is_help=True
 )
 
+DATABASE_VARIABLE = "PENSTOCK_OUTBOX_DATABASE"
 DatabaseUrl = Annotated[
     str,
     typer.Option(
         "--database",
         "-d",
         metavar="URL",
+        envvar=DATABASE_VARIABLE,
         show_default=False,
-        help="sqlite:///shop.db or postgresql://user@host/database.",
+        help="sqlite:///shop.db or postgresql://user@host/database. In the variable, a password in it is not "
+        "visible to other users.",
     ),
 ]
 RowIds = Annotated[list[int] | None, typer.Argument(metavar="ID", show_default=False)]
@@ -104,7 +108,7 @@ def relay(
         relays = [
             Relay(
                 database,
-                connection.bootstrap,
+                connection.addresses,
                 name=name,
                 shards=shards,
                 shard=each,

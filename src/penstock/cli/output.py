@@ -7,6 +7,8 @@ from typing import Any
 
 from penstock.cli.errors import EXIT_USAGE, CommandError
 
+#: Stands for a secret, as in Apache Kafka.
+HIDDEN = "[hidden]"
 Cell = str | int | float | bool | None
 PIPE_WIDTH_CHARS = 100_000  # a pipe has no width, so lines are never wrapped there
 WATCH_EVERY_S = 2.0  # how often --watch refreshes
@@ -18,16 +20,26 @@ def print_json(document: Any) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, unfolded: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    unfolded: Sequence[str] = (),
+    styles: Sequence[str] = (),
 ) -> None:
-    """Aligns columns of numbers right; None is a dash. On a narrow terminal, columns in `unfolded` are not wrapped."""
+    """Aligns columns of numbers right; None is a dash. On a narrow terminal, columns in `unfolded` are not wrapped.
+
+    `styles` has a style of rich for each row, or is empty.
+    """
+    cells = [list(row) for row in rows]
+    for_people = sys.stdout.isatty()
+    if not for_people and (plain := _plain_lines(columns, cells)) is not None:
+        print("\n".join(plain))
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [list(row) for row in rows]
-    for_people = sys.stdout.isatty()
     table = Table(
         box=box.SIMPLE_HEAD if for_people else None,
         show_edge=False,
@@ -43,13 +55,37 @@ def print_table(
             overflow="fold",
             no_wrap=numeric or column in unfolded,
         )
-    for row in cells:
-        table.add_row(*(Text(_cell_text(cell), style="dim" if cell is None else "") for cell in row))
+    for index, row in enumerate(cells):
+        style = styles[index] if styles else ""
+        table.add_row(*(Text(_cell_text(cell), style="dim" if cell is None else style) for cell in row))
     console = Console(width=None if for_people else PIPE_WIDTH_CHARS, highlight=False)
     with console.capture() as capture:
         console.print(table)
     lines = (line.rstrip() for line in capture.get().splitlines())
     print("\n".join(line for line in lines if line))
+
+
+def _plain_lines(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str] | None:
+    """What rich makes of such a table in a pipe, for which it needs a millisecond per row.
+
+    None if a text has characters that are wider or narrower than others, breaks lines, or has spaces around it.
+    """
+    texts = [[*columns], *([_cell_text(cell) for cell in row] for row in rows)]
+    plain = (
+        text.isascii() and text.isprintable() and text == text.strip() for line in texts for text in line
+    )
+    if not all(plain):
+        return None
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    numeric = [_is_numeric(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
+    aligned = (
+        "  ".join(
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in texts
+    )
+    return [line for line in aligned if line]
 
 
 def print_rows(
@@ -114,6 +150,11 @@ def human_bytes(count: int | None) -> str | None:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def plain_number(value: float) -> str:
+    """All digits of whole numbers, which people compare with what they have typed."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.10g}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -5,17 +5,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.connection import (
-    ConnectionOptions,
-    check_reachable,
-    explain_librdkafka_error,
-    librdkafka_settings,
-)
+from penstock.cli.connection import ConnectionOptions
+from penstock.cli.connection.cluster import check_reachable
+from penstock.cli.connection.librdkafka import explain_librdkafka_error, librdkafka_settings
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import expand_options, parse_pairs
 from penstock.cli.output import note, plural
@@ -24,6 +22,9 @@ from penstock.cli.record_formats import FORMATS, ProducerRecord, line_reader
 UNKNOWN_TOPIC_TIMEOUT_MS = 5000
 RECORD_BYTES_MAX = 100_000_000  # the library's own maximum; the topic decides which records are too large
 PROGRESS_EVERY_LINES = 1000
+
+
+_INT32_MAX: Final = 2**31 - 1
 
 
 class Acks(StrEnum):
@@ -40,54 +41,91 @@ class Codec(StrEnum):
     ZSTD = "zstd"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """How to make records of lines, and how to send them."""
+
+    key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")] = (
+        None
+    )
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in each line."),
+    ] = None
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record. Repeatable."),
+    ] = None
+    format_name: Annotated[
+        str,
+        typer.Option("--format", "-f", metavar="FORMAT", help=f"Format of the lines: {', '.join(FORMATS)}."),
+    ] = "text"
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-F", metavar="PATH", help="Read lines from this file; - is standard input."),
+    ] = None
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition",
+            "-p",
+            metavar="N",
+            min=0,
+            max=_INT32_MAX,
+            help="Send to this partition. Default: the key decides.",
+        ),
+    ] = None
+    acks: Annotated[
+        Acks,
+        typer.Option("--acks", help="Which replicas must have a record before it counts as sent."),
+    ] = Acks.ALL
+    compression: Annotated[Codec, typer.Option("--compression", "-z", help="Codec of the batches.")] = (
+        Codec.NONE
+    )
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=0.1,
+            max=_INT32_MAX // 1000,
+            help="Fail if a record is not sent within this time.",
+        ),
+    ] = 30.0
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
+    ] = False
+
+    def record_of_line(self) -> Callable[[bytes], ProducerRecord]:
+        """Return a function that makes a record of a line and raises ValueError. Raises CommandError."""
+        separator = self.key_separator.replace("\\t", "\t").encode() if self.key_separator else None
+        try:
+            read = line_reader(self.format_name, key_separator=separator)
+        except ValueError as error:
+            raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
+        pairs = parse_pairs(self.headers or (), "--header")
+        headers = tuple((name, text.encode()) for name, text in pairs.items())
+        key = None if self.key is None else self.key.encode()
+
+        def record_of(line: bytes) -> ProducerRecord:
+            record = read(line)
+            return record._replace(
+                key=record.key if key is None else key,
+                headers=(*record.headers, *headers),
+                partition=record.partition if self.partition is None else self.partition,
+            )
+
+        return record_of
+
+
 @expand_options
 def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    options: RecordOptions,
     connection: ConnectionOptions,
     values: Annotated[
         list[str] | None, typer.Argument(metavar="VALUE", help="Values of records. Default: standard input.")
     ] = None,
-    key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every record.")
-    ] = None,
-    key_separator: Annotated[
-        str | None,
-        typer.Option("--key-separator", "-K", metavar="TEXT", help="Separates key and value in each line."),
-    ] = None,
-    headers: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header of every record. Repeatable."),
-    ] = None,
-    format_name: Annotated[
-        str,
-        typer.Option("--format", "-f", metavar="FORMAT", help=f"Format of the lines: {', '.join(FORMATS)}."),
-    ] = "text",
-    file: Annotated[
-        str | None,
-        typer.Option("--file", "-F", metavar="PATH", help="Read lines from this file; - is standard input."),
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(
-            "--partition", "-p", metavar="N", min=0, help="Send to this partition. Default: the key decides."
-        ),
-    ] = None,
-    acks: Annotated[
-        Acks,
-        typer.Option("--acks", help="Which replicas must have a record before it counts as sent."),
-    ] = Acks.ALL,
-    compression: Annotated[
-        Codec, typer.Option("--compression", "-z", help="Codec of the batches.")
-    ] = Codec.NONE,
-    timeout_s: Annotated[
-        float,
-        typer.Option(
-            "--timeout", metavar="SECONDS", min=0.1, help="Fail if a record is not sent within this time."
-        ),
-    ] = 30.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print partition and offset of each record, as JSON lines.")
-    ] = False,
 ) -> None:
     """Publish records: the values given, or each line of a file or of standard input.
 
@@ -96,48 +134,39 @@ def produce(
     """
     from confluent_kafka import Producer  # a third of the time that a command takes to start
 
-    separator = key_separator.replace("\\t", "\t").encode() if key_separator else None
-    try:
-        read = line_reader(format_name, key_separator=separator)
-    except ValueError as error:
-        raise CommandError(f"--format: {error}", exit_code=EXIT_USAGE) from None
-    extra = tuple((name, text.encode()) for name, text in parse_pairs(headers or (), "--header").items())
-    fixed_key = None if key is None else key.encode()
-
-    def outgoing(line: bytes) -> ProducerRecord:
-        record = read(line)
-        return record._replace(
-            key=record.key if fixed_key is None else fixed_key,
-            headers=(*record.headers, *extra),
-            partition=record.partition if partition is None else partition,
-        )
-
+    record_of = options.record_of_line()
     check_reachable(connection)
+    timeout_ms = int(options.timeout_s * 1000)
     producer = Producer(
         librdkafka_settings(
             connection,
-            acks=acks.value,
-            compression_type=compression.value,
-            enable_idempotence=acks is Acks.ALL,
-            message_timeout_ms=int(timeout_s * 1000),
-            topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, int(timeout_s * 1000)),
+            acks=options.acks.value,
+            compression_type=options.compression.value,
+            enable_idempotence=options.acks is Acks.ALL,
+            message_timeout_ms=timeout_ms,
+            topic_metadata_propagation_max_ms=min(UNKNOWN_TOPIC_TIMEOUT_MS, timeout_ms),
             linger_ms=5,
             message_max_bytes=RECORD_BYTES_MAX,
         )
     )
-    report = DeliveryReport(topic, connection.bootstrap, as_json)
-    with _input_lines(values, file) as lines:
-        _send_all(producer, topic, lines, outgoing, report)
+    report = DeliveryReport(
+        topic, connection.addresses, as_json=options.as_json, is_acknowledged=options.acks is not Acks.NONE
+    )
+    with _input_lines(values, options.file) as lines:
+        _send_all(producer, topic, lines, record_of, report)
     report.finish()
 
 
 class DeliveryReport:
     """The outcome of the records, as the client library reports it."""
 
-    def __init__(self, topic: str, bootstrap: str, as_json: bool) -> None:
+    def __init__(self, topic: str, bootstrap: str, *, as_json: bool, is_acknowledged: bool) -> None:
         self.topic = topic
         self.bootstrap = bootstrap
         self.as_json = as_json
+        self.is_acknowledged = is_acknowledged
+        #: Partitions that have dropped a batch. Its first record has no offset; librdkafka numbers the others from 0.
+        self.dropped_by: set[int] = set()
         self.ranges: dict[int, tuple[int, int]] = {}
         self.delivered = 0
         self.failed = 0
@@ -153,6 +182,8 @@ class DeliveryReport:
         if offset is not None:  # with acks=0 the broker does not answer, so there is no offset
             first, last = self.ranges.get(partition, (offset, offset))
             self.ranges[partition] = (min(first, offset), max(last, offset))
+        elif self.is_acknowledged:
+            self.dropped_by.add(partition)
         if self.as_json:
             document = {"topic": self.topic, "partition": partition, "offset": offset}
             print(json.dumps({**document, "timestamp": message.timestamp()[1]}))
@@ -171,22 +202,26 @@ class DeliveryReport:
         offsets = ", ".join(
             f"partition {partition} offset {first}" + (f"-{last}" if last != first else "")
             for partition, (first, last) in sorted(self.ranges.items())
+            if partition not in self.dropped_by
         )
-        return f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({offsets})" if offsets else "")
+        text = f"{plural(self.delivered, 'record')} to {self.topic}" + (f" ({offsets})" if offsets else "")
+        if self.dropped_by:
+            text += f"; the topic dropped some of them: `penstock topic describe {self.topic}` says how many"
+        return text
 
 
 def _send_all(
     producer: Any,
     topic: str,
     lines: Iterable[bytes],
-    outgoing: Callable[[bytes], ProducerRecord],
+    record_of: Callable[[bytes], ProducerRecord],
     report: DeliveryReport,
 ) -> None:
     """Delivers everything read so far even when a line is wrong or the user interrupts."""
     try:
         for number, line in enumerate(lines, 1):
             try:
-                record = outgoing(line)
+                record = record_of(line)
             except ValueError as error:
                 raise CommandError(f"line {number}: {error}") from None
             _send(producer, topic, record, report)

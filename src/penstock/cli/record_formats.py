@@ -44,7 +44,7 @@ def line_writer(
 ) -> Callable[[ConsumerRecord], bytes]:
     """A function that formats a record as a line. Raises ValueError if the format is neither known nor a template."""
     if format_name == "json":
-        return _format_json
+        return lambda record: json.dumps(record_document(record), ensure_ascii=False).encode() + b"\n"
     if format_name in FORMATS:
         encode = _ENCODERS[format_name]
         return lambda record: _format_columns(record, encode, keys, headers)
@@ -161,10 +161,6 @@ _DECODERS: dict[str, Callable[[bytes], bytes]] = {
     "hex": _decode_hex,
     "base64": lambda text: _decode_base64(text.strip()),
 }
-
-
-def _format_json(record: ConsumerRecord) -> bytes:
-    return json.dumps(record_document(record), ensure_ascii=False).encode() + b"\n"
 
 
 def _format_columns(

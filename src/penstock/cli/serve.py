@@ -17,6 +17,7 @@ from penstock.cli.errors import EXIT_USAGE, CommandError, report_error
 from penstock.cli.os_process import notify_ready, penstock_command, raise_open_file_limit, stop_with_stdin
 
 if TYPE_CHECKING:
+    from penstock.broker.controller.bootstrap_user import BootstrapUser
     from penstock.broker.node import Node
 
 Flags = dict[str, list[str]]  # the values given, by flag; a switch has no values
@@ -87,6 +88,9 @@ SETTING_FLAGS = (
 )
 
 WORKERS_FLAG = "--workers"
+BOOTSTRAP_USER_FLAG = "--bootstrap-user"
+PASSWORD_FILE_FLAG = "--bootstrap-password-file"
+PASSWORD_VARIABLE = "PENSTOCK_BOOTSTRAP_PASSWORD"
 STOP_WITH_STDIN_FLAG = "--stop-with-stdin"
 
 SERVE_FLAGS = (
@@ -98,6 +102,16 @@ SERVE_FLAGS = (
         STOP_WITH_STDIN_FLAG,
         None,
         "Stop when stdin ends, that is, when the process that started this one ends.",
+    ),
+    Flag(
+        BOOTSTRAP_USER_FLAG,
+        "NAME",
+        "Create this SCRAM user if the cluster has none, before clients are served.",
+    ),
+    Flag(
+        PASSWORD_FILE_FLAG,
+        "FILE",
+        f"The password of that user; else {PASSWORD_VARIABLE}, or it is asked for.",
     ),
     Flag("--welcome", None, "Print commands to try once the broker is up."),
 )
@@ -128,10 +142,10 @@ def settings_from_flags(flags: Mapping[str, Sequence[str]], environ: Mapping[str
     """The effective settings. Raises InvalidSetting."""
     texts: dict[str, str] = {}
     written_as: dict[str, str] = {}
-    for text in flags.get("--set", ()):
+    for number, text in enumerate(flags.get("--set", ()), start=1):
         name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidSetting(f"--set takes NAME=VALUE, not {text!r}")
+        if not equals:  # the text may be a password
+            raise InvalidSetting(f"--set takes NAME=VALUE, and number {number} is not of this form")
         texts[name.strip()] = value
     for flag in SETTING_FLAGS:
         values = flags.get(flag.name)
@@ -152,6 +166,10 @@ def start(flags: Mapping[str, Sequence[str]]) -> int:
         stop_with_stdin()
     if WORKERS_FLAG not in flags:
         return _start_node(flags, settings)
+    if BOOTSTRAP_USER_FLAG in flags:
+        hint = "start one node with it first, or use `penstock user create` later"
+        why = f"{BOOTSTRAP_USER_FLAG} does not go with {WORKERS_FLAG}"
+        return report_error(CommandError(why, hint=hint, exit_code=EXIT_USAGE))
     from penstock.cli.cluster.workers import start_workers  # a single node starts faster without it
 
     try:
@@ -166,11 +184,28 @@ def _start_node(flags: Mapping[str, Sequence[str]], settings: NodeSettings) -> i
         from penstock.broker.process import serve
 
     try:
-        return serve(settings, lambda node: _print_ready(node, welcome="--welcome" in flags))
+        user = _bootstrap_user(flags)
+    except CommandError as failure:
+        return report_error(failure)
+    try:
+        return serve(settings, lambda node: _print_ready(node, welcome="--welcome" in flags), user)
     except StartFailed as error:
         return report_error(CommandError(str(error), hint=error.hint))
     except OSError as error:
         return report_error(_data_dir_error(error, settings))
+
+
+def _bootstrap_user(flags: Mapping[str, Sequence[str]]) -> "BootstrapUser | None":
+    """Raises CommandError."""
+    names = flags.get(BOOTSTRAP_USER_FLAG)
+    if not names:
+        return None
+    # Imported here, because only the first start of a cluster needs them.
+    from penstock.broker.controller.bootstrap_user import BootstrapUser
+    from penstock.cli.access.passwords import read_password
+
+    file = flags.get(PASSWORD_FILE_FLAG, [None])[-1]
+    return BootstrapUser(names[-1], read_password(names[-1], file, PASSWORD_VARIABLE, PASSWORD_FILE_FLAG))
 
 
 def _print_ready(node: "Node", *, welcome: bool) -> None:
@@ -182,8 +217,9 @@ def _print_ready(node: "Node", *, welcome: bool) -> None:
         )
         print(f"listening{purpose} on {listener}", flush=True)
     if node.http is not None and node.settings.http_address is not None:
-        address = format_address(node.settings.http_address[0] or "localhost", node.http.port)
-        print(f"metrics on http://{address}/metrics", flush=True)
+        address = format_address(node.settings.http_address[0], node.http.port)
+        scheme = "https" if node.http_contexts is not None else "http"
+        print(f"metrics on {scheme}://{address}/metrics", flush=True)
     if welcome:
         first = node.listeners[0]
         address = format_address("localhost" if first.is_wildcard else first.host, first.port)

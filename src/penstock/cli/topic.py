@@ -9,17 +9,13 @@ from uuid import UUID
 
 import typer
 
-from penstock.cli.connection import (
-    ConnectionOptions,
-    existing_topics,
-    log_ends,
-    open_cluster,
-    partition_names,
-)
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.offsets import existing_topics, log_ends, partition_names
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, DeletedConfigs, Yes, config_changes, expand_options, parse_pairs
 from penstock.cli.output import Cell, confirm, note, plural, print_facts, print_json, print_rows, print_table
 from penstock.cli.record_formats import bytes_to_json
+from penstock.client.admin.topic_drops import topic_drops
 from penstock.client.errors import Refused
 from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.metadata import NO_LEADER, TopicInfo
@@ -38,6 +34,10 @@ from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from penstock.client.hotkeys import HotKey, PartitionKeys
+
+#: Every broker of Penstock describes this setting of a topic; others do not have it.
+OVERFLOW = "penstock.overflow"
+_OVERFLOW_PREFIXES = (OVERFLOW, "penstock.shed.")
 
 SAMPLE_RECORDS = 100_000
 SAMPLE_RECORDS_MAX = 10_000_000
@@ -195,8 +195,29 @@ def _topic_document(cluster: Cluster, topic: TopicInfo, all_settings: bool) -> d
             for name, entry in sorted(configs.items())
             if all_settings or entry.source == ConfigSource.DYNAMIC_TOPIC
         },
+        "dropped": _dropped(cluster, topic.name) if OVERFLOW in configs else None,
         "held_back_by": blocking_transactions(cluster, partitions),
     }
+
+
+def _dropped(cluster: Cluster, topic: str) -> dict[str, Any]:
+    found = topic_drops(cluster, topic)
+    return {
+        "records": found.counts.total(),
+        "by": [
+            {"policy": policy, "reason": reason, "records": count}
+            for (policy, reason), count in sorted(found.counts.items())
+        ],
+        "unknown_of_nodes": list(found.silent_nodes),
+    }
+
+
+def _dropped_text(dropped: dict[str, Any]) -> str:
+    parts = [f"{by['records']} by {by['policy']} ({by['reason']})" for by in dropped["by"]]
+    if dropped["unknown_of_nodes"]:
+        nodes = ", ".join(map(str, dropped["unknown_of_nodes"]))
+        parts.append(f"unknown of node {nodes}, which does not answer")
+    return ", ".join(parts) or "0"
 
 
 def _uuid_text(topic_id: UUID | None) -> str | None:
@@ -208,6 +229,10 @@ def _print_description(document: dict[str, Any]) -> None:
     from penstock.cli.pipeline.status import blocking_text  # loads much that other commands do not need
 
     partitions, held_back_by = document["partitions"], document["held_back_by"]
+    dropped = document["dropped"]
+    is_dropping = dropped is not None and (
+        dropped["by"] or any(name.startswith(_OVERFLOW_PREFIXES) for name in document["settings"])
+    )
     print_facts(
         [
             ("topic", document["topic"]),
@@ -215,6 +240,7 @@ def _print_description(document: dict[str, Any]) -> None:
             ("partitions", len(partitions)),
             ("records", sum(part["records"] for part in partitions)),
             *((name, value) for name, value in document["settings"].items()),
+            *([("dropped", _dropped_text(dropped))] if is_dropping else []),
             *([("held back by", blocking_text(held_back_by))] if held_back_by else []),
         ]
     )

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.connection import ConnectionOptions, PartitionName, open_cluster
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.offsets import PartitionName
 from penstock.cli.errors import CommandError
 from penstock.cli.options import AsJson, Yes, expand_options
 from penstock.cli.output import confirm, note, plural, print_facts, print_json, print_table

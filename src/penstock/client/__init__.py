@@ -19,17 +19,21 @@ if TYPE_CHECKING:
     from penstock.client.app.librdkafka import ApplicationError
     from penstock.client.app.membership import CommitLost, CommitRefused
     from penstock.client.app.message import Message
+    from penstock.client.app.overflow import Block, BufferFull, PublishFigures
     from penstock.client.app.plain_consumer import AsyncConsumer, PlainConsumer
-    from penstock.client.app.publisher import NotPublished, Published
+    from penstock.client.app.publisher import Published
     from penstock.client.app.subscription import Delivery
-    from penstock.client.errors import ClientError
+    from penstock.client.errors import ClientError, NotPublished
     from penstock.client.payloads import PayloadError
+    from penstock.client.wire.properties import read_properties
 
 __all__ = [
     "ApplicationError",
     "AsyncConsumer",
     "Backoff",
+    "Block",
     "Breaker",
+    "BufferFull",
     "ClientError",
     "CommitLost",
     "CommitRefused",
@@ -39,28 +43,34 @@ __all__ = [
     "PayloadError",
     "Penstock",
     "PlainConsumer",
+    "PublishFigures",
     "Published",
     "Reject",
     "Retry",
+    "read_properties",
 ]
 
 _HOMES = {
     "ApplicationError": "app.librdkafka",
     "AsyncConsumer": "app.plain_consumer",
     "Backoff": "app.failures",
+    "Block": "app.overflow",
     "Breaker": "app.breaker",
+    "BufferFull": "app.overflow",
     "ClientError": "errors",
     "CommitLost": "app.membership",
     "CommitRefused": "app.membership",
     "Delivery": "app.subscription",
     "Message": "app.message",
-    "NotPublished": "app.publisher",
+    "NotPublished": "errors",
     "PayloadError": "payloads",
     "Penstock": "app.application",
     "PlainConsumer": "app.plain_consumer",
+    "PublishFigures": "app.overflow",
     "Published": "app.publisher",
     "Reject": "app.failures",
     "Retry": "app.failures",
+    "read_properties": "wire.properties",
 }
 
 

@@ -46,6 +46,10 @@ class UnsupportedVersion(ClientError):
     """The broker does not support this request, or no version of it that the client supports."""
 
 
+class UnencodableRequest(ClientError):
+    """A number is too large, or too small, for its field of the request; nothing was sent."""
+
+
 class CorruptRecords(ClientError):
     """A broker sent bytes that are not valid record batches."""
 
@@ -63,6 +67,18 @@ class Refused(ClientError):
 
 class Fenced(Refused):
     """Another producer has taken over the transactional id, or another member the membership."""
+
+
+class NotPublished(ClientError):
+    """A broker refused a message, or it is unknown whether a broker wrote it: the message text says which.
+
+    `may_be_there` is true if the message may have been written after all. `too_large` is true if it exceeds a limit.
+    """
+
+    def __init__(self, sentence: str, *, may_be_there: bool = False, too_large: bool = False) -> None:
+        super().__init__(sentence)
+        self.may_be_there = may_be_there
+        self.too_large = too_large
 
 
 class RecordsRefused(Refused):

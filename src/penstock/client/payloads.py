@@ -334,7 +334,10 @@ _JsonLibrary = tuple[Callable[[bytes], Any], Callable[[Any], bytes], Callable[[s
 
 
 def _json_library(annotation: Any) -> _JsonLibrary:
-    if _has_pydantic_model(annotation):
+    has_model = any(
+        hasattr(each, "__pydantic_validator__") for each in _nested_annotations(annotation, set())
+    )
+    if has_model:
         return _pydantic_library(annotation)
     if _is_installed("msgspec"):
         return _msgspec_library(annotation)
@@ -363,11 +366,6 @@ def _validation_text(name: str, flaw: Exception) -> str:
 
 
 # pydantic
-
-
-def _has_pydantic_model(annotation: Any) -> bool:
-    """Whether the annotation contains a pydantic model."""
-    return any(hasattr(each, "__pydantic_validator__") for each in _nested_annotations(annotation, set()))
 
 
 def _nested_annotations(annotation: Any, seen: set[int]) -> Iterator[Any]:
@@ -470,13 +468,11 @@ def _standard_library(annotation: Any) -> _JsonLibrary:
     def describe_error(name: str, flaw: Exception) -> str:
         if isinstance(flaw, JsonMismatch):
             return _mismatch_text(name, str(flaw))
-        return f"the value is not JSON: {flaw}" if _is_json_error(flaw) else _validation_text(name, flaw)
+        if isinstance(flaw, json.JSONDecodeError | RecursionError | UnicodeDecodeError):
+            return f"the value is not JSON: {flaw}"
+        return _validation_text(name, flaw)
 
     return json_reader(annotation), json_encoder(), describe_error
-
-
-def _is_json_error(flaw: Exception) -> bool:
-    return isinstance(flaw, json.JSONDecodeError | RecursionError | UnicodeDecodeError)
 
 
 # Encoding

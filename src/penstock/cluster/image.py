@@ -16,19 +16,21 @@ from penstock.cluster import metadata_records
 from penstock.cluster.metadata_records import NO_LEADER, MetadataRecord
 from penstock.cluster.security_image import SecurityImage
 from penstock.cluster.topic_names import collision_key
+from penstock.protocol.steps import Steps, finish
 
 if TYPE_CHECKING:
     from penstock.cluster import rare_records
 
 
 class ResourceType(IntEnum):
-    """The kind of resource that a configuration belongs to, numbered as in DescribeConfigs."""
+    """The kind of resource that a configuration belongs to, numbered as in DescribeConfigs. TENANT is our own."""
 
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
     CLIENT_METRICS = 16
     GROUP = 32
+    TENANT = 64
 
 
 class ConfigResource(NamedTuple):
@@ -115,6 +117,7 @@ class ImageDelta(NamedTuple):
     configs_changed: tuple[ConfigResource, ...] = ()
     brokers_changed: tuple[int, ...] = ()
     features_changed: bool = False
+    security_changed: bool = False
 
     def __bool__(self) -> bool:
         return self != _EMPTY_DELTA
@@ -123,7 +126,15 @@ class ImageDelta(NamedTuple):
 class DeltaBuilder:
     """Collects an ImageDelta while records are replayed. Dictionaries keep the order and drop duplicates."""
 
-    __slots__ = ("brokers", "configs", "created", "deleted", "features_changed", "partitions")
+    __slots__ = (
+        "brokers",
+        "configs",
+        "created",
+        "deleted",
+        "features_changed",
+        "partitions",
+        "security_changed",
+    )
 
     def __init__(self) -> None:
         self.created: dict[UUID, TopicState] = {}
@@ -132,6 +143,7 @@ class DeltaBuilder:
         self.configs: dict[ConfigResource, None] = {}
         self.brokers: dict[int, None] = {}
         self.features_changed = False
+        self.security_changed = False
 
     def topic_created(self, topic: TopicState) -> None:
         self.created[topic.id] = topic
@@ -154,6 +166,7 @@ class DeltaBuilder:
             configs_changed=tuple(self.configs),
             brokers_changed=tuple(self.brokers),
             features_changed=self.features_changed,
+            security_changed=self.security_changed,
         )
 
 
@@ -243,9 +256,14 @@ class ClusterImage:
 
     def apply(self, records: Iterable[MetadataRecord]) -> ImageDelta:
         """Replays the records and returns what they changed."""
+        return finish(self.apply_in_steps(records))
+
+    def apply_in_steps(self, records: Iterable[MetadataRecord]) -> Steps[ImageDelta]:
+        """Only for an image that nobody else reads or changes meanwhile."""
         self._notes = notes = DeltaBuilder()
         for record in records:
             self.replay(record)
+            yield
         return notes.finish()
 
     def replay(self, record: MetadataRecord) -> None:
@@ -258,6 +276,7 @@ class ClusterImage:
             handler(self, record)
         else:
             self.security.replay(record)
+            self._notes.security_changed = True
 
     def _begin_transaction(self, _: "rare_records.BeginTransactionRecord") -> None:
         assert self._transaction is None, "metadata transactions do not nest"
@@ -502,6 +521,7 @@ def diff_images(old: ClusterImage, new: ClusterImage) -> ImageDelta:
         configs_changed=_changed_keys(old.configs, new.configs),
         brokers_changed=_changed_keys(old.brokers, new.brokers),
         features_changed=old.features != new.features,
+        security_changed=old.security != new.security,
     )
 
 

@@ -2,15 +2,14 @@
 
 kio has no schemas for these records, so they are declared here once, on kio's serializers, in the layout of the newest
 version of each. An all-zero UUID is None. An encoded record is the frame version, the record's key and its version as
-unsigned varints, then the message. Records that are rarely read at start-up are in `rare_records`, because every record
-class adds half a millisecond to the start-up time.
+unsigned varints, then the message. `rare_records` has the records that few clusters write: every record class takes
+half a millisecond of the start-up time.
 """
 
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, Final
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from typing import ClassVar, Final, TypeVar, dataclass_transform
 from uuid import UUID
 
 from kio.serial import entity_reader, entity_writer
@@ -18,7 +17,7 @@ from kio.serial.errors import SerialError
 from kio.serial.readers import read_unsigned_varint
 from kio.serial.writers import write_unsigned_varint
 
-from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field, schema
 
 
 class MetadataRecord(RecordSchema):
@@ -27,10 +26,27 @@ class MetadataRecord(RecordSchema):
     __slots__ = ()
     __api_key__: ClassVar[int]
     #: The oldest version with the same layout, tagged fields aside.
-    __readable_from__: ClassVar[int] = 0
+    __readable_from__: ClassVar[int]
 
 
-# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
+RecordT = TypeVar("RecordT", bound=MetadataRecord)
+
+#: By key. Those of `rare_records` are added when that module is imported.
+RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {}
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(kafka_field, field))
+def metadata_record(
+    key: int, *, version: int = 0, readable_from: int = 0
+) -> Callable[[type[RecordT]], type[RecordT]]:
+    """Declares a record with its key and version, and adds it to RECORD_TYPES."""
+
+    def declare(cls: type[RecordT]) -> type[RecordT]:
+        cls.__api_key__, cls.__readable_from__ = key, readable_from
+        RECORD_TYPES[key] = record_type = schema(version=version)(cls)
+        return record_type
+
+    return declare
 
 
 #: The leader id of a partition without a leader.
@@ -41,28 +57,23 @@ NO_LEADER_CHANGE: Final = -2
 UNASSIGNED_DIRECTORY: Final = UUID(int=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=3)
 class BrokerEndpoint(NestedSchema):
-    __version__: ClassVar[int] = 3
     name: str = kafka_field("string")
     host: str = kafka_field("string")
     port: int = kafka_field("uint16")
     security_protocol: int = kafka_field("int16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=3)
 class BrokerFeature(NestedSchema):
-    __version__: ClassVar[int] = 3
     name: str = kafka_field("string")
     min_supported_version: int = kafka_field("int16")
     max_supported_version: int = kafka_field("int16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(0, version=3, readable_from=2)
 class RegisterBrokerRecord(MetadataRecord):
-    __api_key__: ClassVar[int] = 0
-    __version__: ClassVar[int] = 3
-    __readable_from__: ClassVar[int] = 2
     broker_id: int = kafka_field("int32")
     is_migrating_zk_broker: bool = kafka_field("bool", default=False)
     incarnation_id: UUID = kafka_field("uuid")
@@ -75,18 +86,14 @@ class RegisterBrokerRecord(MetadataRecord):
     log_dirs: tuple[UUID, ...] = kafka_field("uuid", default=(), tag=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(2)
 class TopicRecord(MetadataRecord):
-    __api_key__: ClassVar[int] = 2
     name: str = kafka_field("string")
     topic_id: UUID = kafka_field("uuid")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(3, version=2, readable_from=1)
 class PartitionRecord(MetadataRecord):
-    __api_key__: ClassVar[int] = 3
-    __version__: ClassVar[int] = 2
-    __readable_from__: ClassVar[int] = 1
     partition_id: int = kafka_field("int32")
     topic_id: UUID = kafka_field("uuid")
     replicas: tuple[int, ...] = kafka_field("int32")
@@ -102,21 +109,18 @@ class PartitionRecord(MetadataRecord):
     last_known_elr: tuple[int, ...] | None = kafka_field("int32", default=None, tag=2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(4)
 class ConfigRecord(MetadataRecord):
-    __api_key__: ClassVar[int] = 4
     resource_type: int = kafka_field("int8")
     resource_name: str = kafka_field("string")
     name: str = kafka_field("string")
     value: str | None = kafka_field("string")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(5, version=2)
 class PartitionChangeRecord(MetadataRecord):
     """Absent fields (None, NO_LEADER_CHANGE, -1) keep their values."""
 
-    __api_key__: ClassVar[int] = 5
-    __version__: ClassVar[int] = 2
     partition_id: int = kafka_field("int32")
     topic_id: UUID = kafka_field("uuid")
     isr: tuple[int, ...] | None = kafka_field("int32", default=None, tag=0)
@@ -130,44 +134,26 @@ class PartitionChangeRecord(MetadataRecord):
     directories: tuple[UUID | None, ...] | None = kafka_field("uuid", default=None, tag=8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(9)
 class RemoveTopicRecord(MetadataRecord):
-    __api_key__: ClassVar[int] = 9
     topic_id: UUID = kafka_field("uuid")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(12)
 class FeatureLevelRecord(MetadataRecord):
     """Level 0 removes the feature."""
 
-    __api_key__: ClassVar[int] = 12
     name: str = kafka_field("string")
     feature_level: int = kafka_field("int16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@metadata_record(15)
 class ProducerIdsRecord(MetadataRecord):
     """The broker owns the block of ids that ends just below `next_producer_id`."""
 
-    __api_key__: ClassVar[int] = 15
     broker_id: int = kafka_field("int32")
     broker_epoch: int = kafka_field("int64", default=-1)
     next_producer_id: int = kafka_field("int64")
-
-
-RECORD_TYPES: Final[dict[int, type[MetadataRecord]]] = {
-    record.__api_key__: record
-    for record in (
-        RegisterBrokerRecord,
-        TopicRecord,
-        PartitionRecord,
-        ConfigRecord,
-        PartitionChangeRecord,
-        RemoveTopicRecord,
-        FeatureLevelRecord,
-        ProducerIdsRecord,
-    )
-}
 
 
 FRAME_VERSION: Final = 1
@@ -210,7 +196,11 @@ def _decode(data: bytes) -> MetadataRecord:
     position += size
     version, size = read_unsigned_varint(data, position)
     position += size
-    record_type = _record_type(key)
+    if key not in RECORD_TYPES:
+        import penstock.cluster.rare_records  # noqa: F401 - adds its records; here because of the start-up time
+    record_type = RECORD_TYPES.get(key)
+    if record_type is None:
+        raise UnreadableRecord(f"metadata record has unknown key {key}")
     if not record_type.__readable_from__ <= version <= record_type.__version__:
         raise UnreadableRecord(
             f"{record_type.__name__} has version {version}, readable are "
@@ -221,17 +211,3 @@ def _decode(data: bytes) -> MetadataRecord:
     if position + size != len(data):
         raise UnreadableRecord(f"{len(data) - position - size} bytes after {record_type.__name__}")
     return record
-
-
-def _record_type(key: int) -> type[MetadataRecord]:
-    found = RECORD_TYPES.get(key) or _rare_record_types().get(key)
-    if found is None:
-        raise UnreadableRecord(f"metadata record has unknown key {key}")
-    return found
-
-
-@cache
-def _rare_record_types() -> dict[int, type[MetadataRecord]]:
-    from penstock.cluster.rare_records import RARE_RECORD_TYPES  # start-up cost
-
-    return RARE_RECORD_TYPES

@@ -1,15 +1,17 @@
-"""The part of the cluster image about security (quotas, ACLs, SCRAM credentials) and about registered controllers."""
+"""The part of the cluster image about security: quotas, ACLs, SCRAM credentials, tokens; and registered controllers."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from penstock.cluster.metadata_records import MetadataRecord
+from penstock.protocol.acls import AclBinding
 
 if TYPE_CHECKING:
     from penstock.cluster.rare_records import (
         AccessControlEntryRecord,
         ClientQuotaRecord,
+        DelegationTokenRecord,
         RegisterControllerRecord,
         UserScramCredentialRecord,
     )
@@ -18,13 +20,16 @@ QuotaKey = tuple[tuple[str, str | None], ...]
 
 
 class SecurityImage:
-    __slots__ = ("acls", "controllers", "credentials", "quotas")
+    __slots__ = ("acl_ids", "acls", "controllers", "credentials", "quotas", "tokens")
 
     def __init__(self) -> None:
         self.acls: dict[UUID, AccessControlEntryRecord] = {}
+        #: The same rules, to find out whether one exists.
+        self.acl_ids: dict[AclBinding, UUID] = {}
         self.controllers: dict[int, RegisterControllerRecord] = {}
         self.credentials: dict[tuple[str, int], UserScramCredentialRecord] = {}
         self.quotas: dict[QuotaKey, dict[str, float]] = {}
+        self.tokens: dict[str, DelegationTokenRecord] = {}  # by id
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SecurityImage):
@@ -35,8 +40,10 @@ class SecurityImage:
 
     def fork(self) -> "SecurityImage":
         state = SecurityImage()
-        state.acls, state.controllers = dict(self.acls), dict(self.controllers)
+        state.acls, state.acl_ids = dict(self.acls), dict(self.acl_ids)
+        state.controllers = dict(self.controllers)
         state.credentials = dict(self.credentials)
+        state.tokens = dict(self.tokens)
         state.quotas = {key: dict(limits) for key, limits in self.quotas.items()}
         return state
 
@@ -46,12 +53,17 @@ class SecurityImage:
         match record:
             case rare_records.AccessControlEntryRecord():
                 self.acls[record.id] = record
+                self.acl_ids[acl_binding(record)] = record.id
             case rare_records.RemoveAccessControlEntryRecord():
-                del self.acls[record.id]
+                self.acl_ids.pop(acl_binding(self.acls.pop(record.id)), None)
             case rare_records.UserScramCredentialRecord():
                 self.credentials[record.name, record.mechanism] = record
             case rare_records.RemoveUserScramCredentialRecord():
                 del self.credentials[record.name, record.mechanism]
+            case rare_records.DelegationTokenRecord():
+                self.tokens[record.token_id] = record
+            case rare_records.RemoveDelegationTokenRecord():
+                del self.tokens[record.token_id]
             case rare_records.ClientQuotaRecord():
                 self._quota(record)
             case rare_records.RegisterControllerRecord():
@@ -63,12 +75,11 @@ class SecurityImage:
         """Yields the records that rebuild this state."""
         yield from self.controllers.values()
         yield from self.credentials.values()
+        yield from self.tokens.values()
         yield from self.acls.values()
-        if self.quotas:
-            yield from self._quota_records()
-
-    def _quota_records(self) -> "Iterator[ClientQuotaRecord]":
-        from penstock.cluster.rare_records import ClientQuotaRecord, QuotaEntity
+        if not self.quotas:
+            return
+        from penstock.cluster.rare_records import ClientQuotaRecord, QuotaEntity  # start-up time
 
         for key, limits in self.quotas.items():
             entity = tuple(QuotaEntity(entity_type=kind, entity_name=name) for kind, name in key)
@@ -84,3 +95,15 @@ class SecurityImage:
             limits[record.key] = record.value
         if not limits:
             del self.quotas[key]
+
+
+def acl_binding(record: "AccessControlEntryRecord") -> AclBinding:
+    return AclBinding(
+        record.resource_type,
+        record.resource_name,
+        record.pattern_type,
+        record.principal,
+        record.host,
+        record.operation,
+        record.permission_type,
+    )

@@ -7,14 +7,15 @@ CONSUMER_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
 SHARE_GROUP_STATE: Final = "__share_group_state"
 SCHEDULE: Final = "__penstock_schedule"
+AUDIT: Final = "__penstock_audit"
 CLUSTER_METADATA: Final = "__cluster_metadata"
 
-#: Topics that hold the cluster's own state. __cluster_metadata is not among them: clients cannot see it.
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, SCHEDULE})
+#: Topics that only the nodes write: the cluster's own state, and its audit trail. __cluster_metadata is not among them:
+#: clients cannot see it.
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE, SHARE_GROUP_STATE, SCHEDULE, AUDIT})
 
 #: A name, a dash, a partition number and a suffix have to fit in a file name of 255 bytes.
 TOPIC_NAME_LENGTH_MAX: Final = 249
-_NODE_ID_DIGITS_MAX: Final = 10
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -44,9 +45,3 @@ def topic_name_error(name: str) -> str | None:
 def collision_key(name: str) -> str:
     """Topics whose names have the same key cannot coexist: metrics print '.' and '_' alike."""
     return name.replace(".", "_")
-
-
-def parse_node_id(text: str) -> int | None:
-    """Parses the broker id in a resource name; returns None for text that is not a number of at most 10 digits."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= _NODE_ID_DIGITS_MAX
-    return int(text) if is_number else None

@@ -28,6 +28,8 @@ _MINUTES, _HOURS = 60_000, 3_600_000
 
 LEADER_THROTTLED: Final = "leader.replication.throttled.replicas"
 FOLLOWER_THROTTLED: Final = "follower.replication.throttled.replicas"
+#: A bounded partition consists of eight segments, which must not be tiny.
+OVERFLOW_BYTES_MIN: Final = 64 << 10
 _THROTTLED = re.compile(r"\d+:\d+")
 
 
@@ -38,6 +40,17 @@ def _throttled_replicas_flaw(value: SettingValue) -> str | None:
     if all(_THROTTLED.fullmatch(item) for item in value):
         return None
     return "must be '*', 'none' or a list of [partitionId]:[brokerId]"
+
+
+def _overflow_bytes_flaw(value: SettingValue) -> str | None:
+    assert isinstance(value, int)
+    return (
+        None if value == -1 or value >= OVERFLOW_BYTES_MIN else f"must be -1 or at least {OVERFLOW_BYTES_MIN}"
+    )
+
+
+def _overflow_records_flaw(value: SettingValue) -> str | None:
+    return None if value != 0 else "must be -1 or at least 1"
 
 
 def _gzip_level_flaw(value: SettingValue) -> str | None:
@@ -274,6 +287,55 @@ _SCHEDULE = (
     ),
 )
 
+OVERFLOW_POLICY: Final = "penstock.overflow"
+OVERFLOW_RECORDS: Final = "penstock.overflow.records"
+DROP_OLDEST: Final = "drop-oldest"
+
+_OVERFLOW = (
+    Setting(
+        OVERFLOW_POLICY,
+        _STRING,
+        "block",
+        "What a leader does with a batch for which there is no room within the bounds of the partition, the storage of "
+        "its tenant, or on the disk: the producer sends it again until there is (block), gets POLICY_VIOLATION "
+        "(reject), the oldest records are deleted (drop-oldest), or the batch is not stored (drop-newest).",
+        choices=("block", "reject", DROP_OLDEST, "drop-newest"),
+    ),
+    Setting(
+        "penstock.overflow.bytes",
+        _LONG,
+        -1,
+        "Bytes that a partition may hold; -1 has no bound. Its segments have at most an eighth of it.",
+        -1,
+        check=_overflow_bytes_flaw,
+    ),
+    Setting(
+        OVERFLOW_RECORDS,
+        _LONG,
+        -1,
+        "Records that a partition may hold, by its offsets; -1 has no bound.",
+        -1,
+        check=_overflow_records_flaw,
+    ),
+    Setting(
+        "penstock.shed.priority",
+        _INT,
+        -1,
+        "How long the topic keeps all of its new records when the disk or the storage of its tenant runs short: topics "
+        "with 0 are shed first, those with 9 last, and those with -1 never.",
+        -1,
+        9,
+    ),
+    Setting(
+        "penstock.shed.sample",
+        _DOUBLE,
+        0.0,
+        "The share of new records that is kept while the topic is shed.",
+        0,
+        1,
+    ),
+)
+
 FLUSH_POLICIES: Final = ("ack", "interval", "never")
 FLUSH_DOC: Final = (
     "When data is synced to disk: before acks=all is answered (ack), every penstock.flush.interval.ms "
@@ -348,7 +410,7 @@ _DURABILITY = (
 
 TOPIC_SETTINGS: Final[dict[str, Setting]] = {
     setting.name: setting
-    for section in (_SEGMENTS, _RETENTION, _MESSAGES, _SCHEDULE, _DURABILITY)
+    for section in (_SEGMENTS, _RETENTION, _MESSAGES, _SCHEDULE, _OVERFLOW, _DURABILITY)
     for setting in section
 }
 
@@ -365,6 +427,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_BROKER_LOGGER = 6
     CLIENT_METRICS = 7
     GROUP = 8
+    TENANT = 64  # our own
 
 
 class ConfigLayer(NamedTuple):
@@ -403,6 +466,21 @@ def effective_topic_settings(
     return {
         name: _effective_topic_setting(setting, overrides, layers) for name, setting in TOPIC_SETTINGS.items()
     }
+
+
+class TopicSettingsCache:
+    """The effective settings of many topics: those with the same overrides share them."""
+
+    def __init__(self, node: Iterable[ConfigLayer]) -> None:
+        self._node = tuple(node)
+        self._found: dict[frozenset[tuple[str, str]], dict[str, EffectiveSetting]] = {}
+
+    def of(self, overrides: Mapping[str, str]) -> dict[str, EffectiveSetting]:
+        key = frozenset(overrides.items())
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = effective_topic_settings(overrides, self._node)
+        return found
 
 
 def effective_setting(
@@ -479,6 +557,34 @@ def _refuse_contradictions(overrides: Mapping[str, str], node: tuple[ConfigLayer
             ErrorCode.invalid_config,
             "Tiered Storage functionality is disabled in the broker. "
             "Topic cannot be configured with remote log storage.",
+        )
+    _refuse_overflow_contradictions(overrides, node)
+
+
+def _refuse_overflow_contradictions(overrides: Mapping[str, str], node: tuple[ConfigLayer, ...]) -> None:
+    policy, records_max, cleanup, schedule = (
+        _effective_topic_setting(TOPIC_SETTINGS[name], overrides, node).value
+        for name in (OVERFLOW_POLICY, OVERFLOW_RECORDS, "cleanup.policy", "penstock.schedule.enable")
+    )
+    assert isinstance(records_max, int)
+    assert isinstance(cleanup, tuple)
+    if policy == DROP_OLDEST and ("delete" not in cleanup or "compact" in cleanup):
+        raise ApiError(
+            ErrorCode.invalid_config,
+            f"{OVERFLOW_POLICY}={DROP_OLDEST} deletes the oldest records, so it needs cleanup.policy=delete, "
+            f"and the topic has cleanup.policy={','.join(cleanup)}",
+        )
+    if policy == DROP_OLDEST and schedule:
+        raise ApiError(
+            ErrorCode.invalid_config,
+            f"{OVERFLOW_POLICY}={DROP_OLDEST} could delete records that are held until they are due: "
+            "penstock.schedule.enable must be false",
+        )
+    if records_max >= 0 and "compact" in cleanup:
+        raise ApiError(
+            ErrorCode.invalid_config,
+            f"{OVERFLOW_RECORDS} counts offsets, which compaction does not free: "
+            f"cleanup.policy={','.join(cleanup)} needs it to be -1",
         )
 
 

@@ -60,12 +60,3 @@ def error_message(error: Exception) -> str:
     if hasattr(cause, "str"):  # a KafkaError inside its exception
         return str(cause.str())
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def client_settings(bootstrap: str, name: str) -> dict[str, object]:
-    """Settings for librdkafka, with a logger that keeps it from writing to the terminal."""
-    quiet = logging.getLogger("penstock.demo.librdkafka")
-    quiet.propagate = False
-    if not quiet.handlers:
-        quiet.addHandler(logging.NullHandler())
-    return {"bootstrap.servers": bootstrap, "client.id": f"demo-{name}", "logger": quiet}

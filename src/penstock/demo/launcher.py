@@ -21,9 +21,9 @@ from typing import Final
 from penstock.client.errors import ClientError
 from penstock.client.signals import SignalEvent
 from penstock.client.wire.cluster import Cluster
-from penstock.client.wire.settings import ConnectionSettings
 from penstock.client.wire.topics import NewTopic, ensure_topic
 from penstock.demo import names
+from penstock.demo.access import BrokerAccess, BrokerSecurity
 from penstock.demo.component import Component
 from penstock.demo.processes import (
     INSTALL_HINT,
@@ -38,6 +38,7 @@ from penstock.demo.shop import PriceList, Shop
 from penstock.demo.story import Components, Story
 from penstock.demo.subscribers import Billing, RoadClosed, Roads, Shipping
 from penstock.demo.view import LineOutput, summary_lines
+from penstock.testing.credentials import NoCryptography
 
 #: A road is opened when this many parcels wait and this much time has passed since the last time.
 _PARCELS_MIN: Final = 5
@@ -48,7 +49,7 @@ _ROAD_POLL_S: Final = 0.5
 class RoadRepair(Component):
     def __init__(
         self,
-        bootstrap: str,
+        access: BrokerAccess,
         tally: TopicCounter,
         roads: Roads,
         journal: EventLog,
@@ -56,7 +57,7 @@ class RoadRepair(Component):
         pause_s: float = _ROAD_PAUSE_S,
     ) -> None:
         super().__init__("roads")
-        self._settings = ConnectionSettings.parse({"bootstrap.servers": bootstrap})
+        self._settings = access.settings()
         self._tally = tally
         self._roads = roads
         self._journal = journal
@@ -165,6 +166,8 @@ class DemoSettings:
     http: str | None
     orders_per_s: float
     with_spark: bool
+    #: TLS, a login and access rules; a folder that has them keeps them.
+    secure: bool = False
     #: Draw a screen; otherwise write lines, at this interval.
     on_screen: bool
     lines_every_s: float
@@ -177,7 +180,9 @@ class Demo:
         self._journal = EventLog()
         self._stop = SignalEvent()
         self._stopped_at = 0.0
-        self._broker = BrokerProcess(self._folders, listen=settings.listen, http=settings.http)
+        self._broker = BrokerProcess(
+            self._folders, listen=settings.listen, http=settings.http, security=self._security()
+        )
         self._spark: SparkProcess | None = None
         self._parts: list[Component] = []
 
@@ -195,6 +200,18 @@ class Demo:
                 self._end()
         return 1 if any(part.trouble for part in (self._broker, self._spark) if part is not None) else 0
 
+    def _security(self) -> BrokerSecurity | None:
+        """Raises DemoFailed."""
+        folder = self._folders.security
+        if not self._settings.secure and not folder.exists():
+            return None
+        try:
+            return BrokerSecurity(folder, self._settings.listen)
+        except NoCryptography as error:
+            raise DemoFailed(str(error)) from None
+        except (OSError, ValueError) as error:
+            raise DemoFailed(f"--secure: {error}") from None
+
     # -- starting ------------------------------------------------------------------------------------
 
     def _begin(self) -> Story | None:
@@ -205,22 +222,27 @@ class Demo:
             return None
         if self._broker.address is None:
             raise DemoFailed(_start_error(self._broker), "give other addresses with --listen and --http")
-        self._journal.add(f"the broker is up on {self._broker.address}")
-        _make_topics(self._broker.address)
-        cast = self._cast(self._broker.address)
+        access = self._broker.access
+        self._journal.add(f"the broker is up on {access.bootstrap}")
+        if access.properties is not None:
+            self._journal.add(
+                f"it has TLS, a login and access rules; clients need --command-config {access.properties}"
+            )
+        _make_topics(access)
+        cast = self._cast(access)
         for part in self._parts:
             part.start()
         return Story(cast, self._journal, data=str(self._settings.data))
 
-    def _cast(self, address: str) -> Components:
+    def _cast(self, access: BrokerAccess) -> Components:
         prices = PriceList(self._folders.prices)
-        shop = Shop(address, prices, per_s=self._settings.orders_per_s, chance=Random())
-        billing, tally, roads = Billing(address), TopicCounter(address), Roads()
-        shipping, lags = Shipping(address, roads), GroupLags(address, tuple(names.GROUPS.values()))
-        reopening = RoadRepair(address, tally, roads, self._journal)
+        shop = Shop(access, prices, per_s=self._settings.orders_per_s, chance=Random())
+        billing, tally, roads = Billing(access), TopicCounter(access), Roads()
+        shipping, lags = Shipping(access, roads), GroupLags(access, tuple(names.GROUPS.values()))
+        reopening = RoadRepair(access, tally, roads, self._journal)
         self._parts = [shop, billing, shipping, tally, lags, reopening]
         if self._wants_spark():
-            self._spark = SparkProcess(address, self._folders, self._journal)
+            self._spark = SparkProcess(access, self._folders, self._journal)
             self._parts += [self._spark, PriceRepair(tally, self._spark, prices, self._journal)]
         return Components(
             broker=self._broker,
@@ -278,13 +300,10 @@ class Demo:
         if not self._stop.is_set():
             self._stopped_at = now
         elif now - self._stopped_at > _SECOND_SIGNAL_AFTER_S:
-            self._kill_all()
+            for child in (self._spark, self._broker):
+                if child is not None:
+                    child.kill()
         self._stop.set()
-
-    def _kill_all(self) -> None:
-        for child in (self._spark, self._broker):
-            if child is not None:
-                child.kill()
 
     def _end(self) -> None:
         """Stops the components first and the broker last, because they write to it."""
@@ -315,9 +334,8 @@ def _start_error(broker: BrokerProcess) -> str:
     return f"the broker did not start: {reason.removeprefix('error:').strip() or f'see {broker.log}'}"
 
 
-def _make_topics(address: str) -> None:
-    settings = ConnectionSettings.parse({"bootstrap.servers": address})
-    with Cluster(settings) as cluster:
+def _make_topics(access: BrokerAccess) -> None:
+    with Cluster(access.settings()) as cluster:
         for name, partitions in _TOPICS.items():
             ensure_topic(cluster, NewTopic(name=name, partitions=partitions))
 

@@ -74,6 +74,11 @@ class Folders:
         return self.root / "logs"
 
     @property
+    def security(self) -> Path:
+        """Certificates, passwords and `client.properties` of a secure demo."""
+        return self.root / "security"
+
+    @property
     def prices(self) -> Path:
         return self.root / "prices.json"
 

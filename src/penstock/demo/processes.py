@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
+from penstock.demo.access import BrokerAccess, BrokerSecurity
 from penstock.demo.component import Component
 from penstock.demo.names import PIPELINES, Folders
 from penstock.demo.scene import EventLog, Health
@@ -51,6 +53,10 @@ class ChildProcess(Component):
 
     @abstractmethod
     def command(self) -> list[str]: ...
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the child gets beside those of this process."""
+        return {}
 
     @abstractmethod
     def on_line(self, line: str) -> None:
@@ -82,6 +88,7 @@ class ChildProcess(Component):
                 text=True,
                 errors="replace",
                 process_group=0,
+                env={**os.environ, **self.environment()},
             )
         self.pid = self._process.pid
         return self._process
@@ -133,29 +140,47 @@ def _exit_reason(code: int) -> str:
 
 _LISTENING: Final = re.compile(r"listening on (?:\w+://)?(?P<address>\S+:\d+)")
 #: The demo's groups have one member each, so there is no reason to wait for others to join.
-_BROKER_SETTINGS: Final = {"group.initial.rebalance.delay.ms": "0"}
+_BROKER_SETTINGS: Final[Mapping[str, str]] = {"group.initial.rebalance.delay.ms": "0"}
 
 
 class BrokerProcess(ChildProcess):
-    def __init__(self, folders: Folders, *, listen: str, http: str | None) -> None:
+    def __init__(
+        self, folders: Folders, *, listen: str, http: str | None, security: BrokerSecurity | None = None
+    ) -> None:
         super().__init__("broker", folders.logs / "broker.log")
         self._folders = folders
         self._listen = listen
         self._http = http
+        self._security = security
         #: Set when the broker accepts requests, or has ended before it did.
         self.decided = threading.Event()
         #: None until the broker has been up once.
         self.address: str | None = None
 
+    @property
+    def access(self) -> BrokerAccess:
+        """How to reach it, once it is up."""
+        assert self.address is not None
+        if self._security is None:
+            return BrokerAccess(bootstrap=self.address)
+        return self._security.access(self.address)
+
     def command(self) -> list[str]:
-        settings = [word for name, value in _BROKER_SETTINGS.items() for word in ("--set", f"{name}={value}")]
+        settings, listen, first_user = _BROKER_SETTINGS, self.address or self._listen, list[str]()
+        if self._security is not None:
+            settings = {**settings, **self._security.settings()}
+            listen, first_user = self._security.listener(listen), self._security.flags()
         http = ["--http", self._http] if self._http else []
         return [
             *(sys.executable, "-m", "penstock", "serve", "--stop-with-stdin"),
-            *("--listen", self.address or self._listen, "--data-dir", str(self._folders.broker)),
+            *("--listen", listen, "--data-dir", str(self._folders.broker)),
             *http,
-            *settings,
+            *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+            *first_user,
         ]
+
+    def environment(self) -> dict[str, str]:
+        return {} if self._security is None else self._security.environment()
 
     def on_line(self, line: str) -> None:
         if match := _LISTENING.match(line):
@@ -203,9 +228,9 @@ class SparkState:
 
 
 class SparkProcess(ChildProcess):
-    def __init__(self, bootstrap: str, folders: Folders, journal: EventLog) -> None:
+    def __init__(self, access: BrokerAccess, folders: Folders, journal: EventLog) -> None:
         super().__init__("Spark", folders.logs / "spark.log")
-        self._bootstrap = bootstrap
+        self._access = access
         self._folders = folders
         self._journal = journal
         self.state = SparkState()
@@ -218,7 +243,11 @@ class SparkProcess(ChildProcess):
 
     def command(self) -> list[str]:
         self.state = SparkState()
-        words = {"bootstrap": self._bootstrap, "data": str(self._folders.root)}
+        words = {
+            "bootstrap": self._access.bootstrap,
+            "properties": self._access.properties,
+            "data": str(self._folders.root),
+        }
         return [sys.executable, "-m", "penstock.demo.spark_process", json.dumps(words)]
 
     def on_line(self, line: str) -> None:

@@ -18,8 +18,8 @@ from enum import Enum
 from typing import Any, Final
 
 from penstock.client.wire.cluster import Cluster
-from penstock.client.wire.settings import ConnectionSettings
-from penstock.demo.component import Component, client_settings
+from penstock.demo.access import BrokerAccess
+from penstock.demo.component import Component
 from penstock.demo.names import DEAD_LETTERS, PARCEL_DEAD_LETTERS, REVENUE, TOPICS, retried_topic
 from penstock.protocol.dead_letter_headers import (
     ERROR_CLASS_HEADER,
@@ -40,7 +40,7 @@ _SALES_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestDeadLetter:
-    """The error of a dead letter, and the record that it was."""
+    """The error of a dead letter, and its original record."""
 
     error: str
     message: str
@@ -59,9 +59,9 @@ class Sale:
 
 
 class TopicCounter(Component):
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, access: BrokerAccess) -> None:
         super().__init__("tally")
-        self._bootstrap = bootstrap
+        self._access = access
         #: The number of records by topic, including retry topics.
         self.records: Counter[str] = Counter()
         #: Dead letters by the class of their errors.
@@ -76,7 +76,7 @@ class TopicCounter(Component):
         from confluent_kafka import Consumer
 
         settings = {
-            **client_settings(self._bootstrap, self.name),
+            **self._access.librdkafka(self.name),
             "group.id": "demo-tally",  # the library requires one; nothing is committed
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -122,7 +122,7 @@ class TopicCounter(Component):
         new = sorted(found - self._ends.keys())
         if new:
             self._ends |= dict.fromkeys(new, -1)
-            consumer.incremental_assign([TopicPartition(*place, OFFSET_BEGINNING) for place in new])
+            consumer.incremental_assign([TopicPartition(*tp, OFFSET_BEGINNING) for tp in new])
 
     def _take(self, message: Any) -> None:
         from confluent_kafka import KafkaError, KafkaException
@@ -172,11 +172,9 @@ _LAG_TIMEOUT_MS: Final = "5000"
 
 
 class GroupLags(Component):
-    def __init__(self, bootstrap: str, groups: Sequence[str]) -> None:
+    def __init__(self, access: BrokerAccess, groups: Sequence[str]) -> None:
         super().__init__("lags")
-        self._settings = ConnectionSettings.parse(
-            {"bootstrap.servers": bootstrap, "default.api.timeout.ms": _LAG_TIMEOUT_MS}
-        )
+        self._settings = access.settings(default_api_timeout_ms=_LAG_TIMEOUT_MS)
         self._groups = tuple(groups)
         #: The lag by group; None while the group has no committed offsets.
         self.records: dict[str, int | None] = dict.fromkeys(groups)

@@ -15,7 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from penstock.demo.component import Component, client_settings
+from penstock.demo.access import BrokerAccess
+from penstock.demo.component import Component
 from penstock.demo.names import ORDERS
 from penstock.protocol.dead_letter_headers import MESSAGE_ID
 
@@ -91,7 +92,7 @@ class OrderMessage:
 def generate_orders(
     chance: Random, *, now_ms: int, products: Sequence[str], specials: int
 ) -> Iterator[OrderMessage]:
-    """One order, and sometimes a duplicate of it, as a client sends it that has missed the acknowledgement.
+    """One order, and sometimes its duplicate, which a client sends if it has missed the acknowledgement.
 
     All `products` have prices. So do the first `specials` special offers; the next one is on sale without a price.
     """
@@ -142,9 +143,9 @@ _FLUSH_S: Final = 5.0
 
 
 class Shop(Component):
-    def __init__(self, bootstrap: str, prices: PriceList, *, per_s: float, chance: Random) -> None:
+    def __init__(self, access: BrokerAccess, prices: PriceList, *, per_s: float, chance: Random) -> None:
         super().__init__("shop")
-        self._bootstrap = bootstrap
+        self._access = access
         self._prices = prices
         self._per_s = per_s
         self._chance = chance
@@ -155,7 +156,7 @@ class Shop(Component):
         from confluent_kafka import Producer
 
         producer = Producer(
-            {**client_settings(self._bootstrap, self.name), "enable.idempotence": True, "linger.ms": 20}
+            {**self._access.librdkafka(self.name), "enable.idempotence": True, "linger.ms": 20}
         )
         owed, then = 1.0, time.monotonic()
         while not self.stopping.wait(_STEP_S):

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from penstock.client.errors import ClientError
 from penstock.client.signals import SignalEvent
+from penstock.demo.access import BrokerAccess
 from penstock.demo.names import DEAD_LETTERS, REVENUE_PIPELINE, Folders
 from penstock.demo.pipelines import NoPrice, demo_pipelines
 from penstock.demo.processes import REPLAY_COMMAND
@@ -63,8 +64,13 @@ Report = Callable[..., None]
 
 
 class PipelineThreads:
-    def __init__(self, spark: Any, bootstrap: str, folders: Folders, report: Report) -> None:
-        launch = LaunchSettings(bootstrap=bootstrap, checkpoints=str(folders.checkpoints), take_over=True)
+    def __init__(self, spark: Any, access: BrokerAccess, folders: Folders, report: Report) -> None:
+        launch = LaunchSettings(
+            bootstrap=access.bootstrap,
+            checkpoints=str(folders.checkpoints),
+            take_over=True,
+            connection=access.security,
+        )
         self._running = [
             _PipelineThread(spark, pipeline, launch, report) for pipeline in demo_pipelines(folders)
         ]
@@ -173,10 +179,10 @@ class Replayer:
     """Runs one replay at a time."""
 
     def __init__(
-        self, spark: Any, bootstrap: str, report: Callable[..., None], wants_end: threading.Event
+        self, spark: Any, access: BrokerAccess, report: Callable[..., None], wants_end: threading.Event
     ) -> None:
         self._spark = spark
-        self._run = RunSettings(bootstrap=bootstrap, checkpoint="")
+        self._run = RunSettings(bootstrap=access.bootstrap, checkpoint="", connection=access.security)
         self._report = report
         self._wants_end = wants_end
         self._thread: threading.Thread | None = None
@@ -260,18 +266,19 @@ class ParentProcess:
         self.wants_end.set()
 
 
-def main(words: dict[str, str]) -> int:
+def main(words: dict[str, Any]) -> int:
     parent = ParentProcess()
     parent.listen()
     parent.report(event="Spark is starting, which takes some seconds; everything else flows already")
     folders = Folders(root=Path(words["data"]))
+    access = BrokerAccess(bootstrap=words["bootstrap"], properties=words["properties"])
     spark = session("penstock-demo", master=LOCAL_MASTER, settings=_SPARK_SETTINGS)
     java = spark.sparkContext._gateway.proc
     parent.is_ready()
     parent.report(is_up=True, event="Spark is up")
-    queries = PipelineThreads(spark, words["bootstrap"], folders, parent.report)
+    queries = PipelineThreads(spark, access, folders, parent.report)
     queries.start()
-    replayer = Replayer(spark, words["bootstrap"], parent.report, parent.wants_end)
+    replayer = Replayer(spark, access, parent.report, parent.wants_end)
     watched = (DuplicateCounter(spark, parent.report), ArchiveCounter(folders.archive, parent.report))
     try:
         while not parent.wants_end.wait(_POLL_S):

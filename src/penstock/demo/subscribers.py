@@ -15,7 +15,8 @@ from typing import Any, Final
 from zlib import crc32
 
 from penstock.client import Message
-from penstock.demo.component import Component, client_settings
+from penstock.demo.access import BrokerAccess
+from penstock.demo.component import Component
 from penstock.demo.names import BILLING, ORDERS, PACKING, PARCELS, SHIPPING
 
 _POLL_S: Final = 0.2
@@ -24,9 +25,9 @@ _COMMIT_EVERY_S: Final = 0.25
 
 
 class Billing(Component):
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, access: BrokerAccess) -> None:
         super().__init__(BILLING)
-        self._bootstrap = bootstrap
+        self._access = access
         #: Orders that it has read since the demo started.
         self.read = 0
 
@@ -34,7 +35,7 @@ class Billing(Component):
         from confluent_kafka import Consumer
 
         settings = {
-            **client_settings(self._bootstrap, self.name),
+            **self._access.librdkafka(self.name),
             "group.id": BILLING,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -126,9 +127,9 @@ _CONSUMER_SETTINGS: Final = {"session.timeout.ms": 6_000}
 
 
 class Shipping(Component):
-    def __init__(self, bootstrap: str, roads: Roads) -> None:
+    def __init__(self, access: BrokerAccess, roads: Roads) -> None:
         super().__init__(SHIPPING)
-        self._bootstrap = bootstrap
+        self._access = access
         self._roads = roads
         #: Parcels that it has delivered since the demo started.
         self.handled = 0
@@ -136,7 +137,8 @@ class Shipping(Component):
     def work(self) -> None:
         from penstock.client import Backoff, Penstock
 
-        app = Penstock(self._bootstrap, name="demo-shipping", settings=_CONSUMER_SETTINGS)
+        settings = {**_CONSUMER_SETTINGS, **self._access.security}
+        app = Penstock(self._access.bootstrap, name="demo-shipping", settings=settings)
 
         @app.subscribe(ORDERS, group=PACKING, delivery="exactly-once", to=PARCELS)
         def pack(message: Message) -> Parcel | None:

@@ -122,7 +122,7 @@ def _name(flow: Flow) -> Text:
 
 
 def branches(last: tuple[bool, ...]) -> str:
-    """The branch before a name; `last` says for it and its ancestors whether each is the last of its siblings."""
+    """The branch before a name. For the name and its ancestors, `last` says which are the last of their siblings."""
     if not last:
         return ""
     above = "".join("   " if each else "│  " for each in last[:-1])
@@ -256,16 +256,13 @@ class LineOutput:
         self._printed_at = 0.0
 
     def show(self, scene: Scene) -> None:
-        self._print_events()
+        self._seen, events = self._journal.since(self._seen)
+        for event in events:
+            self._write(f"{clock_text(event.at_s):>6}  {event.text}")
         if scene.now_s - self._printed_at >= self._every_s:
             self._printed_at = scene.now_s
             for line in summary_lines(scene):
                 self._write(line)
-
-    def _print_events(self) -> None:
-        self._seen, events = self._journal.since(self._seen)
-        for event in events:
-            self._write(f"{clock_text(event.at_s):>6}  {event.text}")
 
 
 def summary_lines(scene: Scene) -> list[str]:

@@ -6,7 +6,7 @@ expiry; version 4 of an offset carries the id of its topic (Kafka 4.1); version 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.static.primitive import i32, i64
@@ -21,55 +21,46 @@ from penstock.protocol.stored_records import (
     encode_entity,
     kafka_field,
     key_type,
+    schema,
     value_version,
 )
 
-# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class OffsetCommitKey(KeySchema):
     group: str = kafka_field("string")
     topic: str = kafka_field("string")
     partition: i32 = kafka_field("int32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class GroupMetadataKey(KeySchema):
     group: str = kafka_field("string")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=1, flexible=False)
 class OffsetCommitValueV1(RecordSchema):
-    __version__: ClassVar[int] = 1
-    __flexible__: ClassVar[bool] = False
     offset: i64 = kafka_field("int64")
     metadata: str = kafka_field("string")
     commit_timestamp: i64 = kafka_field("int64")
     expire_timestamp: i64 = kafka_field("int64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=3, flexible=False)
 class OffsetCommitValueV3(RecordSchema):
-    __version__: ClassVar[int] = 3
-    __flexible__: ClassVar[bool] = False
     offset: i64 = kafka_field("int64")
     leader_epoch: i32 = kafka_field("int32")
     metadata: str = kafka_field("string")
     commit_timestamp: i64 = kafka_field("int64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=4, flexible=True)
 class OffsetCommitValueV4(OffsetCommitValueV3):
-    __version__: ClassVar[int] = 4
-    __flexible__: ClassVar[bool] = True
     topic_id: UUID | None = kafka_field("uuid", tag=0, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=3, flexible=False)
 class MemberMetadataV3(NestedSchema):
-    __version__: ClassVar[int] = 3
-    __flexible__: ClassVar[bool] = False
     member_id: str = kafka_field("string")
     group_instance_id: str | None = kafka_field("string")
     client_id: str = kafka_field("string")
@@ -80,16 +71,12 @@ class MemberMetadataV3(NestedSchema):
     assignment: bytes = kafka_field("bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberMetadataV4(MemberMetadataV3):
-    __version__: ClassVar[int] = 4
-    __flexible__: ClassVar[bool] = True
+@schema(version=4, flexible=True)
+class MemberMetadataV4(MemberMetadataV3): ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=3, flexible=False)
 class GroupMetadataValueV3(RecordSchema):
-    __version__: ClassVar[int] = 3
-    __flexible__: ClassVar[bool] = False
     protocol_type: str = kafka_field("string")
     generation: i32 = kafka_field("int32")
     protocol: str | None = kafka_field("string")
@@ -98,10 +85,8 @@ class GroupMetadataValueV3(RecordSchema):
     members: tuple[MemberMetadataV3, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=4, flexible=True)
 class GroupMetadataValueV4(GroupMetadataValueV3):
-    __version__: ClassVar[int] = 4
-    __flexible__: ClassVar[bool] = True
     members: tuple[MemberMetadataV4, ...]
 
 

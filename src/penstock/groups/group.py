@@ -1,7 +1,7 @@
 """The interface that every kind of group implements, so that one shard can hold them all.
 
 Also here: the requests and replies of the classic protocol and of offset commits, independent of the wire version;
-`Operation`, which collects the records, replies and timers of one operation; and `CoordinatorResult`, which an
+`Operation`, which collects the records, replies and timers of one operation; and `GroupResult`, which an
 operation returns.
 """
 
@@ -206,7 +206,7 @@ class TransactionProducer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorResult:
+class GroupResult:
     """The caller appends the records as one batch, replays them, and sends the replies once they are committed."""
 
     records: tuple[KeyValue, ...] = ()
@@ -218,7 +218,17 @@ class CoordinatorResult:
 class Operation:
     """One operation in progress: its time, its records and replies so far, and the timers that it may set."""
 
-    __slots__ = ("_records", "_replies", "config_of", "groups", "now_ms", "settings", "timers", "topics")
+    __slots__ = (
+        "_records",
+        "_replies",
+        "config_of",
+        "groups",
+        "may_describe",
+        "now_ms",
+        "settings",
+        "timers",
+        "topics",
+    )
 
     def __init__(
         self,
@@ -229,8 +239,11 @@ class Operation:
         timers: Timers[TimerKey],
         topics: Topics,
         groups: "dict[str, Group]",
+        may_describe: Callable[[str], bool] | None = None,
     ) -> None:
+        """`may_describe` tells whether the client may know a topic; None if no client has sent the operation."""
         self.now_ms = now_ms
+        self.may_describe = may_describe
         self.settings = settings
         self.config_of = config_of
         self.timers = timers
@@ -262,10 +275,8 @@ class Operation:
     def schedule_in(self, timer: TimerKey, delay_ms: int) -> None:
         self.timers.schedule(timer, self.now_ms + delay_ms)
 
-    def work(self, producer: TransactionProducer | None = None) -> CoordinatorResult:
-        return CoordinatorResult(
-            records=tuple(self._records), replies=tuple(self._replies), producer=producer
-        )
+    def work(self, producer: TransactionProducer | None = None) -> GroupResult:
+        return GroupResult(records=tuple(self._records), replies=tuple(self._replies), producer=producer)
 
 
 class Group(Protocol):

@@ -89,6 +89,8 @@ class GroupCoordinatorConfig:
     size_max: int = 2**31 - 1  # group.max.size
     #: A new member cannot send heartbeats while its first join waits; it is removed after this time.
     new_member_join_timeout_ms: int = 5 * _MINUTE_MS
+    #: Whether clients may not see all topics: then only the topics that a member may describe match its expression.
+    hides_topics: bool = False
     offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 60 * _MINUTE_MS  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * _MINUTE_MS  # offsets.retention.check.interval.ms

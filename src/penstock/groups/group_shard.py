@@ -8,7 +8,7 @@ shard.
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pkgutil import resolve_name
-from typing import Final
+from typing import Final, TypeVar
 
 from penstock.groups import offsets as offset_rules
 from penstock.groups.classic.classic_group import ClassicGroup
@@ -26,10 +26,10 @@ from penstock.groups.coordinator_records import (
 from penstock.groups.group import (
     NO_MEMBER_ID,
     CommitRequest,
-    CoordinatorResult,
     DescribedGroup,
     FetchedOffset,
     Group,
+    GroupResult,
     HeartbeatReply,
     HeartbeatRequest,
     JoinReply,
@@ -51,13 +51,24 @@ from penstock.groups.topics import NO_TOPICS, Topics
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.stored_records import can_store, key_type
 
+Result = TypeVar("Result")
+
 _OFFSET_EXPIRY_TIMER: Final = TimerKey("expire")
 
 
 class GroupCoordinatorShard:
     """Operations of the other kinds are functions in the packages of those kinds; the shard is their argument."""
 
-    __slots__ = ("_config_of", "_timers", "groups", "offsets", "settings", "topics", "unknown_records")
+    __slots__ = (
+        "_config_of",
+        "_timers",
+        "groups",
+        "may_describe",
+        "offsets",
+        "settings",
+        "topics",
+        "unknown_records",
+    )
 
     def __init__(
         self,
@@ -74,6 +85,8 @@ class GroupCoordinatorShard:
         self.unknown_records = 0
         self.offsets = OffsetStore()
         self._timers: Timers[TimerKey] = Timers()
+        #: During an operation: whether its client may know a topic. None if no client has sent it.
+        self.may_describe: Callable[[str], bool] | None = None
 
     def __repr__(self) -> str:
         return f"<GroupShard of {len(self.groups)} groups>"
@@ -87,7 +100,16 @@ class GroupCoordinatorShard:
             timers=self._timers,
             topics=self.topics,
             groups=self.groups,
+            may_describe=self.may_describe,
         )
+
+    def for_client(self, may_describe: Callable[[str], bool], operate: Callable[[], Result]) -> Result:
+        """Carry out an operation for a client that may know only some topics."""
+        self.may_describe = may_describe
+        try:
+            return operate()
+        finally:
+            self.may_describe = None
 
     # Replay
 
@@ -97,6 +119,11 @@ class GroupCoordinatorShard:
             self.unknown_records += 1
         else:
             replay(self, key, value)
+
+    @property
+    def transactional(self) -> "GroupCoordinatorShard":
+        """Producers commit offsets in transactions, so the log of this shard has records of transactions."""
+        return self
 
     def replay_pending(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         """Replay a record of a transaction, which takes effect when the transaction commits."""
@@ -114,7 +141,7 @@ class GroupCoordinatorShard:
             if group_id in self.groups:
                 self._drop_if_unused(self.groups[group_id])
 
-    def loaded(self, now_ms: int) -> CoordinatorResult:
+    def loaded(self, now_ms: int) -> GroupResult:
         """Start the timers. Call once after the log was replayed."""
         operation = self.operation(now_ms)
         operation.schedule_in(_OFFSET_EXPIRY_TIMER, self.settings.offsets_retention_check_interval_ms)
@@ -127,7 +154,7 @@ class GroupCoordinatorShard:
     def next_deadline_ms(self) -> int | None:
         return self._timers.next_deadline_ms()
 
-    def tick(self, now_ms: int) -> CoordinatorResult:
+    def tick(self, now_ms: int) -> GroupResult:
         """Process due timers up to the first decision with records. Call again while a deadline is overdue."""
         operation = self.operation(now_ms)
         while not operation.has_records and (timer := self._timers.pop_due(now_ms)) is not None:
@@ -142,7 +169,7 @@ class GroupCoordinatorShard:
 
     def join(
         self, request: JoinRequest, token: ReplyToken, *, now_ms: int, new_member_id: str
-    ) -> CoordinatorResult:
+    ) -> GroupResult:
         operation = self.operation(now_ms)
         error = self._check_join(request, new_member_id)
         if error is not ErrorCode.none:
@@ -153,7 +180,7 @@ class GroupCoordinatorShard:
         self._drop_if_unused(group)
         return operation.work()
 
-    def sync(self, request: SyncRequest, token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def sync(self, request: SyncRequest, token: ReplyToken, *, now_ms: int) -> GroupResult:
         operation = self.operation(now_ms)
         group = self.groups.get(request.group_id)
         if group is None:
@@ -163,7 +190,7 @@ class GroupCoordinatorShard:
             group.sync(request, token, operation)
         return operation.work()
 
-    def heartbeat(self, request: HeartbeatRequest, token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def heartbeat(self, request: HeartbeatRequest, token: ReplyToken, *, now_ms: int) -> GroupResult:
         operation = self.operation(now_ms)
         group = self.groups.get(request.group_id)
         if group is None:
@@ -173,7 +200,7 @@ class GroupCoordinatorShard:
         operation.reply(token, HeartbeatReply(error=error))
         return operation.work()
 
-    def leave(self, request: LeaveRequest, token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def leave(self, request: LeaveRequest, token: ReplyToken, *, now_ms: int) -> GroupResult:
         operation = self.operation(now_ms)
         group = self.groups.get(request.group_id)
         if not request.group_id:
@@ -190,7 +217,7 @@ class GroupCoordinatorShard:
 
     # Offsets
 
-    def commit(self, request: CommitRequest, token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def commit(self, request: CommitRequest, token: ReplyToken, *, now_ms: int) -> GroupResult:
         operation = self.operation(now_ms)
         if can_store(request.group_id):
             reply = offset_rules.commit_offsets(self.groups.get(request.group_id), request, operation)
@@ -201,7 +228,7 @@ class GroupCoordinatorShard:
 
     def commit_in_transaction(
         self, request: CommitRequest, producer: TransactionProducer, token: ReplyToken, *, now_ms: int
-    ) -> CoordinatorResult:
+    ) -> GroupResult:
         operation = self.operation(now_ms)
         if can_store(request.group_id):
             reply = offset_rules.commit_transactional_offsets(
@@ -214,7 +241,7 @@ class GroupCoordinatorShard:
 
     def delete_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], token: ReplyToken, *, now_ms: int
-    ) -> CoordinatorResult:
+    ) -> GroupResult:
         operation = self.operation(now_ms)
         group = self.groups.get(group_id)
         operation.reply(token, offset_rules.delete_offsets(self.offsets, group, partitions, operation))
@@ -236,7 +263,7 @@ class GroupCoordinatorShard:
             self.offsets, group_id, partitions, self.topics, require_stable=require_stable
         )
 
-    def forget_topics(self, topics: Iterable[str], token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def forget_topics(self, topics: Iterable[str], token: ReplyToken, *, now_ms: int) -> GroupResult:
         """Delete the offsets of deleted topics; a new topic of the same name must not inherit them."""
         operation = self.operation(now_ms)
         for topic in topics:
@@ -249,7 +276,7 @@ class GroupCoordinatorShard:
 
     # Groups
 
-    def delete_groups(self, group_ids: Iterable[str], token: ReplyToken, *, now_ms: int) -> CoordinatorResult:
+    def delete_groups(self, group_ids: Iterable[str], token: ReplyToken, *, now_ms: int) -> GroupResult:
         operation = self.operation(now_ms)
         operation.reply(token, {group_id: self._delete(group_id, operation) for group_id in group_ids})
         return operation.work()

@@ -21,9 +21,9 @@ from kio.static.primitive import i32, i64
 from penstock.groups.coordinator_records import CommittedOffset
 from penstock.groups.group import (
     CommitRequest,
-    CoordinatorResult,
     DescribedGroup,
     Group,
+    GroupResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -488,13 +488,13 @@ def run_operation(
     now_ms: int,
     decide: Callable[[Operation], object],
     refuse: Callable[..., object],
-) -> CoordinatorResult:
+) -> GroupResult:
     """Reply with the result of `decide`. If it raises ApiError, reply with `refuse` and discard its records."""
     operation = shard.operation(now_ms)
     try:
         operation.reply(token, decide(operation))
     except ApiError as error:
-        return CoordinatorResult(replies=((token, refuse(error=error.code, message=error.message)),))
+        return GroupResult(replies=((token, refuse(error=error.code, message=error.message)),))
     return operation.work()
 
 

@@ -36,10 +36,10 @@ PendingByProducer = dict[int, CommittedOffset | None]
 class PendingTransactionalOffsets:
     """Only replay changes it."""
 
-    __slots__ = ("_groups", "_places", "_producers", "_transactions")
+    __slots__ = ("_groups", "_partitions", "_producers", "_transactions")
 
     def __init__(self) -> None:
-        self._places: dict[OffsetKey, PendingByProducer] = {}
+        self._partitions: dict[OffsetKey, PendingByProducer] = {}
         #: The partitions of each producer's open transaction.
         self._producers: dict[int, dict[OffsetKey, None]] = {}
         #: The producers with an open transaction in each group, even if none of its offsets is left; and the reverse.
@@ -47,10 +47,10 @@ class PendingTransactionalOffsets:
         self._groups: dict[int, dict[str, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<StagedOffsets of {len(self._producers)} transactions in {len(self._places)} places>"
+        return f"<StagedOffsets of {len(self._producers)} transactions in {len(self._partitions)} partitions>"
 
-    def __contains__(self, place: OffsetKey) -> bool:
-        return place in self._places
+    def __contains__(self, partition: OffsetKey) -> bool:
+        return partition in self._partitions
 
     def has_transaction(self, group_id: str) -> bool:
         return group_id in self._transactions
@@ -59,47 +59,47 @@ class PendingTransactionalOffsets:
         return tuple(self._groups.get(producer_id, ()))
 
     def of_group(self, group_id: str) -> Iterator[OffsetKey]:
-        places = (
-            place
+        partitions = (
+            partition
             for producer_id in self._transactions.get(group_id, ())
-            for place in self._producers.get(producer_id, ())
-            if place.group == group_id
+            for partition in self._producers.get(producer_id, ())
+            if partition.group == group_id
         )
-        yield from dict.fromkeys(places)
+        yield from dict.fromkeys(partitions)
 
     def of_topic(self, topic: str) -> Iterator[OffsetKey]:
-        yield from (place for place in self._places if place.topic == topic)
+        yield from (partition for partition in self._partitions if partition.topic == topic)
 
-    def stage(self, producer_id: int, place: OffsetKey, offset: CommittedOffset) -> None:
-        staged = self._places.setdefault(place, {})
+    def stage(self, producer_id: int, partition: OffsetKey, offset: CommittedOffset) -> None:
+        staged = self._partitions.setdefault(partition, {})
         staged.pop(producer_id, None)
         staged[producer_id] = offset
-        self._producers.setdefault(producer_id, {})[place] = None
-        self._transactions.setdefault(place.group, {})[producer_id] = None
-        self._groups.setdefault(producer_id, {})[place.group] = None
+        self._producers.setdefault(producer_id, {})[partition] = None
+        self._transactions.setdefault(partition.group, {})[producer_id] = None
+        self._groups.setdefault(producer_id, {})[partition.group] = None
 
-    def overtake(self, place: OffsetKey) -> None:
+    def overtake(self, partition: OffsetKey) -> None:
         """Supersede all pending offsets of the partition, because a commit without a transaction follows them in the
         log."""
-        staged = self._places.get(place)
+        staged = self._partitions.get(partition)
         if staged:
-            self._places[place] = dict.fromkeys(staged)
+            self._partitions[partition] = dict.fromkeys(staged)
 
-    def drop(self, place: OffsetKey) -> None:
+    def drop(self, partition: OffsetKey) -> None:
         """Drop the pending offsets of a partition whose offset was deleted."""
-        for producer_id in self._places.pop(place, ()):
-            del self._producers[producer_id][place]
+        for producer_id in self._partitions.pop(partition, ()):
+            del self._producers[producer_id][partition]
 
     def end(self, producer_id: int, *, committed: bool) -> tuple[tuple[OffsetKey, CommittedOffset], ...]:
         """Return the offsets that are committed now. They supersede pending offsets of other producers before them."""
         ended = []
-        for place in self._producers.pop(producer_id, ()):
-            staged = self._places[place]
+        for partition in self._producers.pop(producer_id, ()):
+            staged = self._partitions[partition]
             offset = self._commit_pending(staged, producer_id) if committed else staged.pop(producer_id)
             if not staged:
-                del self._places[place]
+                del self._partitions[partition]
             if committed and offset is not None:
-                ended.append((place, offset))
+                ended.append((partition, offset))
         for group_id in self._groups.pop(producer_id, ()):
             del self._transactions[group_id][producer_id]
             if not self._transactions[group_id]:
@@ -107,7 +107,7 @@ class PendingTransactionalOffsets:
         return tuple(ended)
 
     def snapshot(self) -> dict[OffsetKey, tuple[tuple[int, CommittedOffset | None], ...]]:
-        return {place: tuple(staged.items()) for place, staged in sorted(self._places.items())}
+        return {partition: tuple(staged.items()) for partition, staged in sorted(self._partitions.items())}
 
     @staticmethod
     def _commit_pending(staged: PendingByProducer, producer_id: int) -> CommittedOffset | None:
@@ -131,24 +131,24 @@ class OffsetStore:
         self._staged = PendingTransactionalOffsets()
 
     def replay(self, record: OffsetCommitRecord) -> None:
-        place = OffsetKey(record.group, record.topic, record.partition)
+        partition = OffsetKey(record.group, record.topic, record.partition)
         if record.value is None:
             self._remove(record.group, record.topic, record.partition)
-            self._staged.drop(place)
+            self._staged.drop(partition)
         else:
-            self._put(place, record.value)
-            self._staged.overtake(place)
+            self._put(partition, record.value)
+            self._staged.overtake(partition)
 
     def replay_pending(self, producer_id: int, record: OffsetCommitRecord) -> None:
         assert record.value is not None
-        place = OffsetKey(record.group, record.topic, record.partition)
-        self._staged.stage(producer_id, place, record.value)
+        partition = OffsetKey(record.group, record.topic, record.partition)
+        self._staged.stage(producer_id, partition, record.value)
 
     def end_transaction(self, producer_id: int, committed: bool) -> tuple[str, ...]:
         """Return the groups in which the transaction was open."""
         groups = self._staged.groups_of(producer_id)
-        for place, offset in self._staged.end(producer_id, committed=committed):
-            self._put(place, offset)
+        for partition, offset in self._staged.end(producer_id, committed=committed):
+            self._put(partition, offset)
         return groups
 
     def is_staged(self, group_id: str, topic: str, partition: int) -> bool:
@@ -169,7 +169,7 @@ class OffsetStore:
     def places_of(self, group_id: str) -> Iterator[TopicPartition]:
         """The partitions for which a group has a committed or pending offset."""
         committed = ((topic, partition) for topic, partition, _ in self.of_group(group_id))
-        staged = ((place.topic, place.partition) for place in self._staged.of_group(group_id))
+        staged = ((tp.topic, tp.partition) for tp in self._staged.of_group(group_id))
         yield from dict.fromkeys((*committed, *staged))
 
     def of_topic(self, topic: str) -> Iterator[tuple[str, int]]:
@@ -179,7 +179,7 @@ class OffsetStore:
             for group_id, topics in self._groups.items()
             for partition in topics.get(topic, {})
         )
-        staged = ((place.group, place.partition) for place in self._staged.of_topic(topic))
+        staged = ((tp.group, tp.partition) for tp in self._staged.of_topic(topic))
         yield from dict.fromkeys((*committed, *staged))
 
     def has(self, group_id: str) -> bool:
@@ -189,8 +189,10 @@ class OffsetStore:
         """The pending offsets by producer, in log order; None if a later commit has superseded the offset."""
         return self._staged.snapshot()
 
-    def _put(self, place: OffsetKey, offset: CommittedOffset) -> None:
-        self._groups.setdefault(place.group, {}).setdefault(place.topic, {})[place.partition] = offset
+    def _put(self, partition: OffsetKey, offset: CommittedOffset) -> None:
+        self._groups.setdefault(partition.group, {}).setdefault(partition.topic, {})[partition.partition] = (
+            offset
+        )
 
     def _remove(self, group_id: str, topic: str, partition: int) -> None:
         topics = self._groups.get(group_id, {})

@@ -58,7 +58,7 @@ class Timers(Generic[Key]):
         return key
 
     def shift(self, by_ms: int) -> None:
-        """Move every deadline with the clock, so that a clock change lets no timeout expire."""
+        """Shift every deadline, so that setting the clock changes no timeout."""
         deadlines, self._deadlines, self._queued, self._heap = self._deadlines, {}, {}, []
         for key, at_ms in sorted(deadlines.items(), key=lambda item: item[1]):
             self.schedule(key, at_ms + by_ms)

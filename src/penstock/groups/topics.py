@@ -1,4 +1,4 @@
-"""Topics as the rules of groups see them: their partitions, and the racks in which those can be read.
+"""Topics as the rules of groups see them: their partitions, and the racks of the replicas.
 
 `coordinator_partition` computes, as Kafka does, the partition of an internal topic that a group or transactional id
 belongs to. Every node loads this module when it starts, so it imports nothing heavy.
@@ -14,7 +14,7 @@ from uuid import UUID
 class Topic(NamedTuple):
     name: str
     id: UUID
-    #: One per partition, by number: where its replicas are. Empty where that is not known.
+    #: The racks of the replicas of each partition, by partition number; empty if unknown.
     racks: tuple[frozenset[str], ...]
 
     @property
@@ -27,11 +27,11 @@ class Topic(NamedTuple):
 
 
 class Topics(Protocol):
-    """The topics of the cluster as they are during one operation."""
+    """The topics of the cluster; they do not change during an operation."""
 
     @property
     def version(self) -> int:
-        """Another number whenever anything said here may have changed: as long as it is the same, so is all."""
+        """Changes whenever the topics may have changed."""
 
     def get(self, name: str) -> Topic | None: ...
     def by_id(self, id: UUID) -> Topic | None: ...
@@ -39,7 +39,7 @@ class Topics(Protocol):
 
 
 class NoTopics:
-    """For who asks nothing about topics."""
+    """For operations that do not need the topics."""
 
     version = 0
 
@@ -56,17 +56,17 @@ class NoTopics:
 NO_TOPICS: Final = NoTopics()
 
 
-#: Names whose place is remembered: it takes a step for each of their characters to find it.
+#: How many results are cached, because computing one takes a step for each character.
 _REMEMBERED_MAX: Final = 1_024
 
 
 @lru_cache(_REMEMBERED_MAX)
 def coordinator_partition(name: str, partition_count: int) -> int:
-    """Java's String.hashCode over UTF-16, without its sign, modulo the partitions."""
+    """The absolute value of Java's String.hashCode, which is over UTF-16, modulo the number of partitions."""
     units = name.encode("utf-16-be", "surrogatepass")
     code = 0
     for (unit,) in struct.iter_unpack(">H", units):
         code = (31 * code + unit) & 0xFFFF_FFFF
     signed = code - (1 << 32) if code >= 1 << 31 else code
-    # The smallest int has no positive counterpart; Kafka counts it as 0.
+    # The absolute value of the smallest int does not fit an int; Kafka takes 0 instead.
     return 0 if signed == -(1 << 31) else abs(signed) % partition_count

@@ -20,37 +20,13 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+from penstock.protocol.durable_files import replace_durably
+
 TopicPartition = tuple[str, int]
 
 
 class CorruptCheckpoint(ValueError):
     """A checkpoint file with malformed content."""
-
-
-def sync_directory(directory: str | os.PathLike[str]) -> None:
-    """Makes created, renamed and removed names in a folder durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_synced(path: Path, data: bytes | bytearray) -> None:
-    """Writes and syncs a file, but not atomically: for files read only after a clean shutdown, or rebuilt otherwise."""
-    with open(path, "wb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-        os.fdatasync(file.fileno())
-
-
-def replace_durably(path: Path, data: bytes) -> None:
-    """Writes and syncs a temporary file, renames it, syncs the folder: a reader sees the old content or the new."""
-    temporary = path.with_name(path.name + ".tmp")
-    write_synced(temporary, data)
-    os.replace(temporary, path)
-    sync_directory(path.parent)
 
 
 def write_checkpoint(path: Path, rows: Iterable[str], version: int = 0) -> None:
@@ -165,13 +141,13 @@ SlotKey = tuple[UUID, int]
 class SyncedOffsetSlot:
     """The entry of one log. One thread at a time calls `note`, and only after a sync."""
 
-    __slots__ = ("_file", "_key", "_key_crc", "offset", "place")
+    __slots__ = ("_file", "_key", "_key_crc", "offset", "position")
 
-    def __init__(self, file: "SyncedOffsets", key: bytes, place: int, offset: int) -> None:
+    def __init__(self, file: "SyncedOffsets", key: bytes, position: int, offset: int) -> None:
         self._file = file
         self._key = key
         self._key_crc = zlib.crc32(key)
-        self.place = place
+        self.position = position
         self.offset = offset
 
     def note(self, offset: int) -> None:
@@ -190,7 +166,7 @@ class SyncedOffsetSlot:
 
     def _write(self) -> None:
         value = _SLOT_OFFSET.pack(self.offset)
-        self._file.write(self.place, self._key + value + _SLOT_CRC.pack(zlib.crc32(value, self._key_crc)))
+        self._file.write(self.position, self._key + value + _SLOT_CRC.pack(zlib.crc32(value, self._key_crc)))
 
 
 class SyncedOffsets:
@@ -211,18 +187,18 @@ class SyncedOffsets:
     def _read(self, path: Path) -> None:
         data = path.read_bytes()
         self._end = len(data) - len(data) % _SLOT_BYTES
-        for place in range(0, self._end, _SLOT_BYTES):
-            slot = data[place : place + _SLOT_BYTES]
+        for position in range(0, self._end, _SLOT_BYTES):
+            slot = data[position : position + _SLOT_BYTES]
             (crc,) = _SLOT_CRC.unpack_from(slot, _SLOT_BYTES - _SLOT_CRC.size)
             if slot == _FREE_SLOT or zlib.crc32(slot[: -_SLOT_CRC.size]) != crc:
                 if slot != _FREE_SLOT:
-                    _logger.warning("synced offset dropped", extra={"file": str(path), "position": place})
-                self._free.append(place)
+                    _logger.warning("synced offset dropped", extra={"file": str(path), "position": position})
+                self._free.append(position)
                 continue
             topic_id, index = _SLOT_KEY.unpack_from(slot)
             (offset,) = _SLOT_OFFSET.unpack_from(slot, _SLOT_KEY.size)
             key = (UUID(bytes=topic_id), index)
-            self._slots[key] = SyncedOffsetSlot(self, slot[: _SLOT_KEY.size], place, offset)
+            self._slots[key] = SyncedOffsetSlot(self, slot[: _SLOT_KEY.size], position, offset)
 
     def __contains__(self, key: SlotKey) -> bool:
         return key in self._slots
@@ -237,9 +213,9 @@ class SyncedOffsets:
         with self._lock:
             slot = self._slots.get(key)
             if slot is None:
-                place = self._free.pop() if self._free else self._end
-                self._end = max(self._end, place + _SLOT_BYTES)
-                slot = SyncedOffsetSlot(self, _SLOT_KEY.pack(key[0].bytes, key[1]), place, -1)
+                position = self._free.pop() if self._free else self._end
+                self._end = max(self._end, position + _SLOT_BYTES)
+                slot = SyncedOffsetSlot(self, _SLOT_KEY.pack(key[0].bytes, key[1]), position, -1)
                 self._slots[key] = slot
                 slot.note(0)
         return slot
@@ -249,14 +225,14 @@ class SyncedOffsets:
         with self._lock:
             slots = [slot for slot in (self._slots.pop(key, None) for key in keys) if slot is not None]
             for slot in slots:
-                self.write(slot.place, _FREE_SLOT)
-                self._free.append(slot.place)
+                self.write(slot.position, _FREE_SLOT)
+                self._free.append(slot.position)
         if slots:
             self.sync()
 
-    def write(self, place: int, data: bytes) -> None:
+    def write(self, position: int, data: bytes) -> None:
         """Raises OSError."""
-        os.pwrite(self._fd, data, place)
+        os.pwrite(self._fd, data, position)
         self.is_dirty = True
 
     def sync(self) -> None:

@@ -37,6 +37,14 @@ class LogConfig(NamedTuple):
     schedule: bool = False
     #: Whether writes continue on a full disk: without the metadata log nothing could be deleted.
     uses_reserve: bool = False
+    #: A segment rolls before it would have more bytes than this, even if it may have more.
+    roll_bytes: int = INT64_MAX
+    #: Whether batches may be refused for good or acknowledged without being stored, so that sequences have gaps.
+    accepts_gaps: bool = False
+
+    @property
+    def roll_bytes_max(self) -> int:
+        return min(self.segment_bytes, self.roll_bytes)
 
     @property
     def segment_ms_max(self) -> int:

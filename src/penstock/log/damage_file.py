@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.log.checkpoints import CorruptCheckpoint, read_checkpoint, replace_durably, write_checkpoint
+from penstock.log.checkpoints import CorruptCheckpoint, read_checkpoint, write_checkpoint
 from penstock.log.config import INT32_MAX
 from penstock.log.segment import (
     READ_CHUNK_BYTES,
@@ -22,6 +22,7 @@ from penstock.log.segment import (
     iter_batch_headers,
     skip_damaged_ranges,
 )
+from penstock.protocol.durable_files import replace_durably
 from penstock.protocol.record_batch import BATCH_HEADER_BYTES, BatchHeader, read_header
 
 DAMAGE_FILE: Final = "penstock-damage"
@@ -146,11 +147,11 @@ def find_next_batch(
     the payload of a record could contain bytes that look like a batch.
     """
 
-    def fitting_at(place: int) -> BatchHeader | None:
-        header = batch_at(fd, place, end, base_offset, expected)
+    def fitting_at(candidate: int) -> BatchHeader | None:
+        header = batch_at(fd, candidate, end, base_offset, expected)
         if header is None or (next_base is not None and header.last_offset >= next_base):
             return None
-        after = batch_at(fd, place + header.size, end, base_offset, expected)
+        after = batch_at(fd, candidate + header.size, end, base_offset, expected)
         return header if after is None or after.base_offset > header.last_offset else None
 
     following = position

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
-from penstock.log.checkpoints import replace_durably
 from penstock.log.config import INT64_MAX
+from penstock.protocol.durable_files import replace_durably
 
 LOG_SUFFIX: Final = ".log"
 OFFSET_INDEX_SUFFIX: Final = ".index"

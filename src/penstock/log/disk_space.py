@@ -38,6 +38,11 @@ class DiskSpace:
         if not self._has_reserve() and not self._make_reserve():
             self._now_full("no room for the reserve")
 
+    @property
+    def recovery_bytes(self) -> int:
+        """How many bytes must be free before a full disk takes records again."""
+        return max(2 * self._reserve_bytes, _MARGIN_BYTES)
+
     def refuse(self) -> bool:
         """Returns whether records must be refused. Checks for free space again if there was none."""
         if self.is_full:
@@ -61,12 +66,11 @@ class DiskSpace:
     def look(self) -> None:
         """Accepts records again once there is room for the reserve and as much again."""
         with self._lock:
-            needed_bytes = max(2 * self._reserve_bytes, _MARGIN_BYTES)
-            if self.is_full and self._free_bytes() >= needed_bytes and self._make_reserve():
+            if self.is_full and self._free_bytes() >= self.recovery_bytes and self._make_reserve():
                 self.is_full = False
                 self.recoveries += 1
                 extra = {"folder": str(self._path.parent)}
-                _logger.warning("disk has room again: records are taken", extra=extra)
+                _logger.warning("disk has room again; records are accepted", extra=extra)
 
     def with_reserve(self, write: Callable[[], _Result]) -> _Result:
         """Runs a small write that must succeed, and retries it once after deleting the reserve. Raises OSError."""

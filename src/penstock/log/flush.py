@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from penstock.log import leader_epochs
-from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
+from penstock.log.checkpoints import SyncedOffsetSlot
 from penstock.log.data_directory import LEADER_EPOCH_CHECKPOINT_FILE
 from penstock.log.index_files import write_indexes
 from penstock.log.leader_epochs import LeaderEpochCache
 from penstock.log.producer_snapshots import ProducerSnapshot
 from penstock.log.segment import LogOffsetMetadata, LogSegment
 from penstock.log.segment_files import NO_DESCRIPTORS_ERRNOS, SharedFile
+from penstock.protocol.durable_files import sync_directory
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
 
@@ -114,7 +115,10 @@ class FlushJob:
 
     def sync(self) -> None:
         for item in self.rolled:
-            _sync_rolled(item)
+            if item.file is not None:
+                os.fdatasync(item.file.fd)
+            else:
+                _sync_closed(item.segment)
         os.fdatasync(self.tail.fd)
         if self.slot is not None:
             self.slot.note(self.upto.offset)
@@ -274,13 +278,6 @@ class FlushState:
     def release_all_segments(self) -> None:
         self._snapshots = []
         self.release_segments([item.segment for item in self._held])
-
-
-def _sync_rolled(item: RolledSegment) -> None:
-    if item.file is not None:
-        os.fdatasync(item.file.fd)
-    else:
-        _sync_closed(item.segment)
 
 
 def _sync_closed(segment: LogSegment) -> None:

@@ -6,11 +6,11 @@ import logging
 import os
 from pathlib import Path
 
-from penstock.log.checkpoints import write_synced
 from penstock.log.config import LogConfig
 from penstock.log.indexes import TIME_ENTRY_BYTES, CorruptIndex, OffsetIndex, TimeIndex, TransactionIndex
 from penstock.log.segment import INDEX_INTERVAL_READ_BYTES, UNKNOWN_TIMESTAMP, LogSegment, iter_batch_headers
 from penstock.log.segment_files import FilePool
+from penstock.protocol.durable_files import write_synced
 
 _logger = logging.getLogger("penstock.log")
 _REBUILD_CONFIG = LogConfig()

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Final, Self, TypeVar
 
 from penstock.log import damage_file, index_files, producer_snapshots, reader, recovery, segment_files
-from penstock.log.checkpoints import SyncedOffsetSlot, sync_directory
+from penstock.log.checkpoints import SyncedOffsetSlot
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage_file import Damage
 from penstock.log.data_directory import DELETED_SUFFIX, PRODUCER_SNAPSHOT_SUFFIX, offset_file_name
 from penstock.log.disk_space import NO_SPACE_ERRNOS
 from penstock.log.flush import FlushJob, FlushState, RolledSegment
 from penstock.log.indexes import AbortedTransaction, TransactionIndex
-from penstock.log.producer_state import VerificationGuard, batch_metadata
+from penstock.log.producer_state import (
+    NOT_STORED,
+    VerificationGuard,
+    batch_metadata,
+    skipped_batch_metadata,
+)
 from penstock.log.reader import LogReader, damaged_read
 from penstock.log.segment import (
     INDEX_INTERVAL_READ_BYTES,
@@ -33,6 +38,7 @@ from penstock.log.segment import (
 )
 from penstock.log.segment_files import FilePool, SharedFile, Tail
 from penstock.log.validation import validate_batch, validate_replicated_batch
+from penstock.protocol.durable_files import sync_directory
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import (
     CONTROL,
@@ -84,7 +90,7 @@ class Log:
         self._tail = self._new_tail(segments.last)
         self._flush = FlushState(self.end, slot)
         self._set_damages(loaded.damages)
-        self._segment_ms_max = config.segment_ms_max
+        self._use(config)
         self._replacing: tuple[LogSegment, ...] = ()
         # Held to change the list of segments: the event loop rolls segments, compaction replaces them in its thread.
         self._lock = threading.Lock()
@@ -166,7 +172,11 @@ class Log:
 
     def configure(self, config: LogConfig) -> None:
         self.config = config
-        self._segment_ms_max = config.segment_ms_max
+        self._use(config)
+
+    def _use(self, config: LogConfig) -> None:
+        self._segment_ms_max, self._roll_bytes_max = config.segment_ms_max, config.roll_bytes_max
+        self.producers.accepts_gaps = config.accepts_gaps
 
     # Appending
 
@@ -217,6 +227,26 @@ class Log:
         if producer_id >= 0:
             self._learn(batch, header, base_offset, max_timestamp, now_ms)
         return LogAppendInfo(base_offset, base_offset + delta, append_time_ms, False, end)
+
+    def skip(
+        self, batch: memoryview, *, leader_epoch: int, now_ms: int, sparse: bool = False
+    ) -> LogAppendInfo:
+        """Checks a batch as `append` does and remembers its sequence, but does not write it. Raises ApiError.
+
+        A retry is recognised and gets the same answer, without an offset. For batches that are not transactional;
+        `sparse` as records may have been taken out of the batch.
+        """
+        header = validate_batch(batch, self.config, now_ms, False, sparse)
+        _, _, _, _, _, _, delta, _, max_timestamp, producer_id, epoch, sequence, _ = header
+        is_repeated, base_offset, last_offset = False, NOT_STORED, NOT_STORED
+        if producer_id >= 0:
+            repeated = self.producers.check(producer_id, epoch, sequence, delta, False, leader_epoch)
+            if repeated is None:
+                trace = skipped_batch_metadata(sequence, delta, max_timestamp)
+                self.producers.learn(producer_id, epoch, trace, False, now_ms)
+            else:
+                is_repeated, base_offset, last_offset = True, repeated.base_offset, repeated.last_offset
+        return LogAppendInfo(base_offset, last_offset, -1, is_repeated, self.end)
 
     def _write_control(self, control: bytearray, leader_epoch: int, now_ms: int) -> None:
         base_offset = self.end.offset
@@ -287,11 +317,10 @@ class Log:
     ) -> bool:
         if segment.size == 0:
             return not segment.can_hold(last_offset)
-        config = self.config
         first = segment.first_timestamp
         age_ms = max_timestamp - first if first >= 0 else now_ms - segment.created_ms
         return (
-            segment.size + size > config.segment_bytes
+            segment.size + size > self._roll_bytes_max
             or age_ms > self._segment_ms_max
             or segment.index_full
             or not segment.can_hold(last_offset)
@@ -388,10 +417,10 @@ class Log:
             lost = damage_file.at_offset(self._all_damages, offset)
             if lost is not None:
                 return self._before_damage(lost)
-        place = self._reader.find(offset, end) if offset < end.offset else None
-        if place is None:
+        found = self._reader.find(offset, end) if offset < end.offset else None
+        if found is None:
             return end
-        segment, position = place
+        segment, position = found
         file = self.files.pin(segment)
         try:
             walked = next(
@@ -658,7 +687,7 @@ class Log:
     def _begin_replacing(self, old: Sequence[LogSegment]) -> None:
         with self._lock:
             if self.is_closed or not set(self._reader.segments.items).issuperset(old):
-                raise SegmentsChanged(f"{self.directory.name}: segments to replace have gone")
+                raise SegmentsChanged(f"{self.directory.name}: segments to replace are gone")
             assert self._tail.segment not in old, "the active segment stays"
             self._replacing = tuple(old)
 

@@ -13,13 +13,7 @@ from typing import Final, NamedTuple, Self
 from uuid import UUID, uuid4
 
 from penstock.log import data_directory
-from penstock.log.checkpoints import (
-    OffsetCheckpoints,
-    SyncedOffsets,
-    TopicPartition,
-    replace_durably,
-    sync_directory,
-)
+from penstock.log.checkpoints import OffsetCheckpoints, SyncedOffsets, TopicPartition
 from penstock.log.config import DAY_MS, LogConfig
 from penstock.log.data_directory import (
     is_log_delete_dir_name,
@@ -32,6 +26,7 @@ from penstock.log.disk_space import RESERVE_BYTES, DiskSpace
 from penstock.log.log import Log
 from penstock.log.recovery import CrashEvidence
 from penstock.log.segment_files import DESCRIPTORS_MAX, FilePool
+from penstock.protocol.durable_files import replace_durably, sync_directory
 
 LOCK_FILE: Final = ".lock"
 CLEAN_SHUTDOWN_FILE: Final = ".kafka_cleanshutdown"

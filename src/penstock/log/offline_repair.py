@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.log import damage_file
-from penstock.log.checkpoints import OffsetCheckpoints, sync_directory
+from penstock.log.checkpoints import OffsetCheckpoints
 from penstock.log.damage_file import Damage
 from penstock.log.data_directory import (
     LOG_SUFFIX,
@@ -19,6 +19,7 @@ from penstock.log.data_directory import (
     parse_offset_file_name,
 )
 from penstock.log.log_manager import lock_data_directory
+from penstock.protocol.durable_files import sync_directory
 
 
 class NoKnownDamage(Exception):
@@ -64,7 +65,7 @@ def accept_loss(data_dir: Path, topic: str, index: int) -> list[Damage]:
         known = damage_file.load(folder)
         refused = [item for item in known if not item.accepted]
         if not refused:
-            raise NoKnownDamage(f"no damage is known of {folder.name}")
+            raise NoKnownDamage(f"no known damage in {folder.name}")
         damage_file.save(folder, [item._replace(accepted=True) for item in known])
         return refused
 

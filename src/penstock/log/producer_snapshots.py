@@ -3,7 +3,7 @@ after it.
 
 Kafka writes one row for each producer. We write one row for each retained batch, oldest first, so that duplicates
 of all of them are recognised after a restart; Kafka's reader takes the last row of a producer, which is the row
-that Kafka itself would have written.
+that Kafka itself would have written. A batch that was acknowledged and not written has a sequence and offset -1.
 """
 
 import logging
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.log.checkpoints import write_synced
 from penstock.log.config import INT32_MAX, INT64_MAX
 from penstock.log.data_directory import PRODUCER_SNAPSHOT_SUFFIX, offset_file_name, parse_offset_file_name
 from penstock.log.index_files import modified_ms
@@ -24,9 +23,11 @@ from penstock.log.producer_state import (
     ProducerStateEntry,
     ProducerStateManager,
     batch_metadata,
+    skipped_batch_metadata,
 )
 from penstock.log.segment import LogSegment, LogSegments, iter_batch_headers, read_batch
 from penstock.log.segment_files import FilePool
+from penstock.protocol.durable_files import write_synced
 from penstock.protocol.record_batch import crc32c, parse_end_marker
 
 _SNAPSHOT_VERSION: Final = 1
@@ -122,7 +123,7 @@ def _snapshot_rows(producer_id: int, state: ProducerStateEntry) -> list[tuple[in
             state.epoch,
             t.last_sequence,
             t.last_offset,
-            t.last_offset - t.base_offset,
+            t.last_delta if t.first_sequence >= 0 else t.last_offset - t.base_offset,
             t.timestamp,
             *last,
         )
@@ -139,6 +140,8 @@ def _restore_row(
     if last_offset >= 0:
         first_sequence = last_sequence if last_sequence < 0 else (last_sequence - delta) & INT32_MAX
         state.add(BatchMetadata(first_sequence, last_sequence, last_offset - delta, last_offset, timestamp))
+    elif last_sequence >= 0:
+        state.add(skipped_batch_metadata((last_sequence - delta) & INT32_MAX, delta, timestamp))
     state.last_timestamp = timestamp
     state.coordinator_epoch = coordinator_epoch
     state.txn_first_offset = txn_first_offset

@@ -130,12 +130,20 @@ _PLANNED_EXPIRY_MS: Final = 30 * 86_400_000
 EPOCH_PER_TRANSACTION: Final = 2
 
 
+#: The offsets of a batch that was acknowledged and not written.
+NOT_STORED: Final = -1
+
+
 class BatchMetadata(NamedTuple):
     first_sequence: int
     last_sequence: int
     base_offset: int
     last_offset: int
     timestamp: int
+
+    @property
+    def last_delta(self) -> int:
+        return (self.last_sequence - self.first_sequence) & INT32_MAX
 
 
 class RejectedBatches(NamedTuple):
@@ -218,10 +226,15 @@ def batch_metadata(sequence: int, base_offset: int, last_delta: int, timestamp: 
     return BatchMetadata(sequence, last_sequence, base_offset, base_offset + last_delta, timestamp)
 
 
+def skipped_batch_metadata(sequence: int, last_delta: int, timestamp: int) -> BatchMetadata:
+    last_sequence = increment_sequence(sequence, last_delta)
+    return BatchMetadata(sequence, last_sequence, NOT_STORED, NOT_STORED, timestamp)
+
+
 class ProducerStateManager:
     """All producers of one partition. `check` validates a batch; the `learn` methods replay the log."""
 
-    __slots__ = ("_refusals", "expiry_ms", "is_complete", "states", "transactions")
+    __slots__ = ("_refusals", "accepts_gaps", "expiry_ms", "is_complete", "states", "transactions")
 
     def __init__(self, expiry_ms: int) -> None:
         self.states: dict[int, ProducerStateEntry] = {}
@@ -229,6 +242,9 @@ class ProducerStateManager:
         #: state has expired. The log clears this when it loses its beginning.
         self.is_complete = True
         self.transactions = PartitionTransactions()
+        #: Whether a producer may continue at a later sequence than the next one: batches may have been refused for
+        #: good, or acknowledged without being written by a leader that was the only one to know of them.
+        self.accepts_gaps = False
         self.expiry_ms = expiry_ms
         self._refusals: dict[int, RejectedBatches] = {}
 
@@ -266,16 +282,17 @@ class ProducerStateManager:
         if epoch != state.epoch:
             if epoch > state.epoch:
                 self._check_refusal(producer_id, epoch, sequence, 0)
-            _check_new_epoch(producer_id, epoch, sequence, state)
+            _check_new_epoch(producer_id, epoch, sequence, state, self.accepts_gaps)
         elif sequence != state.next_sequence:
             repeated = state.find_duplicate(sequence, increment_sequence(sequence, last_delta))
-            if repeated is None:
-                self._check_refusal(producer_id, epoch, sequence, state.next_sequence)
+            if repeated is not None:
+                return repeated
+            self._check_refusal(producer_id, epoch, sequence, state.next_sequence)
+            if not (self.accepts_gaps and _precedes(state.next_sequence, sequence)):
                 raise ApiError(
                     ErrorCode.out_of_order_sequence_number,
                     f"producer {producer_id} sent sequence {sequence}, expected {state.next_sequence}",
                 )
-            return repeated
         if state.txn_first_offset >= 0 and not transactional:
             raise ApiError(ErrorCode.invalid_txn_state, f"producer {producer_id} has a transaction open")
         return None
@@ -286,7 +303,8 @@ class ProducerStateManager:
         In the first leader epoch a producer may continue the sequences of a deleted topic of the same name, and
         librdkafka does not recover from an error there. Planned producers outlive their topic too.
         """
-        return self.is_complete and leader_epoch > 0 and producer_id < PLANNED_PRODUCER_IDS_FROM
+        is_followed = leader_epoch > 0 and not self.accepts_gaps
+        return self.is_complete and is_followed and producer_id < PLANNED_PRODUCER_IDS_FROM
 
     def refused(self, producer_id: int, epoch: int, sequence: int, code: ErrorCode) -> None:
         """Records a batch that was rejected before it was checked, and that its producer will send again."""
@@ -428,10 +446,12 @@ class ProducerStateManager:
         return state.txn_first_offset < 0 and now_ms - state.last_timestamp >= expiry_ms
 
 
-def _check_new_epoch(producer_id: int, epoch: int, sequence: int, state: ProducerStateEntry) -> None:
+def _check_new_epoch(
+    producer_id: int, epoch: int, sequence: int, state: ProducerStateEntry, accepts_gaps: bool
+) -> None:
     if epoch < state.epoch:
         raise _invalid_producer_epoch(producer_id, epoch, state)
-    if sequence != 0:
+    if sequence != 0 and not accepts_gaps:
         raise ApiError(
             ErrorCode.out_of_order_sequence_number,
             f"producer {producer_id} started epoch {epoch} at sequence {sequence} instead of 0",

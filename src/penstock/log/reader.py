@@ -82,10 +82,10 @@ class LogReader:
         if hint is not None and hint[1] < hint[0].size and not hint[0].damaged_ranges:
             segment, position = hint
         else:
-            place = self.find(offset, upto, nowait)
-            if place is None:
+            found = self.find(offset, upto, nowait)
+            if found is None:
                 return LogSlice(b"", offset)
-            segment, position = place
+            segment, position = found
         limit, next_offset = self._limit(segment, upto, nowait)
         if segment.damaged_ranges:
             limit, next_offset = _before_damaged_range(segment, position, limit, next_offset)
@@ -100,7 +100,9 @@ class LogReader:
         finally:
             self.files.unpin(file)
         if data:
-            _remember_position(hints, next_offset, (segment, position + len(data)))
+            if len(hints) >= HINTS_MAX:
+                hints.clear()
+            hints[next_offset] = (segment, position + len(data))
         return LogSlice(data, next_offset if data else offset)
 
     def find(self, offset: int, upto: LogOffsetMetadata, nowait: bool = False) -> SegmentPosition | None:
@@ -248,12 +250,6 @@ def _before_damaged_range(
         if position < damaged_range.position < limit:
             return damaged_range.position, damaged_range.offset
     return limit, next_offset
-
-
-def _remember_position(hints: PositionHints, offset: int, place: SegmentPosition) -> None:
-    if len(hints) >= HINTS_MAX:
-        hints.clear()
-    hints[offset] = place
 
 
 class DamagedRead(ApiError):

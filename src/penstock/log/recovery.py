@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from penstock.log import damage_file, producer_snapshots
 from penstock.log import leader_epochs as epoch_files
-from penstock.log.checkpoints import CorruptCheckpoint, sync_directory, write_synced
+from penstock.log.checkpoints import CorruptCheckpoint
 from penstock.log.config import INT32_MAX, LogConfig
 from penstock.log.damage_file import Damage
 from penstock.log.data_directory import (
@@ -53,6 +53,7 @@ from penstock.log.segment import (
     skip_damaged_ranges,
 )
 from penstock.log.segment_files import FilePool, existing_files, finish_interrupted_swap
+from penstock.protocol.durable_files import sync_directory, write_synced
 from penstock.protocol.record_batch import BatchHeader
 
 _logger = logging.getLogger("penstock.log")
@@ -104,9 +105,9 @@ def load_log(
     listed, orphans = _list_segments(directory, now_ms)
     segments = LogSegments(listed)
     epochs = epoch_files.load(directory / LEADER_EPOCH_CHECKPOINT_FILE)
-    crash = crash._replace(
-        durable_offset=max(crash.durable_offset, recovery_point, _last_snapshot_offset(directory))
-    )
+    # The producer snapshot at a segment's end is written only after the segment has been synced.
+    snapshot_offset = max(producer_snapshots.list_snapshot_offsets(directory), default=0)
+    crash = crash._replace(durable_offset=max(crash.durable_offset, recovery_point, snapshot_offset))
     if not segments.items:
         _unlink_files(orphans)
         if damage_file.clear_given_up(directory):
@@ -138,7 +139,7 @@ def load_log(
     if found is None or found.accepted:
         if lost_first_segments and found is None:
             extra = {"directory": str(directory), "start_offset": start_offset, "first_offset": first}
-            _logger.error("log begins later than it did: segments have gone", extra=extra)
+            _logger.error("log starts later than before: segments are missing", extra=extra)
         start_offset = max(start_offset, first)
     epochs.truncate_end(end_offset)
     epochs.truncate_start(start_offset)
@@ -285,7 +286,7 @@ def _resume_last_segment(segment: LogSegment, files: FilePool, config: LogConfig
     if end_offset is None:
         # The index may be wrong; recovery reads only the log.
         segment.size = end
-        _logger.warning("clean log does not add up, recovering", extra={"file": str(segment.path)})
+        _logger.warning("clean log is inconsistent; recovering it", extra={"file": str(segment.path)})
     return end_offset
 
 
@@ -296,17 +297,12 @@ def _warn_if_short(directory: Path, end_offset: int, recovery_point: int) -> Non
         _logger.warning("log ends below its recovery point", extra=extra)
 
 
-def _last_snapshot_offset(directory: Path) -> int:
-    """The producer snapshot at a segment's end is written only after the segment has been synced."""
-    return max(producer_snapshots.list_snapshot_offsets(directory), default=0)
-
-
 def _known_damage(directory: Path, segments: LogSegments) -> list[Damage]:
     """Returns the damage that earlier starts found, and sets the byte ranges that the segments skip."""
     try:
         known = damage_file.load(directory)
     except CorruptCheckpoint as error:
-        _logger.error("list of damage dropped", extra={"directory": str(directory), "reason": str(error)})
+        _logger.error("damage list discarded", extra={"directory": str(directory), "reason": str(error)})
         return []
     for segment in segments:
         segment.damaged_ranges = tuple(

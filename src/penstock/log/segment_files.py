@@ -19,7 +19,6 @@ from errno import EIO, EMFILE, ENFILE, ENOENT, ENOSPC, EOPNOTSUPP
 from pathlib import Path
 from typing import Final
 
-from penstock.log.checkpoints import sync_directory
 from penstock.log.data_directory import (
     CLEANED_SUFFIX,
     COMPACTED_MARKER_FILE,
@@ -39,6 +38,7 @@ from penstock.log.indexes import (
     TransactionIndex,
 )
 from penstock.log.segment import LogSegment, iter_batch_headers
+from penstock.protocol.durable_files import sync_directory
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _logger = logging.getLogger("penstock.log")

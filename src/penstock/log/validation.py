@@ -40,7 +40,7 @@ def validate_batch(
     """
     size = len(batch)
     if size < BATCH_HEADER_BYTES:
-        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
+        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are not a record batch")
     header: BatchHeaderFields = BATCH_HEADER.unpack_from(batch)
     (
         base_offset,
@@ -102,7 +102,7 @@ def validate_replicated_batch(batch: memoryview, end_offset: int) -> BatchHeader
     """Returns the header of a batch as the leader wrote it, which must continue this log. Raises ApiError."""
     size = len(batch)
     if size < BATCH_HEADER_BYTES:
-        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are no record batch")
+        raise ApiError(ErrorCode.corrupt_message, f"{size} bytes are not a record batch")
     header: BatchHeaderFields = BATCH_HEADER.unpack_from(batch)
     if header[3] != _MAGIC or header[1] != size - LOG_OVERHEAD_BYTES:
         raise _shape_error(header, size)

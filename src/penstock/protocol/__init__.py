@@ -2,8 +2,8 @@
 
 import sys
 
-# kio imports Hypothesis wherever it is installed, only to register test strategies: 0.15 s of a start that
-# should take a blink. It is hidden while kio loads, unless the process uses it already.
+# kio imports Hypothesis wherever it is installed, only to register test strategies, which adds 0.15 s to every start.
+# So Hypothesis is hidden while kio loads, unless the process has imported it already.
 if "hypothesis" not in sys.modules:
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:

@@ -31,9 +31,9 @@ _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 _LZ4_MAGIC: Final = 0x184D2204
 _DEFLATE_RATIO_MAX: Final = 1032
-#: Block headers that are looked at for the size of what they hold, which takes a fraction of a millisecond.
+#: How many block headers are read to find out the decompressed size; that takes a fraction of a millisecond.
 _BLOCKS_MAX: Final = 512
-#: From this size on a buffer is mapped memory.
+#: Buffers of at least this size are mapped memory.
 _MAPPED_BYTES_MIN: Final = 256 * 1024
 
 
@@ -54,7 +54,7 @@ def compress(codec: Codec, data: BytesLike) -> bytes:
 def decompress(codec: Codec, data: BytesLike, max_bytes: int) -> bytes | memoryview:
     """Raises CORRUPT_MESSAGE for damaged data and for more than `max_bytes` of output.
 
-    What is announced to be larger is refused before any work.
+    Data whose headers announce more than `max_bytes` is refused before it is decompressed.
     """
     if codec is Codec.NONE:
         return memoryview(data)
@@ -75,7 +75,7 @@ def decompress(codec: Codec, data: BytesLike, max_bytes: int) -> bytes | memoryv
 def _bounded(
     decompress_into: Callable[[Any, Any], int], data: BytesLike, announced: int, max_bytes: int
 ) -> memoryview:
-    """Into a buffer of the announced size, and of the largest there may be for data that holds more than it says."""
+    """Decompresses into a buffer of the announced size; if that is too small, into one of `max_bytes`."""
     for size in dict.fromkeys((announced, max_bytes)):
         output = _buffer(size)
         try:
@@ -87,19 +87,19 @@ def _bounded(
 
 
 def _buffer(size: int) -> memoryview:
-    """A large one is memory that the system clears as it is written to: clearing it here would hold every thread up."""
+    """The system clears mapped memory page by page on first use; clearing it here would block all threads."""
     return memoryview(bytearray(size) if size < _MAPPED_BYTES_MIN else mmap.mmap(-1, size))
 
 
-# -- what compressed data says of its size -----------------------------------------------------------------
+# -- the decompressed size, from the headers ----------------------------------------------------------------
 
 
 def announced_bytes(codec: Codec, data: BytesLike, max_bytes: int) -> int:
-    """How much this decompresses to, as its own headers tell, without decompressing any of it.
+    """The decompressed size according to the headers of the data, without decompressing it.
 
-    Exact where they say so, else what its blocks can hold at most. More than `max_bytes` is only said of what announces
-    that much itself; where nothing is said, or it takes too many blocks to find out, it is `max_bytes`. The decoder
-    finds out about data that lies.
+    Exact if a header has the size, otherwise the most that the blocks can hold. The result exceeds `max_bytes` only if
+    the headers announce that much. It is `max_bytes` if they say nothing, or if that takes too many blocks to find out.
+    The decoder detects wrong headers.
     """
     view = memoryview(data)
     try:
@@ -115,18 +115,18 @@ def announced_bytes(codec: Codec, data: BytesLike, max_bytes: int) -> int:
             case Codec.ZSTD:
                 return _zstd_announced(view, max_bytes)
     except (struct.error, IndexError):
-        return max_bytes  # cut short, as the decoder will say
+        return max_bytes  # cut short; the decoder reports that
 
 
 def _gzip_announced(data: memoryview, max_bytes: int) -> int:
-    """The last four bytes are the size modulo 2^32; deflate makes at most 1032 bytes of one."""
+    """The last four bytes are the size modulo 2^32; deflate expands a byte to at most 1032."""
     (size,) = struct.unpack_from("<I", data, len(data) - 4)
     is_possible: bool = size <= _DEFLATE_RATIO_MAX * len(data)
     return size if is_possible else max_bytes
 
 
 def _zstd_announced(data: memoryview, max_bytes: int) -> int:
-    """RFC 8878: a frame header that may tell the size, then blocks that each make 128 KB at most."""
+    """RFC 8878: the frame header may have the size; each block expands to at most 128 KiB."""
     magic, descriptor = struct.unpack_from("<IB", data)
     if magic != _ZSTD_MAGIC:
         return max_bytes
@@ -143,14 +143,14 @@ def _zstd_announced(data: memoryview, max_bytes: int) -> int:
         total += length if kind < 2 else _ZSTD_BLOCK_BYTES
         position += 3 + (1 if kind == 1 else length)
         if is_last:
-            # Something behind the frame and its checksum would be another one, of which nothing is known.
+            # Bytes after the frame and its checksum are another frame, whose size is unknown.
             is_all = position + 4 * (descriptor >> 2 & 1) == len(data)
             return min(total, max_bytes) if is_all else max_bytes
     return max_bytes
 
 
 def _lz4_announced(data: memoryview, max_bytes: int) -> int:
-    """The frame header may tell the size; else it tells how large its blocks are at most."""
+    """The frame header has the size, or else the largest size of a block."""
     magic, flags, block = struct.unpack_from("<IBB", data)
     if magic != _LZ4_MAGIC:
         return max_bytes
@@ -182,7 +182,7 @@ def _snappy_announced(data: memoryview, max_bytes: int) -> int:
 
 
 class DecompressedTooLarge(ApiError):
-    """More output than was allowed."""
+    """The data decompresses to more than the caller allows."""
 
 
 def _too_large(max_bytes: int) -> ApiError:
@@ -192,7 +192,7 @@ def _too_large(max_bytes: int) -> ApiError:
 
 
 def _lz4_compress(data: BytesLike) -> bytes:
-    """Java clients read no frames of linked blocks, which the one-shot function would make."""
+    """Java clients cannot read frames of linked blocks, which the one-shot function would write."""
     compressor = cramjam.lz4.Compressor(content_checksum=False, block_linked=False)
     compressor.compress(bytes(data))
     return bytes(compressor.finish())

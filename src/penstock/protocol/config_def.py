@@ -25,7 +25,7 @@ class SettingType(IntEnum):
 SettingValue = bool | int | float | str | tuple[str, ...] | None
 
 _INTEGER_BITS = {SettingType.SHORT: 16, SettingType.INT: 32, SettingType.LONG: 64}
-#: Narrower than Python's own: no underscores, only these digits, and no more than any bound can use.
+#: Stricter than int(): no underscores, only ASCII digits, and not many more of them than any bound has.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,100}")
 #: IncrementalAlterConfigs appends to lists. Every node keeps each value in memory and sends it in one reply.
 TEXT_CHARS_MAX = 262_144
@@ -34,7 +34,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class InvalidSetting(ValueError):
-    """The message names the setting, the value and what would have been right."""
+    """The message names the setting and the value, and says which values are valid."""
 
 
 class NodeSynonym(NamedTuple):
@@ -67,7 +67,7 @@ class Setting(NamedTuple):
         return value
 
     def accepts(self, text: str) -> bool:
-        """Whether it can be set to this while nodes run."""
+        """Whether the setting can be set to this value while nodes run."""
         if self.read_only:
             return False
         try:
@@ -132,6 +132,8 @@ class Setting(NamedTuple):
                     raise self._invalid(str(item), f"must be one of {', '.join(self.choices)}")
 
     def _invalid(self, text: str, wrong: str) -> InvalidSetting:
+        if self.type is SettingType.PASSWORD:
+            return InvalidSetting(f"Invalid value for configuration {self.name}: {wrong}")
         # Error messages are cut off at their end, where the reason stands.
         if len(text) > _QUOTED_CHARS_MAX:
             text = f"{text[:_QUOTED_CHARS_MAX]}..."

@@ -8,8 +8,8 @@ frame.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
@@ -25,6 +25,14 @@ _LEADER_EPOCH_FROM: Final = 9
 _REPLICA_STATE_FROM: Final = 15
 _ENDPOINTS_FROM: Final = 16
 _REPLICA_STATE_TAG: Final = 1
+#: How many topics and partitions are read or written before the work may pause.
+_STEP: Final = 50
+#: How many indexes of forgotten partitions, which are read many at once.
+_FORGOTTEN_STEP: Final = 5_000
+
+T = TypeVar("T")
+#: Work that may pause at each `yield`.
+_Steps = Generator[None, None, T]
 _NO_REPLICA: Final = b"\xff\xff\xff\xff"
 _TOPIC_ID_BYTES: Final = 16
 
@@ -82,13 +90,26 @@ class PartitionData(NamedTuple):
 
 def parse_fetch_request(frame: memoryview, position: int, version: int) -> FetchRequest:
     """Raises MalformedFrame."""
+    return _finish(parse_fetch_request_in_steps(frame, position, version))
+
+
+def parse_fetch_request_in_steps(frame: memoryview, position: int, version: int) -> _Steps[FetchRequest]:
+    """Raises MalformedFrame."""
     try:
-        return _read_request(WireCursor(frame, position, version >= FLEXIBLE_FROM), version)
+        return (yield from _read_request(WireCursor(frame, position, version >= FLEXIBLE_FROM), version))
     except (struct.error, IndexError):
         raise MalformedFrame("fetch request is cut short") from None
 
 
-def _read_request(cursor: WireCursor, version: int) -> FetchRequest:
+def _finish(steps: _Steps[T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def _read_request(cursor: WireCursor, version: int) -> _Steps[FetchRequest]:
     replica_id = replica_epoch = session_epoch = -1
     session_id = 0
     if version < _REPLICA_STATE_FROM:
@@ -97,14 +118,14 @@ def _read_request(cursor: WireCursor, version: int) -> FetchRequest:
         max_wait_ms, min_bytes, max_bytes, isolation, session_id, session_epoch = cursor.unpack(_LIMITS_V7)
     else:
         max_wait_ms, min_bytes, max_bytes, isolation = cursor.unpack(_LIMITS_V4)
-    topics = [_read_request_topic(cursor, version) for _ in range(cursor.count())]
+    topics = yield from _read_request_topics(cursor, version)
     forgotten: list[tuple[bytes, list[int]]] = []
     if version >= SESSIONS_FROM:
-        forgotten = [_read_forgotten_topic(cursor, version) for _ in range(cursor.count())]
+        forgotten = yield from _read_forgotten_topics(cursor, version)
     rack = cursor.string() if version >= RACKS_FROM else b""
     if cursor.flexible:
         for tag, value in cursor.tags():
-            # Older versions have a field for the replica, which the tag must not overrule.
+            # Older versions have a field for the replica, which the tag must not override.
             if tag == _REPLICA_STATE_TAG and version >= _REPLICA_STATE_FROM:
                 replica_id, replica_epoch = _REPLICA.unpack_from(value)
     return FetchRequest(
@@ -122,11 +143,29 @@ def _read_request(cursor: WireCursor, version: int) -> FetchRequest:
     )
 
 
-def _read_request_topic(cursor: WireCursor, version: int) -> tuple[bytes, list[FetchPartition]]:
-    topic = _read_topic(cursor, version)
-    partitions = [_read_request_partition(cursor, version) for _ in range(cursor.count())]
-    cursor.skip_tags()
-    return topic, partitions
+def _read_request_topics(
+    cursor: WireCursor, version: int
+) -> _Steps[list[tuple[bytes, list[FetchPartition]]]]:
+    topics = []
+    until_pause = _STEP
+    for _ in range(cursor.count()):
+        topic, left = _read_topic(cursor, version), cursor.count()
+        partitions: list[FetchPartition] = []
+        until_pause -= 1
+        while left:
+            count = min(left, max(until_pause, 1))
+            partitions += [_read_request_partition(cursor, version) for _ in range(count)]
+            left -= count
+            until_pause -= count
+            if until_pause <= 0:
+                until_pause = _STEP
+                yield
+        cursor.skip_tags()
+        topics.append((topic, partitions))
+        if until_pause <= 0:
+            until_pause = _STEP
+            yield
+    return topics
 
 
 def _read_request_partition(cursor: WireCursor, version: int) -> FetchPartition:
@@ -144,10 +183,22 @@ def _read_request_partition(cursor: WireCursor, version: int) -> FetchPartition:
     return FetchPartition(index, epoch, offset, last_epoch, log_start, size)
 
 
-def _read_forgotten_topic(cursor: WireCursor, version: int) -> tuple[bytes, list[int]]:
-    topic, indexes = _read_topic(cursor, version), cursor.int32s()
-    cursor.skip_tags()
-    return topic, indexes
+def _read_forgotten_topics(cursor: WireCursor, version: int) -> _Steps[list[tuple[bytes, list[int]]]]:
+    topics = []
+    for number in range(cursor.count()):
+        topic, left = _read_topic(cursor, version), cursor.count(INT32.size)
+        indexes: list[int] = []
+        while left:
+            count = min(left, _FORGOTTEN_STEP)
+            indexes += struct.unpack(f">{count}i", cursor.take(INT32.size * count))
+            left -= count
+            if left:
+                yield
+        cursor.skip_tags()
+        topics.append((topic, indexes))
+        if number % _STEP == _STEP - 1:
+            yield
+    return topics
 
 
 def _read_topic(cursor: WireCursor, version: int) -> bytes:
@@ -163,10 +214,36 @@ def encode_fetch_response(
     session_id: int,
     topics: list[tuple[bytes, list[PartitionData]]],
     endpoints: Sequence[NodeEndpoint] = (),
+    throttle_ms: int = 0,
 ) -> list[BytesLike]:
     """The whole frame as buffers, size prefix first. `endpoints` are sent from v16 on."""
+    return _finish(
+        encode_fetch_response_in_steps(
+            version,
+            correlation_id,
+            error=error,
+            session_id=session_id,
+            topics=topics,
+            endpoints=endpoints,
+            throttle_ms=throttle_ms,
+        )
+    )
+
+
+def encode_fetch_response_in_steps(
+    version: int,
+    correlation_id: int,
+    *,
+    error: int,
+    session_id: int,
+    topics: list[tuple[bytes, list[PartitionData]]],
+    endpoints: Sequence[NodeEndpoint] = (),
+    throttle_ms: int = 0,
+) -> _Steps[list[BytesLike]]:
+    """The same in steps."""
+    until_pause = _STEP
     flexible = version >= FLEXIBLE_FROM
-    small = [INT32.pack(correlation_id), b"\x00" if flexible else b"", b"\x00\x00\x00\x00"]
+    small = [INT32.pack(correlation_id), b"\x00" if flexible else b"", INT32.pack(throttle_ms)]
     if version >= SESSIONS_FROM:
         small += (INT16.pack(error), INT32.pack(session_id))
     small.append(_encode_count(len(topics), flexible))
@@ -183,6 +260,10 @@ def encode_fetch_response(
                 small = []
             if flexible:
                 small.append(_encode_partition_tags(data.diverging_epoch, data.current_leader))
+            until_pause -= 1
+            if not until_pause:
+                until_pause = _STEP
+                yield
         if flexible:
             small.append(b"\x00")
     if flexible:
@@ -233,7 +314,7 @@ def _encode_count(count: int, flexible: bool) -> bytes:
 
 
 REPLICA_FETCH_VERSION: Final = 17
-#: A session begins with a full request under this epoch.
+#: A full request with this epoch begins a session.
 INITIAL_SESSION_EPOCH: Final = 0
 NO_SESSION_ID: Final = 0
 
@@ -281,7 +362,7 @@ def encode_replica_fetch_request(
     topics: FetchTopics,
     forgotten: ForgottenTopics = (),
 ) -> bytes:
-    """The body of the request, to follow its header."""
+    """The body of the request, without its header."""
     asked = [_encode_replica_topic(topic_id, partitions) for topic_id, partitions in topics]
     dropped = [_encode_forgotten_topic(topic_id, indexes) for topic_id, indexes in forgotten]
     return b"".join(
@@ -373,7 +454,7 @@ def encode_consumer_fetch_request(
     bytes_max: int,
     isolation: int,
 ) -> bytes:
-    """The body of the request, to follow its header. `topic` is an id from v13 on, a name before."""
+    """The body of the request, without its header. `topic` is an id from v13 on, a name before."""
     flexible = version >= FLEXIBLE_FROM
     one, none, tags = (b"\x02", b"\x01", b"\x00") if flexible else (INT32.pack(1), INT32.pack(0), b"")
     if version < TOPIC_IDS_FROM:
@@ -412,11 +493,11 @@ def parse_consumer_fetch_response(body: memoryview, version: int) -> ConsumerFet
     """`body` is the response without its header. Raises MalformedFrame."""
     cursor = WireCursor(body, flexible=version >= FLEXIBLE_FROM)
     try:
-        cursor.take(INT32.size)  # throttle time: the broker does not read from this connection meanwhile
+        cursor.take(INT32.size)  # throttle time; the broker itself mutes the connection for that long
         error = 0
         if version >= SESSIONS_FROM:
             (error,) = cursor.unpack(INT16)
-            cursor.take(INT32.size)  # there is no session
+            cursor.take(INT32.size)  # session id; our consumers use no sessions
         partitions: list[tuple[bytes, PartitionData]] = []
         for _ in range(cursor.count(2)):
             topic = _read_topic(cursor, version)

@@ -143,7 +143,7 @@ def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRe
 
 
 def _partitions_left(allowed: int, count: int) -> int:
-    """How many more topics and partitions the request may have."""
+    """How many more topics and partitions the request may contain."""
     if count > allowed:
         raise MalformedFrame(f"more than {PARTITIONS_MAX} topics and partitions in one produce request")
     return allowed - max(count, 0)
@@ -160,11 +160,9 @@ def encode_produce_response(
     correlation_id: int,
     topics: list[tuple[bytes, list[PartitionProduceResponse]]],
     endpoints: Sequence[NodeEndpoint] = (),
+    throttle_ms: int = 0,
 ) -> bytes:
-    """The whole frame, size prefix included. `endpoints` are sent from v10 on.
-
-    The throttle time is 0: quotas let the response through and mute the connection afterwards.
-    """
+    """The whole frame, size prefix included. `endpoints` are sent from v10 on."""
     flexible = version >= FLEXIBLE_FROM
     parts = [INT32.pack(correlation_id)]
     parts.append(b"\x00" + encode_uvarint(len(topics) + 1) if flexible else INT32.pack(len(topics)))
@@ -178,7 +176,7 @@ def encode_produce_response(
         parts += [_encode_result(version, result) for result in results]
         if flexible:
             parts.append(b"\x00")
-    parts.append(b"\x00\x00\x00\x00")
+    parts.append(INT32.pack(throttle_ms))
     if flexible:
         parts.append(encode_leader_endpoints(endpoints if version >= _LEADERS_FROM else ()))
     body = b"".join(parts)
@@ -253,7 +251,7 @@ def encode_produce_request(
     acks: int,
     timeout_ms: int,
 ) -> list[BytesLike]:
-    """The body of the request as buffers, to follow its header. `topic` is an id from v13 on, a name before."""
+    """The body of the request as buffers, without its header. `topic` is an id from v13 on, a name before."""
     flexible = version >= FLEXIBLE_FROM
     one = b"\x02" if flexible else INT32.pack(1)
     size = encode_uvarint(len(batch) + 1) if flexible else INT32.pack(len(batch))

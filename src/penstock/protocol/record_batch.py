@@ -43,12 +43,12 @@ crc32c = _load_crc32c()
 #: max timestamp, producer id, producer epoch, base sequence, record count
 BATCH_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 BATCH_HEADER_BYTES: Final = BATCH_HEADER.size
-#: Length, attributes, timestamp and offset deltas, lengths of key and value, number of headers: a byte each.
+#: At least one byte each: length, attributes, timestamp and offset deltas, lengths of key and value, number of headers.
 RECORD_BYTES_MIN: Final = 7
-#: What the length field does not count: base offset and itself.
+#: The length field does not count the base offset and itself.
 LOG_OVERHEAD_BYTES: Final = 12
 CRC_OFFSET: Final = 17
-#: The checksum covers everything from the attributes on; offset and epoch are the broker's to stamp.
+#: The checksum covers everything from the attributes on, so that a broker can set offset and leader epoch.
 ATTRIBUTES_OFFSET: Final = 21
 _CRC: Final = struct.Struct(">I")
 
@@ -102,7 +102,7 @@ class BatchHeader(NamedTuple):
         try:
             return Codec(self.attributes & CODEC_MASK)
         except ValueError:
-            raise ApiError(ErrorCode.corrupt_message, "unknown compression codec") from None
+            raise _corrupt("unknown compression codec") from None
 
     @property
     def is_control(self) -> bool:
@@ -136,7 +136,7 @@ class EndMarker(NamedTuple):
 
 
 def wrap_int64(value: int) -> int:
-    """Timestamps and their deltas overflow as in every client's 64-bit arithmetic: both ends then agree."""
+    """Timestamps and their deltas overflow as in the 64-bit arithmetic of clients, so that both sides agree."""
     return ((value + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
@@ -145,7 +145,7 @@ def read_header(data: BytesLike, position: int = 0) -> BatchHeader:
 
 
 def checksum(batch: BytesLike) -> int:
-    """`batch` is exactly one batch."""
+    """The checksum that the header of this one batch should have."""
     return int(crc32c(memoryview(batch)[ATTRIBUTES_OFFSET:]))
 
 
@@ -165,8 +165,8 @@ def encode_batch(
 ) -> bytearray:
     """One batch of these records. Offsets may have gaps, as compaction leaves them.
 
-    `base_offset` and `last_offset` default to the first and last record's; a batch of no records (kept by
-    compaction for its producer's epoch) must name both.
+    `base_offset` and `last_offset` default to the offsets of the first and last record; a batch without records, which
+    compaction retains for its producer's epoch, needs both.
     """
     first = records[0].offset if base_offset is None else base_offset
     last = records[-1].offset if last_offset is None else last_offset
@@ -175,7 +175,7 @@ def encode_batch(
     )
     if max_timestamp is None:
         max_timestamp = max((r.timestamp for r in records), default=NO_TIMESTAMP)
-    body = compress(codec, b"".join(_encode_record(r, first, base_time) for r in records))
+    body = compress(codec, b"".join(encode_record(r, first, base_time) for r in records))
     header = BatchHeader(
         base_offset=first,
         length=0,
@@ -202,13 +202,13 @@ def encode_coordinator_batch(
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = -1,
 ) -> bytearray:
-    """One batch of keys and values of one moment: what coordinators write, at every step that they take."""
+    """One batch of keys and values with the same timestamp, as coordinators write it."""
     parts: list[bytes] = []
-    for place, (key, value) in enumerate(entries):
+    for index, (key, value) in enumerate(entries):
         content = b"".join(
             (
                 b"\x00\x00",
-                encode_varint(place),
+                encode_varint(index),
                 *_encode_nullable_bytes(key),
                 *_encode_nullable_bytes(value),
                 b"\x00",
@@ -235,7 +235,7 @@ def pack_new_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytearray:
-    """A batch of records of one moment that is in no log yet, from its encoded (and compressed) body."""
+    """A new batch, not yet in a log, from its encoded (and compressed) records, which all have the same timestamp."""
     header = BatchHeader(
         base_offset=0,
         length=0,
@@ -255,7 +255,7 @@ def pack_new_batch(
 
 
 def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
-    """This header over an encoded (and compressed) body; length and checksum are computed here."""
+    """The header followed by the encoded (and compressed) records. Sets length and checksum."""
     batch = bytearray(BATCH_HEADER_BYTES + len(body))
     BATCH_HEADER.pack_into(batch, 0, header.base_offset, len(batch) - LOG_OVERHEAD_BYTES, *header[2:])
     batch[BATCH_HEADER_BYTES:] = body
@@ -264,7 +264,7 @@ def pack_batch(header: BatchHeader, body: BytesLike) -> bytearray:
 
 
 def set_max_timestamp(batch: bytearray | memoryview, *, attributes: int, max_timestamp: int) -> None:
-    """Rewrite header fields that the checksum covers (LogAppendTime), and the checksum with them."""
+    """Rewrites these header fields (for LogAppendTime) and the checksum."""
     struct.pack_into(">h", batch, 21, attributes)
     struct.pack_into(">q", batch, 35, max_timestamp)
     _CRC.pack_into(batch, CRC_OFFSET, checksum(batch))
@@ -278,7 +278,7 @@ def set_producer_state(
     base_sequence: int,
     is_transactional: bool,
 ) -> None:
-    """Write who sends an encoded batch and as which of its batches, and the checksum with it."""
+    """Rewrites the producer fields of an encoded batch and the checksum."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, ATTRIBUTES_OFFSET)
     attributes = attributes | TRANSACTIONAL if is_transactional else attributes & ~TRANSACTIONAL
     _ATTRIBUTES.pack_into(batch, ATTRIBUTES_OFFSET, attributes)
@@ -287,34 +287,37 @@ def set_producer_state(
 
 
 def open_batch(batch: BytesLike, max_bytes: int) -> tuple[BatchHeader, bytes | memoryview]:
-    """The header and the body, decompressed within `max_bytes`, of one batch. Raises CORRUPT_MESSAGE."""
+    """The header of one batch, and its records decompressed to at most `max_bytes`. Raises CORRUPT_MESSAGE."""
     view = memoryview(batch)
     if len(view) < BATCH_HEADER_BYTES or (header := read_header(view)).size != len(view):
-        raise ApiError(ErrorCode.corrupt_message, f"{len(view)} bytes are not one whole batch")
+        raise _corrupt(f"{len(view)} bytes are not one whole batch")
     if header.record_count < 0 or header.last_offset_delta < 0:
-        raise ApiError(ErrorCode.corrupt_message, "batch with a negative record count or offset delta")
+        raise _corrupt("batch with a negative record count or offset delta")
     return header, decompress(header.codec, view[BATCH_HEADER_BYTES:], max_bytes)
 
 
 def decode_records(batch: BytesLike, max_bytes: int) -> list[Record]:
-    """All records of one whole batch, decompressed within `max_bytes`. Raises CORRUPT_MESSAGE."""
+    """All records of one whole batch, which may decompress to `max_bytes`. Raises CORRUPT_MESSAGE."""
+    return list(iter_records(batch, max_bytes))
+
+
+def iter_records(batch: BytesLike, max_bytes: int) -> Iterator[Record]:
+    """Decode the records one by one, as `decode_records` does; the batch counts as damaged also if the last one is."""
     header, body = open_batch(batch, max_bytes)
     append_time = header.max_timestamp if header.attributes & LOG_APPEND_TIME else None
-    records: list[Record] = []
     position, offset = 0, header.base_offset - 1
     for _ in range(header.record_count):
         record, position = _decode_record(body, position, header, append_time)
         if not offset < record.offset <= header.last_offset:
-            raise ApiError(ErrorCode.corrupt_message, f"record out of order at offset {record.offset}")
+            raise _corrupt(f"record out of order at offset {record.offset}")
         offset = record.offset
-        records.append(record)
+        yield record
     if position != len(body):
-        raise ApiError(ErrorCode.corrupt_message, f"{len(body) - position} bytes after the last record")
-    return records
+        raise _corrupt(f"{len(body) - position} bytes after the last record")
 
 
 def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Whole batches in a slice of a log; a partial batch at the end is passed over."""
+    """Whole batches in a slice of a log; skips a partial batch at the end."""
     view, position = memoryview(data), 0
     while position + BATCH_HEADER_BYTES <= len(view):
         header = read_header(view, position)
@@ -325,7 +328,8 @@ def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
         position = end
 
 
-def _encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytes:
+def encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytes:
+    """Encode a record for a batch that begins at these."""
     parts = [
         b"\x00",
         encode_varint(wrap_int64(record.timestamp - base_timestamp)),
@@ -353,14 +357,14 @@ def _decode_record(
     length, position = read_varint(data, position)
     end = position + length
     if length < 0 or end > len(data):
-        raise ApiError(ErrorCode.corrupt_message, f"record of impossible length {length}")
+        raise _corrupt(f"record of impossible length {length}")
     timestamp_delta, position = read_varlong(data, position + 1)
     offset_delta, position = read_varint(data, position)
     key, position = _read_nullable_bytes(data, position, end)
     value, position = _read_nullable_bytes(data, position, end)
     headers, position = _read_headers(data, position, end)
     if position != end:
-        raise ApiError(ErrorCode.corrupt_message, "record length does not match its content")
+        raise _corrupt("record length does not match its content")
     timestamp = header.base_timestamp + timestamp_delta if append_time is None else append_time
     return Record(header.base_offset + offset_delta, wrap_int64(timestamp), key, value, headers), end
 
@@ -369,15 +373,15 @@ def _read_headers(
     data: bytes | memoryview, position: int, end: int
 ) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
     count, position = read_varint(data, position)
-    # A header takes two bytes at the least, so the bytes left bound the count.
+    # A header takes at least two bytes, so the remaining bytes bound the count.
     if count < 0 or count > (end - position) // 2:
-        raise ApiError(ErrorCode.corrupt_message, f"record with an impossible count of {count} headers")
+        raise _corrupt(f"record with an impossible count of {count} headers")
     headers = []
     for _ in range(count):
         key, position = _read_nullable_bytes(data, position, end)
         value, position = _read_nullable_bytes(data, position, end)
         if key is None:
-            raise ApiError(ErrorCode.corrupt_message, "record header without a key")
+            raise _corrupt("record header without a key")
         headers.append((key.decode(errors="surrogateescape"), value))
     return tuple(headers), position
 
@@ -387,11 +391,11 @@ def _read_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> t
     if length == -1:
         return None, position
     if length < 0 or position + length > end:
-        raise ApiError(ErrorCode.corrupt_message, f"record field of impossible length {length}")
+        raise _corrupt(f"record field of impossible length {length}")
     return bytes(data[position : position + length]), position + length
 
 
-# -- the end of a transaction ----------------------------------------------------------------------------
+# -- end markers of transactions -------------------------------------------------------------------------
 
 
 def _end_marker_template(kind: int) -> bytes:
@@ -399,7 +403,7 @@ def _end_marker_template(kind: int) -> bytes:
     return bytes(encode_batch([record], attributes=TRANSACTIONAL | CONTROL))
 
 
-#: End markers to be filled in, by whether they commit: every transaction writes one to each of its partitions.
+#: End markers to fill in, by whether they commit. Templates, because a transaction writes one to each partition.
 _END_MARKER_TEMPLATES: Final = {
     True: _end_marker_template(_COMMIT_TYPE),
     False: _end_marker_template(_ABORT_TYPE),
@@ -408,7 +412,7 @@ _END_MARKER_TEMPLATE_BYTES: Final = len(_END_MARKER_TEMPLATES[True])
 #: Base and largest timestamp, producer id and epoch.
 _TIMESTAMPS_AND_PRODUCER: Final = struct.Struct(">qqqh")
 _TIMESTAMPS_AND_PRODUCER_AT: Final = 27
-#: The last of the value, which only the count of headers follows.
+#: The last field of the value; only the number of headers follows it.
 _COORDINATOR_EPOCH: Final = struct.Struct(">i")
 _COORDINATOR_EPOCH_AT: Final = _END_MARKER_TEMPLATE_BYTES - _COORDINATOR_EPOCH.size - 1
 _COMMITTED_BY_TEMPLATE: Final = {
@@ -418,7 +422,7 @@ _COMMITTED_BY_TEMPLATE: Final = {
 
 
 def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
-    """The control batch that ends a transaction; its offset is the log's to stamp."""
+    """The control batch that ends a transaction; the log sets its offset."""
     batch = bytearray(_END_MARKER_TEMPLATES[marker.committed])
     _TIMESTAMPS_AND_PRODUCER.pack_into(
         batch,
@@ -434,10 +438,10 @@ def encode_end_marker(marker: EndMarker, timestamp_ms: int) -> bytearray:
 
 
 def parse_end_marker(batch: BytesLike) -> EndMarker | None:
-    """The end of a transaction that this batch marks; None for everything else."""
+    """The end marker in this batch; None if it is another kind of batch."""
     header = read_header(batch)
     is_candidate = header.is_control and header.is_transactional and header.record_count == 1
-    # Other control batches may hold much; an end marker is small and never compressed.
+    # Other control batches may be large; an end marker is small and never compressed.
     is_small = header.size == len(batch) <= _END_MARKER_BYTES_MAX
     if not (is_candidate and is_small) or header.attributes & CODEC_MASK:
         return None
@@ -446,7 +450,7 @@ def parse_end_marker(batch: BytesLike) -> EndMarker | None:
 
 
 def _end_from_template(batch: BytesLike) -> tuple[int, bool] | None:
-    """The coordinator's epoch and the outcome, where all else is as we write it ourselves."""
+    """The coordinator epoch and the outcome; None if this broker would have written other bytes."""
     committed = _COMMITTED_BY_TEMPLATE.get(bytes(batch[BATCH_HEADER_BYTES:_COORDINATOR_EPOCH_AT]))
     if committed is None or len(batch) != _END_MARKER_TEMPLATE_BYTES or batch[-1]:
         return None
@@ -454,7 +458,7 @@ def _end_from_template(batch: BytesLike) -> tuple[int, bool] | None:
 
 
 def _end_from_record(batch: BytesLike) -> tuple[int, bool] | None:
-    """The same of whatever others write: newer versions of key and value only add fields at their end."""
+    """The same for markers of other brokers; newer versions of key and value only add fields at the end."""
     try:
         record = decode_records(batch, _END_MARKER_BYTES_MAX)[0]
     except ApiError:
@@ -479,7 +483,7 @@ class RecordSpan(NamedTuple):
 
 
 def scan_records(header: BatchHeader, body: bytes | memoryview) -> Iterator[RecordSpan]:
-    """The spans of an opened batch, in order; every length and count is checked. Raises CORRUPT_MESSAGE."""
+    """The spans of the records in order; checks every length and count. Raises CORRUPT_MESSAGE."""
     position, offset_delta = 0, -1
     for _ in range(header.record_count):
         span = _scan_record(body, position)
@@ -492,7 +496,7 @@ def scan_records(header: BatchHeader, body: bytes | memoryview) -> Iterator[Reco
 
 
 def shift_timestamp(body: bytes | memoryview, span: RecordSpan, shift_ms: int) -> bytes:
-    """The record's bytes with its timestamp delta moved, for a base timestamp that moves the other way."""
+    """The record with `shift_ms` added to its timestamp delta, for a batch whose base timestamp is that much lower."""
     content = b"".join(
         (
             body[span.time_start - 1 : span.time_start],
@@ -522,7 +526,7 @@ def _scan_record(data: bytes | memoryview, start: int) -> RecordSpan:
 
 
 def _skip_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> tuple[int | None, int]:
-    """Where the field's bytes begin (None for a null field) and where they end."""
+    """The start (None for a null field) and the end of the field's bytes."""
     length, position = read_varint(data, position)
     if length == -1:
         return None, position

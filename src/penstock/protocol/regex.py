@@ -6,14 +6,14 @@ Python's own `re` takes exponential time for some expressions, which would block
 from functools import lru_cache
 from typing import Any, Final
 
-#: Longer than any that a person writes.
+#: Longer than any expression that a person writes.
 _CHARACTERS_MAX: Final = 4_096
-#: What the automaton of one expression may take; one that needs more is refused.
+#: The memory for the automaton of one expression; an expression that needs more is refused.
 _MEMORY_BYTES_MAX: Final = 1 << 20
 
 
 class InvalidRegex(ValueError):
-    """The message says why."""
+    """RE2 does not accept the expression; the message says why."""
 
 
 @lru_cache(maxsize=256)

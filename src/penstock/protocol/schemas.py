@@ -6,26 +6,39 @@ A request of an older version is converted to the newest version's class, so tha
 Responses are written to the same bytes as by kio's own writer, which makes one call for each number and one buffer
 for tagged fields that most messages do not have. Here adjacent numbers are packed in one step; rare cases are left
 to kio.
+
+Large messages can be read and written in steps, one element of an array at a time.
 """
 
 import datetime
 import io
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pkgutil import resolve_name
-from types import UnionType
-from typing import Any, Final, NamedTuple, Union, get_args, get_origin
+from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer, writers
+from kio.serial._parse import get_field_reader
 from kio.serial.errors import SerialError
 
-from penstock.protocol.bounds import Patch, apply_patches, bounds_check, classify_type
+from penstock.protocol.bounds import (
+    BoundsCheck,
+    Found,
+    apply_patches,
+    array_count,
+    bounds_check,
+    classify_type,
+    field_check,
+    null_mark,
+    skip_unknown_tags,
+)
 from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.steps import Steps
 from penstock.protocol.wire import encode_uvarint
 
 Upgrade = Callable[[Any], Any]
@@ -39,7 +52,7 @@ _IMPLICIT_DEFAULTS: dict[str, Any] = {
 
 @cache
 def upgrader(old: type[Any], new: type[Any]) -> Upgrade:
-    """Fields the old version lacks take the newest version's defaults; fields it dropped are left behind."""
+    """A function that converts an entity: new fields get their defaults, fields that were removed are dropped."""
     if old is new:
         return lambda entity: entity
     old_fields = {field.name: field for field in fields(old)}
@@ -62,8 +75,8 @@ def upgrader(old: type[Any], new: type[Any]) -> Upgrade:
 
 
 def _value_upgrade(old: Field[Any], new: Field[Any]) -> Upgrade | None:
-    old_is_array, old_type = _element_type(old.type)
-    new_is_array, new_type = _element_type(new.type)
+    old_is_array, old_type, _ = classify_type(old.type)
+    new_is_array, new_type, _ = classify_type(new.type)
     if not (is_dataclass(old_type) and is_dataclass(new_type)):
         return None
     assert old_is_array == new_is_array
@@ -71,30 +84,20 @@ def _value_upgrade(old: Field[Any], new: Field[Any]) -> Upgrade | None:
     return (lambda items: tuple(map(convert, items))) if new_is_array else convert
 
 
-def _element_type(annotation: Any) -> tuple[bool, Any]:
-    if get_origin(annotation) in (UnionType, Union):
-        (annotation,) = (a for a in get_args(annotation) if a is not type(None))
-    if get_origin(annotation) is tuple:
-        return True, _element_type(get_args(annotation)[0])[1]
-    return False, annotation
-
-
 def _default(field: Field[Any]) -> Any:
     if field.default is not MISSING:
         return field.default
-    is_array, element = _element_type(field.type)
+    is_array, element, optional = classify_type(field.type)
     if is_array:
         return ()
-    if is_dataclass(element) or "kafka_type" not in field.metadata:
-        return None
-    if get_origin(field.type) in (UnionType, Union):
+    if optional or is_dataclass(element) or "kafka_type" not in field.metadata:
         return None
     return _IMPLICIT_DEFAULTS.get(field.metadata["kafka_type"], 0)
 
 
 MessageWriter = Callable[[io.BytesIO, Any], None]
 
-#: Kinds of numbers, and what the `struct` module calls them.
+#: The `struct` formats of numbers.
 _NUMBERS: Final = {
     "bool": "?", "int8": "b", "int16": "h", "int32": "i", "int64": "q",
     "uint8": "B", "uint16": "H", "uint32": "I", "uint64": "Q", "float64": "d", "error_code": "h",
@@ -104,26 +107,35 @@ _NULL_ENTITY, _ENTITY = b"\xff", b"\x01"
 
 
 class EncodedElements(NamedTuple):
-    """In the place of an array: its elements, each written already."""
+    """The elements of an array, already encoded; a message may have this in place of the array."""
 
     pieces: list[bytes]
 
 
 @cache
 def message_writer(entity: type[Any]) -> MessageWriter:
-    if any("tag" in field.metadata for field in fields(entity)):
+    if _has_tagged_fields(entity):
         return entity_writer(entity)  # type: ignore[no-any-return]
+    return _fields_writer(fields(entity), entity.__flexible__, ends=True)
+
+
+def _has_tagged_fields(entity: type[Any]) -> bool:
+    return any("tag" in field.metadata for field in fields(entity))
+
+
+def _fields_writer(run: Sequence[Field[Any]], flexible: bool, *, ends: bool) -> MessageWriter:
+    """Write some fields of a message; with `ends` they are the last ones."""
     steps: list[MessageWriter] = []
     numbers: list[Field[Any]] = []
-    for field in fields(entity):
+    for field in run:
         if _is_number(field):
             numbers.append(field)
         else:
             steps += _numbers_writer(numbers)
             numbers = []
-            steps.append(_field_value_writer(field.name, _field_writer(field, entity.__flexible__)))
+            steps.append(_field_value_writer(field.name, _field_writer(field, flexible)))
     steps += _numbers_writer(numbers)
-    if entity.__flexible__:
+    if flexible and ends:
         steps.append(_write_no_tags)
     return _sequence(tuple(steps))
 
@@ -193,8 +205,7 @@ def _array_writer(write_element: MessageWriter, flexible: bool) -> MessageWriter
         is_written = type(elements) is EncodedElements
         if is_written:
             elements = elements.pieces
-        count = -1 if elements is None else len(elements)
-        buffer.write(encode_uvarint(count + 1) if flexible else _INT32.pack(count))
+        _write_count(buffer, elements, flexible)
         if is_written:
             buffer.writelines(elements)
             return
@@ -204,8 +215,76 @@ def _array_writer(write_element: MessageWriter, flexible: bool) -> MessageWriter
     return write
 
 
+def _write_count(buffer: io.BytesIO, elements: Any, flexible: bool) -> None:
+    count = -1 if elements is None else len(elements)
+    buffer.write(encode_uvarint(count + 1) if flexible else _INT32.pack(count))
+
+
+StepwiseWriter = Callable[[io.BytesIO, Any], Steps[None]]
+
+
+@cache
+def stepwise_writer(entity: type[Any]) -> StepwiseWriter | None:
+    """Return what writes the same bytes as `message_writer`, an element at a time; None without arrays of messages."""
+    if not _has_steps(entity):
+        return None
+    parts: list[tuple[MessageWriter, StepwiseWriter]] = []
+    run: list[Field[Any]] = []
+    for field in fields(entity):
+        if _is_message_array(field):
+            before = _fields_writer(run, entity.__flexible__, ends=False)
+            parts.append((before, _stepwise_array_writer(field, entity.__flexible__)))
+            run = []
+        else:
+            run.append(field)
+    write_rest = _fields_writer(run, entity.__flexible__, ends=True)
+
+    def write(buffer: io.BytesIO, message: Any) -> Steps[None]:
+        for write_before, write_array in parts:
+            write_before(buffer, message)
+            yield from write_array(buffer, message)
+        write_rest(buffer, message)
+
+    return write
+
+
+def _write_encoded(buffer: io.BytesIO, element: bytes) -> None:
+    buffer.write(element)
+
+
+def _is_message_array(field: Field[Any]) -> bool:
+    is_array, element, _ = classify_type(field.type)
+    return is_array and is_dataclass(element)
+
+
+def _stepwise_array_writer(field: Field[Any], flexible: bool) -> StepwiseWriter:
+    element = classify_type(field.type)[1]
+    write_whole, in_steps, elements_of = (
+        message_writer(element),
+        stepwise_writer(element),
+        attrgetter(field.name),
+    )
+
+    def write(buffer: io.BytesIO, message: Any) -> Steps[None]:
+        elements = elements_of(message)
+        write_element: MessageWriter | None = None if in_steps is not None else write_whole
+        if type(elements) is EncodedElements:
+            elements = elements.pieces
+            write_element = _write_encoded
+        _write_count(buffer, elements, flexible)
+        for each in elements or ():
+            if write_element is not None:
+                write_element(buffer, each)
+            else:
+                assert in_steps is not None
+                yield from in_steps(buffer, each)
+            yield
+
+    return write
+
+
 def element_writer(entity: type[Any], name: str) -> MessageWriter:
-    """What writes one element of an array of messages, for `EncodedElements`."""
+    """The writer of one element of an array of messages, for `EncodedElements`."""
     (field,) = (field for field in fields(entity) if field.name == name)
     is_array, element, _ = classify_type(field.type)
     assert is_array, (entity, name)
@@ -252,13 +331,13 @@ def _write_nullable_compact(buffer: io.BytesIO, value: str | bytes | None) -> No
         _write_compact(buffer, value)
 
 
-#: Older versions of these say what the newest cannot (topic names, one group or member beside many): their
-#: handlers read each version as it is.
+#: Older versions of these requests have what the newest cannot express (topic names; one group or member beside many),
+#: so their handlers get each version as it was sent:
 #: OffsetCommit, OffsetFetch, FindCoordinator, LeaveGroup, DeleteTopics, AddPartitionsToTxn.
 _READ_AS_SENT = frozenset({8, 9, 10, 13, 20, 24})
-#: Keys of requests that Kafka does not have.
+#: Our own APIs have keys from here on.
 _PENSTOCK_API_KEYS_FROM = 30_000
-#: Metadata of these versions can ask what one may do in the cluster; the newest cannot.
+#: These versions of Metadata can ask for the authorized operations on the cluster; the newest cannot.
 _READ_AS_VERSION = {(3, 8): 10, (3, 9): 10, (3, 10): 10}
 
 
@@ -268,7 +347,7 @@ def newest_version(api_key: int) -> int:
 
 @cache
 def request_is_flexible(api_key: int, version: int) -> bool:
-    """Requests of our own, which have no schema, are not."""
+    """Our own APIs have no schema and are not flexible."""
     return api_key < _PENSTOCK_API_KEYS_FROM and bool(load_request_schema(api_key, version).__flexible__)
 
 
@@ -283,8 +362,137 @@ def request_decoder(api_key: int, version: int) -> Callable[[memoryview, int], A
     return lambda frame, position: upgrade(read(frame, position))
 
 
+@cache
+def stepwise_request_decoder(api_key: int, version: int) -> Callable[[memoryview, int, int], Steps[Any]]:
+    """Like `request_decoder`, in steps. The third argument is how many elements the arrays may have in all."""
+    old = load_request_schema(api_key, version)
+    new = load_request_schema(api_key, _handler_version(api_key, version))
+    read = _stepwise_reader(old, new)
+
+    def decode(frame: memoryview, position: int, elements_max: int) -> Steps[Any]:
+        try:
+            request, _ = yield from read(frame.toreadonly(), position, len(frame), Found(elements_max))
+        except (SerialError, ValueError, OverflowError) as error:
+            raise MalformedFrame(f"{old.__name__} v{version}: {error}") from None
+        return request
+
+    return decode
+
+
+#: (frame, position, end, how many elements are left) -> a value, and the position after it
+_Reader = Callable[[memoryview, int, int, Found], tuple[Any, int]]
+_StepwiseReader = Callable[[memoryview, int, int, Found], Steps[tuple[Any, int]]]
+
+
+def _stepwise_reader(old: Any, new: Any) -> _StepwiseReader:
+    """Read a message with arrays of messages one element at a time, any other message as a whole."""
+    if not _is_read_in_steps(old):
+        return _in_one_step(_checked_reader(bounds_check(old), entity_reader(old), upgrader(old, new)))
+    new_fields = {field.name: field for field in fields(new)}
+    old_fields = {field.name: field for field in fields(old)}
+    parts = [
+        (name, _stepwise_field_reader(old, field, new_fields.get(name))) for name, field in old_fields.items()
+    ]
+    defaults = {name: _default(field) for name, field in new_fields.items() if name not in old_fields}
+
+    def read(frame: memoryview, position: int, end: int, found: Found) -> Steps[tuple[Any, int]]:
+        values = dict(defaults)
+        for name, read_field in parts:
+            value, position = yield from read_field(frame, position, end, found)
+            if name in new_fields:
+                values[name] = value
+        if old.__flexible__:
+            position = skip_unknown_tags(frame, position, end, Found())
+        return new(**values), position
+
+    return read
+
+
+def _has_steps(entity: type[Any]) -> bool:
+    return any(map(_is_message_array, fields(entity))) and not _has_tagged_fields(entity)
+
+
+def _is_read_in_steps(entity: type[Any]) -> bool:
+    """Whether a message has arrays of messages, of its own or in the messages that are its fields."""
+    if _has_tagged_fields(entity):
+        return False
+    return any(_is_message_array(field) or _has_steps_inside(field) for field in fields(entity))
+
+
+def _has_steps_inside(field: Field[Any]) -> bool:
+    is_array, element, _ = classify_type(field.type)
+    return not is_array and is_dataclass(element) and _is_read_in_steps(element)  # type: ignore[arg-type]
+
+
+def _nested_reader(read_message: _StepwiseReader, optional: bool) -> _StepwiseReader:
+    def read(frame: memoryview, position: int, end: int, found: Found) -> Steps[tuple[Any, int]]:
+        if optional:
+            is_null, position = null_mark(frame, position, end)
+            if is_null:
+                return None, position
+        return (yield from read_message(frame, position, end, found))
+
+    return read
+
+
+def _stepwise_field_reader(entity: type[Any], old: Field[Any], new: Field[Any] | None) -> _StepwiseReader:
+    if _has_steps_inside(old):
+        _, element, optional = classify_type(old.type)
+        newest = element if new is None else classify_type(new.type)[1]
+        return _nested_reader(_stepwise_reader(element, newest), optional)
+    if not _is_message_array(old):
+        upgrade = None if new is None else _value_upgrade(old, new)
+        read = get_field_reader(entity, old, False, False)
+        return _in_one_step(_checked_reader(field_check(old, entity.__flexible__), read, upgrade))
+    _, element, optional = classify_type(old.type)
+    newest = element if new is None else classify_type(new.type)[1]
+    in_steps = _stepwise_reader(element, newest) if _is_read_in_steps(element) else None
+    read_whole = _checked_reader(bounds_check(element), entity_reader(element), upgrader(element, newest))
+    read_count = array_count(entity.__flexible__, optional)
+
+    def read_array(frame: memoryview, position: int, end: int, found: Found) -> Steps[tuple[Any, int]]:
+        count, position = read_count(frame, position, end)
+        if count is None:
+            return None, position
+        found.count(count)
+        elements = []
+        for _ in range(count):
+            if in_steps is None:
+                value, position = read_whole(frame, position, end, found)
+            else:
+                value, position = yield from in_steps(frame, position, end, found)
+            elements.append(value)
+            yield
+        return tuple(elements), position
+
+    return read_array
+
+
+def _checked_reader(check: BoundsCheck, read: Callable[..., Any], upgrade: Upgrade | None) -> _Reader:
+    def read_checked(frame: memoryview, position: int, end: int, found: Found) -> tuple[Any, int]:
+        here_found = Found(found.elements_left)
+        after = check(frame, position, end, here_found)
+        found.elements_left = here_found.elements_left
+        if patches := here_found.patches:
+            here = [(first - position, last - position, instead) for first, last, instead in patches]
+            value, _ = read(apply_patches(frame[position:after], here), 0)
+        else:
+            value, _ = read(frame, position)
+        return (value if upgrade is None or value is None else upgrade(value)), after
+
+    return read_checked
+
+
+def _in_one_step(read: _Reader) -> _StepwiseReader:
+    def read_whole(frame: memoryview, position: int, end: int, found: Found) -> Steps[tuple[Any, int]]:
+        yield
+        return read(frame, position, end, found)
+
+    return read_whole
+
+
 def _handler_version(api_key: int, version: int) -> int:
-    """The version in whose class a handler gets a request of this version."""
+    """The version to whose class a request of this version is converted for its handler."""
     if api_key in _READ_AS_SENT:
         return version
     return _READ_AS_VERSION.get((api_key, version)) or newest_version(api_key)
@@ -306,9 +514,9 @@ def _reader(schema: Any, version: int) -> Callable[[memoryview, int], Any]:
     check, read_entity = bounds_check(schema), entity_reader(schema)
 
     def read(frame: memoryview, position: int) -> Any:
-        patches: list[Patch] = []
-        check(frame, position, len(frame), patches)
-        message = apply_patches(frame, patches) if patches else frame.toreadonly()
+        found = Found()
+        check(frame, position, len(frame), found)
+        message = apply_patches(frame, found.patches) if found.patches else frame.toreadonly()
         try:
             request, _ = read_entity(message, position)
         except (SerialError, ValueError, OverflowError) as error:
@@ -325,8 +533,14 @@ def response_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], 
 
 
 @cache
+def stepwise_response_encoder(api_key: int, version: int) -> StepwiseWriter | None:
+    """Like `response_encoder`, in steps; None if the response has no arrays of messages."""
+    return stepwise_writer(load_response_schema(api_key, version))
+
+
+@cache
 def response_element_encoder(api_key: int, version: int, name: str) -> Callable[[Any], bytes]:
-    """One element of an array in that response, for `EncodedElements`."""
+    """Encodes one element of an array in that response, for `EncodedElements`."""
     write = element_writer(load_response_schema(api_key, version), name)
 
     def encode(element: Any) -> bytes:

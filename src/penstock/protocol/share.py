@@ -5,9 +5,10 @@ v2 added the acquire mode and renewals. The acknowledgement types of a batch sta
 """
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
+from penstock.protocol.bounds import Found
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import NodeEndpoint, encode_node_endpoints
@@ -21,6 +22,12 @@ _RANGE = struct.Struct(">qq")  # first and last offset
 _HEAD = struct.Struct(">ih")  # throttle time, error
 _LEADER = struct.Struct(">iix")  # id, epoch, no tagged fields
 _ACQUIRED = struct.Struct(">qqhx")
+
+T = TypeVar("T")
+#: As `schemas.Steps`, without loading kio's schemas.
+_Steps = Generator[None, None, T]
+#: Acknowledged batches of a partition that are read in one step.
+_BATCHES_AT_ONCE: Final = 200
 
 #: (first offset, last offset, one type per offset or one for all)
 AcknowledgementRange = tuple[int, int, bytes]
@@ -87,6 +94,65 @@ def parse_share_acknowledge_request(
         raise _malformed_request(error) from None
 
 
+def parse_share_fetch_request_in_steps(
+    frame: memoryview, position: int, version: int, elements_max: int
+) -> _Steps[ShareFetchRequest]:
+    """Like `parse_share_fetch_request`; raises TooManyElements for more topics and partitions than that."""
+    cursor, found = WireCursor(frame, position), Found(elements_max)
+    try:
+        head = _read_fetch_head(cursor, version)
+        topics = yield from _read_topics_in_steps(cursor, found)
+        forgotten = []
+        for _ in range(_counted(cursor, found)):
+            forgotten.append(_read_forgotten_topic(cursor))
+            found.count(len(forgotten[-1][1]))
+            yield
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise _malformed_request(error) from None
+    return ShareFetchRequest(*head, topics, forgotten)
+
+
+def parse_share_acknowledge_request_in_steps(
+    frame: memoryview, position: int, version: int, elements_max: int
+) -> _Steps[ShareAcknowledgeRequest]:
+    """Like `parse_share_acknowledge_request`; raises TooManyElements for more topics and partitions than that."""
+    cursor, found = WireCursor(frame, position), Found(elements_max)
+    try:
+        head = _read_acknowledge_head(cursor, version)
+        topics = yield from _read_topics_in_steps(cursor, found)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise _malformed_request(error) from None
+    return ShareAcknowledgeRequest(*head, topics)
+
+
+def _counted(cursor: WireCursor, found: Found) -> int:
+    count = cursor.count()
+    found.count(count)
+    return count
+
+
+def _read_topics_in_steps(cursor: WireCursor, found: Found) -> _Steps[list[ShareTopic]]:
+    topics: list[ShareTopic] = []
+    for _ in range(_counted(cursor, found)):
+        topic_id = bytes(cursor.take(_TOPIC_ID_BYTES))
+        partitions = []
+        for _ in range(_counted(cursor, found)):
+            (index,) = cursor.unpack(INT32)
+            batches: list[AcknowledgementRange] = []
+            left = cursor.count()
+            while left > 0:
+                batches += _read_batches(cursor, min(left, _BATCHES_AT_ONCE))
+                left -= _BATCHES_AT_ONCE
+                yield
+            cursor.skip_tags()
+            partitions.append((index, batches))
+            yield
+        cursor.skip_tags()
+        topics.append((topic_id, partitions))
+        yield
+    return topics
+
+
 def _malformed_request(error: Exception) -> MalformedFrame:
     if isinstance(error, UnicodeDecodeError):
         return MalformedFrame("a name in the share request is not UTF-8")
@@ -94,33 +160,34 @@ def _malformed_request(error: Exception) -> MalformedFrame:
 
 
 def _read_fetch(cursor: WireCursor, version: int) -> ShareFetchRequest:
+    head = _read_fetch_head(cursor, version)
+    topics = [_read_topic(cursor) for _ in range(cursor.count())]
+    forgotten = [_read_forgotten_topic(cursor) for _ in range(cursor.count())]
+    return ShareFetchRequest(*head, topics, forgotten)
+
+
+def _read_fetch_head(
+    cursor: WireCursor, version: int
+) -> tuple[str | None, str | None, int, int, int, int, int, int, int, bool]:
+    """Return the fields of a ShareFetchRequest before its topics."""
     group, member = _read_text(cursor), _read_text(cursor)
     epoch, wait_ms, min_bytes, max_bytes, max_records, batch_records = cursor.unpack(_FETCH_V1)
     acquire_mode, is_renewal = cursor.unpack(_ACQUIRE_MODE) if version >= RENEW_FROM else (0, False)
-    topics = [_read_topic(cursor) for _ in range(cursor.count())]
-    forgotten = [_read_forgotten_topic(cursor) for _ in range(cursor.count())]
-    return ShareFetchRequest(
-        group,
-        member,
-        epoch,
-        wait_ms,
-        min_bytes,
-        max_bytes,
-        max_records,
-        batch_records,
-        acquire_mode,
-        is_renewal,
-        topics,
-        forgotten,
-    )
+    limits = wait_ms, min_bytes, max_bytes, max_records, batch_records
+    return group, member, epoch, *limits, acquire_mode, is_renewal
 
 
 def _read_acknowledge(cursor: WireCursor, version: int) -> ShareAcknowledgeRequest:
+    head = _read_acknowledge_head(cursor, version)
+    return ShareAcknowledgeRequest(*head, [_read_topic(cursor) for _ in range(cursor.count())])
+
+
+def _read_acknowledge_head(cursor: WireCursor, version: int) -> tuple[str | None, str | None, int, bool]:
+    """Return the fields of a ShareAcknowledgeRequest before its topics."""
     group, member = _read_text(cursor), _read_text(cursor)
     (epoch,) = cursor.unpack(INT32)
     is_renewal = bool(cursor.take(1)[0]) if version >= RENEW_FROM else False
-    topics = [_read_topic(cursor) for _ in range(cursor.count())]
-    return ShareAcknowledgeRequest(group, member, epoch, is_renewal, topics)
+    return group, member, epoch, is_renewal
 
 
 def _read_text(cursor: WireCursor) -> str | None:
@@ -173,13 +240,14 @@ def encode_share_fetch_response(
     lock_ms: int = 0,
     topics: Iterable[tuple[bytes, list[SharePartitionData]]] = (),
     endpoints: Sequence[NodeEndpoint] = (),
-) -> list[BytesLike]:
-    """The whole frame as buffers, size prefix first."""
+    throttle_ms: int = 0,
+) -> _Steps[list[BytesLike]]:
+    """The whole frame as buffers, size prefix first. Each partition is a step."""
     topics = list(topics)
     small: list[bytes] = [
         INT32.pack(correlation_id),
         b"\x00",
-        _HEAD.pack(0, error),
+        _HEAD.pack(throttle_ms, error),
         encode_compact_string(message),
     ]
     small += (INT32.pack(lock_ms), encode_uvarint(len(topics) + 1))
@@ -192,6 +260,7 @@ def encode_share_fetch_response(
                 buffers += (b"".join(small), *data.records)
                 small = []
             small.append(_encode_acquired(data.acquired))
+            yield
         small.append(b"\x00")
     small += (encode_node_endpoints(endpoints), b"\x00")
     buffers.append(b"".join(small))
@@ -228,7 +297,8 @@ def encode_share_acknowledge_response(
     lock_ms: int = 0,
     topics: Iterable[tuple[bytes, list[AcknowledgedPartition]]] = (),
     endpoints: Sequence[NodeEndpoint] = (),
-) -> bytes:
+) -> _Steps[bytes]:
+    """The whole frame. Each partition is a step."""
     topics = list(topics)
     parts = [INT32.pack(correlation_id), b"\x00", _HEAD.pack(0, error), encode_compact_string(message)]
     if version >= RENEW_FROM:
@@ -239,6 +309,7 @@ def encode_share_acknowledge_response(
         for one in partitions:
             parts += (INT32.pack(one.partition), INT16.pack(one.error), encode_compact_string(one.message))
             parts += (_encode_leader(one.current_leader), b"\x00")
+            yield
         parts.append(b"\x00")
     parts += (encode_node_endpoints(endpoints), b"\x00")
     body = b"".join(parts)

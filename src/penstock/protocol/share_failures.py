@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 SHARE_FAILURES: Final = 30_001
-#: The record rests as long as its group's settings say.
+#: The settings of the group decide how long the record waits.
 GROUP_DEFAULT_DELAY: Final = -1
 #: The moment at which a delay ends must fit into 64 bits.
 DELAY_MS_MAX: Final = 2**31 - 1

@@ -5,12 +5,15 @@ have their own frame; see `penstock.cluster.metadata_records`.
 """
 
 import struct
-from dataclasses import MISSING, field
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field
 from io import BytesIO
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar, dataclass_transform
 
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 from kio.static.constants import EntityType
+
+from penstock.protocol.schemas import message_writer
 
 KeyValue = tuple[bytes, bytes | None]
 
@@ -46,6 +49,22 @@ class NestedSchema(RecordSchema):
     __type__: ClassVar = EntityType.nested
 
 
+SchemaT = TypeVar("SchemaT", bound=RecordSchema)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(kafka_field, field))
+def schema(*, version: int = 0, flexible: bool | None = None) -> Callable[[type[SchemaT]], type[SchemaT]]:
+    """Makes a class a dataclass that is encoded as this version; `flexible` is inherited unless given."""
+
+    def declare(cls: type[SchemaT]) -> type[SchemaT]:
+        cls.__version__ = version
+        if flexible is not None:
+            cls.__flexible__ = flexible
+        return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+    return declare
+
+
 class UnknownVersion(ValueError):
     """The value has a newer format than this code supports. The code must not skip it, because data would be lost."""
 
@@ -67,7 +86,8 @@ def encode_entity(number: int, entity: Any) -> bytes:
     """`number` is the record type of a key or the version of a value."""
     buffer = BytesIO()
     buffer.write(_INT16.pack(number))
-    entity_writer(type(entity))(buffer, entity)
+    schema: Any = type(entity)
+    message_writer(schema)(buffer, entity)
     return buffer.getvalue()
 
 

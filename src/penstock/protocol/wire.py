@@ -205,6 +205,8 @@ class WireCursor:
             return ()
         frame, end, found = self.frame, self.end, []
         count, position = read_uvarint(frame, self.position, end)
+        if count > TAGS_MAX:
+            raise MalformedFrame(f"{count} tagged fields in one struct")
         for _ in range(count):
             tag, position = read_uvarint(frame, position, end)
             size, position = read_uvarint(frame, position, end)

@@ -14,21 +14,18 @@ from penstock.raft.state import CommittedRecordsLost, FollowerState, RaftState, 
 
 def send_next_fetch(raft: RaftState) -> None:
     """At most one fetch is in flight. Its offset tells the leader what this replica has made durable."""
-    if raft.pending_fetch.sent or not _is_fetch_due(raft):
+    fetch = raft.pending_fetch
+    if fetch.sent or (fetch.retry_ms is not None and fetch.retry_ms > raft.now_ms):
         return
-    raft.pending_fetch.retry_ms = None
+    fetch.retry_ms = None
     if not is_ready_to_fetch(raft):
         return
     if raft.follower and raft.follower.download:
-        raft.pending_fetch.sent = _fetch_snapshot(raft, raft.follower, raft.follower.download)
+        fetch.sent = _fetch_snapshot(raft, raft.follower, raft.follower.download)
     elif raft.follower:
-        raft.pending_fetch.sent = _fetch_from_leader(raft, raft.follower)
+        fetch.sent = _fetch_from_leader(raft, raft.follower)
     elif raft.role is types.Role.UNATTACHED:
-        raft.pending_fetch.sent = raft.send(_next_peer(raft), _fetch_request(raft, 0))
-
-
-def _is_fetch_due(raft: RaftState) -> bool:
-    return raft.pending_fetch.retry_ms is None or raft.pending_fetch.retry_ms <= raft.now_ms
+        fetch.sent = raft.send(_next_peer(raft), _fetch_request(raft, 0))
 
 
 def is_ready_to_fetch(raft: RaftState) -> bool:

@@ -157,7 +157,7 @@ class LeaderRules:
         """
         self._now_ms = now_ms
         follower = self._followers.get(replica)
-        if follower is None or not self._is_current_broker_epoch(follower, broker_epoch):
+        if follower is None or broker_epoch < follower.broker_epoch:
             return False
         follower.broker_epoch = broker_epoch
         is_keeping_up = self._record_fetch(follower, offset, log_end, now_ms)
@@ -333,9 +333,6 @@ class LeaderRules:
         """Without it, a joining follower would always be one fetch behind the high watermark under steady load."""
         return follower.hold_until_ms > self._now_ms
 
-    def _is_current_broker_epoch(self, follower: _Follower, broker_epoch: int) -> bool:
-        return broker_epoch >= follower.broker_epoch
-
     def _record_fetch(self, follower: _Follower, offset: int, log_end: int, now_ms: int) -> bool:
         """A follower is caught up if it has all records that the leader had at this fetch or at the previous one."""
         is_keeping_up = offset >= log_end or 0 <= follower.end_at_fetch <= offset
@@ -379,11 +376,10 @@ class LeaderRules:
         return frozenset(
             replica
             for replica, follower in self._followers.items()
-            if replica in self.isr and self._is_lagging(follower, now_ms)
+            if replica in self.isr
+            and follower.offset < self._known_end
+            and now_ms - follower.caught_up_ms > self.lag_ms_max
         )
-
-    def _is_lagging(self, follower: _Follower, now_ms: int) -> bool:
-        return follower.offset < self._known_end and now_ms - follower.caught_up_ms > self.lag_ms_max
 
     def _is_void(self, epoch_of: Callable[[int], int | None]) -> bool:
         """Whether a joining broker has registered again since. The controller then refuses its old broker epoch.

@@ -169,11 +169,11 @@ def split_batch(header: BatchHeader, body: bytes | memoryview, limits: ScheduleL
     faults: list[tuple[int, str]] = []
     kept = bytearray()
     kept_count, timestamp_max = 0, header.max_timestamp if header.attributes & LOG_APPEND_TIME else -1
-    for place, span in enumerate(scan_records(header, body)):
+    for index, span in enumerate(scan_records(header, body)):
         try:
             taken = _held_record(body, span, limits)
         except ValueError as error:
-            faults.append((place, str(error)))
+            faults.append((index, str(error)))
             continue
         if taken is not None:
             held.append(taken)
@@ -244,7 +244,7 @@ def _held_record(body: bytes | memoryview, span: RecordSpan, limits: ScheduleLim
             count += 1
             continue
         if when is not None:
-            raise ValueError("more than one header says when to deliver")
+            raise ValueError("more than one header sets the delivery time")
         when = parse_delivery_time(name, value)
     if when is None:
         return None
@@ -293,6 +293,6 @@ def _headers(data: bytes) -> Iterator[tuple[bytes, bytes | None, bytes]]:
 
 
 def _invalid_records(faults: list[tuple[int, str]]) -> InvalidRecords:
-    place, reason = faults[0]
-    places = tuple(place for place, _ in faults[:NAMED_RECORDS_MAX])
-    return InvalidRecords(f"record {place} of the batch: {reason}", places)
+    position, reason = faults[0]
+    positions = tuple(position for position, _ in faults[:NAMED_RECORDS_MAX])
+    return InvalidRecords(f"record {position} of the batch: {reason}", positions)

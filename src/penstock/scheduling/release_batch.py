@@ -76,8 +76,8 @@ class _DueRecordCollector:
         for rank in ranks:
             if rank >= self._bound:
                 break
-            place = self._dues[rank].place
-            record = block.record(place, block.start(place) if starts is None else starts[place])
+            index = self._dues[rank].record_index
+            record = block.record(index, block.start(index) if starts is None else starts[index])
             self._records[rank] = record
             self._size += record.size + RECORD_OVERHEAD_BYTES
         self._last_dues.append(group.last_due(offset))
@@ -110,7 +110,7 @@ def encode_release_batch(
     records: Sequence[HeldRecord], *, producer_id: int, epoch: int, sequence: int, now_ms: int
 ) -> bytearray:
     """Keep key, value and headers, but replace the schedule header with the time when the record was due."""
-    body = b"".join(_encode_released_record(place, record) for place, record in enumerate(records))
+    body = b"".join(_encode_released_record(index, record) for index, record in enumerate(records))
     header = BatchHeader(
         base_offset=0,
         length=0,
@@ -129,12 +129,12 @@ def encode_release_batch(
     return pack_batch(header, body)
 
 
-def _encode_released_record(place: int, record: HeldRecord) -> bytes:
+def _encode_released_record(position: int, record: HeldRecord) -> bytes:
     due = b"%d" % record.due_ms
     content = b"".join(
         (
             b"\x00\x00",  # attributes, and a timestamp delta of 0
-            encode_varint(place),
+            encode_varint(position),
             record.key_value,
             encode_varint(record.header_count + 1),
             record.headers,

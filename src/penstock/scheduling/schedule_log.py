@@ -150,7 +150,7 @@ class DueEntry(NamedTuple):
 
     due_ms: int
     offset: int
-    place: int
+    record_index: int
 
     def packed(self) -> bytes:
         """Packed entries compare in the same order."""
@@ -207,10 +207,10 @@ class StoredBlock(NamedTuple):
 
     def last_due(self, offset: int) -> DueEntry:
         times = self.block.times
-        last_ms, place = max(times), len(times) - 1
+        last_ms, position = max(times), len(times) - 1
         if last_ms > self.floor_ms:
-            place -= times[::-1].index(last_ms)
-        return DueEntry(max(last_ms, self.floor_ms), offset, place)
+            position -= times[::-1].index(last_ms)
+        return DueEntry(max(last_ms, self.floor_ms), offset, position)
 
 
 def unpack_due(data: bytes) -> DueEntry:

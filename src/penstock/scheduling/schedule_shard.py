@@ -164,8 +164,8 @@ class ScheduleShard:
             return []
         floor_ms = max(state.floor_ms, self._reserved_ms.get(source, -1))
         records: list[KeyValue] = [
-            (block_key(source, offset + place), pack_stored_block(floor_ms, block))
-            for place, block in enumerate(chunk.blocks)
+            (block_key(source, offset + index), pack_stored_block(floor_ms, block))
+            for index, block in enumerate(chunk.blocks)
         ]
         moved = state._replace(position=chunk.position, moved_count=state.moved_count + chunk.record_count)
         return [*records, (source_key(source), pack_state(moved))]

@@ -53,12 +53,16 @@ def __getattr__(name: str) -> Any:
 def register(spark: Any) -> None:
     """Register `format("penstock")` with this session, in case Spark has not discovered it by itself.
 
-    Also makes this the active session of the current thread, because Spark looks up sources in the active session.
+    Also makes this the active session of the current thread, because Spark looks up sources in the active session, and
+    lets Spark leave private keys among the options out of its UI.
     """
     # Importing this package imports neither pyspark nor the data source: the command line and `Pipeline` need neither.
     from penstock.spark.datasource import PenstockDataSource
+    from penstock.spark.session import REDACTION, REDACTION_SETTING, SPARK_REDACTION
 
     _use_this_interpreter(spark)
+    if spark.conf.get(REDACTION_SETTING, SPARK_REDACTION) == SPARK_REDACTION:
+        spark.conf.set(REDACTION_SETTING, REDACTION)
     spark.dataSource.register(PenstockDataSource)
     spark.createDataFrame([], "nothing INT")
 

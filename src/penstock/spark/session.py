@@ -34,8 +34,15 @@ from penstock.client.errors import ClientError
 LOCAL_MASTER: Final = "local[*,4]"
 _CONNECT_SCHEME: Final = "sc://"
 
+#: Which options Spark replaces in plans and in its UI, in addition to names and values with `secret`, `password` or
+#: `token`: private keys as text, and JAAS texts. The default of Spark is SPARK_REDACTION.
+REDACTION_SETTING: Final = "spark.sql.redaction.options.regex"
+SPARK_REDACTION: Final = "(?i)url"
+REDACTION: Final = rf"{SPARK_REDACTION}|jaas|private.key|[.]key([.]pem)?$"
+
 #: Settings of every session that we create. The user's settings override them.
 SESSION_SETTINGS: Final = {
+    REDACTION_SETTING: REDACTION,
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -187,19 +187,13 @@ def reply_error(request: FaultyRequest, error: ErrorCode) -> None:
         response = (
             _metadata_error_response(request, error)
             if context.api_key == METADATA
-            else _error_response(request, error)
+            else error_response(context.api_key, request.version, request.body, error, _error_message(error))
         )
     except NoErrorField:
         connection.close()
         return
     answer = request.dispatcher.encode(context.api_key, context.version, request.correlation_id, response)
     connection.send(answer)
-
-
-def _error_response(request: FaultyRequest, error: ErrorCode) -> Any:
-    return error_response(
-        request.context.api_key, request.version, request.body, error, _error_message(error)
-    )
 
 
 def _metadata_error_response(request: FaultyRequest, error: ErrorCode) -> Any:
@@ -275,9 +269,6 @@ class Fault:
         self.hits += 1
         if self._left is not None:
             self._left -= 1
-
-    def _strike(self, hook: FaultHook, request: FaultyRequest) -> None:
-        self._act(hook, request)
 
 
 class Faults:
@@ -417,7 +408,7 @@ class FaultHook:
         fault = self._faults._claim(request)
         if fault is None:
             return False
-        fault._strike(self, request)
+        fault._act(self, request)
         return True
 
     def hold(self, request: FaultyRequest, seconds: float) -> None:

@@ -13,6 +13,9 @@ a thread, so asyncio tests can use them as they are. To give them settings, defi
     @pytest.fixture(scope="session")
     def penstock_settings():
         return {"num.partitions": 3}
+
+To test an application that logs in, define the fixture `penstock_secure` in the same way, which returns True. Clients
+then need `penstock.client_settings()`.
 """
 
 from __future__ import annotations
@@ -32,21 +35,27 @@ def penstock_settings() -> Mapping[str, Any]:
     return {}
 
 
+@pytest.fixture(scope="session")
+def penstock_secure() -> bool:
+    """Whether brokers for tests need TLS and a password, and check access rules. Override this fixture."""
+    return False
+
+
 @pytest.fixture
-def penstock(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+def penstock(penstock_settings: Mapping[str, Any], penstock_secure: bool) -> Iterator[EmbeddedBroker]:
     """A fresh Kafka-compatible broker for this test alone: `penstock.bootstrap_servers`."""
-    yield from _broker(penstock_settings)
+    yield from _broker(penstock_settings, penstock_secure)
 
 
 @pytest.fixture(scope="session")
-def penstock_session(penstock_settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+def penstock_session(penstock_settings: Mapping[str, Any], penstock_secure: bool) -> Iterator[EmbeddedBroker]:
     """One Kafka-compatible broker for all tests; `penstock_session.new_topic()` keeps their topics apart."""
-    yield from _broker(penstock_settings)
+    yield from _broker(penstock_settings, penstock_secure)
 
 
-def _broker(settings: Mapping[str, Any]) -> Iterator[EmbeddedBroker]:
+def _broker(settings: Mapping[str, Any], secure: bool) -> Iterator[EmbeddedBroker]:
     # pytest loads this plugin in every run wherever the package is installed; only tests that use a broker import it.
     from penstock.testing.embedded import EmbeddedBroker
 
-    with EmbeddedBroker(settings=settings) as broker:
+    with EmbeddedBroker(settings=settings, secure=secure) as broker:
         yield broker

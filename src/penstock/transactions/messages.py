@@ -2,7 +2,7 @@
 
 Errors are those of the newest version: a fenced producer gets PRODUCER_FENCED, and the code that serves an older
 version turns that into INVALID_PRODUCER_EPOCH. `TransactionConfig` holds the settings of the node, with Kafka's
-names in the comments; `CoordinatorResult` is what an operation returns.
+names in the comments; `TransactionResult` is what an operation returns.
 """
 
 from collections.abc import Callable, Hashable
@@ -158,8 +158,9 @@ class TransactionConfig:
 ReplyToken = Hashable
 
 
-class CoordinatorResult(NamedTuple):
+class TransactionResult(NamedTuple):
     """Append the records as one batch, replay them, and send the replies once they are committed."""
 
     records: tuple[KeyValue, ...] = ()
     replies: tuple[tuple[ReplyToken, object], ...] = ()
+    producer: None = None  # the records of this coordinator are never part of a transaction

@@ -62,8 +62,11 @@ def verify_partitions(
     assert current is not None
     return AddPartitionsReply(
         partitions=tuple(
-            (place, ErrorCode.none if place in current.partitions else ErrorCode.transaction_abortable)
-            for place in request.partitions
+            (
+                partition,
+                ErrorCode.none if partition in current.partitions else ErrorCode.transaction_abortable,
+            )
+            for partition in request.partitions
         )
     )
 
@@ -91,7 +94,7 @@ def _check_add(current: TransactionMetadata | None, request: AddPartitionsReques
 
 
 def _add_reply(request: AddPartitionsRequest, error: ErrorCode) -> AddPartitionsReply:
-    return AddPartitionsReply(error, tuple((place, error) for place in request.partitions))
+    return AddPartitionsReply(error, tuple((partition, error) for partition in request.partitions))
 
 
 def check_init_request(request: InitProducerIdRequest, settings: TransactionConfig) -> ErrorCode:
@@ -123,13 +126,23 @@ def init_producer_id(
         return TransactionDecision(InitProducerIdReply(error=ErrorCode.producer_fenced))
     if current.state.is_prepared:
         return TransactionDecision(InitProducerIdReply(error=ErrorCode.concurrent_transactions))
-    if current.state is not TransactionState.ONGOING:
-        return _take_over(current, request, now_ms=now_ms, fresh_producer_id=fresh_producer_id)
-    if request.keep_prepared:
-        return _keep_prepared(current, request, now_ms=now_ms, fresh_producer_id=fresh_producer_id)
-    # The new epoch is not returned: the producer retries, and by then the transaction is aborted.
-    fenced = current.fenced(transaction_version=transaction_version, now_ms=now_ms)
-    return TransactionDecision(InitProducerIdReply(error=ErrorCode.concurrent_transactions), fenced)
+    is_open = current.state is TransactionState.ONGOING
+    if is_open and not request.keep_prepared:
+        # The new epoch is not returned: the producer retries, and by then the transaction is aborted.
+        fenced = current.fenced(transaction_version=transaction_version, now_ms=now_ms)
+        return TransactionDecision(InitProducerIdReply(error=ErrorCode.concurrent_transactions), fenced)
+    producer = _next_producer(current, claim, fresh_producer_id)
+    if producer is None:
+        return TransactionDecision(NeedsProducerId())
+    take_over = current.kept if is_open else current.taken_over
+    taken_over = take_over(
+        producer,
+        predecessor=_next_predecessor(current, claim),
+        timeout_ms=_timeout_ms(request),
+        now_ms=now_ms,
+    )
+    reply = _init_reply(producer, ongoing=current.producer if is_open else NO_PRODUCER)
+    return TransactionDecision(reply, taken_over)
 
 
 def _claimed_producer(request: InitProducerIdRequest) -> ProducerIdAndEpoch | None:
@@ -163,44 +176,6 @@ def _create(
         update_timestamp_ms=now_ms,
     )
     return TransactionDecision(_init_reply(created.producer), created)
-
-
-def _take_over(
-    current: TransactionMetadata,
-    request: InitProducerIdRequest,
-    *,
-    now_ms: int,
-    fresh_producer_id: int | None,
-) -> TransactionDecision:
-    producer = _next_producer(current, _claimed_producer(request), fresh_producer_id)
-    if producer is None:
-        return TransactionDecision(NeedsProducerId())
-    taken = current.taken_over(
-        producer,
-        predecessor=_next_predecessor(current, _claimed_producer(request)),
-        timeout_ms=_timeout_ms(request),
-        now_ms=now_ms,
-    )
-    return TransactionDecision(_init_reply(producer), taken)
-
-
-def _keep_prepared(
-    current: TransactionMetadata,
-    request: InitProducerIdRequest,
-    *,
-    now_ms: int,
-    fresh_producer_id: int | None,
-) -> TransactionDecision:
-    successor = _next_producer(current, _claimed_producer(request), fresh_producer_id)
-    if successor is None:
-        return TransactionDecision(NeedsProducerId())
-    kept = current.kept(
-        successor,
-        predecessor=_next_predecessor(current, _claimed_producer(request)),
-        timeout_ms=_timeout_ms(request),
-        now_ms=now_ms,
-    )
-    return TransactionDecision(_init_reply(successor, ongoing=current.producer), kept)
 
 
 def _next_producer(

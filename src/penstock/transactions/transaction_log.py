@@ -7,10 +7,9 @@ hand: every transaction writes three, and encoding by schema would cost more tha
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from kio.static.primitive import i8, i16, i32, i64
 
@@ -24,6 +23,7 @@ from penstock.protocol.stored_records import (
     decode_entity,
     kafka_field,
     key_type,
+    schema,
     value_version,
 )
 from penstock.protocol.wire import encode_uvarint
@@ -40,24 +40,19 @@ from penstock.transactions.transaction import (
 PREDECESSOR_EPOCH_TAG: Final = 1_000
 
 
-# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class TransactionLogKey(KeySchema):
     transactional_id: str = kafka_field("string")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(flexible=False)
 class PartitionsV0(NestedSchema):
-    __flexible__: ClassVar[bool] = False
     topic: str = kafka_field("string")
     partition_ids: tuple[i32, ...] = kafka_field("int32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(flexible=False)
 class TransactionLogValueV0(RecordSchema):
-    __flexible__: ClassVar[bool] = False
     producer_id: i64 = kafka_field("int64")
     producer_epoch: i16 = kafka_field("int16")
     transaction_timeout: i32 = kafka_field("int32")
@@ -67,16 +62,12 @@ class TransactionLogValueV0(RecordSchema):
     transaction_start_timestamp: i64 = kafka_field("int64")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionsV1(PartitionsV0):
-    __version__: ClassVar[int] = 1
-    __flexible__: ClassVar[bool] = True
+@schema(version=1, flexible=True)
+class PartitionsV1(PartitionsV0): ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema(version=1, flexible=True)
 class TransactionLogValueV1(TransactionLogValueV0):
-    __version__: ClassVar[int] = 1
-    __flexible__: ClassVar[bool] = True
     transaction_partitions: tuple[PartitionsV1, ...] | None
     previous_producer_id: i64 = kafka_field("int64", tag=0, default=i64(-1))
     next_producer_id: i64 = kafka_field("int64", tag=1, default=i64(-1))
@@ -190,8 +181,8 @@ def _tags(transaction: TransactionMetadata) -> list[bytes]:
 
 def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     topics = [
-        _encode_topic(topic.encode(), [place.partition for place in places])
-        for topic, places in groupby(sorted(partitions), key=attrgetter("topic"))
+        _encode_topic(topic.encode(), [tp.partition for tp in tps])
+        for topic, tps in groupby(sorted(partitions), key=attrgetter("topic"))
     ]
     return encode_uvarint(len(topics) + 1) + b"".join(topics)
 

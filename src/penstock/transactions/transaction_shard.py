@@ -15,7 +15,6 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.stored_records import KeyValue
 from penstock.transactions.messages import (
     AddPartitionsRequest,
-    CoordinatorResult,
     DescribedTransaction,
     EndTxnRequest,
     InitProducerIdReply,
@@ -29,6 +28,7 @@ from penstock.transactions.messages import (
     TopicPartition,
     TransactionConfig,
     TransactionMarkers,
+    TransactionResult,
 )
 from penstock.transactions.producer_requests import (
     TransactionDecision,
@@ -198,6 +198,9 @@ class TransactionCoordinatorShard:
 
     # Replay
 
+    #: Producers never write to the log of this shard in transactions.
+    transactional: None = None
+
     def replay(self, key: bytes, value: bytes | None) -> None:
         decided = self._decided_on.pop((key, value), None)
         if decided is not None:
@@ -211,11 +214,11 @@ class TransactionCoordinatorShard:
         else:
             self._install(decode_transaction(transactional_id, value))
 
-    def loaded(self, now_ms: int) -> CoordinatorResult:
+    def loaded(self, now_ms: int) -> TransactionResult:
         """Must be called once after the log is replayed."""
         self._timeout_check_ms = now_ms + self.settings.timed_out_check_interval_ms
         self._expiry_check_ms = now_ms + self.settings.expired_check_interval_ms
-        return CoordinatorResult()
+        return TransactionResult()
 
     # Time
 
@@ -224,13 +227,13 @@ class TransactionCoordinatorShard:
             min(self._timeout_check_ms, self._expiry_check_ms) if self._deadlines else self._expiry_check_ms
         )
 
-    def tick(self, now_ms: int) -> CoordinatorResult:
+    def tick(self, now_ms: int) -> TransactionResult:
         """Do what is due, but at most one batch: call again while something is overdue."""
         if self._deadlines and self._timeout_check_ms <= now_ms:
             return self._abort_timed_out(now_ms)
         if self._expiry_check_ms <= now_ms:
             return self._remove_expired(now_ms)
-        return CoordinatorResult()
+        return TransactionResult()
 
     def clock_moved(self, by_ms: int) -> None:
         """The wall clock was set by this much: shift the timeouts so that they are not affected."""
@@ -247,11 +250,11 @@ class TransactionCoordinatorShard:
         *,
         now_ms: int,
         fresh_producer_id: int | None = None,
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         """Replies with InitProducerIdReply or NeedsProducerId."""
         error = check_init_request(request, self.settings)
         if error is not ErrorCode.none:
-            return CoordinatorResult(replies=((token, InitProducerIdReply(error=error)),))
+            return TransactionResult(replies=((token, InitProducerIdReply(error=error)),))
         decision = init_producer_id(
             self.transactions.get(request.transactional_id),
             request,
@@ -263,21 +266,21 @@ class TransactionCoordinatorShard:
 
     def add_partitions(
         self, request: AddPartitionsRequest, token: ReplyToken, *, now_ms: int
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         """Replies with AddPartitionsReply. Offsets of a group are added as its partition of `__consumer_offsets`."""
         return self._work(
             add_partitions(self.transactions.get(request.transactional_id), request, now_ms=now_ms), token
         )
 
-    def verify_partitions(self, request: AddPartitionsRequest, token: ReplyToken) -> CoordinatorResult:
+    def verify_partitions(self, request: AddPartitionsRequest, token: ReplyToken) -> TransactionResult:
         """Replies with AddPartitionsReply; changes nothing."""
-        return CoordinatorResult(
+        return TransactionResult(
             replies=((token, verify_partitions(self.transactions.get(request.transactional_id), request)),)
         )
 
     def end(
         self, request: EndTxnRequest, token: ReplyToken, *, now_ms: int, fresh_producer_id: int | None = None
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         """Replies with EndTxnReply or NeedsProducerId."""
         current = self.transactions.get(request.transactional_id)
         return self._work(
@@ -286,12 +289,12 @@ class TransactionCoordinatorShard:
 
     # Markers
 
-    def next_markers(self, after: MarkersPosition | None, token: ReplyToken) -> CoordinatorResult:
+    def next_markers(self, after: MarkersPosition | None, token: ReplyToken) -> TransactionResult:
         """Replies with MarkersReply, with the markers after that position, as soon as there are any.
 
         A new request replaces one that still waits, which then gets a reply without markers.
         """
-        return CoordinatorResult(replies=tuple(self._pending_markers.ask(after, token)))
+        return TransactionResult(replies=tuple(self._pending_markers.ask(after, token)))
 
     def markers_written(
         self,
@@ -300,7 +303,7 @@ class TransactionCoordinatorShard:
         token: ReplyToken,
         *,
         now_ms: int,
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         """These partitions have the marker, or are deleted. Replies with None; may be repeated."""
         completed = None
         if self._pending_markers.is_written(markers, partitions):
@@ -344,9 +347,9 @@ class TransactionCoordinatorShard:
 
     def _work(
         self, decision: TransactionDecision, token: ReplyToken, abort: str = ABORTED
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         if decision.stored is None:
-            return CoordinatorResult(replies=((token, decision.reply),))
+            return TransactionResult(replies=((token, decision.reply),))
         return self._decided((decision.stored,), abort, ((token, decision.reply),))
 
     def _decided(
@@ -354,14 +357,14 @@ class TransactionCoordinatorShard:
         stored: tuple[TransactionMetadata, ...],
         abort: str,
         replies: tuple[tuple[ReplyToken, object], ...] = (),
-    ) -> CoordinatorResult:
+    ) -> TransactionResult:
         """`abort` is the reason to count for transactions that are aborted here."""
         for transaction in stored:
             if transaction.state.is_prepared:
                 self.ended[COMMITTED if transaction.state.is_committed else abort] += 1
         records = tuple(encode_transaction(transaction) for transaction in stored)
         self._decided_on = dict(zip(records, stored, strict=True))
-        return CoordinatorResult(
+        return TransactionResult(
             records=records,
             replies=(*replies, *self._pending_markers.announce(stored)),
         )
@@ -386,7 +389,7 @@ class TransactionCoordinatorShard:
         self._deadlines.pop(transactional_id, None)
         self._pending_markers.forget(transactional_id)
 
-    def _abort_timed_out(self, now_ms: int) -> CoordinatorResult:
+    def _abort_timed_out(self, now_ms: int) -> TransactionResult:
         late = [key for key, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
         if len(late) <= _TICK_RECORDS_MAX:
             self._timeout_check_ms = now_ms + self.settings.timed_out_check_interval_ms
@@ -399,12 +402,12 @@ class TransactionCoordinatorShard:
             TIMED_OUT,
         )
 
-    def _remove_expired(self, now_ms: int) -> CoordinatorResult:
+    def _remove_expired(self, now_ms: int) -> TransactionResult:
         idle_since_ms = now_ms - self.settings.id_expiration_ms
         expired = [found for found in self.transactions.values() if _is_expired(found, idle_since_ms)]
         if len(expired) <= _TICK_RECORDS_MAX:
             self._expiry_check_ms = now_ms + self.settings.expired_check_interval_ms
-        return CoordinatorResult(
+        return TransactionResult(
             records=tuple(encode_tombstone(found.transactional_id) for found in expired[:_TICK_RECORDS_MAX])
         )
 

@@ -541,4 +541,5 @@ def test_letters_are_kept_for_longer_than_their_source(
             pass
     settings = answer("topic", "describe", f"{orders}.dlq")[0]["settings"]
     assert settings["retention.ms"] == str(in_ms(days))
+    assert (settings["cleanup.policy"], settings["retention.bytes"]) == ("delete", "-1")
     assert "retention.ms" not in answer("topic", "describe", f"{orders}.retry.1")[0]["settings"]

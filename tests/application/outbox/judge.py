@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tests.application.outbox.reading import messages
 from tests.application.outbox.shop import Sale, told
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 
 LOST = "lost sale"
 DOUBLED = "doubled sale"

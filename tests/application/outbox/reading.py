@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from tests.waiting import eventually
 
 SETTINGS = {
     "group.id": "reader",
@@ -21,11 +23,24 @@ def messages(bootstrap: str, topics: Sequence[str]) -> list[Any]:
         known = reader.list_topics(timeout=READ_S).topics
         there = [topic for topic in topics if topic in known]
         places = [TopicPartition(topic, index, 0) for topic in there for index in known[topic].partitions]
+        _await_markers(bootstrap, places)
         reader.assign(places)
         found = _to_the_end(reader, len(places))
         return sorted(found, key=lambda message: (message.topic(), message.partition(), message.offset()))
     finally:
         reader.close()
+
+
+def _await_markers(bootstrap: str, places: list[TopicPartition]) -> None:
+    """Waits until no transaction is open: its end is acknowledged before its markers are written."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def ends(isolation: IsolationLevel) -> list[int]:
+        asked = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()), isolation_level=isolation)
+        return [found.result(READ_S).offset for found in asked.values()]
+
+    if places:
+        eventually(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
 
 
 def _to_the_end(reader: Any, partitions: int) -> list[Any]:

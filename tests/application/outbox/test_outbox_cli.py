@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.application.outbox.shop import Shop
 from tests.brokers import environment, executable
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.cli.commands import run
@@ -77,7 +78,7 @@ def test_rejected_rows_are_shown_put_back_and_given_up(
     create_tables(sqlite_url)
     topic = unique("orders")
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1)])[topic].result()
+    create_topics(admin, NewTopic(topic, 1))
     for key in ("a", "b"):
         put(sqlite_url, topic, "there is no such partition", key=key, partition=7)
     relay = ("relay", "-d", sqlite_url, "-b", bootstrap, "--name", unique("outbox")[:90], "--once")

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.application.outbox.reading import messages
 from tests.application.outbox.shop import Shop
 from tests.brokers import BrokerProcess
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.client.outbox import OnReject, OutboxError, Relay, add, kafka
@@ -64,7 +65,7 @@ def values(bootstrap: str, topic: str) -> list[bytes | None]:
 def make_topic(bootstrap: str, topic: str, partitions: int = 1, **settings: str) -> None:
     config = {key.replace("_", "."): value for key, value in settings.items()}
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, partitions, config=config)])[topic].result()
+    create_topics(admin, NewTopic(topic, partitions, config=config))
 
 
 def dies_before_deleting(relay: Relay) -> Relay:

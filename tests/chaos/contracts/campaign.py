@@ -15,7 +15,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.contracts.calm import DRAIN_S, Calm, case_of
 from tests.chaos.contracts.jobs import CLASSIC, CONTRACTS, FREEZE, INLINE, PARTITIONS, WITH_ROWS

@@ -36,7 +36,7 @@ TRANSACTION_MS = 2_500  # librdkafka wants it to be no less than what it waits f
 
 
 class Trap(NamedTuple):
-    """At the how-manyeth passage of a point the process is killed, or stands still until someone thaws it."""
+    """Which passage of a point kills the process, or suspends it until it is resumed."""
 
     point: str
     passage: int

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.contracts.jobs import (
     AT_MOST_ONCE,
     EFFECTIVELY_ONCE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.contracts import journal as diary
 from tests.chaos.contracts import judge
 from tests.chaos.contracts.campaign import BROKER, Campaign, Plan

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
+from tests.chaos.checks.history import History, read
 from tests.chaos.children import ChildProcess
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.copier import leftovers
@@ -30,7 +31,6 @@ from tests.chaos.copier.worker import (
     Job,
     source_of,
 )
-from tests.chaos.history import History, read
 from tests.chaos.readers import Last, Tail
 from tests.chaos.view import OF_GROUP, OF_TRANSACTION
 from tests.chaos.workload import CLIENT as OPTIONS

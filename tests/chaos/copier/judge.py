@@ -4,9 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tests.chaos.checker import FINAL, Findings
+from tests.chaos.checks.checker import FINAL, Findings
+from tests.chaos.checks.history import Op
 from tests.chaos.copier.worker import KEYS
-from tests.chaos.history import Op
 
 LOST = "lost message"
 DOUBLED = "doubled message"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.copier import judge
 from tests.chaos.copier.campaign import BROKER, CLIENT, Campaign, Plan
 from tests.chaos.copier.judge import Row

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos import checker
 from tests.chaos.campaign import ClusterCampaign
+from tests.chaos.checks import checker
+from tests.chaos.checks.history import History, read
 from tests.chaos.command import ClusterPlan, Say, option, silent
-from tests.chaos.history import History, read
 from tests.chaos.network import ProxyProcess
 from tests.chaos.nodes.faults import CUT, FREEZE, KILL, POWER, Faults, Hands, Hit
-from tests.chaos.nodes.upkeep import REASSIGN, ROLLING, Upkeep
+from tests.chaos.nodes.secure import Security
+from tests.chaos.nodes.upkeep import CERTIFICATES, REASSIGN, ROLLING, Upkeep
 from tests.chaos.readers import Again, Last, Member, Tail
+from tests.chaos.view import Observer
 from tests.chaos.workload import (
     PARTITIONS,
     STRONG,
@@ -40,6 +42,12 @@ class Plan(ClusterPlan):
     power: int = option(10, "kill -9, and every file is cut back to what was synced")
     rolling: int = option(1, "rolling restarts meanwhile")
     reassign: int = option(3, "reassignments of partitions meanwhile")
+    secure: bool = option(
+        False,
+        "TLS, SCRAM and access rules, and certificates that are replaced meanwhile",
+        action="store_true",
+    )
+    certificates: int = option(5, "replacements of all certificates meanwhile, with --secure")
     work: int = option(1000, "acknowledged writes, and deliveries, between two faults at least")
 
     def faults(self, chance: random.Random) -> list[str]:
@@ -47,7 +55,8 @@ class Plan(ClusterPlan):
         return _shuffled([kind for kind, count in counts.items() for _ in range(count)], chance)
 
     def chores(self, chance: random.Random) -> list[str]:
-        return _shuffled([ROLLING] * self.rolling + [REASSIGN] * self.reassign, chance)
+        certificates = [CERTIFICATES] * self.certificates if self.secure else []
+        return _shuffled([ROLLING] * self.rolling + [REASSIGN] * self.reassign + certificates, chance)
 
 
 class Campaign(ClusterCampaign[Plan]):
@@ -56,6 +65,7 @@ class Campaign(ClusterCampaign[Plan]):
 
     def __init__(self, folder: Path, plan: Plan, say: Say = silent) -> None:
         self._proxy = ProxyProcess()
+        self._security: Security | None = None
         super().__init__(folder, plan, say, self._proxy)
         self._hands = Hands(list(self.cluster.nodes))
         self._faults = Faults(self.cluster, self._proxy, self.observer, self.chance)
@@ -63,19 +73,41 @@ class Campaign(ClusterCampaign[Plan]):
         self._progress = Progress()
         self._running: list[Client] = []
         chores = plan.chores(self.chance)
-        self._upkeep = Upkeep(self.cluster, self.observer, self._hands, random.Random(plan.seed), chores)
+        self._upkeep = Upkeep(
+            self.cluster,
+            self.observer,
+            self._hands,
+            random.Random(plan.seed),
+            chores,
+            self._security.replace_certificates if self._security else lambda: None,
+        )
+
+    def new_observer(self) -> Observer:
+        if not self.plan.secure:
+            return super().new_observer()
+        self._security = Security(self.folder, self.cluster)
+        return Observer(self.cluster, self._security.connected)
+
+    def _client_security(self) -> dict[str, str]:
+        return self._security.client_settings() if self._security else {}
 
     def prepare(self) -> None:
-        create_topics(self.cluster.direct_servers, self.plan.nodes)
+        if self._security:
+            self._security.prepare()
+        create_topics(self.cluster.direct_servers, self.plan.nodes, security=self._client_security())
 
     @contextlib.contextmanager
     def clients(self) -> Iterator[None]:
         common = (self.servers, self._history, self._progress)
-        writers = [*(Writer(n, STRONG, *common) for n in (1, 2)), Writer(3, WEAK, *common)]
+        security = self._client_security()
+        writers = [
+            *(Writer(n, STRONG, *common, security=security) for n in (1, 2)),
+            Writer(3, WEAK, *common, security=security),
+        ]
         readers: list[Client] = [
-            *(Tail(topic, *common) for topic in (STRONG, WEAK)),
-            *(Member(n, *common) for n in (1, 2)),
-            Again(*common, seed=self.plan.seed),
+            *(Tail(topic, *common, security=security) for topic in (STRONG, WEAK)),
+            *(Member(n, *common, security=security) for n in (1, 2)),
+            Again(*common, seed=self.plan.seed, security=security),
         ]
         self._running = [*writers, *readers]
         for client in self._running:
@@ -179,7 +211,11 @@ class Campaign(ClusterCampaign[Plan]):
 
     def read_everything(self) -> None:
         self.await_whole(RECOVERY_S)
-        last = [Last(topic, self.servers, self._history, self._progress) for topic in PARTITIONS]
+        security = self._client_security()
+        last = [
+            Last(topic, self.servers, self._history, self._progress, security=security)
+            for topic in PARTITIONS
+        ]
         for reader in last:
             reader.start()
         for reader in last:
@@ -193,6 +229,12 @@ class Campaign(ClusterCampaign[Plan]):
         verdict = checker.check(read(self._history.path), weak_topics=[WEAK])
         self.findings.counts.update(verdict.anomalies)
         self.findings.examples.update(verdict.examples)
+        # No client does anything that it may not do, whatever happens to the nodes.
+        self.outcome.problems += [
+            f"{count} times {what}"
+            for what, count in self._progress.troubles.items()
+            if what.endswith(("AUTHENTICATION", "AUTHENTICATION_FAILED", "AUTHORIZATION_FAILED"))
+        ]
         self.outcome.figures |= {
             **dict(sorted(verdict.operations.items())),
             **{f"reported: {name}": count for name, count in sorted(verdict.reported.items())},

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos import checker
+from tests.chaos.checks import checker
 from tests.chaos.nodes.campaign import Campaign, Plan
+from tests.chaos.nodes.upkeep import CERTIFICATES
 from tests.chaos.outcome import Outcome
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="needs nodes that it may kill")
@@ -32,8 +33,12 @@ def judge(outcome: Outcome, plan: Plan) -> None:
 
 
 def test_one_node_keeps_its_word(tmp_path: Path) -> None:
-    plan = Plan(nodes=1, kills=1, freezes=1, cuts=1, power=2, rolling=1, reassign=0, work=300, seed=1)
-    judge(run(tmp_path, plan), plan)
+    """With TLS, SCRAM and access rules, and while its certificate is replaced."""
+    faults = {"kills": 1, "freezes": 1, "cuts": 1, "power": 2, "rolling": 1, "reassign": 0}
+    plan = Plan(**faults, nodes=1, work=300, seed=1, secure=True, certificates=1)
+    outcome = run(tmp_path, plan)
+    judge(outcome, plan)
+    assert outcome.figures[CERTIFICATES] == 1
 
 
 def test_a_node_that_never_syncs_is_found_out(tmp_path: Path) -> None:
@@ -45,6 +50,13 @@ def test_a_node_that_never_syncs_is_found_out(tmp_path: Path) -> None:
 
 def test_a_cluster_keeps_its_word(tmp_path: Path) -> None:
     plan = Plan(kills=2, freezes=1, cuts=2, power=2, rolling=1, reassign=1, seed=1)
+    judge(run(tmp_path, plan), plan)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_secure_cluster_keeps_its_word(tmp_path: Path) -> None:
+    plan = Plan(kills=25, freezes=10, cuts=13, power=12, rolling=1, reassign=2, seed=15, secure=True)
     judge(run(tmp_path, plan), plan)
 
 

@@ -11,7 +11,7 @@ from tests.chaos.view import Observer
 from tests.chaos.workload import PARTITIONS, STRONG
 from tests.waiting import eventually
 
-ROLLING, REASSIGN = "rolling restart", "reassignment"
+ROLLING, REASSIGN, CERTIFICATES = "rolling restart", "reassignment", "new certificates"
 STEP_S = 30.0
 
 
@@ -25,12 +25,14 @@ class Upkeep:
         hands: Hands,
         chance: random.Random,
         chores: list[str],
+        replace_certificates: Callable[[], None] = lambda: None,
     ) -> None:
         self._cluster = cluster
         self._observer = observer
         self._hands = hands
         self._chance = chance
         self._chores = chores
+        self._replace_certificates = replace_certificates
         self._share_done = 0.0
         self._changed = threading.Condition()
         self._is_over = False
@@ -74,6 +76,8 @@ class Upkeep:
     def _do(self, chore: str) -> None:
         if chore == ROLLING:
             self._roll()
+        elif chore == CERTIFICATES:
+            self._replace_certificates()
         else:
             self._move()
         self.done[chore] += 1

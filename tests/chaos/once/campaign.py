@@ -22,7 +22,7 @@ from tests.chaos.once.helpers import GROUP, PARTITIONS, TOPIC, Feeder, Repeated,
 from tests.chaos.once.lanes import Book, Lane, Lanes
 from tests.chaos.once.points import ALL, DEFINITE, NO_KILL, Target
 from tests.chaos.readers import read_whole
-from tests.chaos.share.journals import Journals, Place
+from tests.chaos.share.journals import Journals, RecordPosition
 from tests.chaos.share.worker import Job
 from tests.chaos.share_consumers import (
     NODE_SETTINGS,
@@ -82,7 +82,7 @@ class Campaign(ClusterCampaign[Plan]):
         self._targets: dict[int, Target] = {}
         self._lanes = Lanes([])
         self._feeder = Feeder(self.servers, self._lag)
-        self._produced: set[Place] = set()
+        self._produced: set[RecordPosition] = set()
         self._exact: dict[str, float] = {}
 
     def _worker(self, folder: Path, name: str) -> ChildProcess:
@@ -314,7 +314,10 @@ class Campaign(ClusterCampaign[Plan]):
     def read_everything(self) -> None:
         self.await_whole()
         for message in read_whole(self.servers, TOPIC, "read_committed"):
-            place, value = Place(message.partition() or 0, message.offset() or 0), message.value() or b""
+            place, value = (
+                RecordPosition(message.partition() or 0, message.offset() or 0),
+                message.value() or b"",
+            )
             self._produced.add(place)
             if place_of(int(value)) != place:
                 self.findings.add(UNEXPECTED, f"{int(value)} is at {place}")

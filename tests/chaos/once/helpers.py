@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Producer
 from tests.chaos.campaign import RECOVERY_S
-from tests.chaos.share.journals import Place
+from tests.chaos.share.journals import RecordPosition
 from tests.chaos.workload import CLIENT
 
 TOPIC, PARTITIONS, GROUP = "once", 4, "once"
@@ -16,9 +16,9 @@ FEED = 480
 PAYLOAD = b" " * 60
 
 
-def place_of(number: int) -> Place:
+def place_of(number: int) -> RecordPosition:
     """Where a message is: nothing but messages is in the topic, and each of them once."""
-    return Place(number % PARTITIONS, number // PARTITIONS)
+    return RecordPosition(number % PARTITIONS, number // PARTITIONS)
 
 
 class Feeder(threading.Thread):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.chaos.once.points import ALL, NO_KILL, Broken, Report, Target, member
-from tests.chaos.share.journals import Place
+from tests.chaos.share.journals import RecordPosition
 from tests.chaos.workload import pick
 
 REST_S = 0.05
@@ -19,13 +19,13 @@ class Book:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.points: Counter[str] = Counter()
-        self.received: dict[Place, str] = {}
+        self.received: dict[RecordPosition, str] = {}
         self.doubled: list[str] = []
         self.again: list[str] = []
         self.confirmed = 0
         self.doubtful = 0
         self.broken: Counter[str] = Counter()
-        self.calm: set[Place] = set()  # confirmed by members that were not killed
+        self.calm: set[RecordPosition] = set()  # confirmed by members that were not killed
 
     def add(self, report: Report) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
-from tests.chaos.share.journals import Place
+from tests.chaos.share.journals import RecordPosition
 from tests.compat.raw import RawConnection, framed, schema
 
 TIMEOUT_S = 60.0
@@ -49,11 +49,11 @@ class Report(NamedTuple):
 
     point: str
     is_hit: bool
-    received: tuple[Place, ...] = ()
+    received: tuple[RecordPosition, ...] = ()
     confirmed: int = 0  # accepted, and told that this is stored
     doubtful: int = 0  # accepted, and never told
     again: tuple[
-        Place, ...
+        RecordPosition, ...
     ] = ()  # handed out with a delivery count that says that it was not for the first time
 
 
@@ -121,11 +121,13 @@ class Member:
     def _receive(self, point: str, request: Any) -> Report:
         ranges = _acquired(self._raw.answer(request))
         received = tuple(
-            Place(self._target.partition, offset)
+            RecordPosition(self._target.partition, offset)
             for first, last, _ in ranges
             for offset in range(first, last + 1)
         )
-        again = tuple(Place(self._target.partition, first) for first, _, count in ranges if count != 1)
+        again = tuple(
+            RecordPosition(self._target.partition, first) for first, _, count in ranges if count != 1
+        )
         report = Report(point, bool(ranges), received, again=again)
         if not ranges or point == GOT:
             return report

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 from tests.chaos.campaign import ClusterCampaign
+from tests.chaos.checks.history import History
 from tests.chaos.command import ClusterPlan, Say, option, silent
-from tests.chaos.history import History
 from tests.chaos.readers import CONSUMER
 from tests.chaos.rebalance import coordinator_log
 from tests.chaos.rebalance.crowd import Crowd

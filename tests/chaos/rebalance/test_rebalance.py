@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.rebalance import judge
 from tests.chaos.rebalance.campaign import Campaign, Plan
 from tests.chaos.rebalance.diaries import Entry, Freeze, Told, digest

@@ -14,8 +14,8 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient
 from tests.chaos import share_consumers
 from tests.chaos.campaign import RECOVERY_S, ClusterCampaign, Victims
+from tests.chaos.checks.history import History
 from tests.chaos.command import ClusterPlan, Say, option, silent
-from tests.chaos.history import History
 from tests.chaos.schedule.clients import (
     CLASSIC,
     CONSUMERS,

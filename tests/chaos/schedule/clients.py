@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
-from tests.chaos.history import UNKNOWN, History
+from tests.chaos.checks.history import UNKNOWN, History
 from tests.chaos.readers import BATCH, CONSUMER, WAIT_S, read_whole
 from tests.chaos.schedule.judge import Got, Ledger, Sent
 from tests.chaos.share_consumers import share_consumer, stored_partitions

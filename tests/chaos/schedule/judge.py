@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 
 EARLY = "delivered early"
 STAMPED_EARLY = "stamped before it was due"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.brokers import external_bootstrap
-from tests.chaos.checker import Findings
+from tests.chaos.checks.checker import Findings
 from tests.chaos.schedule import judge
 from tests.chaos.schedule.campaign import Campaign, Plan
 from tests.chaos.schedule.judge import Got, Ledger, Sent

@@ -14,8 +14,8 @@ from tests.chaos.children import ChildProcess
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.metrics import total
 from tests.chaos.readers import read_whole
-from tests.chaos.share.journals import Journals, Place
-from tests.chaos.share.judge import ANOMALIES, Letter, Source, judge
+from tests.chaos.share.journals import Journals, RecordPosition
+from tests.chaos.share.judge import ANOMALIES, DeadLetter, Source, judge
 from tests.chaos.share.worker import GROUP, LIMIT, LOCK_S, PARTITIONS, TOPIC, Job
 from tests.chaos.share_consumers import NODE_SETTINGS, SESSION_MS, STATE_SHARDS, STATE_TOPIC, lags
 from tests.chaos.view import OF_GROUP
@@ -55,8 +55,8 @@ class Campaign(ClusterCampaign[Plan]):
         self._workers = [self._worker(folder, n) for n in range(plan.workers)]
         self._crashes = 0
         self._sent = 0
-        self._source: dict[Place, Source] = {}
-        self._letters: list[Letter] = []
+        self._source: dict[RecordPosition, Source] = {}
+        self._dead_letters: list[DeadLetter] = []
 
     def _worker(self, folder: Path, number: int) -> ChildProcess:
         job = Job(
@@ -201,41 +201,42 @@ class Campaign(ClusterCampaign[Plan]):
         servers = self.servers
         self.await_whole()
         for message in read_whole(servers, TOPIC, "read_committed"):
-            self._source[_place(message)] = _source(message)
+            self._source[_position(message)] = _source(message)
         assert len(self._source) == self._sent, f"{len(self._source)} of {self._sent} are there"
-        self._letters = [_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_uncommitted")]
-        again = [_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_committed")]
-        assert sorted(again, key=repr) == sorted(self._letters, key=repr), (
+        self._dead_letters = [_dead_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_uncommitted")]
+        again = [_dead_letter(m) for m in read_whole(servers, DEAD_LETTERS, "read_committed")]
+        assert sorted(again, key=repr) == sorted(self._dead_letters, key=repr), (
             "readers see different dead letters"
         )
 
     def judge(self) -> None:
         journals, figures = self._journals, self.outcome.figures
         journals.read()
-        judge(self._source, journals.deliveries, self._letters, self.findings)
+        judge(self._source, journals.deliveries, self._dead_letters, self.findings)
         figures["messages"] = self._sent
         figures["deliveries"] = journals.delivered
         figures["redeliveries"] = journals.delivered - len(journals.deliveries)
         figures["outcomes known to be stored"] = journals.stored
         figures["crashes that workers caused themselves"] = self._crashes
         counts = Counter(
-            f"dead letters: {letter.reason} (after {letter.delivery} deliveries)" for letter in self._letters
+            f"dead letters: {letter.reason} (after {letter.delivery} deliveries)"
+            for letter in self._dead_letters
         )
         figures.update(sorted(counts.items()))
-        figures.update(Counter(f"workers were told: {words}" for words in journals.unknown).most_common(8))
+        figures.update(Counter(f"replies to workers: {words}" for words in journals.unknown).most_common(8))
 
 
-def _place(message: Message) -> Place:
+def _position(message: Message) -> RecordPosition:
     partition, offset = message.partition(), message.offset()
     assert partition is not None
     assert offset is not None
-    return Place(partition, offset)
+    return RecordPosition(partition, offset)
 
 
 def _source(message: Message) -> Source:
     return Source(int(message.value() or b"-1"), message.key(), message.timestamp()[1])
 
 
-def _letter(message: Message) -> Letter:
+def _dead_letter(message: Message) -> DeadLetter:
     headers = {name: (value or b"").decode() for name, value in message.headers() or ()}
-    return Letter(message.partition() or 0, message.value(), message.key(), headers)
+    return DeadLetter(message.partition() or 0, message.value(), message.key(), headers)

@@ -1,4 +1,4 @@
-"""What workers have written down, read while they write."""
+"""Reads the journals of workers while they are written."""
 
 import json
 from collections import defaultdict
@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 from tests.chaos.share.worker import GOT, STARTED, STORED, UNKNOWN
 
 
-class Place(NamedTuple):
+class RecordPosition(NamedTuple):
     partition: int
     offset: int
 
 
 class Delivery(NamedTuple):
-    """One record given to one worker. `stored_s`: when it was told that what it said is stored, if it was."""
+    """One delivery of a record to a worker. `stored_s` is when the worker's acknowledgement was known to be stored."""
 
     number: int
-    delivery: int  # its how-manyeth
+    delivery: int  # the delivery count
     fate: str
     asked_s: float
     stored_s: float | None
 
 
 class Journals:
-    """All deliveries so far, by place. `read` goes on where it has stopped."""
+    """All deliveries so far, by position. `read` continues where it stopped."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._at: dict[Path, int] = dict.fromkeys(paths, 0)
-        self._open: dict[Path, list[tuple[Place, int]]] = {}
-        self.deliveries: dict[Place, list[Delivery]] = defaultdict(list)
+        self._open: dict[Path, list[tuple[RecordPosition, int]]] = {}
+        self.deliveries: dict[RecordPosition, list[Delivery]] = defaultdict(list)
         self.delivered = 0
         self.stored = 0
         self.starts = 0
@@ -61,15 +61,15 @@ class Journals:
 
     def _delivered(
         self, asked_s: float, partition: int, offset: int, number: int, count: int, fate: str
-    ) -> tuple[Place, int]:
+    ) -> tuple[RecordPosition, int]:
         self.delivered += 1
-        had = self.deliveries[Place(partition, offset)]
+        had = self.deliveries[RecordPosition(partition, offset)]
         had.append(Delivery(number, count, fate, asked_s, None))
-        return Place(partition, offset), len(had) - 1
+        return RecordPosition(partition, offset), len(had) - 1
 
     def _settle(self, path: Path, partitions: set[int], at_s: float) -> None:
-        for place, index in self._open.pop(path, []):
-            if place.partition in partitions:
+        for position, index in self._open.pop(path, []):
+            if position.partition in partitions:
                 self.stored += 1
-                had = self.deliveries[place]
+                had = self.deliveries[position]
                 had[index] = had[index]._replace(stored_s=at_s)

@@ -94,6 +94,7 @@ def test_a_dry_run_creates_nothing(penstock: Any, answer: Any, unique: Callable[
         (["topic", "create", "t", "-c", "no.such.setting=1"], "no.such.setting"),
         (["topic", "create", "t", "-c", "retention.ms=soon"], "retention.ms"),
         (["topic", "create", "t", "-r", "9"], "replication factor"),
+        (["topic", "create", "t", "-p", "99999999999"], "a number in CreateTopics is out of range"),
         (["consume", "no-such-topic"], "topic no-such-topic does not exist"),
         (["group", "describe", "no-such-group"], "group no-such-group does not exist"),
         (["group", "delete", "no-such-group", "-y"], "group no-such-group does not exist"),
@@ -105,6 +106,13 @@ def test_what_the_broker_refuses_is_said_in_a_sentence(
     out, err = penstock(*words, code=1)
     assert out == ""
     assert complaint.lower() in err.lower()
+
+
+@pytest.mark.parametrize("option", [("-p", "99999999999"), ("--timeout", "1e300")])
+def test_numbers_that_the_client_library_cannot_hold(penstock: Any, option: tuple[str, str]) -> None:
+    err = penstock("produce", "t", "x", *option, code=2)[1]
+    assert option[0] in err
+    assert "Traceback" not in err
 
 
 def test_records_go_in_and_come_out_with_keys_and_headers(penstock: Any, topic: str) -> None:

@@ -235,7 +235,7 @@ def test_a_released_message_rests_as_long_as_the_group_says(
     assert time.monotonic() - released_s > 4.0
 
 
-def test_a_poison_message_is_buried_once_with_its_story(
+def test_a_poison_message_gets_one_dead_letter_with_its_story(
     bootstrap: str, group: str, topic: str, join: Join, admin: AdminClient
 ) -> None:
     configure(admin, group, share_delivery_count_limit="2")
@@ -252,9 +252,9 @@ def test_a_poison_message_is_buried_once_with_its_story(
 
     take(client, 3, judge)
     assert tries == [1, 2]
-    (buried,) = confluent.read(bootstrap, f"{topic}.dlq", 1)
-    assert (buried.message.value, buried.message.key) == (b"poison", b"k")
-    headers = dict(buried.message.headers)
+    (dead_letter,) = confluent.read(bootstrap, f"{topic}.dlq", 1)
+    assert (dead_letter.message.value, dead_letter.message.key) == (b"poison", b"k")
+    headers = dict(dead_letter.message.headers)
     assert headers["h"] == b"1"
     assert group.encode() in headers.values()
     assert topic.encode() in headers.values()

@@ -14,6 +14,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.offset_fetch.v9 import request as offset_fetch
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat.raw_client import describe_quorum, send_request
+from tests.damage import flip_byte
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.client.errors import ClientError
@@ -34,7 +36,7 @@ def admin(cluster: ClusterProcesses) -> AdminClient:
 def create(admin: AdminClient, name: str, replicas: list[int], **config: str) -> None:
     settings = {key.replace("_", "."): value for key, value in config.items()}
     topic = NewTopic(name, 1, replica_assignment=[replicas], config=settings)
-    admin.create_topics([topic])[name].result()
+    create_topics(admin, topic)
 
 
 def publish(cluster: ClusterProcesses, topic: str, *values: str) -> None:
@@ -186,9 +188,8 @@ def test_damaged_and_missing_files_are_fetched_again(cluster: ClusterProcesses, 
     eventually(lambda: all_in_sync(admin), what="everyone in sync")
     ailing = cluster.nodes[3]
     ailing.kill_before_checkpoint()
-    content = bytearray(segment(ailing, "flipped").read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    segment(ailing, "flipped").write_bytes(content)
+    flipped = segment(ailing, "flipped")
+    flip_byte(flipped, flipped.stat().st_size // 2)
     segment(ailing, "missing").unlink()
     segments(ailing, "hollow")[1].unlink()
     ailing.start()

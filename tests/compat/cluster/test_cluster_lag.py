@@ -8,6 +8,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.chaos.metrics import samples
 from tests.ports import free_address
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 PARTITIONS = 6
@@ -22,7 +23,7 @@ def test_the_coordinator_knows_the_lag_of_partitions_without_a_replica_on_its_no
     try:
         servers = cluster.start().bootstrap_servers
         admin = AdminClient({"bootstrap.servers": servers})
-        admin.create_topics([NewTopic("orders", PARTITIONS, 1)])["orders"].result(30)
+        create_topics(admin, NewTopic("orders", PARTITIONS, 1))
         producer = Producer({"bootstrap.servers": servers})
         for number in range(PARTITIONS * 5):
             producer.produce("orders", b"", partition=number % PARTITIONS)

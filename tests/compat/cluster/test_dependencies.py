@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import BrokerProcess, ClusterProcesses
 from tests.compat.cluster import failing_node
 from tests.compat.raw_client import describe_cluster, describe_quorum, send_request, settings
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.client.admin.cluster import QuorumInfo
@@ -51,8 +52,7 @@ def admin(cluster: ClusterProcesses) -> AdminClient:
 
 
 def create(admin: AdminClient, name: str, replicas: list[int]) -> None:
-    for future in admin.create_topics([NewTopic(name, 1, replica_assignment=[replicas])]).values():
-        future.result()
+    create_topics(admin, NewTopic(name, 1, replica_assignment=[replicas]))
 
 
 def publish(bootstrap: str, topic: str, *values: str, timeout_s: float = 20) -> list[str]:

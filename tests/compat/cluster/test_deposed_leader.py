@@ -27,6 +27,7 @@ from tests.compat import confluent
 from tests.compat.message import values
 from tests.compat.raw_client import send_request
 from tests.ports import free_address
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(external_bootstrap() is not None, reason="cuts off a node of its cluster")
@@ -56,9 +57,7 @@ class Cluster(ClusterProcesses):
         return AdminClient({**CLIENT, "bootstrap.servers": self.direct_servers})
 
     def create(self, topic: str) -> str:
-        self.admin.create_topics([NewTopic(topic, len(REPLICAS), replica_assignment=REPLICAS)])[topic].result(
-            30
-        )
+        create_topics(self.admin, NewTopic(topic, len(REPLICAS), replica_assignment=REPLICAS))
         for partition, replicas in enumerate(REPLICAS):
             self.await_leader(topic, {replicas[0]}, partition)
         return topic

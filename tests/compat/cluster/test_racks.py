@@ -16,6 +16,7 @@ from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.compat import confluent
 from tests.compat.message import Message, numbered, values
 from tests.compat.raw import connected
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.protocol.errors import ErrorCode
@@ -46,7 +47,7 @@ def admin(cluster: ClusterProcesses) -> AdminClient:
 def create(admin: AdminClient, topic: str, partitions: int = 1, replicas: list[int] | None = None) -> None:
     placed: dict[str, Any] = {"replica_assignment": [replicas]} if replicas else {"replication_factor": 2}
     new = NewTopic(topic, num_partitions=partitions, **placed)
-    admin.create_topics([new])[topic].result(60)
+    create_topics(admin, new)
     eventually(lambda: len(in_sync(admin, topic)) == partitions)
 
 

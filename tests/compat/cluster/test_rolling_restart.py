@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.brokers import ClusterProcesses
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 PARTITIONS = 6
@@ -59,8 +60,7 @@ class Publishing:
 def test_a_rolling_restart_fails_no_produce(cluster: ClusterProcesses) -> None:
     bootstrap = cluster.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic("orders", PARTITIONS, 3)]).values():
-        future.result()
+    create_topics(admin, NewTopic("orders", PARTITIONS, 3))
     with Publishing(bootstrap, "orders") as publishing:
         for node in cluster.nodes.values():
             before = len(publishing.acknowledged)

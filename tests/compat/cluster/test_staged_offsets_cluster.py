@@ -10,6 +10,7 @@ from kio.schema.offset_fetch.v9 import request as offset_fetch
 from tests.brokers import ClusterProcesses, NodeProcess
 from tests.compat import confluent
 from tests.compat.raw_client import send_request
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.protocol.errors import ErrorCode
@@ -65,7 +66,7 @@ def test_the_next_coordinator_knows_what_is_staged(
     topic, group = unique("topic"), unique("group")
     servers = cluster.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 3)])[topic].result()
+    create_topics(admin, NewTopic(topic, 1, 3))
     reader = Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
     reader.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
     producer = confluent.producer(servers, transactional_id=unique("tx"))

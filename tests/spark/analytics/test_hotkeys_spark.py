@@ -3,7 +3,6 @@
 from tests.compat.message import Message
 
 from penstock.spark.analytics import heaviest_keys, hotkeys
-from penstock.spark.analytics.hotkeys import display_key
 from penstock.spark.pipelines.declaration import Job, JobContext
 
 
@@ -48,9 +47,3 @@ def test_hot_keys_with_their_share(spark, topics, run, unique):
     ]
     assert "penstock.client.salting" in note
     assert progress[-1] == (1, 1)
-
-
-def test_keys_in_readable_form():
-    assert display_key(b"plain") == "plain"
-    assert display_key(b"\x00\xff") == "\\x00\\xff"
-    assert display_key(b"x" * 100) == "x" * 45 + "..."

@@ -146,7 +146,7 @@ class World:
                 if self.chance.random() < 0.2:
                     self.checkpoint = Checkpoint()
                 self.stage.run_drivers(number, self.driver)
-                self._end_drivers()
+                self.stage.kill_drivers()
             self.stage.deaths = 0
             while self.stage.step():
                 pass
@@ -155,13 +155,6 @@ class World:
             self.stage.enter("last driver", self.driver)
             while self.stage.step():
                 pass
-
-    def _end_drivers(self) -> None:
-        """Kill the drivers. Their tasks may live longer."""
-        for actor in list(self.stage.actors):
-            is_driver = "driver" in actor.name
-            if not actor.is_done and (is_driver or self.chance.random() < 0.5):
-                self.stage.kill(actor)
 
     def check(self) -> None:
         """Nothing is delivered twice, all losses are counted, and an undisturbed run loses nothing."""

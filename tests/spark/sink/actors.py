@@ -143,6 +143,12 @@ class Stage:
         actor.act()
         assert actor.is_done
 
+    def kill_drivers(self) -> None:
+        """Kill the drivers, and some of their tasks: tasks may live longer than the driver that started them."""
+        for actor in list(self.actors):
+            if not actor.is_done and ("driver" in actor.name or self.chance.random() < 0.5):
+                self.kill(actor)
+
     def step(self) -> bool:
         """Return False if no actor can run any more."""
         ready = [actor for actor in self.actors if actor.is_ready]

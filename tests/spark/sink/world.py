@@ -111,7 +111,7 @@ class World:
         with self.stage.gated():
             for number in range(self.chance.randint(1, 4)):
                 self.stage.run_drivers(number, self.driver)
-                self._end_drivers()
+                self.stage.kill_drivers()
             self.stage.deaths = 0
             for _ in range(LAST_RUNS_MAX):
                 self.stage.enter("last driver", self.driver)
@@ -120,13 +120,6 @@ class World:
                 if self.checkpoint == BATCHES - 1:
                     return
             raise AssertionError(f"the query does not come to its end: {self.failures[-1:]}")
-
-    def _end_drivers(self) -> None:
-        """Kill the drivers. Their tasks may live longer."""
-        for actor in list(self.stage.actors):
-            is_driver = "driver" in actor.name
-            if not actor.is_done and (is_driver or self.chance.random() < 0.5):
-                self.stage.kill(actor)
 
     # Checking
 

@@ -24,6 +24,7 @@ from tests.spark.class_archive import QUICK_JAVA
 from tests.spark.sink.ambushed import kill_session
 from tests.spark.sink.readers import committed_numbers
 from tests.spark.source.topics import Topics
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 WITHIN_S = 600.0
@@ -53,7 +54,7 @@ class Life:
 
     def create(self, name: str) -> str:
         wanted = NewTopic(name, num_partitions=PARTITIONS, replication_factor=3)
-        self.topics.admin.create_topics([wanted])[name].result(WITHIN_S)
+        create_topics(self.topics.admin, wanted)
         eventually(lambda: -1 not in self.leaders(name), within_s=WITHIN_S, what=f"leaders of {name}")
         return name
 

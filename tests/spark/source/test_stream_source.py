@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from tests.brokers import ClusterProcesses
 from tests.compat.message import Message
 from tests.spark.source.topics import Topics
+from tests.topics import create_topics
 from tests.waiting import eventually
 
 from penstock.client.wire.offsets import LATEST, commit_offsets, committed_offsets, list_offsets
@@ -174,7 +175,7 @@ def test_the_query_follows_the_leader(spark, query, unique, tmp_path):
     try:
         topics = Topics(cluster.bootstrap_servers)
         topic = unique("t")
-        topics.admin.create_topics([_replicated(topic)])[topic].result(60)
+        create_topics(topics.admin, _replicated(topic))
         reading = query(bootstrap=cluster.bootstrap_servers, subscribe=topic).start()
         publish(topics, topic, range(20))
         reading.await_numbers(range(20))

@@ -11,7 +11,7 @@ from benchmarks.reports.plot import PANELS
 from benchmarks.reports.report import Beside, disturbed, figures_of, json_document, ratio_rows, results_table
 from benchmarks.run import Result
 from benchmarks.scenarios.scenario import Scenario
-from benchmarks.suites import cluster, queue, single
+from benchmarks.suites import cluster, neighbours, queue, secure, single
 
 
 def result(name: str, shown: tuple[str, ...], **rounds: list[dict[str, float]]) -> Result:
@@ -67,7 +67,7 @@ def test_the_document_holds_every_round_and_the_ratios() -> None:
     document = json.loads(
         json.dumps(json_document([measured], ["penstock", "kafka"], [], {"machine": {"cores": 2}}))
     )
-    (scenario,) = document["scenarios"]
+    (scenario,) = document["results"]
     assert document["machine"] == {"cores": 2}
     assert scenario["ratio"] == {"kafka": {"idle_rss_mb": 0.05}}
     assert scenario["rounds"]["kafka"] == [{"idle_rss_mb": 1000.0}]
@@ -99,7 +99,13 @@ def test_end_to_end_joins_what_was_due_with_what_arrived() -> None:
 
 
 def test_scenario_names_are_unique_and_show_known_metrics() -> None:
-    scenarios = [*single().scenarios, *cluster().scenarios, *queue().scenarios]
+    scenarios = [
+        *single().scenarios,
+        *cluster().scenarios,
+        *queue().scenarios,
+        *secure().scenarios,
+        *neighbours().scenarios,
+    ]
     names = [scenario.name for scenario in scenarios]
     assert len(names) == len(set(names))
     assert {name for scenario in scenarios for name in scenario.shown} <= METRICS.keys()
@@ -108,7 +114,13 @@ def test_scenario_names_are_unique_and_show_known_metrics() -> None:
 def test_goals_and_plots_are_of_what_is_measured() -> None:
     measured = {
         (s.name, metric)
-        for s in (*single().scenarios, *cluster().scenarios, *queue().scenarios)
+        for s in (
+            *single().scenarios,
+            *cluster().scenarios,
+            *queue().scenarios,
+            *secure().scenarios,
+            *neighbours().scenarios,
+        )
         for metric in s.shown
     }
     assert {(goal.scenario, goal.metric) for goal in GOALS} <= measured

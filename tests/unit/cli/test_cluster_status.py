@@ -6,7 +6,7 @@ import pytest
 
 from penstock.cli.cluster.description import ClusterDescription, PartitionDescription
 from penstock.cli.cluster.status import ERROR, check_health, status_document
-from penstock.cli.connection import PartitionName
+from penstock.cli.connection.offsets import PartitionName
 from penstock.client.admin.cluster import (
     BrokerDescription,
     PartitionReassignment,
@@ -128,7 +128,7 @@ def test_replicas_that_share_a_host_while_there_are_others() -> None:
 
 def test_internal_topics_warn_until_they_have_their_replicas() -> None:
     offsets = partition(
-        place=PartitionName("__consumer_offsets", 0), replicas=(1, 2), in_sync=(1, 2), isr_min=1
+        name=PartitionName("__consumer_offsets", 0), replicas=(1, 2), in_sync=(1, 2), isr_min=1
     )
     wanted = {"__consumer_offsets": 3}
     [found] = check_health(view(offsets, internal_replicas=wanted))
@@ -150,8 +150,8 @@ def test_a_partition_on_the_move_is_judged_by_where_it_goes() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    fine, slow = partition(), partition(place=PartitionName("orders", 1), in_sync=(1, 2))
-    down = partition(place=PartitionName("orders", 2), leader=-1, in_sync=())
+    fine, slow = partition(), partition(name=PartitionName("orders", 1), in_sync=(1, 2))
+    down = partition(name=PartitionName("orders", 2), leader=-1, in_sync=())
     found = view(fine, slow, down)
     document = status_document(found, check_health(found))
     assert [row["partition"] for row in document["troubles"]] == [2, 1]

@@ -63,3 +63,11 @@ def test_a_position_stays_within_what_the_partition_holds(
     position: OffsetSpec, at_timestamp: int | None, offset: int
 ) -> None:
     assert resolve_offset(position, first=10, end=20, at_timestamp=at_timestamp) == offset
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_ms"),
+    [("9" * 30, 2**63 - 1), ("99999999999d", 0), ("1960-01-01T00:00", 0), ("0002-01-01", 0), ("0s", NOW_MS)],
+)
+def test_times_that_no_request_can_have_are_the_nearest(text: str, expected_ms: int) -> None:
+    assert parse_timestamp(text, now_ms=NOW_MS) == expected_ms

@@ -1,17 +1,21 @@
 """What commands print: tables, facts, errors and exit codes."""
 
+import contextlib
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock import __version__
-from penstock.cli import main
+from penstock.cli import main, output
 from penstock.cli.errors import EXIT_USAGE, CommandError, report_error
 from penstock.cli.options import parse_pairs
 from penstock.cli.os_process import penstock_command
-from penstock.cli.output import confirm, human_bytes, print_facts, print_table
+from penstock.cli.output import confirm, human_bytes, plain_number, print_facts, print_table
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +50,16 @@ def test_sizes_are_readable() -> None:
     ]
 
 
+def test_whole_numbers_have_all_their_digits() -> None:
+    assert [plain_number(value) for value in (5e11, 20e6, 12.5, 0.001, 0)] == [
+        "500,000,000,000",
+        "20,000,000",
+        "12.5",
+        "0.001",
+        "0",
+    ]
+
+
 def test_a_failure_is_a_sentence_and_a_hint_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(CommandError("it broke", hint="mend it")) == 1
     assert capsys.readouterr() == ("", "error: it broke\n       mend it\n")
@@ -62,7 +76,7 @@ def test_nothing_is_confirmed_by_a_script_that_did_not_say_yes(monkeypatch: pyte
 
 def test_pairs_are_refused_without_their_value() -> None:
     assert parse_pairs(["a=b", "c=d=e"], "--config") == {"a": "b", "c": "d=e"}
-    with pytest.raises(CommandError, match="--config takes NAME=VALUE, not 'a'"):
+    with pytest.raises(CommandError, match="--config takes NAME=VALUE, and number 1"):
         parse_pairs(["a"], "--config")
 
 
@@ -155,3 +169,43 @@ def test_newcomers_are_told_a_command_that_can_be_called(
     monkeypatch.setattr(sys, "argv", [called])
     monkeypatch.chdir(tmp_path)
     assert penstock_command() == told
+
+
+cells = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(0, 9)
+    | st.text("ab [/]:$\\*é界\n\t", max_size=6)
+)
+tables = st.integers(1, 4).flatmap(
+    lambda width: st.tuples(
+        st.lists(st.text("abc ", min_size=1, max_size=8), min_size=width, max_size=width),
+        st.lists(st.lists(cells, min_size=width, max_size=width), max_size=6),
+    )
+)
+
+
+@settings(max_examples=300)
+@given(tables)
+def test_a_table_in_a_pipe_is_the_same_without_rich(
+    table: tuple[list[str], list[list[output.Cell]]],
+) -> None:
+    columns, rows = table
+    shown = []
+    for plain in (output._plain_lines, lambda *_: None):
+        with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as stream:
+            patched.setattr(output, "_plain_lines", plain)
+            output.print_table(columns, rows)
+        shown.append(stream.getvalue())
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("words", [("damage",), ("damage", "--verify"), ("accept-loss", "t-0", "--yes")])
+def test_a_data_directory_that_does_not_exist_is_named(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(("disk", *words, "--data-dir", str(tmp_path / "nowhere"))) == 1
+    shown = capsys.readouterr().err
+    assert str(tmp_path / "nowhere") in shown
+    assert "Errno" not in shown

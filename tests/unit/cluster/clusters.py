@@ -17,6 +17,7 @@ from penstock.cluster.controller.decision import ControllerConfig, Decision
 from penstock.cluster.controller.heartbeats import fence_brokers, unfence_broker
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.metadata_records import BrokerEndpoint
+from penstock.protocol.steps import finish
 
 Answer = TypeVar("Answer")
 
@@ -82,7 +83,7 @@ CHANCE = Randomness(draw=lambda _: 0, fresh_id=map(UUID, map("{:032x}".format, c
 def create(
     image: ClusterImage, *topics: NewTopic, rules: TopicDefaults = RULES, **options: Any
 ) -> Sequence[CreateTopicResult]:
-    decision = create_topics(image, topics, rules=rules, chance=CHANCE, **options)
+    decision = finish(create_topics(image, topics, rules=rules, chance=CHANCE, **options))
     image.apply(decision.records)
     image.check_invariants()
     return decision.reply

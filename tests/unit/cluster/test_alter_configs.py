@@ -16,6 +16,7 @@ from penstock.cluster.image import ClusterImage, ConfigResource, ResourceType
 from penstock.cluster.topic_settings import ConfigLayer, ConfigSource
 from penstock.protocol.config_def import Setting, SettingType
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import finish
 
 NODE_SETTINGS = {
     setting.name: setting
@@ -39,8 +40,10 @@ def image_with_topic(**configs: str) -> ClusterImage:
 def alter(
     image: ClusterImage, *changes: ConfigChange, resource: ConfigResource = TOPIC, rules: NodeConfig = RULES
 ) -> tuple[ErrorCode, str | None]:
-    decision = incremental_alter_configs(
-        image, [AlterConfigsResource(resource=resource, changes=changes)], rules=rules
+    decision = finish(
+        incremental_alter_configs(
+            image, [AlterConfigsResource(resource=resource, changes=changes)], rules=rules
+        )
     )
     image.apply(decision.records)
     image.check_invariants()
@@ -85,7 +88,7 @@ def test_a_list_that_is_not_set_grows_from_the_nodes_value() -> None:
 def test_an_unchanged_setting_needs_no_record() -> None:
     image = image_with_topic(retention_ms="5")
     change = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "5"),))
-    assert incremental_alter_configs(image, [change], rules=RULES).records == ()
+    assert finish(incremental_alter_configs(image, [change], rules=RULES)).records == ()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_what_the_controller_trusts_replicas_by_is_not_changed_for_one_broker(na
 def test_a_resource_named_twice_changes_neither_time() -> None:
     image = image_with_topic()
     item = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "1"),))
-    decision = incremental_alter_configs(image, [item, item], rules=RULES)
+    decision = finish(incremental_alter_configs(image, [item, item], rules=RULES))
     assert decision.records == ()
     assert [result.error for result in decision.reply] == [ErrorCode.invalid_request] * 2
 
@@ -178,7 +181,7 @@ def test_a_resource_named_twice_changes_neither_time() -> None:
 def test_replacing_drops_what_is_not_named() -> None:
     image = image_with_topic(retention_ms="5", segment_ms="7")
     item = AlterConfigsResource(resource=TOPIC, changes=(ConfigChange("retention.ms", SET, "6"),))
-    decision = replace_configs(image, [item], rules=RULES)
+    decision = finish(replace_configs(image, [item], rules=RULES))
     image.apply(decision.records)
     assert decision.reply[0].error is ErrorCode.none
     assert image.configs[TOPIC] == {"retention.ms": "6"}
@@ -188,5 +191,5 @@ def test_validating_changes_nothing() -> None:
     image = image_with_topic(retention_ms="5")
     item = AlterConfigsResource(resource=TOPIC, changes=())
     for alteration in (replace_configs, incremental_alter_configs):
-        decision = alteration(image, [item], rules=RULES, validate_only=True)
+        decision = finish(alteration(image, [item], rules=RULES, validate_only=True))
         assert (decision.records, decision.reply[0].error) == ((), ErrorCode.none)

@@ -19,6 +19,7 @@ from penstock.cluster.controller.heartbeats import begin_shutdown
 from penstock.cluster.controller.reassignment import Reassignment, alter_reassignments
 from penstock.cluster.image import ClusterImage, PartitionState
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 
 def three() -> ClusterImage:
@@ -140,7 +141,7 @@ def test_a_recovering_leader_is_alone_until_it_has_recovered() -> None:
     fence(image, 2)
     fence(image, 1, 3)
     unfence(image, 2)
-    applied(image, elect_leaders(image, None, election=ElectionType.UNCLEAN, rules=CONTROLLER))
+    applied(image, finish(elect_leaders(image, None, election=ElectionType.UNCLEAN, rules=CONTROLLER)))
     unfence(image, 1)
     assert (partition(image).leader, partition(image).leader_recovering) == (2, True)
     both = asking(image, 2, 1)
@@ -154,7 +155,7 @@ def test_a_recovering_leader_is_alone_until_it_has_recovered() -> None:
 def test_the_set_that_completes_a_reassignment_may_cost_the_leader_its_lead() -> None:
     image = three()
     move = Reassignment(topic="t", partition=0, replicas=(2, 3, 4))
-    applied(image, alter_reassignments(image, [move], rules=CONTROLLER))
+    applied(image, finish(alter_reassignments(image, [move], rules=CONTROLLER)))
     (result,) = alter(image, asking(image, 1, 2, 3, 4))
     assert (result.error, result.state) == (ErrorCode.new_leader_elected, None)
     state = partition(image)

@@ -25,6 +25,7 @@ from penstock.cluster.metadata_records import (
     encode_records,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 
 def partition(image: ClusterImage, topic: str = "t", index: int = 0) -> PartitionState:
@@ -102,7 +103,7 @@ def test_an_image_rebuilt_from_the_log_is_the_same() -> None:
 
     commit(restart_sole_broker(image, broker(1), broker_epoch=0, rules=CONTROLLER).records)
     topic = NewTopic(name="t", partitions=4, configs=(("retention.ms", "1"),))
-    commit(create_topics(image, [topic], rules=RULES, chance=CHANCE).records)
+    commit(finish(create_topics(image, [topic], rules=RULES, chance=CHANCE)).records)
     commit(restart_sole_broker(image, broker(1, incarnation=1), broker_epoch=9, rules=CONTROLLER).records)
     commit(allocate_producer_ids(image, broker_id=1, broker_epoch=9).records)
     again = ClusterImage()

@@ -22,6 +22,7 @@ from penstock.cluster.controller.heartbeats import fence_broker, unfence_broker,
 from penstock.cluster.image import ClusterImage, ConfigResource
 from penstock.cluster.metadata_records import decode_record, encode_records
 from penstock.protocol.errors import ApiError
+from penstock.protocol.steps import finish
 
 NAMES = st.sampled_from(["a", "a.b", "a_b", "c", "__consumer_offsets", "not legal"])
 BROKERS = st.integers(1, 3)
@@ -77,16 +78,18 @@ class ControllerHistory(RuleBasedStateMachine):
     @rule(name=NAMES, partitions=st.integers(-1, 4), replicas=st.integers(-1, 3))
     def create(self, name: str, partitions: int, replicas: int) -> None:
         topic = NewTopic(name=name, partitions=partitions, replication_factor=replicas)
-        self.commit(lambda: create_topics(self.image, [topic], rules=RULES, chance=CHANCE))
+        self.commit(lambda: finish(create_topics(self.image, [topic], rules=RULES, chance=CHANCE)))
 
     @rule(names=st.lists(NAMES, max_size=3))
     def delete(self, names: list[str]) -> None:
-        self.commit(lambda: delete_topics(self.image, [TopicRef(name) for name in names]))
+        self.commit(lambda: finish(delete_topics(self.image, [TopicRef(name) for name in names])))
 
     @rule(name=NAMES, count=st.integers(0, 6))
     def grow(self, name: str, count: int) -> None:
         more = NewPartitions(name=name, count=count)
-        self.commit(lambda: create_partitions(self.image, [more], partitions_max=20, draw=CHANCE.draw))
+        self.commit(
+            lambda: finish(create_partitions(self.image, [more], partitions_max=20, draw=CHANCE.draw))
+        )
 
     @rule(name=NAMES, op=st.integers(0, 3), value=st.sampled_from(["compact", "delete", "oops", None]))
     def alter(self, name: str, op: int, value: str | None) -> None:
@@ -94,7 +97,7 @@ class ControllerHistory(RuleBasedStateMachine):
             resource=ConfigResource(2, name), changes=(ConfigChange("cleanup.policy", op, value),)
         )
         rules = NodeConfig(node_settings={})
-        self.commit(lambda: incremental_alter_configs(self.image, [change], rules=rules))
+        self.commit(lambda: finish(incremental_alter_configs(self.image, [change], rules=rules)))
 
     @invariant()
     def image_is_sound(self) -> None:

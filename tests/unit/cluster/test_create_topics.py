@@ -12,6 +12,7 @@ from penstock.cluster.image import ClusterImage, ResourceType
 from penstock.cluster.metadata_records import BrokerEndpoint, ConfigRecord, PartitionRecord, TopicRecord
 from penstock.cluster.topic_settings import ConfigLayer, ConfigSource
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import finish
 
 
 def test_a_topic_gets_the_clusters_defaults() -> None:
@@ -28,8 +29,10 @@ def test_a_topic_gets_the_clusters_defaults() -> None:
 
 
 def test_settings_come_before_partitions() -> None:
-    decision = create_topics(
-        cluster(), [NewTopic(name="t", configs=(("retention.ms", "5"),))], rules=RULES, chance=CHANCE
+    decision = finish(
+        create_topics(
+            cluster(), [NewTopic(name="t", configs=(("retention.ms", "5"),))], rules=RULES, chance=CHANCE
+        )
     )
     assert [type(record) for record in decision.records] == [
         TopicRecord, ConfigRecord, PartitionRecord, PartitionRecord,

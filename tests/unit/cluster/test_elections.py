@@ -22,6 +22,7 @@ from penstock.cluster.controller.elect_leaders import (
 from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition
 from penstock.cluster.topic_names import CONSUMER_OFFSETS
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 RAISED = {CONSUMER_OFFSETS: 3}
@@ -47,7 +48,7 @@ def elect(
     image: ClusterImage, election: ElectionType, *partitions: tuple[str, int]
 ) -> Decision[tuple[ElectionResult, ...]]:
     asked = [TopicPartition(*each) for each in partitions] if partitions else None
-    return applied(image, elect_leaders(image, asked, election=election, rules=CONTROLLER))
+    return applied(image, finish(elect_leaders(image, asked, election=election, rules=CONTROLLER)))
 
 
 def error(decision: Decision[tuple[ElectionResult, ...]]) -> ErrorCode:

@@ -49,6 +49,7 @@ from penstock.cluster.image_snapshot import snapshot_records
 from penstock.cluster.metadata_records import decode_record, encode_records
 from penstock.cluster.topic_settings import effective_isr_min
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 Key = tuple[str, int]
 Answer = TypeVar("Answer")
@@ -82,7 +83,7 @@ class LeadershipHistory(RuleBasedStateMachine):
         for broker_id in range(1, 5):
             self.start(broker_id, was_clean=True, same_disk=True)
             self.beat(broker_id)
-        self.commit(lambda: create_topics(self.image, NEW_TOPICS, rules=RULES, chance=CHANCE))
+        self.commit(lambda: finish(create_topics(self.image, NEW_TOPICS, rules=RULES, chance=CHANCE)))
         for name, isr_min in (("synced", "2"), ("unsynced", "2"), ("careless", "2"), ("single", "1")):
             self.set_config(name, "min.insync.replicas", isr_min)
 
@@ -238,12 +239,12 @@ class LeadershipHistory(RuleBasedStateMachine):
     def reassign(self, name: str, replicas: list[int] | None) -> None:
         target = None if replicas is None else tuple(replicas)
         item = Reassignment(topic=name, partition=0, replicas=target)
-        self.commit(lambda: alter_reassignments(self.image, [item], rules=CONTROLLER))
+        self.commit(lambda: finish(alter_reassignments(self.image, [item], rules=CONTROLLER)))
 
     @rule(election=st.sampled_from([ElectionType.PREFERRED, ElectionType.PREFERRED, ElectionType.UNCLEAN]))
     def elect(self, election: ElectionType) -> None:
         self.commit(
-            lambda: elect_leaders(self.image, None, election=election, rules=CONTROLLER),
+            lambda: finish(elect_leaders(self.image, None, election=election, rules=CONTROLLER)),
             by_operator=election is ElectionType.UNCLEAN,
         )
 
@@ -262,7 +263,7 @@ class LeadershipHistory(RuleBasedStateMachine):
             changes=(ConfigChange(setting, ConfigOp.SET, value),),
         )
         rules = NodeConfig(node_settings={})
-        self.commit(lambda: incremental_alter_configs(self.image, [change], rules=rules))
+        self.commit(lambda: finish(incremental_alter_configs(self.image, [change], rules=rules)))
 
     # --- what always holds ---
 

@@ -29,6 +29,7 @@ from penstock.cluster.controller.election import Elected, Election, ElectionInpu
 from penstock.cluster.controller.heartbeats import begin_shutdown
 from penstock.cluster.image import ClusterImage, ConfigResource, PartitionState, ResourceType
 from penstock.cluster.topic_settings import effective_isr_min
+from penstock.protocol.steps import finish
 
 
 class Seen(NamedTuple):
@@ -113,7 +114,7 @@ def test_another_minimum_forgets_who_was_eligible(isr_min: str) -> None:
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("min.insync.replicas", ConfigOp.SET, isr_min),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
+    applied(image, finish(incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={}))))
     assert seen(image) == Seen(3, (3,))
     fence(image, 3)
     unfence(image, 1)
@@ -127,7 +128,7 @@ def test_without_a_leader_another_minimum_changes_nothing() -> None:
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("min.insync.replicas", ConfigOp.SET, "1"),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
+    applied(image, finish(incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={}))))
     assert partition(image).elr == (1, 2, 3)
 
 
@@ -285,7 +286,7 @@ def test_a_partition_without_a_leader_gets_one_once_settings_allow_it() -> None:
         resource=ConfigResource(ResourceType.TOPIC, "t"),
         changes=(ConfigChange("unclean.leader.election.enable", ConfigOp.SET, "true"),),
     )
-    applied(image, incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={})))
+    applied(image, finish(incremental_alter_configs(image, [change], rules=NodeConfig(node_settings={}))))
     decision = applied(image, elect_leaderless_partitions(image, rules=CONTROLLER, partitions_max=10))
     assert decision.reply == 1
     assert [each.leader for each in decision.unclean] == [1]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster.controller.placement import UsableBroker, place_replicas
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 
 def first(_: int) -> int:
@@ -15,13 +16,13 @@ def first(_: int) -> int:
 
 
 def test_one_broker_takes_everything() -> None:
-    placed = place_replicas([UsableBroker(7)], partitions=3, replication_factor=1, draw=first)
+    placed = finish(place_replicas([UsableBroker(7)], partitions=3, replication_factor=1, draw=first))
     assert placed == [(7,), (7,), (7,)]
 
 
 def test_brokers_take_turns_and_followers_change_with_every_round() -> None:
     brokers = [UsableBroker(1), UsableBroker(2), UsableBroker(3)]
-    assert place_replicas(brokers, partitions=6, replication_factor=2, draw=first) == [
+    assert finish(place_replicas(brokers, partitions=6, replication_factor=2, draw=first)) == [
         (1, 2), (2, 3), (3, 1),
         (1, 3), (2, 1), (3, 2),
     ]  # fmt: skip
@@ -29,14 +30,14 @@ def test_brokers_take_turns_and_followers_change_with_every_round() -> None:
 
 def test_the_start_is_drawn() -> None:
     brokers = [UsableBroker(1), UsableBroker(2), UsableBroker(3)]
-    placed = place_replicas(brokers, partitions=1, replication_factor=1, draw=lambda n: n - 1)
+    placed = finish(place_replicas(brokers, partitions=1, replication_factor=1, draw=lambda n: n - 1))
     assert placed == [(3,)]
 
 
 def test_replicas_go_to_different_racks() -> None:
     brokers = [UsableBroker(1, "a"), UsableBroker(2, "a"), UsableBroker(3, "b"), UsableBroker(4, "b")]
     rack = {broker.id: broker.rack for broker in brokers}
-    placed = place_replicas(brokers, partitions=8, replication_factor=2, draw=first)
+    placed = finish(place_replicas(brokers, partitions=8, replication_factor=2, draw=first))
     assert all(len({rack[broker] for broker in replicas}) == 2 for replicas in placed)
     assert Counter(replicas[0] for replicas in placed) == {1: 2, 2: 2, 3: 2, 4: 2}
     assert Counter(broker for replicas in placed for broker in replicas) == {1: 4, 2: 4, 3: 4, 4: 4}
@@ -46,7 +47,7 @@ def test_replicas_go_to_different_racks() -> None:
 
 def test_more_replicas_than_racks_use_a_rack_again() -> None:
     brokers = [UsableBroker(1, "a"), UsableBroker(2, "a"), UsableBroker(3, "b")]
-    (placed,) = place_replicas(brokers, partitions=1, replication_factor=3, draw=first)
+    (placed,) = finish(place_replicas(brokers, partitions=1, replication_factor=3, draw=first))
     assert set(placed) == {1, 2, 3}
 
 
@@ -54,25 +55,25 @@ def test_a_fenced_broker_is_the_last_choice_and_never_leads() -> None:
     brokers = [UsableBroker(1, None, True), UsableBroker(2), UsableBroker(3)]
     assert {
         broker
-        for replicas in place_replicas(brokers, partitions=10, replication_factor=2, draw=first)
+        for replicas in finish(place_replicas(brokers, partitions=10, replication_factor=2, draw=first))
         for broker in replicas
     } == {2, 3}
-    placed = place_replicas(brokers, partitions=10, replication_factor=3, draw=first)
+    placed = finish(place_replicas(brokers, partitions=10, replication_factor=3, draw=first))
     assert all(replicas[2] == 1 for replicas in placed)
 
 
 def test_a_rack_that_is_wholly_fenced_does_not_lead() -> None:
     brokers = [UsableBroker(1, "a", True), UsableBroker(2, "b")]
-    placed = place_replicas(brokers, partitions=4, replication_factor=2, draw=first)
+    placed = finish(place_replicas(brokers, partitions=4, replication_factor=2, draw=first))
     assert placed == [(2, 1)] * 4
 
 
 def test_a_rack_that_is_wholly_fenced_is_chosen_when_there_are_too_few_others() -> None:
     brokers = [UsableBroker(1, "a", True), UsableBroker(2, "b"), UsableBroker(3, "c")]
-    assert place_replicas(brokers, partitions=4, replication_factor=2, draw=first) == [
+    assert finish(place_replicas(brokers, partitions=4, replication_factor=2, draw=first)) == [
         (2, 3), (3, 2), (2, 3), (3, 2),
     ]  # fmt: skip
-    placed = place_replicas(brokers, partitions=4, replication_factor=3, draw=first)
+    placed = finish(place_replicas(brokers, partitions=4, replication_factor=3, draw=first))
     assert all(replicas[2] == 1 for replicas in placed)
 
 
@@ -87,7 +88,7 @@ def test_a_rack_that_is_wholly_fenced_is_chosen_when_there_are_too_few_others() 
 )
 def test_the_impossible_is_refused(brokers: list[UsableBroker], replication_factor: int, reason: str) -> None:
     with pytest.raises(ApiError, match=reason) as refused:
-        place_replicas(brokers, partitions=1, replication_factor=replication_factor, draw=first)
+        finish(place_replicas(brokers, partitions=1, replication_factor=replication_factor, draw=first))
     assert refused.value.code is ErrorCode.invalid_replication_factor
 
 
@@ -105,11 +106,13 @@ def test_every_placement_is_sound(
     if not live:
         return
     replication_factor = data.draw(st.integers(1, len(brokers)))
-    placed = place_replicas(
-        brokers,
-        partitions=partitions,
-        replication_factor=replication_factor,
-        draw=lambda n: data.draw(st.integers(0, n - 1)),
+    placed = finish(
+        place_replicas(
+            brokers,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            draw=lambda n: data.draw(st.integers(0, n - 1)),
+        )
     )
     assert len(placed) == partitions
     for replicas in placed:
@@ -122,11 +125,13 @@ def test_every_placement_is_sound(
 @given(brokers=st.integers(1, 8), rounds=st.integers(1, 4), data=st.data())
 def test_full_rounds_without_racks_are_perfectly_even(brokers: int, rounds: int, data: st.DataObject) -> None:
     replication_factor = data.draw(st.integers(1, brokers))
-    placed = place_replicas(
-        [UsableBroker(number) for number in range(brokers)],
-        partitions=brokers * rounds,
-        replication_factor=replication_factor,
-        draw=first,
+    placed = finish(
+        place_replicas(
+            [UsableBroker(number) for number in range(brokers)],
+            partitions=brokers * rounds,
+            replication_factor=replication_factor,
+            draw=first,
+        )
     )
     assert set(Counter(replicas[0] for replicas in placed).values()) == {rounds}
     assert set(Counter(b for replicas in placed for b in replicas).values()) == {rounds * replication_factor}

@@ -14,6 +14,7 @@ from penstock.cluster.controller.reassignment import (
 from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition
 from penstock.cluster.topic_settings import effective_isr_min
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import finish
 
 
 def placed(*replicas: int, isr_min: int = 2) -> ClusterImage:
@@ -31,7 +32,7 @@ def move(
     image: ClusterImage, replicas: tuple[int, ...] | None, *, partition: int = 0, topic: str = "t"
 ) -> tuple[ErrorCode, str | None]:
     item = Reassignment(topic=topic, partition=partition, replicas=replicas)
-    (result,) = applied(image, alter_reassignments(image, [item], rules=CONTROLLER)).reply
+    (result,) = applied(image, finish(alter_reassignments(image, [item], rules=CONTROLLER))).reply
     return result.error, result.message
 
 
@@ -188,7 +189,9 @@ def test_the_impossible_is_refused(
 def test_the_number_of_replicas_may_be_fixed() -> None:
     image = placed(1, 2, 3)
     item = Reassignment(topic="t", partition=0, replicas=(1, 2))
-    decision = alter_reassignments(image, [item], rules=CONTROLLER, allow_replication_factor_change=False)
+    decision = finish(
+        alter_reassignments(image, [item], rules=CONTROLLER, allow_replication_factor_change=False)
+    )
     assert decision.records == ()
     assert decision.reply[0].error is ErrorCode.invalid_replication_factor
     assert decision.reply[0].message == "The replication factor is changed from 3 to 2"

@@ -9,6 +9,7 @@ from penstock.cluster.controller.alter_topics import NewPartitions, TopicRef, cr
 from penstock.cluster.controller.create_topics import NewTopic
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import finish
 
 
 def topics(*names: str, brokers: int = 1) -> ClusterImage:
@@ -18,7 +19,7 @@ def topics(*names: str, brokers: int = 1) -> ClusterImage:
 
 
 def delete(image: ClusterImage, *refs: TopicRef) -> list[tuple[str | None, UUID | None, ErrorCode]]:
-    decision = delete_topics(image, refs)
+    decision = finish(delete_topics(image, refs))
     image.apply(decision.records)
     image.check_invariants()
     return [(result.name, result.id, result.error) for result in decision.reply]
@@ -27,8 +28,8 @@ def delete(image: ClusterImage, *refs: TopicRef) -> list[tuple[str | None, UUID 
 def grow(
     image: ClusterImage, *asked: NewPartitions, validate_only: bool = False
 ) -> list[tuple[ErrorCode, str | None]]:
-    decision = create_partitions(
-        image, asked, partitions_max=10, draw=lambda _: 0, validate_only=validate_only
+    decision = finish(
+        create_partitions(image, asked, partitions_max=10, draw=lambda _: 0, validate_only=validate_only)
     )
     image.apply(decision.records)
     image.check_invariants()

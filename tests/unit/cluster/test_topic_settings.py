@@ -150,3 +150,28 @@ def test_contradictions_are_found_against_the_node_too() -> None:
 def test_defaults_of_brokers_that_contradict_each_other_keep_no_topic_from_being_created() -> None:
     lags = {"log.cleaner.min.compaction.lag.ms": "10", "log.cleaner.max.compaction.lag.ms": "9"}
     validate_topic_settings({"retention.ms": "1"}, [ConfigLayer(ConfigSource.DYNAMIC_DEFAULT_BROKER, lags)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"penstock.overflow": "drop"}, "must be one of block, reject, drop-oldest, drop-newest"),
+        ({"penstock.overflow.bytes": "0"}, "must be -1 or at least 65536"),
+        ({"penstock.overflow.records": "0"}, "must be -1 or at least 1"),
+        ({"penstock.shed.priority": "10"}, "must be at most 9"),
+        ({"penstock.shed.sample": "1.5"}, "must be at most 1"),
+        (
+            {"penstock.overflow": "drop-oldest", "cleanup.policy": "compact,delete"},
+            "needs cleanup.policy=delete, and the topic has cleanup.policy=compact,delete",
+        ),
+        (
+            {"penstock.overflow": "drop-oldest", "penstock.schedule.enable": "true"},
+            "penstock.schedule.enable must be false",
+        ),
+        ({"penstock.overflow.records": "5", "cleanup.policy": "compact"}, "counts offsets"),
+    ],
+)
+def test_overflow_settings_that_cannot_work_are_refused(settings: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ApiError, match=complaint) as refused:
+        validate_topic_settings(settings)
+    assert refused.value.code is ErrorCode.invalid_config

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.groups.coordinator_records import OffsetCommitRecord, decode_record
-from penstock.groups.group import CommitRequest, CoordinatorResult, OffsetToCommit, TransactionProducer
+from penstock.groups.group import CommitRequest, GroupResult, OffsetToCommit, TransactionProducer
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.offsets import OffsetKey
@@ -69,7 +69,7 @@ class World:
             self._apply(self.shard.tick(self.now_ms))
             deadline_ms = self.shard.next_deadline_ms()
 
-    def _apply(self, work: CoordinatorResult) -> None:
+    def _apply(self, work: GroupResult) -> None:
         for key, value in work.records:
             self._replay(Entry(None if work.producer is None else work.producer.id, key, value))
 

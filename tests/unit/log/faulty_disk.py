@@ -5,7 +5,7 @@ import errno
 import os
 from collections import Counter
 
-from penstock.log import checkpoints
+from penstock.protocol import durable_files
 
 
 class FaultyDisk:
@@ -28,7 +28,7 @@ class FaultyDisk:
             patched.setattr(os, name, self._failing(name, getattr(os, name)))
         patched.setattr(os, "pwrite", self._short(os.pwrite))
         patched.setattr(os, "open", self._creating(os.open))
-        patched.setattr(checkpoints, "open", self._opening, raising=False)
+        patched.setattr(durable_files, "open", self._opening, raising=False)
 
     def mend(self) -> None:
         """From here on nothing fails, nor is counted."""

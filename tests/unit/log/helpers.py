@@ -1,5 +1,7 @@
 """Logs and batches for tests."""
 
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +107,12 @@ def offsets_in(log: Log) -> list[int]:
 
 def files_in(directory: Path, kind: str = "") -> Iterator[str]:
     return iter(sorted(path.name for path in directory.iterdir() if path.name.endswith(kind)))
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files below a folder that this process has open, as often as it has; other tests leave some open."""
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder has gone already
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [name for name in names if name.startswith(str(folder))]

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import pytest
 from tests.compacting import NOW_MS, PARTITION, append, batches, clean, open_log, pairs, records, roll
+from tests.damage import flip_byte
+from tests.unit.log.helpers import open_files
 
 from penstock.log.compaction import cleaner as cleaner_module
 from penstock.log.compaction.cleaner import CLEANER_OFFSET_CHECKPOINT, CleanableLog, LogCleaner, measure
@@ -147,18 +149,10 @@ def test_a_map_that_is_full_covers_what_fits_and_goes_on_later(log: Log, tmp_pat
     assert [value for _, _, value in pairs(log)][-20:] == [b"2"] * 20
 
 
-def flip(log: Log, position: int) -> None:
-    with open(log.segments[0].path, "r+b") as file:
-        file.seek(position)
-        byte = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([byte ^ 0xFF]))
-
-
 @pytest.mark.parametrize("position", [16, 40, 70], ids=["magic", "header", "records"])
 def test_damage_is_reported_and_never_rewritten(log: Log, cleaner: LogCleaner, position: int) -> None:
     dirty(log)
-    flip(log, position)
+    flip_byte(log.segments[0].path, position)
     before = log.segments[0].path.read_bytes()
     report = clean(log, cleaner)
     assert report is not None
@@ -171,9 +165,9 @@ def test_damage_is_reported_and_never_rewritten(log: Log, cleaner: LogCleaner, p
 
 def test_a_log_that_failed_is_tried_again_once_its_settings_change(log: Log, cleaner: LogCleaner) -> None:
     dirty(log)
-    flip(log, 70)
+    flip_byte(log.segments[0].path, 70)
     clean(log, cleaner)
-    flip(log, 70)
+    flip_byte(log.segments[0].path, 70)
     assert clean(log, cleaner) is None
     log.configure(log.config._replace(max_message_bytes=5_000))
     report = clean(log, cleaner)
@@ -186,7 +180,7 @@ def test_a_failed_log_does_not_keep_the_others_waiting(tmp_path: Path, cleaner: 
     logs = {("table", index): open_log(tmp_path / f"table-{index}") for index in range(2)}
     for log in logs.values():
         dirty(log)
-    flip(logs["table", 0], 70)
+    flip_byte(logs["table", 0].segments[0].path, 70)
     candidates = {partition: cleanable(log) for partition, log in logs.items()}
     reports = [cleaner.clean_filthiest_log(candidates, now_ms=NOW_MS) for _ in range(3)]
     assert sorted((report.partition[1], report.error is None) for report in reports if report) == [
@@ -222,7 +216,7 @@ def test_a_disk_that_fails_while_a_segment_is_finished_loses_nothing(
     log: Log, cleaner: LogCleaner, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     dirty(log)
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = len(open_files(log.directory))
 
     def fails(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -233,7 +227,7 @@ def test_a_disk_that_fails_while_a_segment_is_finished_loses_nothing(
     assert report is not None
     assert report.error is not None
     assert len(pairs(log)) == 4
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1, "the log's own descriptor for reading"
+    assert len(open_files(log.directory)) <= before + 1, "the log's own descriptor for reading"
     assert [path.name for path in log.directory.iterdir() if path.name.count(".") > 1] == []
 
 
@@ -268,7 +262,7 @@ def test_segments_removed_during_a_pass_do_not_come_back(log: Log, cleaner: LogC
     report = cleaner.clean_filthiest_log({PARTITION: cleanable(log)}, now_ms=NOW_MS, is_cancelled=remove_all)
     assert report is not None
     assert report.error is not None
-    assert "have gone" in report.error
+    assert "are gone" in report.error
     assert cleaner.uncleanable == {}
     log.abandon()
     assert pairs(open_log(log.directory)) == []
@@ -287,7 +281,7 @@ def test_segments_removed_just_before_the_swap_cancel_the_pass(
     monkeypatch.setattr(Log, "replace_segments", too_late)
     report = clean(log, cleaner)
     assert report is not None
-    assert "have gone" in (report.error or "")
+    assert "are gone" in (report.error or "")
     assert cleaner.uncleanable == {}
     assert not [path.name for path in log.directory.iterdir() if path.suffix in (".cleaned", ".swap")]
 

@@ -1,13 +1,11 @@
 """Threads read while the log is appended to, rolled, compacted, retained and flushed."""
 
-import contextlib
-import os
 import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.unit.log.helpers import NOW_MS, open_log
+from tests.unit.log.helpers import NOW_MS, open_files, open_log
 
 from penstock.log.compaction.cleaner import CleanableLog, LogCleaner
 from penstock.log.config import LogConfig
@@ -150,19 +148,12 @@ def test_readers_see_whole_batches_whatever_happens_to_the_files(tmp_path):
         for each in running:
             each.result()
     assert world.has_seen_enough
-    held = list(open_files(tmp_path))
+    held = open_files(tmp_path)
     assert len(held) <= 4 + 1 + world.log.rolled_unsynced, held
     assert not [name for name in held if ".deleted" in name or "(deleted)" in name]
     expected = dict(_records(world.log))
     world.log.abandon()
     assert dict(_records(open_log(tmp_path / "t-0", CONFIG, start_offset=world.log.start_offset))) == expected
-
-
-def open_files(folder):
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder has gone already
-            if (name := os.readlink(f"/proc/self/fd/{fd}")).startswith(str(folder)):
-                yield name
 
 
 def _records(log):

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.damage import flip_byte
 from tests.unit.log.helpers import (
     NOW_MS,
     append,
@@ -34,14 +35,6 @@ TOPIC_ID = UUID(int=7)
 
 #: Where in a batch a byte is flipped: offset, length, epoch, magic, checksum, delta, a record.
 PLACES = (7, 11, 13, 16, 20, 26, BATCH_HEADER_BYTES + 5)
-
-
-def flip(path: Path, position: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(position)
-        (byte,) = file.read(1)
-        file.seek(position)
-        file.write(bytes([byte ^ 0x55]))
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -74,7 +67,7 @@ def test_a_flipped_byte_in_an_old_segment_costs_one_batch(tmp_path, place, batch
     flush(log)
     log.abandon()
     old, size = log.segments[1], log.segments[0].size // (log.segments[1].base_offset)
-    flip(old.path, batch * size + place)
+    flip_byte(old.path, batch * size + place)
     before = sizes(tmp_path / "t-0")
     reopened = open_log(tmp_path / "t-0", SMALL)
     lost = old.base_offset + batch
@@ -95,7 +88,7 @@ def test_the_open_segment_is_kept_up_to_its_last_sync(tmp_path, place):
     for batch in (0, 4, 9)[: 2 if place == 13 else 3]:
         shutil.rmtree(tmp_path / "copy-0", ignore_errors=True)
         shutil.copytree(tmp_path / "t-0", tmp_path / "copy-0")
-        flip(tmp_path / "copy-0" / "00000000000000000000.log", batch * size + place)
+        flip_byte(tmp_path / "copy-0" / "00000000000000000000.log", batch * size + place)
         reopened = open_log(tmp_path / "copy-0", crash=CrashEvidence(durable_offset=10))
         assert served(reopened) == ([n for n in range(10) if n != batch], [batch])
         assert sizes(tmp_path / "copy-0") == sizes(tmp_path / "t-0")
@@ -111,7 +104,7 @@ def test_beyond_the_last_sync_a_machine_that_went_down_explains_anything(tmp_pat
     log = open_log(tmp_path / "t-0")
     fill(log, 10)
     log.abandon()
-    flip(log.active_segment.path, log.end.position // 10 * 6 + 70)
+    flip_byte(log.active_segment.path, log.end.position // 10 * 6 + 70)
     reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=5))
     assert (served(reopened), reopened.end_offset) == (([0, 1, 2, 3, 4, 5], []), 6)
     (kept,) = (tmp_path / "t-0").glob("*-cut")
@@ -123,7 +116,7 @@ def test_a_process_that_was_killed_explains_only_an_unfinished_last_write(tmp_pa
     fill(log, 10)
     log.abandon()
     size = log.end.position // 10
-    flip(log.active_segment.path, size * 6 + 70)
+    flip_byte(log.active_segment.path, size * 6 + 70)
     os.truncate(log.active_segment.path, size * 10 - 7)
     reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=5, same_boot=True))
     assert served(reopened) == ([0, 1, 2, 3, 4, 5, 7, 8], [6])
@@ -139,7 +132,7 @@ def test_several_damaged_places_are_told_apart(tmp_path):
     size = log.segments[0].size // log.segments[1].base_offset
     for offset in (2, 3, 5, 11, 29):
         segment = log.segments[max(n for n, s in enumerate(log.segments) if s.base_offset <= offset)]
-        flip(segment.path, (offset - segment.base_offset) * size + 70)
+        flip_byte(segment.path, (offset - segment.base_offset) * size + 70)
     reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=30))
     assert ranges(reopened) == [(2, 4), (5, 6), (11, 12), (29, 30)]
     assert served(reopened)[1] == [2, 3, 5, 11, 29]
@@ -169,8 +162,8 @@ def test_an_offset_that_has_changed_right_after_a_damaged_batch_is_damage_too(tm
     end, segment = log.end_offset, log.segments[slot]
     size = log.segments[0].size // log.segments[1].base_offset
     log.abandon()
-    flip(segment.path, size + 70)
-    flip(segment.path, 2 * size + 6)
+    flip_byte(segment.path, size + 70)
+    flip_byte(segment.path, 2 * size + 6)
     before = sizes(tmp_path / "t-0")
     reopened = open_log(tmp_path / "t-0", SMALL, crash=CrashEvidence(durable_offset=end, same_boot=True))
     lost = [segment.base_offset + 1, segment.base_offset + 2]
@@ -182,7 +175,7 @@ def test_it_is_said_loudly_and_only_once(tmp_path, caplog):
     log = open_log(tmp_path / "t-0")
     fill(log, 10)
     log.close()
-    flip(log.active_segment.path, 70)
+    flip_byte(log.active_segment.path, 70)
     with caplog.at_level(logging.WARNING, "penstock.log"):
         reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=10))
         served(reopened)
@@ -197,7 +190,7 @@ def test_a_record_that_looks_like_a_batch_is_not_taken_for_one(tmp_path):
     append(log, b"after")
     flush(log)
     log.abandon()
-    flip(log.active_segment.path, BATCH_HEADER_BYTES + 3)
+    flip_byte(log.active_segment.path, BATCH_HEADER_BYTES + 3)
     reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=3))
     assert ranges(reopened) == [(0, 2)]
     assert values_in(reopened, 2) == [b"after"]
@@ -327,9 +320,9 @@ def test_an_accepted_loss_is_passed_over_by_readers(tmp_path):
     flush(log)
     log.abandon()
     size = log.segments[0].size // log.segments[1].base_offset
-    flip(log.segments[0].path, size * 2 + 70)
+    flip_byte(log.segments[0].path, size * 2 + 70)
     last = log.segments[1].next_base - 1
-    flip(log.segments[1].path, (last - log.segments[1].base_offset) * size + 70)
+    flip_byte(log.segments[1].path, (last - log.segments[1].base_offset) * size + 70)
     open_log(tmp_path / "t-0", SMALL).abandon()
     damage_file.save(
         tmp_path / "t-0", [item._replace(accepted=True) for item in damage_file.load(tmp_path / "t-0")]
@@ -349,7 +342,7 @@ def test_retention_and_truncation_take_damage_along(tmp_path):
     log.abandon()
     size = log.segments[0].size // log.segments[1].base_offset
     for segment in (log.segments[0], log.segments[2]):
-        flip(segment.path, size + 70)
+        flip_byte(segment.path, size + 70)
     reopened = open_log(tmp_path / "t-0", SMALL)
     first, second = ranges(reopened)
     reopened.delete_records_before(first[1])
@@ -375,7 +368,7 @@ def test_what_a_reader_meets_is_surveyed_and_the_rest_is_served(tmp_path, place,
     flush(log)
     segment = log.segments[-1 if is_active else 1]
     size = log.segments[0].size // log.segments[1].base_offset
-    flip(segment.path, size + place)
+    flip_byte(segment.path, size + place)
     lost = segment.base_offset + 1
     assert [item[:2] for item in log.scan_for_damage(lost)] == ([] if place == 13 else [(lost, lost + 1)])
     expected = [] if place == 13 else [lost]
@@ -392,7 +385,7 @@ def test_a_log_is_truncated_where_its_end_is_damaged(tmp_path):
     flush(log)
     log.abandon()
     size = log.end.position // 10
-    flip(log.active_segment.path, log.end.position - 3)
+    flip_byte(log.active_segment.path, log.end.position - 3)
     reopened = open_log(tmp_path / "t-0", crash=CrashEvidence(durable_offset=10))
     reopened.close()
     assert open_log(tmp_path / "t-0", clean=True, recovery_point=10).end_offset == 10
@@ -418,7 +411,7 @@ def test_a_store_knows_the_last_sync_without_a_checkpoint(tmp_path):
     flush(log)
     fill(log, 1)
     store.close(clean=False)
-    flip(log.active_segment.path, log.end.position // 11 * 4 + 70)
+    flip_byte(log.active_segment.path, log.end.position // 11 * 4 + 70)
     store, log = opened_store(tmp_path)
     assert served(log) == ([0, 1, 2, 3, 5, 6, 7, 8, 9, 10], [4])
     store.close()
@@ -429,7 +422,7 @@ def test_in_the_same_boot_nothing_whole_is_cut(tmp_path):
     data_directory.note_run(tmp_path, data_directory.BrokerRun(data_directory.current_boot_id(), 1))
     fill(log, 10)
     store.close(clean=False)
-    flip(log.active_segment.path, log.end.position // 10 * 4 + 70)
+    flip_byte(log.active_segment.path, log.end.position // 10 * 4 + 70)
     store, log = opened_store(tmp_path)
     assert served(log)[1] == ([4] if data_directory.current_boot_id() else [])
     store.close()
@@ -507,7 +500,7 @@ def test_a_damaged_note_is_dropped_and_the_others_hold(tmp_path):
     for index in range(3):
         notes.slot((TOPIC_ID, index)).note(10 + index)
     notes.close()
-    flip(tmp_path / SYNCED_OFFSETS_FILE, 32 + 25)
+    flip_byte(tmp_path / SYNCED_OFFSETS_FILE, 32 + 25)
     notes = SyncedOffsets(tmp_path)
     assert [notes.offset((TOPIC_ID, index)) for index in range(3)] == [10, 0, 12]
 
@@ -532,8 +525,8 @@ def test_what_an_operator_has_verified_is_refused_from_the_next_start_on(tmp_pat
     fill(log, 30)
     store.close()
     old, last = log.segments[1], log.segments[-1]
-    flip(old.path, old.size - 3)
-    flip(last.path, last.size - 3)
+    flip_byte(old.path, old.size - 3)
+    flip_byte(last.path, last.size - 3)
     lost = [old.next_base - 1, 29]
     found = list(offline_repair.verify(tmp_path))
     assert [item.damage[:2] for item in found] == [(offset, offset + 1) for offset in lost]

@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.damage import flip_byte
 from tests.unit.log.helpers import NOW_MS, append, fill, flush, offsets_in, values_in
 
 from penstock.log.checkpoints import read_offset_checkpoint
@@ -312,10 +313,7 @@ def test_what_is_appended_after_a_truncation_is_checked_after_a_crash(tmp_path):
     assert log.end_offset == 5
     fill(log, 5)
     store.close(clean=False)
-    path = tmp_path / "orders-0" / "00000000000000000000.log"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    flip_byte(tmp_path / "orders-0" / "00000000000000000000.log", -1)
     assert offsets_in(open_all(opened(tmp_path)).opened["orders", 0]) == list(range(9))
 
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.unit.log.helpers import append, fill, flush, open_log, values_in
+from tests.unit.log.helpers import append, fill, flush, open_files, open_log, values_in
 
 from penstock.log.flush import FlushJob
 from penstock.log.log import Log
@@ -25,9 +25,8 @@ def files() -> FilePool:
 
 
 def test_idle_logs_keep_no_descriptor(tmp_path, files):
-    before = len(os.listdir("/proc/self/fd"))
     logs = opened(tmp_path, 20, files)
-    assert (len(files.tails), len(os.listdir("/proc/self/fd"))) == (0, before)
+    assert (len(files.tails), open_files(tmp_path)) == (0, [])
     for number in range(60):
         append(logs[number * 7 % 20], str(number).encode())
         flush(logs[number * 7 % 20])
@@ -36,7 +35,7 @@ def test_idle_logs_keep_no_descriptor(tmp_path, files):
     for log in logs:
         log.close()
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files(tmp_path) == []
     assert all(len(values_in(log)) == 3 for log in opened(tmp_path, 20, files))
 
 

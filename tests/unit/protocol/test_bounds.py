@@ -2,6 +2,8 @@
 
 import io
 import struct
+from dataclasses import fields, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,9 +13,9 @@ from kio.serial import entity_writer
 from tests.fuzz.messages import Requests
 
 from penstock.broker.network.apis import APIS
-from penstock.protocol.bounds import bounds_check
+from penstock.protocol.bounds import Found, bounds_check
 from penstock.protocol.errors import MalformedFrame
-from penstock.protocol.schemas import request_decoder
+from penstock.protocol.schemas import request_decoder, request_reader
 
 METADATA = 3
 
@@ -31,10 +33,10 @@ def test_the_walk_and_kio_agree_where_every_message_ends(key: int) -> None:
         schema = load_request_schema(key, version)
         for _ in range(20):
             message = memoryview(requests._body(key, version))
-            assert bounds_check(schema)(message, 0, len(message), []) == len(message)
+            assert bounds_check(schema)(message, 0, len(message), Found()) == len(message)
             for cut in {0, 1, len(message) // 2, len(message) - 1} & set(range(len(message))):
                 with pytest.raises(MalformedFrame):
-                    bounds_check(schema)(message[:cut], 0, cut, [])
+                    bounds_check(schema)(message[:cut], 0, cut, Found())
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,28 @@ def test_tagged_fields_of_newer_clients_are_passed_over() -> None:
     newer = plain[:topic_tags] + unknown + plain[topic_tags + 1 : request_tags] + unknown
     decode = request_decoder(METADATA, 12)
     assert decode(memoryview(newer), 0) == decode(memoryview(plain), 0)
+
+
+def duration_fields() -> list[tuple[int, int, str]]:
+    """All requests with a duration of 64 bits, from kio's schemas."""
+    return [
+        (key, version, field.name)
+        for key, api in sorted(APIS.items())
+        for version in range(api.min_version, api.max_version + 1)
+        for field in fields(load_request_schema(key, version))
+        if field.metadata.get("kafka_type") == "timedelta_i64"
+    ]
+
+
+@pytest.mark.parametrize(("key", "version", "name"), duration_fields())
+@pytest.mark.parametrize("number_ms", [2**63 - 1, -(2**63), 2**62, -1, 0, 1])
+def test_durations_are_read_from_any_number(key: int, version: int, name: str, number_ms: int) -> None:
+    schema = load_request_schema(key, version)
+    marked_ms = 0x123456789ABC
+    marked = replace(Requests(seed=1)._entity(schema), **{name: marked_ms * timedelta(milliseconds=1)})
+    body = written(marked)
+    assert body.count(struct.pack(">q", marked_ms)) == 1
+    body = body.replace(struct.pack(">q", marked_ms), struct.pack(">q", number_ms))
+    read_ms = getattr(request_reader(key, version)(memoryview(body), 0), name) // timedelta(milliseconds=1)
+    longest_ms = (2**63 - 1) // 1000
+    assert read_ms == max(-longest_ms, min(number_ms, longest_ms))

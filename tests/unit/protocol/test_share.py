@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from io import BytesIO
 from uuid import UUID, uuid4
 
@@ -12,6 +13,7 @@ from kio.schema.share_acknowledge.v2 import request as acknowledging
 from kio.schema.share_fetch.v2 import request as fetching
 from kio.serial import entity_reader, entity_writer
 
+from penstock.protocol.bounds import TooManyElements
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import NodeEndpoint
 from penstock.protocol.share import (
@@ -20,8 +22,11 @@ from penstock.protocol.share import (
     encode_share_acknowledge_response,
     encode_share_fetch_response,
     parse_share_acknowledge_request,
+    parse_share_acknowledge_request_in_steps,
     parse_share_fetch_request,
+    parse_share_fetch_request_in_steps,
 )
+from penstock.protocol.steps import finish
 
 SHARE_FETCH, SHARE_ACKNOWLEDGE = 78, 79
 TOPIC: UUID = uuid4()
@@ -101,6 +106,27 @@ def test_a_request_cut_anywhere_is_malformed_and_nothing_else(version: int) -> N
                 parse(memoryview(whole[:size]), 0, version)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_requests_are_read_in_steps_as_at_once(version: int) -> None:
+    # A topic with a partition for the fetch and for the acknowledgements, and what is forgotten.
+    fetch, acknowledge = memoryview(_fetch(version)), memoryview(_acknowledge(version))
+    read = partial(parse_share_fetch_request_in_steps, version=version, elements_max=100)
+    assert finish(read(fetch, 0)) == parse_share_fetch_request(fetch, 0, version)
+    read_acknowledge = partial(parse_share_acknowledge_request_in_steps, version=version, elements_max=100)
+    assert finish(read_acknowledge(acknowledge, 0)) == parse_share_acknowledge_request(
+        acknowledge, 0, version
+    )
+    for size in range(len(fetch) - 1):
+        with pytest.raises(MalformedFrame):
+            finish(read(fetch[:size], 0))
+    for parse, frame in (
+        (parse_share_fetch_request_in_steps, fetch),
+        (parse_share_acknowledge_request_in_steps, acknowledge),
+    ):
+        with pytest.raises(TooManyElements):
+            finish(parse(frame, 0, version, 1))
+
+
 def test_a_claim_of_very_many_elements_is_malformed() -> None:
     whole = bytearray(_fetch(2))
     place = whole.index(TOPIC.bytes) - 1
@@ -114,11 +140,13 @@ def test_a_share_fetch_answer_is_what_kio_reads(version: int) -> None:
     full = SharePartitionData(2, records=[b"abc", memoryview(b"defg")], acquired=[(3, 5, 1), (9, 9, 4)])
     wrong = SharePartitionData(3, 6, "elsewhere", 121, "not yours", (4, 17))
     frame = b"".join(
-        encode_share_fetch_response(
-            77,
-            lock_ms=30_000,
-            topics=[(TOPIC.bytes, [full, wrong])],
-            endpoints=[NodeEndpoint(4, "host", 9092, None)],
+        finish(
+            encode_share_fetch_response(
+                77,
+                lock_ms=30_000,
+                topics=[(TOPIC.bytes, [full, wrong])],
+                endpoints=[NodeEndpoint(4, "host", 9092, None)],
+            )
         )
     )
     answer = _read(SHARE_FETCH, version, frame)
@@ -138,14 +166,16 @@ def test_a_share_fetch_answer_is_what_kio_reads(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_share_acknowledge_answer_is_what_kio_reads(version: int) -> None:
-    frame = encode_share_acknowledge_response(
-        version,
-        77,
-        error=122,
-        message="no",
-        lock_ms=30_000,
-        topics=[(TOPIC.bytes, [AcknowledgedPartition(2), AcknowledgedPartition(3, 6, "there", (4, 17))])],
-        endpoints=[NodeEndpoint(4, "host", 9092, "rack")],
+    frame = finish(
+        encode_share_acknowledge_response(
+            version,
+            77,
+            error=122,
+            message="no",
+            lock_ms=30_000,
+            topics=[(TOPIC.bytes, [AcknowledgedPartition(2), AcknowledgedPartition(3, 6, "there", (4, 17))])],
+            endpoints=[NodeEndpoint(4, "host", 9092, "rack")],
+        )
     )
     answer = _read(SHARE_ACKNOWLEDGE, version, frame)
     assert (answer.error_code.value, answer.error_message) == (122, "no")

@@ -44,13 +44,13 @@ def test_the_first_that_fit_are_gathered_and_split_in_order(
     assert size <= bytes_max or len(release.records) == 1
     for due, record in zip(release.dues, release.records, strict=True):
         assert record == groups[due.offset].block.record(
-            due.place, groups[due.offset].block.starts()[due.place]
+            due.record_index, groups[due.offset].block.starts()[due.record_index]
         )
         assert max(record.due_ms, floor_ms) == due.due_ms
     if len(release.dues) < len(dues):
         following = dues[len(release.dues)]
         left_out = groups[following.offset].block.record(
-            following.place, groups[following.offset].block.start(following.place)
+            following.record_index, groups[following.offset].block.start(following.record_index)
         )
         assert size + left_out.size + RECORD_OVERHEAD_BYTES > bytes_max, "no more would have fitted"
     _check_split(release, groups, split_bytes)

@@ -15,7 +15,6 @@ from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
     AddPartitionsReply,
     AddPartitionsRequest,
-    CoordinatorResult,
     EndTxnReply,
     EndTxnRequest,
     InitProducerIdReply,
@@ -27,6 +26,7 @@ from penstock.transactions.messages import (
     TopicPartition,
     TransactionConfig,
     TransactionMarkers,
+    TransactionResult,
 )
 from penstock.transactions.transaction import NO_PRODUCER, ProducerIdAndEpoch, TransactionMetadata
 from penstock.transactions.transaction_log import decode_key, decode_transaction, encode_transaction
@@ -145,7 +145,7 @@ class Script:
         current = self.shard.transactions["x"]
         self.producers[name] = ProducerIdAndEpoch(current.producer.id, int(epoch))
         yield from self._apply(
-            CoordinatorResult(records=(encode_transaction(current._replace(producer=self.producers[name])),))
+            TransactionResult(records=(encode_transaction(current._replace(producer=self.producers[name])),))
         )
 
     def _at(self, plain: Plain, _: Named) -> Iterator[str]:
@@ -205,7 +205,7 @@ class Script:
             return ProducerIdAndEpoch(int(producer_id), int(epoch))
         return self.producers[name]
 
-    def _with_id(self, operation: Callable[[int | None], CoordinatorResult]) -> Iterator[str]:
+    def _with_id(self, operation: Callable[[int | None], TransactionResult]) -> Iterator[str]:
         work = operation(None)
         if any(isinstance(reply, NeedsProducerId) for _, reply in work.replies):
             assert not work.records
@@ -213,7 +213,7 @@ class Script:
             self.fresh_producer_id += 1
         yield from self._apply(work)
 
-    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
+    def _apply(self, work: TransactionResult) -> Iterator[str]:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)

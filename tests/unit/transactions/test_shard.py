@@ -5,7 +5,6 @@ import pytest
 from penstock.protocol.errors import ErrorCode
 from penstock.transactions.messages import (
     AddPartitionsRequest,
-    CoordinatorResult,
     EndTxnRequest,
     InitProducerIdReply,
     InitProducerIdRequest,
@@ -13,6 +12,7 @@ from penstock.transactions.messages import (
     MarkersReply,
     TopicPartition,
     TransactionConfig,
+    TransactionResult,
 )
 from penstock.transactions.transaction import ProducerIdAndEpoch, TransactionMetadata, TransactionState
 from penstock.transactions.transaction_log import encode_transaction
@@ -27,7 +27,7 @@ def new_shard(settings: TransactionConfig | None = None) -> TransactionCoordinat
     return shard
 
 
-def run(shard: TransactionCoordinatorShard, work: CoordinatorResult) -> list[object]:
+def run(shard: TransactionCoordinatorShard, work: TransactionResult) -> list[object]:
     for record in work.records:
         shard.replay(*record)
     return [reply for _, reply in work.replies]

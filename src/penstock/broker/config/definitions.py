@@ -5,6 +5,7 @@ dynamic: an operator can change it while the node runs. So is every setting that
 run time. All others are read at start.
 """
 
+from penstock.broker.config.access_settings import ACCESS_SETTINGS
 from penstock.broker.config.coordinator_definitions import (
     CONSUMER_GROUP_SETTINGS,
     SCHEDULE_SETTINGS,
@@ -13,6 +14,8 @@ from penstock.broker.config.coordinator_definitions import (
     STREAMS_GROUP_SETTINGS,
     TRANSACTION_SETTINGS,
 )
+from penstock.broker.config.sasl_definitions import SASL_SETTINGS
+from penstock.broker.config.security_definitions import SECURITY_SETTINGS
 from penstock.cluster.topic_settings import FLUSH_DOC, FLUSH_POLICIES
 from penstock.protocol.config_def import Setting, SettingType, SettingValue, static_setting
 
@@ -119,6 +122,14 @@ _NETWORK = (
         65_536,
     ),
     static_setting(
+        "penstock.request.elements.max",
+        _INT,
+        20_000,
+        "Elements that the arrays of a client's request may have in all: topics, partitions, names. A connection that "
+        "sends more is closed. Fetch has no such bound, and Produce one of its own. Apache Kafka has no such bound.",
+        1_000,
+    ),
+    static_setting(
         "queued.max.request.bytes",
         _LONG,
         256 * _MIB,
@@ -143,6 +154,20 @@ _NETWORK = (
         "Connections per second that clients may open; those above it wait their turn. The inter-broker listener has "
         "no such limit.",
         1,
+    ),
+    static_setting(
+        "quota.window.num",
+        _INT,
+        11,
+        "Number of windows over which the rates of client quotas are measured.",
+        2,
+    ),
+    static_setting("quota.window.size.seconds", _INT, 1, "Length of a window of client quotas.", 1),
+    static_setting(
+        "controller.quota.window.num", _INT, 11, "Number of windows for controller_mutation_rate.", 2
+    ),
+    static_setting(
+        "controller.quota.window.size.seconds", _INT, 1, "Length of a window for controller_mutation_rate.", 1
     ),
     static_setting(
         "connections.max.idle.ms", _LONG, 600_000, "A connection idle for this long is closed; -1 never.", -1
@@ -471,7 +496,14 @@ _CLUSTER = (
         "The listener that nodes use among themselves, and the only one on which requests between nodes are served. "
         "Else the listener named NODES, or the address that controller.quorum.voters gives this node; a node alone "
         "has none. Naming the only listener shares it with clients on purpose: everyone who reaches it can take over "
-        "the cluster.",
+        "the cluster, unless it authenticates its clients.",
+    ),
+    static_setting(
+        "penstock.inter.broker.listeners",
+        _LIST,
+        (),
+        "More listeners on which requests between nodes are served, while the inter-broker listener of a running "
+        "cluster is changed from node to node.",
     ),
     static_setting(
         "penstock.peer.bind.host",
@@ -582,7 +614,20 @@ _PENSTOCK = (
         "penstock.http.listen",
         _STRING,
         "",
-        "HOST:PORT for /metrics, /health and /ready; empty is off, which lets several nodes share a machine.",
+        "HOST:PORT for /metrics, /health and /ready; :PORT serves only this machine, 0.0.0.0:PORT all its IPv4 "
+        "addresses, [::]:PORT all of IPv6; empty is off, which lets several nodes share a machine.",
+    ),
+    static_setting(
+        "penstock.http.token",
+        SettingType.PASSWORD,
+        None,
+        "What requests to the HTTP endpoint must carry, as in `Authorization: Bearer TOKEN`; nothing if not set.",
+    ),
+    static_setting(
+        "penstock.http.tls",
+        _BOOLEAN,
+        False,
+        "Serve the HTTP endpoint over TLS, with the key and the certificate of ssl.keystore.",
     ),
     static_setting(
         "penstock.log.format", _STRING, "text", "How the node writes its own log.", choices=("text", "json")
@@ -625,6 +670,30 @@ _PENSTOCK = (
         _MIB,
         "Kept on the disk for deleting topics and records when it is full; 0 keeps nothing.",
         0,
+    ),
+    static_setting(
+        "penstock.overflow.disk.free.bytes",
+        _LONG,
+        0,
+        "With less than this free, the disk counts as full: each topic does as its penstock.overflow says.",
+        0,
+    ),
+    static_setting(
+        "penstock.shed.disk.free.ratio.start",
+        _DOUBLE,
+        0.15,
+        "Free share of the disk, or of the storage of a tenant, below which topics with penstock.shed.priority=0 are "
+        "shed.",
+        0,
+        1,
+    ),
+    static_setting(
+        "penstock.shed.disk.free.ratio.all",
+        _DOUBLE,
+        0.05,
+        "Free share at and below which topics of all priorities are shed; must not be above the one where it starts.",
+        0,
+        1,
     ),
     static_setting("penstock.open.files.max", _INT, 512, "Segment files kept open for reading.", 8),
     static_setting(
@@ -695,6 +764,9 @@ NODE_SETTINGS: dict[str, Setting] = {
     for section in (
         _IDENTITY,
         _NETWORK,
+        SECURITY_SETTINGS,
+        SASL_SETTINGS,
+        ACCESS_SETTINGS,
         _TOPICS,
         _LOG,
         _CLEANER,

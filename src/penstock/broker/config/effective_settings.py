@@ -18,6 +18,7 @@ from penstock.cluster.image import ClusterImage, ResourceType
 from penstock.cluster.topic_settings import ConfigLayer, ConfigSource, EffectiveSetting
 from penstock.log.config import FlushPolicy, LogConfig
 from penstock.protocol.config_def import SettingValue
+from penstock.security.overflow import SEGMENTS_PER_BOUND, OverflowPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,9 @@ class DynamicSettings:
 
 
 _LONG_MAX: Final = (1 << 63) - 1
+_DROPPED_FILE_DELAY_MS_MAX: Final = 1_000
+#: Batches may be refused for good, or acknowledged without being stored.
+_GAP_POLICIES: Final = (OverflowPolicy.REJECT, OverflowPolicy.DROP_NEWEST)
 
 _DEFAULT_LAYER: Final = ConfigLayer(
     ConfigSource.DEFAULT,
@@ -124,6 +128,11 @@ def log_config(settings: Mapping[str, EffectiveSetting], *, decoded_bytes_max: i
     """Return a topic's log configuration. `settings` is all that `effective_topic_settings` returns for the topic."""
     value: dict[str, Any] = {name: effective.value for name, effective in settings.items()}
     flush, flush_interval_ms = _flush_policy(value)
+    overflow, overflow_bytes = value["penstock.overflow"], value["penstock.overflow.bytes"]
+    file_delete_delay_ms = value["file.delete.delay.ms"]
+    if overflow == OverflowPolicy.DROP_OLDEST:
+        # What was deleted to make room must not hold that room for long.
+        file_delete_delay_ms = min(file_delete_delay_ms, _DROPPED_FILE_DELAY_MS_MAX)
     return LogConfig(
         segment_bytes=value["segment.bytes"],
         segment_ms=value["segment.ms"],
@@ -138,7 +147,7 @@ def log_config(settings: Mapping[str, EffectiveSetting], *, decoded_bytes_max: i
         delete_retention_ms=value["delete.retention.ms"],
         min_compaction_lag_ms=value["min.compaction.lag.ms"],
         max_compaction_lag_ms=value["max.compaction.lag.ms"],
-        file_delete_delay_ms=value["file.delete.delay.ms"],
+        file_delete_delay_ms=file_delete_delay_ms,
         timestamp_type=value["message.timestamp.type"],
         timestamp_before_max_ms=value["message.timestamp.before.max.ms"],
         timestamp_after_max_ms=value["message.timestamp.after.max.ms"],
@@ -147,6 +156,8 @@ def log_config(settings: Mapping[str, EffectiveSetting], *, decoded_bytes_max: i
         flush_interval_ms=flush_interval_ms,
         decoded_bytes_max=decoded_bytes_max,
         schedule=value["penstock.schedule.enable"],
+        roll_bytes=overflow_bytes // SEGMENTS_PER_BOUND if overflow_bytes >= 0 else _LONG_MAX,
+        accepts_gaps=overflow in _GAP_POLICIES or value["penstock.shed.priority"] >= 0,
     )
 
 

@@ -1,12 +1,19 @@
-"""The internal topics in which coordinators store their state, and the broker settings that size each of them,
-declared once.
+"""The internal topics, in which coordinators store their state and nodes their audit trail, and the broker settings
+that size each of them, declared once.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.cluster.topic_names import CONSUMER_OFFSETS, SCHEDULE, SHARE_GROUP_STATE, TRANSACTION_STATE
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.topic_names import (
+    AUDIT,
+    CONSUMER_OFFSETS,
+    SCHEDULE,
+    SHARE_GROUP_STATE,
+    TRANSACTION_STATE,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
@@ -19,8 +26,8 @@ class InternalTopic(NamedTuple):
     partitions: str
     replication_factor: str
     segment_bytes: str
-    #: How long a request waits for the topic's replicas before it fails with a retriable error.
-    commit_timeout_ms: str
+    #: How long a request waits for the topic's replicas before it fails with a retriable error. Empty if none waits.
+    commit_timeout_ms: str = ""
     #: None: the topic has the same min.insync.replicas as any other topic.
     min_isr: str | None = None
     configs: tuple[tuple[str, str], ...] = (("cleanup.policy", "compact"), ("compression.type", "producer"))
@@ -35,6 +42,15 @@ class InternalTopic(NamedTuple):
         if self.min_isr is not None:
             given.append(("min.insync.replicas", str(settings.integer(self.min_isr))))
         return tuple(given)
+
+    def new_topic(self, settings: NodeSettings, active_brokers: int) -> NewTopic:
+        """With fewer brokers, use fewer replicas. The controller raises the factor when brokers join."""
+        return NewTopic(
+            name=self.name,
+            partitions=settings.integer(self.partitions),
+            replication_factor=max(1, min(settings.integer(self.replication_factor), active_brokers)),
+            configs=self.topic_configs(settings),
+        )
 
 
 CONSUMER_OFFSETS_TOPIC: Final = InternalTopic(
@@ -83,7 +99,26 @@ SCHEDULE_TOPIC: Final = InternalTopic(
         ("delete.retention.ms", "60000"),
     ),
 )
+AUDIT_TOPIC: Final = InternalTopic(
+    AUDIT,
+    partitions="penstock.audit.topic.num.partitions",
+    replication_factor="penstock.audit.topic.replication.factor",
+    segment_bytes="penstock.audit.topic.segment.bytes",
+    # The topic's own settings may be altered; the node's retention settings do not apply to it.
+    configs=(
+        ("cleanup.policy", "delete"),
+        ("retention.ms", str(30 * 24 * 3_600_000)),
+        ("retention.bytes", str(1 << 30)),
+        ("compression.type", "producer"),
+    ),
+)
 INTERNAL_TOPICS: Final = {
     topic.name: topic
-    for topic in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_STATE_TOPIC, SCHEDULE_TOPIC)
+    for topic in (
+        CONSUMER_OFFSETS_TOPIC,
+        TRANSACTION_STATE_TOPIC,
+        SHARE_STATE_TOPIC,
+        SCHEDULE_TOPIC,
+        AUDIT_TOPIC,
+    )
 }

@@ -3,12 +3,30 @@
 A listener is `NAME://HOST:PORT`, `HOST:PORT`, `[::1]:9092` or `:9092`.
 """
 
+from enum import IntEnum
 from typing import NamedTuple
 
 DEFAULT_LISTENER_NAME = "PLAINTEXT"
 #: A listener of this name is for other nodes, unless inter.broker.listener.name names another one.
 NODES_LISTENER = "NODES"
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+class SecurityProtocol(IntEnum):
+    """Numbered as in the metadata that nodes register."""
+
+    PLAINTEXT = 0
+    SSL = 1
+    SASL_PLAINTEXT = 2
+    SASL_SSL = 3
+
+    @property
+    def uses_tls(self) -> bool:
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
 
 
 class Listener(NamedTuple):
@@ -77,8 +95,27 @@ def parse_listeners(text: str) -> tuple[Listener, ...]:
     names = [listener.name for listener in listeners]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"two listeners are named {name}; name them apart, as in INTERNAL://HOST:PORT")
+            raise ValueError(
+                f"two listeners are named {name}; give each a name of its own, as in INTERNAL://HOST:PORT"
+            )
     return listeners
+
+
+def parse_protocol_map(text: str) -> dict[str, SecurityProtocol]:
+    """Parse a comma-separated list of NAME:PROTOCOL, which may be empty. Raises ValueError."""
+    protocols: dict[str, SecurityProtocol] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, colon, protocol = (word.strip().upper() for word in part.partition(":"))
+        if not colon or not name:
+            raise ValueError(f"{part!r} is not NAME:PROTOCOL")
+        if protocol not in SecurityProtocol.__members__:
+            raise ValueError(
+                f"{part!r} needs one of {', '.join(SecurityProtocol.__members__)} after the colon"
+            )
+        if name in protocols:
+            raise ValueError(f"listener {name} has two protocols")
+        protocols[name] = SecurityProtocol[protocol]
+    return protocols
 
 
 def is_same_address(listener: Listener, address: tuple[str, int]) -> bool:
@@ -100,14 +137,11 @@ def parse_advertised(text: str, listeners: tuple[Listener, ...], hostname: str) 
         if part.strip():
             listener = parse_listener(part, listeners[0].name)
             if listener.is_wildcard:
-                raise ValueError(f"{part.strip()!r} is no address that a client could connect to")
+                raise ValueError(f"{part.strip()!r} is not an address that clients can connect to")
             given[listener.name] = listener
     if unknown := given.keys() - {listener.name for listener in listeners}:
         raise ValueError(f"no listener is named {', '.join(sorted(unknown))}")
     return tuple(
-        given.get(listener.name) or _default_advertised(listener, hostname) for listener in listeners
+        given.get(listener.name) or (listener._replace(host=hostname) if listener.is_wildcard else listener)
+        for listener in listeners
     )
-
-
-def _default_advertised(listener: Listener, hostname: str) -> Listener:
-    return listener._replace(host=hostname) if listener.is_wildcard else listener

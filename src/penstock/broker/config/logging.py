@@ -17,6 +17,8 @@ LINES_PER_SECOND: Final = 1.0
 FIELD_CHARS_MAX: Final = 1000
 #: Kinds of events that have a rate limit of their own; all further kinds share one.
 _EVENT_KINDS_MAX: Final = 1000
+#: The audit trail has a budget for each principal, and each of its lines would count as a kind of its own.
+_WITHOUT_LIMIT: Final = "penstock.audit"
 
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -110,6 +112,9 @@ class RateLimitedHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by the logging module under this handler's lock."""
+        if record.name == _WITHOUT_LIMIT:
+            super().emit(record)
+            return
         allowance = self._allowance(record)
         if record.levelno < logging.CRITICAL and not allowance.take(self._clock()):
             self.suppressed_lines += 1

@@ -8,16 +8,27 @@ PENSTOCK_FLUSH.
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
+from penstock.broker.config.access_settings import audit_topic_flaw
 from penstock.broker.config.coordinator_definitions import group_bounds_flaw
 from penstock.broker.config.definitions import NODE_SETTINGS
+from penstock.broker.config.listener_security import (
+    PREFIX,
+    OverrideKey,
+    key_flaw,
+    listener_flaw,
+    listener_protocols,
+    override_keys,
+)
 from penstock.broker.config.listeners import (
     NODES_LISTENER,
     Listener,
+    SecurityProtocol,
     format_address,
     is_same_address,
     parse_address,
@@ -29,12 +40,14 @@ from penstock.broker.config.listeners import (
 from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 
 __all__ = (
+    "CLIENT_VARIABLE_PREFIX",
     "NODE_SETTINGS",
     "OTHER_VARIABLES",
     "InvalidSetting",
     "Listener",
     "NodeSettings",
     "SettingOrigin",
+    "is_secret",
     "load_settings",
     "variable_name",
 )
@@ -43,9 +56,18 @@ __all__ = (
 OTHER_VARIABLES: dict[str, str] = {
     "PENSTOCK_CONFIG": "the TOML file with settings, where --config is not given",
     "PENSTOCK_BOOTSTRAP": "HOST:PORT of the cluster that client commands talk to",
+    "PENSTOCK_COMMAND_CONFIG": "a file with client settings for client commands",
+    "PENSTOCK_CONTEXT": "the context of client commands, where --context is not given",
+    "PENSTOCK_CONTEXTS": "the file that contains the contexts",
+    "PENSTOCK_OUTBOX_DATABASE": "the database of `penstock outbox`, where --database is not given",
+    "PENSTOCK_BOOTSTRAP_PASSWORD": "the password of `penstock serve --bootstrap-user`",
+    "PENSTOCK_USER_PASSWORD": "the password that `penstock user` sets, where --password-file is not given",
     "PENSTOCK_TEST_BOOTSTRAP": "points the test suite at a running cluster",
     "PENSTOCK_TEST_EXECUTABLE": "the program that the test suite starts as a broker",
 }
+
+#: Variables that begin with this are client settings: PENSTOCK_CLIENT_SASL_PASSWORD is sasl.password.
+CLIENT_VARIABLE_PREFIX = "PENSTOCK_CLIENT_"
 
 # Kubernetes sets these variables for services whose name begins with "penstock".
 _SERVICE_LINK = re.compile(r"PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT|PORT_\d+_(TCP|UDP).*)")
@@ -65,9 +87,10 @@ Parsed = TypeVar("Parsed")
 
 _DEFAULT = SettingOrigin("default", "")
 _SESSION_MIN, _SESSION_MAX = "group.min.session.timeout.ms", "group.max.session.timeout.ms"
+_SHED_START, _SHED_ALL = "penstock.shed.disk.free.ratio.start", "penstock.shed.disk.free.ratio.all"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NodeSettings:
     values: Mapping[str, SettingValue]
     origins: Mapping[str, SettingOrigin]  # of the settings that were given; all others have their default
@@ -79,6 +102,13 @@ class NodeSettings:
     bootstrap_servers: tuple[tuple[str, int], ...]  # nodes of a running cluster
     #: The name of the listener for requests between nodes; None: this node communicates with no other node.
     inter_broker_listener: str | None
+    #: The values of `listener.name.NAME.SETTING`.
+    overrides: Mapping[OverrideKey, SettingValue]
+    protocols: Mapping[str, SecurityProtocol]  # by the name of the listener
+
+    def __repr__(self) -> str:
+        """Show no values, because some are secrets."""
+        return f"<NodeSettings of node {self.node_id}>"
 
     def __getitem__(self, name: str) -> SettingValue:
         return self.values[name]
@@ -86,6 +116,16 @@ class NodeSettings:
     def source(self, name: str) -> SettingOrigin:
         assert name in self.values, name
         return self.origins.get(name, _DEFAULT)
+
+    def listener_value(self, listener: str, name: str, mechanism: str | None = None) -> SettingValue:
+        """Return the value for a listener and a SASL mechanism: the most specific one that is given."""
+        for key in (OverrideKey(listener, mechanism, name), OverrideKey(listener, None, name)):
+            if key in self.overrides:
+                return self.overrides[key]
+        return self.values[name]
+
+    def protocol(self, listener: str) -> SecurityProtocol:
+        return self.protocols.get(listener, SecurityProtocol.PLAINTEXT)
 
     def integer(self, name: str) -> int:
         value = self.values[name]
@@ -147,6 +187,14 @@ class NodeSettings:
         return "controller" in cast(tuple[str, ...], self.values["process.roles"])
 
     @property
+    def inter_broker_listeners(self) -> tuple[str, ...]:
+        """The listeners on which nodes are served; this node connects to the first of them at other nodes."""
+        if self.inter_broker_listener is None:
+            return ()
+        others = (name.upper() for name in self.strings("penstock.inter.broker.listeners"))
+        return tuple(dict.fromkeys((self.inter_broker_listener, *others)))
+
+    @property
     def is_listener_shared(self) -> bool:
         """Whether clients use the inter-broker listener too, so that they can also send the requests between nodes."""
         only = len(self.listeners) == 1 and self.listeners[0].name == self.inter_broker_listener
@@ -154,8 +202,12 @@ class NodeSettings:
 
     @property
     def http_address(self) -> tuple[str, int] | None:
+        """Without a host, this machine alone is served: by default the endpoint asks for no token."""
         text = self.string("penstock.http.listen")
-        return parse_address(text) if text else None
+        if not text:
+            return None
+        host, port = parse_address(text)
+        return host or "127.0.0.1", port
 
 
 def load_settings(
@@ -171,15 +223,29 @@ def load_settings(
     """
     values: dict[str, SettingValue] = {name: setting.default for name, setting in NODE_SETTINGS.items()}
     origins: dict[str, SettingOrigin] = {}
+    listener_texts: list[tuple[SettingOrigin, str, str]] = []
     for origin, name, text in _given(flags, flag_names, environ, toml_path):
+        if name.startswith((PREFIX, variable_name(PREFIX))):
+            listener_texts.append((origin, name, text))
+            continue
         values[name] = _parse(_known(name, origin), text, origin)
         origins[name] = origin
-    return _checked(values, origins)
+    settings = _checked(values, origins)
+    return _with_security(settings, listener_texts)
 
 
 def variable_name(setting: str) -> str:
     """Return the environment variable of a setting."""
-    return "PENSTOCK_" + setting.removeprefix("penstock.").replace(".", "_").upper()
+    return "PENSTOCK_" + setting.removeprefix("penstock.").replace(".", "_").replace("-", "_").upper()
+
+
+def is_secret(setting: str) -> bool:
+    """Whether a setting, also one of a listener, has a value that must not be shown."""
+    name = setting
+    if setting.startswith(PREFIX):
+        name = next((known for known in NODE_SETTINGS if setting.endswith(f".{known}")), setting)
+    declared = NODE_SETTINGS.get(name)
+    return declared is not None and declared.type is SettingType.PASSWORD
 
 
 def _given(
@@ -199,10 +265,13 @@ def _given(
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[SettingOrigin, str, str]]:
     names = {variable_name(name): name for name in NODE_SETTINGS}
     for variable, text in environ.items():
-        if not variable.startswith("PENSTOCK_") or variable in OTHER_VARIABLES:
+        is_for_clients = variable.startswith(CLIENT_VARIABLE_PREFIX) or variable in OTHER_VARIABLES
+        if not variable.startswith("PENSTOCK_") or is_for_clients:
             continue
         if variable in names:
             yield SettingOrigin("environment", variable), names[variable], text
+        elif variable.startswith(variable_name(PREFIX)):
+            yield SettingOrigin("environment", variable), variable, text
         elif not _SERVICE_LINK.fullmatch(variable):
             raise InvalidSetting(
                 f"Unknown environment variable {variable}"
@@ -291,13 +360,22 @@ def _checked(values: Mapping[str, SettingValue], origins: Mapping[str, SettingOr
         initial_voters=MappingProxyType(initial_voters),
         bootstrap_servers=checked("controller.quorum.bootstrap.servers", parse_addresses),
         inter_broker_listener=None,
+        overrides={},
+        protocols={},
     )
     _check_cluster_membership(settings)
     settings = _with_inter_broker_listener(settings)
+    if unknown := set(settings.inter_broker_listeners) - {listener.name for listener in settings.listeners}:
+        raise InvalidSetting(
+            f"penstock.inter.broker.listeners: no listener is named {', '.join(sorted(unknown))}"
+        )
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
-    if (flaw := group_bounds_flaw(values)) is not None:
-        raise InvalidSetting(flaw)
+    if settings.number(_SHED_ALL) > settings.number(_SHED_START):
+        raise InvalidSetting(f"{_SHED_ALL} must not be above {_SHED_START}")
+    for flaw in (group_bounds_flaw(values), audit_topic_flaw(values)):
+        if flaw is not None:
+            raise InvalidSetting(flaw)
     return settings
 
 
@@ -305,6 +383,11 @@ def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
     """Find the inter-broker listener, or add it at the address that controller.quorum.voters gives this node."""
     names = [listener.name for listener in settings.listeners]
     if named := settings.values["inter.broker.listener.name"]:
+        if settings.values["security.inter.broker.protocol"] is not None:
+            raise InvalidSetting(
+                "inter.broker.listener.name and security.inter.broker.protocol must not both be set: "
+                "listener.security.protocol.map gives the listener its protocol"
+            )
         name = str(named).upper()
         if name not in names:
             raise InvalidSetting(f"inter.broker.listener.name: no listener is named {name}")
@@ -318,6 +401,8 @@ def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
         )
     if NODES_LISTENER in names:
         return replace(settings, inter_broker_listener=NODES_LISTENER)
+    if (protocol := settings.values["security.inter.broker.protocol"]) in names:
+        return replace(settings, inter_broker_listener=str(protocol))
     others = settings.initial_voters.keys() - {settings.node_id}
     if not others and not settings.bootstrap_servers:
         return settings
@@ -350,6 +435,51 @@ def _with_voter_listener(settings: NodeSettings) -> NodeSettings:
         advertised=(*advertised, Listener(NODES_LISTENER, *own)),
         inter_broker_listener=NODES_LISTENER,
     )
+
+
+def _with_security(
+    settings: NodeSettings, listener_texts: Sequence[tuple[SettingOrigin, str, str]]
+) -> NodeSettings:
+    """Add the protocols and the own settings of listeners. Raises InvalidSetting."""
+    names = [listener.name for listener in settings.listeners]
+    settings = replace(
+        settings,
+        protocols=MappingProxyType(listener_protocols(settings.values, names)),
+        overrides=MappingProxyType(_parse_overrides(names, listener_texts)),
+    )
+    if settings.boolean("penstock.http.tls") and (flaw := key_flaw(settings.values.__getitem__)) is not None:
+        raise InvalidSetting(f"penstock.http.tls: {flaw}")
+    for listener in settings.listeners:
+        flaw = listener_flaw(
+            listener.name,
+            settings.protocol(listener.name),
+            partial(settings.listener_value, listener.name),
+            settings.values["sasl.mechanism.inter.broker.protocol"],
+            is_inter_broker=listener.name in settings.inter_broker_listeners,
+        )
+        if flaw is not None:
+            raise InvalidSetting(f"Listener {listener}: {flaw}")
+    return settings
+
+
+def _parse_overrides(
+    listeners: Sequence[str], texts: Sequence[tuple[SettingOrigin, str, str]]
+) -> dict[OverrideKey, SettingValue]:
+    """Raises InvalidSetting."""
+    if not texts:
+        return {}
+    by_name = {key.name: key for key in override_keys(listeners)}
+    by_variable = {variable_name(name): key for name, key in by_name.items()}
+    values: dict[OverrideKey, SettingValue] = {}
+    for origin, name, text in texts:
+        key = by_variable.get(name) or by_name.get(name.lower())
+        if key is None:
+            raise InvalidSetting(
+                f"Unknown setting {name} ({origin}); the listeners are {', '.join(listeners)}"
+                + _did_you_mean(name.lower(), list(by_name))
+            )
+        values[key] = _parse(NODE_SETTINGS[key.setting], text, origin)
+    return values
 
 
 def _check_cluster_membership(settings: NodeSettings) -> None:

@@ -146,7 +146,7 @@ class BrokerLifecycleManager:
             try:
                 await self._noting
             except OSError as error:
-                logger.warning("run not written down", extra={"reason": str(error)})
+                logger.warning("run not recorded", extra={"reason": str(error)})
 
     def ready(self) -> None:
         """Requests to be unfenced from now on: the logs are open and lost replicas are reported."""
@@ -214,7 +214,7 @@ class BrokerLifecycleManager:
         request = lost_replicas_request(self._node_id, self.broker_epoch, known)
         response = await self._channel.call(ASSIGN_REPLICAS_TO_DIRS, request)
         if response.error_code is not ErrorCode.none:
-            raise ApiError(response.error_code, "the controller did not take note of lost replicas")
+            raise ApiError(response.error_code, "the controller did not accept the report of lost replicas")
         return {
             known[topic.topic_id, partition.partition_index]
             for directory in response.directories
@@ -264,7 +264,7 @@ class BrokerLifecycleManager:
                     name=advertised.name,
                     host=advertised.host,
                     port=advertised.port or ports[advertised.name],
-                    security_protocol=0,
+                    security_protocol=self._settings.protocol(advertised.name),
                 )
                 for advertised in self._settings.advertised
             ),
@@ -312,13 +312,18 @@ class BrokerLifecycleManager:
             try:
                 return await self._registered(last_epoch, max(left_s, 0.1))
             except ApiError as error:
-                if not _is_retriable(error) or left_s <= 0:
+                is_duplicate = error.code is ErrorCode.duplicate_broker_registration
+                # The session of a killed predecessor must expire first, or a controller be found.
+                is_retriable = is_duplicate or error.code is ErrorCode.request_timed_out
+                if not is_retriable or left_s <= 0:
                     raise StartFailed(
-                        f"the cluster does not let node {self._node_id} in: "
+                        f"the cluster refuses to register node {self._node_id}: "
                         f"{error.message or error.code.name}",
-                        hint=_hint(error),
+                        hint="--node-id gives this node an id of its own" if is_duplicate else None,
                     ) from None
-                logger.info("not let in yet", extra={"reason": error.message or error.code.name})
+                logger.info(
+                    "registration refused, trying again", extra={"reason": error.message or error.code.name}
+                )
             await asyncio.sleep(min(_REGISTER_RETRY_S, self._interval_s))
 
     async def _registered(self, last_epoch: int, timeout_s: float) -> int:
@@ -427,17 +432,6 @@ _REGISTRATION_ERRORS: Final = {
     ErrorCode.inconsistent_cluster_id: "the data folder belongs to another cluster",
     ErrorCode.unsupported_version: "the cluster uses features that this release does not know",
 }
-
-
-def _is_retriable(error: ApiError) -> bool:
-    """The session of a killed predecessor must expire first, or a controller be found."""
-    return error.code in (ErrorCode.duplicate_broker_registration, ErrorCode.request_timed_out)
-
-
-def _hint(error: ApiError) -> str | None:
-    if error.code is ErrorCode.duplicate_broker_registration:
-        return "--node-id gives this node an id of its own"
-    return None
 
 
 def _heartbeat_request(beat: BrokerHeartbeat) -> Any:

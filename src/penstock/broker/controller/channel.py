@@ -143,7 +143,7 @@ class ControllerChannel:
         return there
 
     async def send_envelope(
-        self, leader_id: int, frame: bytes, client_host: bytes, timeout_s: float
+        self, leader_id: int, frame: bytes, client_host: bytes, principal: bytes | None, timeout_s: float
     ) -> bytes:
         """Send a client's frame to the controller; return the frame of the reply once this node has applied its effect.
 
@@ -153,7 +153,9 @@ class ControllerChannel:
 
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        request = EnvelopeRequest(request_data=frame, request_principal=None, client_host_address=client_host)
+        request = EnvelopeRequest(
+            request_data=frame, request_principal=principal, client_host_address=client_host
+        )
         response = await self._peers().call(
             leader_id, ENVELOPE, request, timeout_s=timeout_s, purpose=_FORWARDED
         )

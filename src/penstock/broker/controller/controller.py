@@ -10,20 +10,27 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from penstock.broker.config.effective_settings import node_layers
-from penstock.cluster.controller.decision import ControllerConfig, Decision, UncleanElection
+from penstock.broker.environment import Clock, Tasks
+from penstock.cluster.controller.decision import (
+    ControllerConfig,
+    Decision,
+    DecisionOrSteps,
+    UncleanElection,
+)
 from penstock.cluster.controller.heartbeats import BrokerSessions
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.topic_settings import ConfigLayer
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
+    from penstock.broker.controller.delegation_tokens import TokenSweeper
     from penstock.broker.controller.leader_balancer import LeaderBalancer
-    from penstock.broker.environment import Tasks
     from penstock.broker.metrics.counters import Metrics
     from penstock.broker.network.connection import Connection
     from penstock.broker.quorum.metadata_log import MetadataLog
@@ -39,6 +46,10 @@ _CHECK_INTERVAL_S: Final = 0.5
 _CHECK_INTERVAL_S_MIN: Final = 0.02
 
 
+class ClockAndTasks(Clock, Tasks, Protocol):
+    """What a controller uses of its process."""
+
+
 class LastController(NamedTuple):
     node_id: int | None
     silent_ms: int
@@ -49,7 +60,7 @@ class Controller:
 
     def __init__(
         self,
-        tasks: Tasks,
+        environment: ClockAndTasks,
         settings: NodeSettings,
         metadata: MetadataLog,
         metrics: Metrics,
@@ -61,7 +72,7 @@ class Controller:
 
         `last_controller` returns the controller that this node has used before, and how long that is silent.
         """
-        self._tasks = tasks
+        self._environment = environment
         self._settings = settings
         self._metadata = metadata
         self._metrics = metrics
@@ -69,10 +80,13 @@ class Controller:
         self._last_controller = last_controller
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
         self._session_ms = settings.integer("broker.session.timeout.ms")
+        #: No longer than a heartbeat: a suspension during the pause is noticed by how late the check is.
+        self._check_s = max(min(_CHECK_INTERVAL_S, self._heartbeat_ms / 1000), _CHECK_INTERVAL_S_MIN)
         self.sessions = BrokerSessions(session_timeout_ms=self._session_ms)
         self._layers: tuple[ConfigLayer, ...] | None = None
         self._rules = ControllerConfig()
         self._balancer: LeaderBalancer | None = None
+        self._token_sweeper: TokenSweeper | None = None
         self._watching: asyncio.Task[None] | None = None
         #: The connection over which each broker sent its last heartbeat.
         self._last_connections: dict[int, Connection] = {}
@@ -88,7 +102,7 @@ class Controller:
         self._metrics.controller_elections += 1
         self._begin_sessions()
         self._balancer = None
-        self._watching = self._tasks.spawn(self._watch())
+        self._watching = self._environment.spawn(self._watch())
 
     def _begin_sessions(self) -> None:
         """Start a new session for every broker, except that the session of the previous controller has partly elapsed.
@@ -123,17 +137,23 @@ class Controller:
             self._rules = ControllerConfig(node=layers, heartbeat_interval_ms=self._heartbeat_ms)
         return self._rules
 
-    async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
+    async def propose(self, decide: Callable[[ClusterImage], DecisionOrSteps[Reply]]) -> Reply:
         """Commit a decision as `MetadataLog.propose` does, and report unclean elections once they are committed."""
         unclean: tuple[UncleanElection, ...] = ()
 
-        def noting(image: ClusterImage) -> Decision[Reply]:
+        def noting(decision: Decision[Reply]) -> Decision[Reply]:
             nonlocal unclean
-            decision = decide(image)
             unclean = decision.unclean
             return decision
 
-        reply = await self._metadata.propose(noting)
+        def noting_steps(steps: Steps[Decision[Reply]]) -> Steps[Decision[Reply]]:
+            return noting((yield from steps))
+
+        def decide_and_note(image: ClusterImage) -> DecisionOrSteps[Reply]:
+            decided = decide(image)
+            return noting(decided) if isinstance(decided, Decision) else noting_steps(decided)
+
+        reply = await self._metadata.propose(decide_and_note)
         for election in unclean:
             self._report(election)
         return reply
@@ -244,6 +264,8 @@ class Controller:
                 self._extend_sessions_after_pause(self._now_ms() - started_ms - pause_s * 1000)
                 await self._fence_silent()
                 await self._leaders().look(self._now_ms())
+                if self._metadata.image.security.tokens:
+                    await self._tokens().sweep(self._environment.now_ms())
             except ApiError as error:
                 # Nothing has changed, or another node is the active controller by now: the next check will tell.
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
@@ -259,11 +281,19 @@ class Controller:
             self._balancer = LeaderBalancer(self._settings, self._metadata, self)
         return self._balancer
 
+    def _tokens(self) -> TokenSweeper:
+        if self._token_sweeper is None:
+            # Imported here, because few clusters have delegation tokens.
+            from penstock.broker.controller.delegation_tokens import TokenSweeper
+
+            self._token_sweeper = TokenSweeper(self._settings, self._metadata)
+        return self._token_sweeper
+
     def _pause_s(self) -> float:
         deadline_ms = self.sessions.next_deadline_ms()
         if deadline_ms is None:
-            return _CHECK_INTERVAL_S
-        return min(max((deadline_ms - self._now_ms()) / 1000, _CHECK_INTERVAL_S_MIN), _CHECK_INTERVAL_S)
+            return self._check_s
+        return min(max((deadline_ms - self._now_ms()) / 1000, _CHECK_INTERVAL_S_MIN), self._check_s)
 
     def _extend_sessions_after_pause(self, late_ms: float) -> None:
         """Start new sessions if this process was suspended: it received no heartbeats, even from live brokers."""

@@ -17,19 +17,23 @@ from penstock.broker.network.apis import (
     APIS,
     RequestHeader,
     decode_request,
-    encode_response,
+    encode_response_in_steps,
     parse_request_header,
     route,
 )
 from penstock.broker.network.connection import CLOSE_CONNECTION
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+from penstock.protocol.wire import WireCursor, encode_compact_string
+from penstock.security.principal import Principal
 
 if TYPE_CHECKING:
     from penstock.broker.controller.channel import ControllerChannel
+    from penstock.protocol.steps import Steps
 
 _SIZE_BYTES: Final = 4
 _INT32 = struct.Struct(">i")
+_VERSION = struct.Struct(">h")
 #: Bounds of a client's timeout: a decision takes a moment, and no request may wait forever.
 _TIMEOUT_S_MIN: Final = 1.0
 _TIMEOUT_S_MAX: Final = 60.0
@@ -41,13 +45,17 @@ async def forward_to_controller(
     """Return the reply to a client, including its size field."""
 
     async def here() -> bytes | bytearray:
-        return encode_response(
-            context.api_key, context.version, correlation_id, await _handle(context, request)
+        response = await _handle(context, request)
+        return await context.finish_in_slices(
+            encode_response_in_steps(context.api_key, context.version, correlation_id, response)
         )
 
     async def there(leader_id: int, timeout_s: float) -> bytes | bytearray:
         client_host = _packed_host(context.client_host)
-        reply = await context.services.channel.send_envelope(leader_id, frame, client_host, timeout_s)
+        principal = encode_principal(context.principal, is_by_token=context.is_by_token)
+        reply = await context.services.channel.send_envelope(
+            leader_id, frame, client_host, principal, timeout_s
+        )
         return _INT32.pack(len(reply)) + reply if reply else CLOSE_CONNECTION
 
     try:
@@ -56,30 +64,38 @@ async def forward_to_controller(
             reply = await context.services.channel.ask(here, there, _request_timeout_s(request))
         return reply
     except ApiError as error:
-        return _error_reply(context, request, correlation_id, error)
+        return await context.finish_in_slices(_error_reply(context, request, correlation_id, error))
 
 
-async def handle_envelope(context: RequestContext, frame: bytes, client_host: str) -> bytes:
+async def handle_envelope(
+    context: RequestContext, frame: bytes, client_host: str, principal: bytes | None
+) -> bytes:
     """Handle a forwarded request on the active controller; return the offset and the reply's frame.
 
-    Raises ApiError, MalformedFrame.
+    `principal` is who sent the request; None: the node that forwards it. Raises ApiError, MalformedFrame.
     """
     header = parse_request_header(memoryview(frame))
     request = _decode_forwarded(header, frame)
+    sender, is_by_token = decode_principal(principal) if principal else (context.principal, False)
     inner = context._replace(
         api_key=header.api_key,
         version=header.version,
         client_id=None if header.client_id is None else header.client_id.decode(errors="replace"),
         client_host=client_host,
+        principal=sender,
+        is_forwarded_by_token=is_by_token,
     )
     try:
-        reply = encode_response(
-            header.api_key, header.version, header.correlation_id, await _handle(inner, request)
+        response = await _handle(inner, request)
+        reply = await inner.finish_in_slices(
+            encode_response_in_steps(header.api_key, header.version, header.correlation_id, response)
         )
     except ApiError as error:
         if error.code is ErrorCode.not_controller:
             raise
-        reply = bytes(_error_reply(inner, request, header.correlation_id, error))
+        reply = bytes(
+            await inner.finish_in_slices(_error_reply(inner, request, header.correlation_id, error))
+        )
     return ENVELOPE_OFFSET.pack(context.services.metadata.applied_offset) + reply[_SIZE_BYTES:]
 
 
@@ -92,11 +108,31 @@ def forwarded_call(channel: ControllerChannel, node_id: int, api_key: int, reque
     is_flexible = route(api_key, version).is_flexible
 
     async def there(leader_id: int, timeout_s: float) -> Any:
-        reply = await channel.send_envelope(leader_id, frame, b"", timeout_s)
+        reply = await channel.send_envelope(leader_id, frame, b"", None, timeout_s)
         position = _INT32.size + is_flexible
         return response_reader(api_key, version)(memoryview(reply), position)
 
     return there
+
+
+def encode_principal(principal: Principal, *, is_by_token: bool) -> bytes:
+    """Return the principal as in Apache Kafka's envelopes (KIP-590): a version, and DefaultPrincipalData."""
+    texts = encode_compact_string(principal.type) + encode_compact_string(principal.name)
+    return _VERSION.pack(0) + texts + bytes([is_by_token, 0])
+
+
+def decode_principal(data: bytes) -> tuple[Principal, bool]:
+    """Return the principal, and whether it has logged in with a delegation token. Raises MalformedFrame."""
+    cursor = WireCursor(memoryview(data))
+    try:
+        if cursor.unpack(_VERSION) != (0,):
+            raise MalformedFrame("a principal of an unknown version")
+        principal = Principal(cursor.string().decode(), cursor.string().decode())
+        (is_by_token,) = cursor.take(1)
+        cursor.skip_tags()
+    except (IndexError, struct.error, UnicodeDecodeError):
+        raise MalformedFrame("the principal is damaged") from None
+    return principal, bool(is_by_token)
 
 
 async def _handle_if_active(
@@ -147,14 +183,15 @@ def _request_timeout_s(request: Any) -> float:
 
 def _error_reply(
     context: RequestContext, request: Any, correlation_id: int, error: ApiError
-) -> bytes | bytearray:
-    from penstock.broker.network.error_responses import NoErrorField, error_response
+) -> Steps[bytes | bytearray]:
+    from penstock.broker.network.error_responses import NoErrorField, error_response_in_steps
 
+    api_key, version = context.api_key, context.version
     try:
-        response = error_response(context.api_key, context.version, request, error.code, error.message)
+        response = yield from error_response_in_steps(api_key, version, request, error.code, error.message)
     except NoErrorField:
         return CLOSE_CONNECTION
-    return encode_response(context.api_key, context.version, correlation_id, response)
+    return (yield from encode_response_in_steps(api_key, version, correlation_id, response))
 
 
 def _packed_host(host: str) -> bytes:

@@ -47,9 +47,8 @@ class LeaderBalancer:
         self._internal_replicas = {
             topic.name: settings.integer(topic.replication_factor) for topic in INTERNAL_TOPICS.values()
         }
-        self._coming: dict[
-            _Incarnation, int
-        ] = {}  # brokers that have not got their leaders back; active since
+        #: Since when the brokers are active that have not got their leaders back.
+        self._coming: dict[_Incarnation, int] = {}
         self._settled: set[_Incarnation] = set()
         self._due_ms: int | None = None
         self._seen: ClusterImage | None = None
@@ -66,7 +65,8 @@ class LeaderBalancer:
             self._due_ms = now_ms + self._interval_ms
         if now_ms >= self._due_ms:
             self._due_ms = now_ms + self._interval_ms
-            await self._balance_if_imbalanced(image)
+            if self._balances and is_imbalanced(image, self._percentage_max):
+                await self._balance()
 
     async def _elect_where_allowed(self) -> None:
         """Retry elections of leaderless partitions: a changed setting may allow now what was refused before."""
@@ -99,10 +99,6 @@ class LeaderBalancer:
         )
         if raised:
             logger.info("internal topics get more replicas", extra={"partitions": raised})
-
-    async def _balance_if_imbalanced(self, image: ClusterImage) -> None:
-        if self._balances and is_imbalanced(image, self._percentage_max):
-            await self._balance()
 
     async def _balance(self) -> int:
         moved = await self._controller.propose_if_needed(

@@ -52,18 +52,16 @@ class ProducerIdManager:
     async def _block(self) -> ProducerIdBlock:
         try:
             if self._metadata.is_active:
-                return await self._allocate(self._metadata.image.brokers[self._node_id].epoch)
+                epoch = self._metadata.image.brokers[self._node_id].epoch
+                return await self._metadata.propose(
+                    lambda image: allocate_producer_ids(image, broker_id=self._node_id, broker_epoch=epoch)
+                )
             return await self._ask_for_block()
         except ApiError as error:
             if error.code in _RETRIABLE:
                 # Every client retries after this error code, and none after the others.
                 raise ApiError(ErrorCode.coordinator_load_in_progress, error.message) from None
             raise
-
-    async def _allocate(self, epoch: int) -> ProducerIdBlock:
-        return await self._metadata.propose(
-            lambda image: allocate_producer_ids(image, broker_id=self._node_id, broker_epoch=epoch)
-        )
 
     async def _ask_for_block(self) -> ProducerIdBlock:
         from kio.schema.allocate_producer_ids.v0.request import AllocateProducerIdsRequest

@@ -20,6 +20,7 @@ from penstock.cluster.controller.create_topics import (
 from penstock.cluster.topic_names import CLUSTER_METADATA, is_internal
 from penstock.log.segment_files import open_files_limit
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.controller.channel import ControllerChannel
     from penstock.broker.environment import Tasks
+    from penstock.broker.network.requests import RequestContext
     from penstock.broker.quorum.metadata_log import MetadataLog
     from penstock.log.checkpoints import TopicPartition
 
@@ -53,6 +55,21 @@ class AutoTopicCreationManager:
 
     def failures(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self._failures[name] for name in names if name in self._failures}
+
+    def begin_for(self, ctx: RequestContext, topics: Iterable[NewTopic]) -> None:
+        """Create topics as far as the controller_mutation_rate of the client allows.
+
+        The others are begun when the client, which has to ask until its topic exists, asks again later. As the quota
+        counts on the node that is asked, and not on the controller, a client may have this rate on every node.
+        """
+        wanted = [topic for topic in topics if topic.name not in self._in_flight]
+        partitions = ctx.services.settings.integer("num.partitions")
+        admitted = finish(
+            ctx.services.quotas.admit(
+                ctx, wanted, lambda topic: max(topic.partitions, 0) or partitions, strict_from=0
+            )
+        )
+        self.begin(admitted.items)
 
     def begin_by_name(self, names: Iterable[str]) -> None:
         """Create topics with the cluster's defaults."""

@@ -8,13 +8,14 @@ their descriptions. Each handler passes its own class, and the fields that only 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ GROUP_AUTHORIZED_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 1
 OPERATIONS_NOT_REQUESTED: Final = -(1 << 31)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
+_GATHERED_AT_ONCE: Final = 20
+
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def milliseconds(time: timedelta) -> int:
@@ -104,9 +108,6 @@ async def describe_groups(
     details_of: Callable[[Any], dict[str, Any]],
 ) -> tuple[Any, ...]:
     """Describe each group independently. `details_of` gets a group, or None after an error."""
-    operations = (
-        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
-    )
 
     async def describe(group_id: str) -> Any:
         try:
@@ -123,6 +124,17 @@ async def describe_groups(
                 assignment_epoch=0,
                 **details_of(None),
             )
+        details = details_of(found)
+        if ctx.authorizer is not None and not _may_see_topics(ctx, details):
+            return group_class(
+                error_code=ErrorCode.topic_authorization_failed,
+                error_message="The group has described topic(s) that the client is not authorized to describe.",
+                group_id=group_id,
+                group_state="",
+                group_epoch=0,
+                assignment_epoch=0,
+                **details_of(None),
+            )
         return group_class(
             error_code=ErrorCode.none,
             error_message=None,
@@ -130,11 +142,46 @@ async def describe_groups(
             group_state=found.state,
             group_epoch=found.epoch,
             assignment_epoch=found.target_epoch,
-            authorized_operations=operations,
-            **details_of(found),
+            authorized_operations=group_operations(ctx, request, group_id),
+            **details,
         )
 
-    return tuple(await asyncio.gather(*map(describe, request.group_ids)))
+    return tuple(await gather_in_pieces(describe, request.group_ids))
+
+
+async def gather_in_pieces(
+    call: Callable[[Item], Awaitable[Result]], items: Sequence[Item], *, at_once: int = _GATHERED_AT_ONCE
+) -> list[Result]:
+    """Await the call for each item, a few at the same time: each is a task, and all tasks run before other requests."""
+    results: list[Result] = []
+    for first in range(0, len(items), at_once):
+        results += await asyncio.gather(*map(call, items[first : first + at_once]))
+    return results
+
+
+def group_operations(ctx: RequestContext, request: Any, group_id: str) -> int:
+    """Return what the client may do with the group, as bits, if the request asks for it."""
+    if not request.include_authorized_operations:
+        return OPERATIONS_NOT_REQUESTED
+    return ctx.authorized_operations(ResourceType.GROUP, group_id)
+
+
+def _may_see_topics(ctx: RequestContext, details: dict[str, Any]) -> bool:
+    """Whether the client may know all topics in the description of a consumer, share or streams group."""
+    topology = details.get("topology")
+    names = set() if topology is None else set(_topology_topics(topology))
+    for member in details["members"]:
+        for assignment in (member.assignment, getattr(member, "target_assignment", None)):
+            names.update(topic.topic_name for topic in getattr(assignment, "topic_partitions", ()))
+    return all(ctx.demand(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in sorted(names))
+
+
+def _topology_topics(topology: Any) -> Iterable[str]:
+    for part in topology.subtopologies:
+        yield from part.source_topics
+        yield from part.repartition_sink_topics
+        yield from (topic.name for topic in part.repartition_source_topics)
+        yield from (topic.name for topic in part.state_changelog_topics)
 
 
 async def describe_subscribed_groups(

@@ -9,13 +9,14 @@ existing ones get OPERATION_NOT_ATTEMPTED.
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
 from kio.schema.add_partitions_to_txn.v3 import response as single
 from kio.schema.add_partitions_to_txn.v5 import response as many
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, group_by_topic
+from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.coordinators.transactions.request_queue import PartitionErrors
 from penstock.broker.coordinators.transactions.requests import (
     PRODUCER_FENCED_FROM_VERSION,
@@ -24,18 +25,25 @@ from penstock.broker.coordinators.transactions.requests import (
 )
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.topic_names import is_internal
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps, finish
 from penstock.transactions.messages import AddPartitionsRequest, TopicPartition
 
 _BATCHED_FROM: Final = 4
 
 
-async def handle(ctx: RequestContext, request: Any) -> Any:
+def handle(ctx: RequestContext, request: Any) -> Any:
     if ctx.version < _BATCHED_FROM:
-        return await _handle_producer(ctx, request)
+        return ctx.in_slices(_handle_producer(ctx, request))
+    return _handle_leader(ctx, request)
+
+
+async def _handle_leader(ctx: RequestContext, request: Any) -> Any:
+    transactions = ctx.services.transactions
     results = await asyncio.gather(
         *(
-            ctx.services.transactions.join(_add_request(each), verify_only=each.verify_only)
+            transactions.join(_add_request(each), verify_only=each.verify_only)
             for each in request.transactions
         )
     )
@@ -44,28 +52,10 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         error_code=ErrorCode.none,
         results_by_transaction=tuple(
             many.AddPartitionsToTxnResult(
-                transactional_id=each.transactional_id, topic_results=_topics(many, outcomes)
+                transactional_id=each.transactional_id, topic_results=finish(_topics(many, outcomes))
             )
             for each, outcomes in zip(request.transactions, results, strict=True)
         ),
-    )
-
-
-async def _handle_producer(ctx: RequestContext, request: Any) -> Any:
-    asked = AddPartitionsRequest(
-        request.v3_and_below_transactional_id,
-        request.v3_and_below_producer_id,
-        request.v3_and_below_producer_epoch,
-        _partitions(request.v3_and_below_topics),
-    )
-    outcomes = await _join(ctx, asked)
-    knows_fenced = ctx.version >= PRODUCER_FENCED_FROM_VERSION
-    outcomes = {
-        partition: error_for_version(error, knows_fenced=knows_fenced)
-        for partition, error in outcomes.items()
-    }
-    return single.AddPartitionsToTxnResponse(
-        throttle_time=NO_THROTTLE, results_by_topic_v3_and_below=_topics(single, outcomes)
     )
 
 
@@ -74,36 +64,78 @@ def _add_request(transaction: Any) -> AddPartitionsRequest:
         transaction.transactional_id,
         transaction.producer_id,
         transaction.producer_epoch,
-        _partitions(transaction.topics),
+        tuple(
+            TopicPartition(topic.name, index) for topic in transaction.topics for index in topic.partitions
+        ),
         protocol_version(not transaction.verify_only),
     )
 
 
-def _partitions(topics: Any) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(topic.name, index) for topic in topics for index in topic.partitions)
+def _handle_producer(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up in the image of its step."""
+    partitions: list[TopicPartition] = []
+    refused: PartitionErrors = {}
+    for topic in request.v3_and_below_topics:
+        # Producers add offsets by group, not by partition.
+        may_write = not is_internal(topic.name) and ctx.demand(
+            Operation.WRITE, ResourceType.TOPIC, topic.name
+        )
+        for index in topic.partitions:
+            partition = TopicPartition(topic.name, index)
+            partitions.append(partition)
+            if not may_write:
+                refused[partition] = ErrorCode.topic_authorization_failed
+            elif ctx.services.image.partition(*partition) is None:
+                refused[partition] = ErrorCode.unknown_topic_or_partition
+            yield
+        yield
+    asked = AddPartitionsRequest(
+        request.v3_and_below_transactional_id,
+        request.v3_and_below_producer_id,
+        request.v3_and_below_producer_epoch,
+        tuple(partitions),
+    )
+    return _join_and_respond(ctx, asked, refused)
 
 
-async def _join(ctx: RequestContext, asked: AddPartitionsRequest) -> PartitionErrors:
+async def _join_and_respond(
+    ctx: RequestContext, asked: AddPartitionsRequest, refused: PartitionErrors
+) -> Any:
+    outcomes = await _join(ctx, asked, refused)
+    topics = await ctx.finish_in_slices(_topics(single, outcomes, ctx.version))
+    return single.AddPartitionsToTxnResponse(throttle_time=NO_THROTTLE, results_by_topic_v3_and_below=topics)
+
+
+async def _join(
+    ctx: RequestContext, asked: AddPartitionsRequest, refused: PartitionErrors
+) -> PartitionErrors:
+    """If a partition is refused, the others are not added either."""
     transactions = ctx.services.transactions
     try:
         transactions.callers.check_newest_connection(ctx, asked.transactional_id)
     except ApiError as error:
         return dict.fromkeys(asked.partitions, error.code)
-    # Producers add offsets by group, not by partition.
-    internal = [partition for partition in asked.partitions if is_internal(partition.topic)]
-    return await transactions.join(asked, verify_only=False, forbidden=internal)
+    if refused:
+        return dict.fromkeys(asked.partitions, ErrorCode.operation_not_attempted) | refused
+    return await transactions.join_existing(asked, verify_only=False)
 
 
-def _topics(schema: Any, outcomes: PartitionErrors) -> tuple[Any, ...]:
+def _topics(schema: Any, outcomes: PartitionErrors, version: int = _BATCHED_FROM) -> Steps[tuple[Any, ...]]:
+    knows_fenced = version >= PRODUCER_FENCED_FROM_VERSION
+    topics = []
     in_order = sorted(outcomes.items(), key=itemgetter(0))
-    placed = [(partition.topic, (partition.partition, error)) for partition, error in in_order]
-    return tuple(
-        schema.AddPartitionsToTxnTopicResult(
-            name=topic,
-            results_by_partition=tuple(
-                schema.AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=error)
-                for index, error in parts
-            ),
+    for topic, results in groupby(in_order, key=lambda outcome: outcome[0].topic):
+        partitions = []
+        for partition, error in results:
+            code = error_for_version(error, knows_fenced=knows_fenced)
+            partitions.append(
+                schema.AddPartitionsToTxnPartitionResult(
+                    partition_index=partition.partition, partition_error_code=code
+                )
+            )
+            yield
+        topics.append(
+            schema.AddPartitionsToTxnTopicResult(name=topic, results_by_partition=tuple(partitions))
         )
-        for topic, parts in group_by_topic(placed)
-    )
+        yield
+    return tuple(topics)

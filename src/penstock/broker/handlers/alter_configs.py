@@ -24,12 +24,13 @@ from penstock.cluster.controller.alter_configs import (
 )
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ConfigResource
+from penstock.protocol.steps import Steps
 
 if TYPE_CHECKING:
     from penstock.broker.services import BrokerServices
 
 
-AlterDecision = Callable[..., Decision[tuple[AlterConfigsResult, ...]]]
+AlterDecision = Callable[..., Steps[Decision[tuple[AlterConfigsResult, ...]]]]
 
 
 async def alter_cluster_configs(
@@ -38,41 +39,48 @@ async def alter_cluster_configs(
     resources: Sequence[AlterConfigsResource],
     validate_only: bool,
 ) -> tuple[AlterConfigsResult, ...]:
-    rules = NodeConfig(node_settings=NODE_SETTINGS, node=node_layers(services.settings, services.image))
+    authorizer = services.authorizer
+    rules = NodeConfig(
+        node_settings=NODE_SETTINGS,
+        node=node_layers(services.settings, services.image),
+        super_users=frozenset(name for _, name in (authorizer.super_users if authorizer is not None else ())),
+    )
     return await services.controller.propose(
         lambda image: alter(image, resources, rules=rules, validate_only=validate_only)
     )
 
 
 async def alter_requested_configs(
-    services: BrokerServices,
+    ctx: RequestContext,
     alter: AlterDecision,
     request: Any,
     change_of: Callable[[Any], ConfigChange],
     response_class: Any,
 ) -> tuple[Any, ...]:
     """Alter the resources of a request; return one response for each. `change_of` reads a setting in the request."""
-    resources = [
-        AlterConfigsResource(
+
+    def alteration(resource: Any) -> AlterConfigsResource:
+        return AlterConfigsResource(
             resource=ConfigResource(resource.resource_type, resource.resource_name),
             changes=tuple(map(change_of, resource.configs)),
         )
-        for resource in request.resources
-    ]
-    return tuple(
-        response_class(
+
+    def response(result: AlterConfigsResult) -> Any:
+        return response_class(
             error_code=result.error,
             error_message=result.message,
             resource_type=result.resource.type,
             resource_name=result.resource.name,
         )
-        for result in await alter_cluster_configs(services, alter, resources, request.validate_only)
-    )
+
+    resources = await ctx.mapped(alteration, request.resources)
+    results = await alter_cluster_configs(ctx.services, alter, resources, request.validate_only)
+    return await ctx.mapped(response, results)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     responses = await alter_requested_configs(
-        ctx.services, replace_configs, request, _change_of, AlterConfigsResourceResponse
+        ctx, replace_configs, request, _change_of, AlterConfigsResourceResponse
     )
     return AlterConfigsResponse(throttle_time=timedelta(0), responses=responses)
 

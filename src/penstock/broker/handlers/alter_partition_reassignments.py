@@ -23,6 +23,7 @@ from penstock.cluster.controller.reassignment import (
     alter_reassignments,
 )
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import Steps
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -45,11 +46,11 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_code=ErrorCode.none,
         error_message=None,
-        responses=_topics(results),
+        responses=await ctx.finish_in_slices(_topics(results)),
     )
 
 
-def _topics(results: Iterable[ReassignmentResult]) -> tuple[Any, ...]:
+def _topics(results: Iterable[ReassignmentResult]) -> Steps[tuple[Any, ...]]:
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
     for result in results:
         by_topic[result.topic].append(
@@ -57,6 +58,7 @@ def _topics(results: Iterable[ReassignmentResult]) -> tuple[Any, ...]:
                 partition_index=result.partition, error_code=result.error, error_message=result.message
             )
         )
+        yield
     return tuple(
         ReassignableTopicResponse(name=topic, partitions=tuple(found)) for topic, found in by_topic.items()
     )

@@ -15,33 +15,33 @@ from kio.schema.alter_replica_log_dirs.v2.response import (
     AlterReplicaLogDirTopicResult,
 )
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import Steps
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
-    data_dir = ctx.services.settings.data_dir
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Nothing is changed. Each partition is looked up as it is in its own step."""
     # A partition that is listed under two directories gets one result, for the last directory.
-    asked = {
-        (topic.name, index): directory.path
-        for directory in request.dirs
-        for topic in directory.topics
-        for index in topic.partitions
-    }
-    by_topic: dict[str, list[Any]] = {}
-    for (topic, index), path in asked.items():
-        if path != data_dir:
-            error = ErrorCode.log_dir_not_found
-        elif ctx.services.partitions.get(topic, index) is None:
-            error = ErrorCode.unknown_topic_or_partition
-        else:
-            error = ErrorCode.none
-        result = AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error)
-        by_topic.setdefault(topic, []).append(result)
-    return AlterReplicaLogDirsResponse(
-        throttle_time=timedelta(0),
-        results=tuple(
-            AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(results))
-            for name, results in by_topic.items()
-        ),
-    )
+    by_topic: dict[str, dict[int, AlterReplicaLogDirPartitionResult]] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                error = _error(ctx, topic.name, index, directory.path)
+                result = AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error)
+                by_topic.setdefault(topic.name, {})[index] = result
+                yield
+    topics = []
+    for name, results in by_topic.items():
+        topics.append(AlterReplicaLogDirTopicResult(topic_name=name, partitions=tuple(results.values())))
+        yield
+    return AlterReplicaLogDirsResponse(throttle_time=timedelta(0), results=tuple(topics))
+
+
+def _error(ctx: RequestContext, topic: str, index: int, path: str) -> ErrorCode:
+    if path != ctx.services.settings.data_dir:
+        return ErrorCode.log_dir_not_found
+    if ctx.services.partitions.get(topic, index) is None:
+        return ErrorCode.unknown_topic_or_partition
+    return ErrorCode.none

@@ -23,16 +23,15 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.share.state_reconciler import StateErrors
+    from penstock.protocol.steps import Steps
 
 _UNKNOWN: Final = ApiError(ErrorCode.unknown_topic_or_partition)
+_NO_ERROR: Final = ApiError(ErrorCode.none)
 _NEGATIVE_OFFSET: Final = ApiError(ErrorCode.invalid_request, "The start offset is negative.")
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    wanted = {
-        topic.topic_name: {part.partition_index: part.start_offset for part in topic.partitions}
-        for topic in request.topics
-    }
+    wanted = await ctx.finish_in_slices(_wanted(request))
     try:
         if not request.group_id:
             raise ApiError(ErrorCode.invalid_group_id)
@@ -40,21 +39,30 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         reply, errors = await _alter(ctx, request.group_id, wanted)
     except ApiError as error:
         return _response(error, ())
-    return _response(None, tuple(_topic(ctx, topic, reply, errors) for topic in request.topics))
+    return _response(None, await ctx.finish_in_slices(_topics(ctx, request, reply, errors)))
+
+
+def _wanted(request: Any) -> Steps[dict[str, dict[int, int]]]:
+    """Return the start offsets that are possible; for a partition that is listed twice, the last one."""
+    wanted: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        starts = wanted[topic.topic_name] = {}
+        for part in topic.partitions:
+            starts[part.partition_index] = part.start_offset
+            yield
+        wanted[topic.topic_name] = {index: start for index, start in starts.items() if start >= 0}
+        yield
+    return wanted
 
 
 async def _alter(
     ctx: RequestContext, group_id: str, wanted: StartOffsets
 ) -> tuple[AlterShareOffsetsReply, StateErrors]:
     """Completes an earlier deletion of the group's offsets first, if one is pending."""
-    possible = {
-        name: {index: start for index, start in starts.items() if start >= 0}
-        for name, starts in wanted.items()
-    }
-    reply, errors = await _alter_once(ctx, group_id, possible)
+    reply, errors = await _alter_once(ctx, group_id, wanted)
     if reply.waits_for_deletion:
         await ctx.services.share_state_reconciler.settle(group_id)
-        reply, errors = await _alter_once(ctx, group_id, possible)
+        reply, errors = await _alter_once(ctx, group_id, wanted)
     if reply.waits_for_deletion:
         raise ApiError(ErrorCode.coordinator_not_available, "The earlier offsets are still being deleted.")
     return reply, errors
@@ -93,24 +101,30 @@ def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
     )
 
 
-def _topic(ctx: RequestContext, topic: Any, reply: AlterShareOffsetsReply, errors: StateErrors) -> Any:
-    known = ctx.services.groups.topics.get(topic.topic_name)
-    topic_id = None if known is None else known.id
-    partitions = []
-    for part in topic.partitions:
-        error = _UNKNOWN
-        if part.start_offset < 0:
-            error = _NEGATIVE_OFFSET
-        elif topic_id is not None and part.partition_index in reply.partitions.get(topic_id, ()):
-            error = errors.get((topic_id, part.partition_index), _NO_ERROR)
-        partitions.append(
-            AlterShareGroupOffsetsResponsePartition(
-                partition_index=part.partition_index, error_code=error.code, error_message=error.message
+def _topics(
+    ctx: RequestContext, request: Any, reply: AlterShareOffsetsReply, errors: StateErrors
+) -> Steps[tuple[Any, ...]]:
+    topics = []
+    for topic in request.topics:
+        known = ctx.services.groups.topics.get(topic.topic_name)
+        topic_id = None if known is None else known.id
+        partitions = []
+        for part in topic.partitions:
+            error = _UNKNOWN
+            if part.start_offset < 0:
+                error = _NEGATIVE_OFFSET
+            elif topic_id is not None and part.partition_index in reply.partitions.get(topic_id, ()):
+                error = errors.get((topic_id, part.partition_index), _NO_ERROR)
+            partitions.append(
+                AlterShareGroupOffsetsResponsePartition(
+                    partition_index=part.partition_index, error_code=error.code, error_message=error.message
+                )
+            )
+            yield
+        topics.append(
+            AlterShareGroupOffsetsResponseTopic(
+                topic_name=topic.topic_name, topic_id=topic_id, partitions=tuple(partitions)
             )
         )
-    return AlterShareGroupOffsetsResponseTopic(
-        topic_name=topic.topic_name, topic_id=topic_id, partitions=tuple(partitions)
-    )
-
-
-_NO_ERROR: Final = ApiError(ErrorCode.none)
+        yield
+    return tuple(topics)

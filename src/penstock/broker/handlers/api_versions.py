@@ -30,7 +30,7 @@ _CLIENT_METRICS = frozenset({71, 72})
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    is_inter_broker = ctx.connection is not None and ctx.connection.is_inter_broker
+    is_inter_broker = ctx.connection is not None and ctx.connection.nodes is not None
     api = APIS[ctx.api_key]
     if not api.min_version <= ctx.version <= api.max_version:
         return _response(ctx.services, 0, ErrorCode.unsupported_version, is_inter_broker=is_inter_broker)

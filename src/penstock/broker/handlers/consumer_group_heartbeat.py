@@ -7,6 +7,7 @@ Before v1 a member may join without an id, and the broker assigns one. While the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
@@ -28,6 +29,7 @@ from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.modern_group import Assignment as Partitions
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError
 
 _OWN_MEMBER_ID_FROM: Final = 1
@@ -35,6 +37,7 @@ _OWN_MEMBER_ID_FROM: Final = 1
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.services.groups
+    may_describe = partial(ctx.may, Operation.DESCRIBE, ResourceType.TOPIC)
     try:
         check_protocol(ctx, "group.version", "consumer")
         beat = _heartbeat_request(ctx, request)
@@ -44,7 +47,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
             groups.check_group_limit(beat.group_id)
         reply = await groups.write(
             beat.group_id,
-            lambda shard, token: consumer_group_heartbeat(shard, beat, token, now_ms=groups.now_ms()),
+            lambda shard, token: shard.for_client(
+                may_describe, lambda: consumer_group_heartbeat(shard, beat, token, now_ms=groups.now_ms())
+            ),
         )
     except ApiError as error:
         reply = ConsumerHeartbeatReply(error=error.code, message=error.message)

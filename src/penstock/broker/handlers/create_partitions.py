@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from kio.schema.create_partitions.v3.response import CreatePartitionsResponse, CreatePartitionsTopicResult
 
+from penstock.broker.network.quotas import QUOTA_EXCEEDED
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_topics import CreatePartitionsResult, NewPartitions, create_partitions
 from penstock.protocol.errors import ErrorCode
 
+_STRICT_QUOTA_FROM: Final = 3
+
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    topics = [_more_partitions(topic) for topic in request.topics]
+    image = ctx.services.image
+
+    def count(topic: NewPartitions) -> int:
+        present = image.topics.get(topic.name)
+        return max(topic.count - len(present.partitions), 0) if present is not None else 0
+
+    topics = await ctx.mapped(_more_partitions, request.topics)
+    admitted = await ctx.finish_in_slices(
+        ctx.services.quotas.admit(ctx, topics, count, strict_from=_STRICT_QUOTA_FROM)
+    )
     partitions_max = ctx.services.settings.integer("penstock.create.topics.partitions.max")
     results = await ctx.services.metadata.propose(
         lambda image: create_partitions(
             image,
-            topics,
+            admitted.items,
             partitions_max=partitions_max,
             draw=random.randrange,
             validate_only=request.validate_only,
@@ -28,17 +39,26 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         )
     )
     without_room = ctx.services.topic_creator.topics_refused_by_disk()
-    results = tuple(
-        _with_storage_error(result) if result.name in without_room else result for result in results
-    )
+
+    def topic_result(result: CreatePartitionsResult) -> CreatePartitionsTopicResult:
+        if result.name in without_room:
+            result = _with_storage_error(result)
+        return CreatePartitionsTopicResult(
+            name=result.name, error_code=result.error, error_message=result.message
+        )
+
     return CreatePartitionsResponse(
-        throttle_time=timedelta(0),
-        results=tuple(
-            CreatePartitionsTopicResult(
-                name=result.name, error_code=result.error, error_message=result.message
-            )
-            for result in results
+        throttle_time=admitted.throttle_time,
+        results=(
+            *(await ctx.mapped(topic_result, results)),
+            *(await ctx.mapped(_refused, admitted.refused)),
         ),
+    )
+
+
+def _refused(topic: NewPartitions) -> CreatePartitionsTopicResult:
+    return CreatePartitionsTopicResult(
+        name=topic.name, error_code=ErrorCode.throttling_quota_exceeded, error_message=QUOTA_EXCEEDED
     )
 
 

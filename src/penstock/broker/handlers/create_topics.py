@@ -6,8 +6,8 @@ omits come from the settings of the active controller. The timeout limits the se
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from kio.schema.create_topics.v7.response import (
     CreatableTopicConfigs,
@@ -15,17 +15,36 @@ from kio.schema.create_topics.v7.response import (
     CreateTopicsResponse,
 )
 
+from penstock.broker.network.quotas import QUOTA_EXCEEDED
 from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
+from penstock.protocol.acls import Operation, ResourceType
+from penstock.protocol.errors import ErrorCode
+
+_STRICT_QUOTA_FROM: Final = 6
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    topics = [_new_topic(topic) for topic in request.topics]
-    results = await ctx.services.topic_creator.create_on_controller(
-        topics, validate_only=request.validate_only
+    services = ctx.services
+    partitions_default = services.settings.integer("num.partitions")
+
+    def count(topic: NewTopic) -> int:
+        return len(topic.assignments) or (topic.partitions if topic.partitions > 0 else partitions_default)
+
+    topics = await ctx.mapped(_new_topic, request.topics)
+    admitted = await ctx.finish_in_slices(
+        services.quotas.admit(ctx, topics, count, strict_from=_STRICT_QUOTA_FROM)
     )
+    results = await services.topic_creator.create_on_controller(
+        admitted.items, validate_only=request.validate_only
+    )
+    refused = [
+        CreateTopicResult(topic.name, ErrorCode.throttling_quota_exceeded, QUOTA_EXCEEDED)
+        for topic in admitted.refused
+    ]
     return CreateTopicsResponse(
-        throttle_time=timedelta(0), topics=tuple(_result(result) for result in results)
+        throttle_time=admitted.throttle_time,
+        topics=await ctx.mapped(partial(_result, ctx), (*results, *refused)),
     )
 
 
@@ -39,7 +58,20 @@ def _new_topic(topic: Any) -> NewTopic:
     )
 
 
-def _result(result: CreateTopicResult) -> Any:
+def _result(ctx: RequestContext, result: CreateTopicResult) -> Any:
+    if result.error is ErrorCode.none and not ctx.may(
+        Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, result.name
+    ):
+        return CreatableTopicResult(
+            name=result.name,
+            topic_id=result.topic_id,
+            error_code=result.error,
+            error_message=result.message,
+            topic_config_error_code=ErrorCode.topic_authorization_failed.value,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=None,
+        )
     return CreatableTopicResult(
         name=result.name,
         topic_id=result.topic_id,

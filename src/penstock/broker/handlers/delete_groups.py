@@ -6,12 +6,11 @@ For a share group, the state of its share partitions is deleted first. An at-mos
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
 
-from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.coordinators.requests import NO_THROTTLE, gather_in_pieces
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
 
@@ -20,14 +19,14 @@ _SHARE: Final = "share"
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     group_ids = tuple(dict.fromkeys(request.groups_names))
-    errors = await asyncio.gather(*(_delete(ctx, group_id) for group_id in group_ids))
-    return DeleteGroupsResponse(
-        throttle_time=NO_THROTTLE,
-        results=tuple(
-            DeletableGroupResult(group_id=group_id, error_code=error)
-            for group_id, error in zip(group_ids, errors, strict=True)
-        ),
-    )
+    errors = await gather_in_pieces(lambda group_id: _delete(ctx, group_id), group_ids)
+    results = await ctx.mapped(_result, zip(group_ids, errors, strict=True))
+    return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=results)
+
+
+def _result(deleted: tuple[str, ErrorCode]) -> Any:
+    group_id, error = deleted
+    return DeletableGroupResult(group_id=group_id, error_code=error)
 
 
 async def _delete(ctx: RequestContext, group_id: str) -> ErrorCode:

@@ -16,8 +16,11 @@ from kio.schema.delete_share_group_offsets.v0.response import (
 from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.network.requests import RequestContext
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps, map_in_steps
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from penstock.broker.coordinators.share.state_reconciler import ShareOffsetsDeletion
 
 _UNKNOWN_TOPIC: Final = ApiError(ErrorCode.unknown_topic_or_partition)
@@ -35,7 +38,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         deletion = await reconciler.delete_offsets(request.group_id, names)
     except ApiError as error:
         return _response(error, ())
-    return _response(None, tuple(_topic(ctx, name, deletion) for name in names))
+    return _response(None, await ctx.finish_in_slices(_topics(ctx, names, deletion)))
 
 
 def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
@@ -47,8 +50,12 @@ def _response(error: ApiError | None, topics: tuple[Any, ...]) -> Any:
     )
 
 
-def _topic(ctx: RequestContext, name: str, deletion: ShareOffsetsDeletion) -> Any:
-    topic_id = next((id for id, known in deletion.names.items() if known == name), None)
+def _topics(ctx: RequestContext, names: list[str], deletion: ShareOffsetsDeletion) -> Steps[tuple[Any, ...]]:
+    ids = {name: topic_id for topic_id, name in deletion.names.items()}
+    return (yield from map_in_steps(lambda name: _topic(ctx, name, ids.get(name), deletion), names))
+
+
+def _topic(ctx: RequestContext, name: str, topic_id: UUID | None, deletion: ShareOffsetsDeletion) -> Any:
     if topic_id is not None:
         error = deletion.errors.get(topic_id, _NO_ERROR)
     else:

@@ -12,10 +12,8 @@ from typing import Any, Final
 
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker, DescribeClusterResponse
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, cluster_operations
 from penstock.broker.partition.client_view import (
-    CLUSTER_AUTHORIZED_OPERATIONS,
-    OPERATIONS_NOT_REQUESTED,
     ReachableBroker,
     reachable_brokers,
 )
@@ -30,7 +28,6 @@ def handle(ctx: RequestContext, request: Any) -> Any:
         _refuse_other_endpoints(request.endpoint_type)
     except ApiError as error:
         return _error_response(error)
-    asked = request.include_cluster_authorized_operations
     services = ctx.services
     brokers = reachable_brokers(services.image, ctx.listener, with_fenced=request.include_fenced_brokers)
     return DescribeClusterResponse(
@@ -45,7 +42,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
             )
             for broker, at in brokers
         ),
-        cluster_authorized_operations=CLUSTER_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED,
+        cluster_authorized_operations=cluster_operations(ctx, request),
     )
 
 

@@ -21,7 +21,7 @@ from kio.schema.describe_configs.v4.response import (
 
 from penstock.broker.config.definitions import NODE_SETTINGS
 from penstock.broker.config.effective_settings import accepted_settings, node_layers
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_names import topic_name_error
 from penstock.cluster.topic_settings import (
@@ -32,16 +32,20 @@ from penstock.cluster.topic_settings import (
 )
 from penstock.protocol.config_def import Setting, SettingType
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 _COMPACT_STRINGS_FROM: Final = 4
 _LEGACY_STRING_BYTES_MAX: Final = 32_767
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
-    return DescribeConfigsResponse(
-        throttle_time=timedelta(0),
-        results=tuple(_describe(ctx, request, resource) for resource in request.resources),
-    )
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each resource is described as it is in its own step."""
+    results = []
+    for resource in request.resources:
+        results.append(_describe(ctx, request, resource))
+        yield
+    return DescribeConfigsResponse(throttle_time=timedelta(0), results=tuple(results))
 
 
 def _describe(ctx: RequestContext, request: Any, resource: Any) -> Any:
@@ -86,6 +90,8 @@ def _settings(ctx: RequestContext, resource_type: int, name: str) -> Iterable[tu
             return [(effective, False) for effective in _client_metrics(ctx, name)]
         case ResourceType.GROUP:
             return [(effective, False) for effective in _group_settings(ctx, name).values()]
+        case ResourceType.TENANT:
+            return [(effective, False) for effective in _tenant_settings(ctx, name).values()]
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unsupported resource type: {resource_type}")
 
@@ -110,6 +116,15 @@ def _group_settings(ctx: RequestContext, group_id: str) -> dict[str, EffectiveSe
     return effective_group_values(
         image.config(ResourceType.GROUP, group_id), node_layers(ctx.services.settings, image)
     )
+
+
+def _tenant_settings(ctx: RequestContext, name: str) -> dict[str, EffectiveSetting]:
+    from penstock.cluster.tenants import effective_tenant_settings
+
+    stored = ctx.services.image.config(ResourceType.TENANT, name)
+    if not stored:
+        raise ApiError(ErrorCode.resource_not_found, f"Tenant {name} does not exist.")
+    return effective_tenant_settings(stored)
 
 
 def _logger_levels() -> Iterable[EffectiveSetting]:

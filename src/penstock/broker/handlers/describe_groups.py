@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from kio.schema.describe_groups.v6.response import (
@@ -12,9 +11,10 @@ from kio.schema.describe_groups.v6.response import (
 )
 
 from penstock.broker.coordinators.requests import (
-    GROUP_AUTHORIZED_OPERATIONS,
     NO_THROTTLE,
     OPERATIONS_NOT_REQUESTED,
+    gather_in_pieces,
+    group_operations,
 )
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.group import DescribedGroup as Description
@@ -25,10 +25,10 @@ _DEAD: Final = "Dead"
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    operations = (
-        GROUP_AUTHORIZED_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
-    )
-    groups = await asyncio.gather(*(_describe(ctx, group_id, operations) for group_id in request.groups))
+    async def describe(group_id: str) -> Any:
+        return await _describe(ctx, group_id, group_operations(ctx, request, group_id))
+
+    groups = await gather_in_pieces(describe, request.groups)
     return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 

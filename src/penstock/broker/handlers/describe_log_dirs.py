@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,14 @@ from penstock.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.partition.partition import Partition
+    from penstock.protocol.steps import Steps
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     directory = ctx.services.settings.data_dir
     # statvfs runs in a thread, because a disk that hangs must not block the event loop.
     disk = await ctx.services.in_thread(os.statvfs, directory)
-    by_topic: dict[str, list[Any]] = defaultdict(list)
-    for partition in _requested_partitions(ctx, request):
-        by_topic[partition.topic].append(
-            DescribeLogDirsPartition(
-                partition_index=partition.index,
-                partition_size=partition.log.size_bytes,
-                offset_lag=0,
-                is_future_key=False,
-            )
-        )
+    by_topic = await ctx.finish_in_slices(_described_partitions(ctx, request))
     result = DescribeLogDirsResult(
         error_code=ErrorCode.none,
         log_dir=directory,
@@ -54,11 +45,29 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     return DescribeLogDirsResponse(throttle_time=timedelta(0), error_code=ErrorCode.none, results=(result,))
 
 
-def _requested_partitions(ctx: RequestContext, request: Any) -> Iterator[Partition]:
+def _described_partitions(ctx: RequestContext, request: Any) -> Steps[dict[str, list[Any]]]:
+    """Each partition is described as it is in its own step."""
+    by_topic: dict[str, list[Any]] = defaultdict(list)
     if request.topics is None:
-        yield from ctx.services.partitions
-        return
-    for topic, index in dict.fromkeys((t.topic, index) for t in request.topics for index in t.partitions):
-        partition = ctx.services.partitions.get(topic, index)
-        if partition is not None:
-            yield partition
+        for partition in list(ctx.services.partitions):
+            by_topic[partition.topic].append(_description(partition))
+            yield
+        return by_topic
+    described: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for index in topic.partitions:
+            found = ctx.services.partitions.get(topic.topic, index)
+            if found is not None and found.key not in described:
+                described.add(found.key)
+                by_topic[topic.topic].append(_description(found))
+            yield
+    return by_topic
+
+
+def _description(partition: Partition) -> Any:
+    return DescribeLogDirsPartition(
+        partition_index=partition.index,
+        partition_size=partition.log.size_bytes,
+        offset_lag=0,
+        is_future_key=False,
+    )

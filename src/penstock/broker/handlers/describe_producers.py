@@ -6,7 +6,7 @@ Followers have the producer states too, and serve the request.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kio.schema.describe_producers.v0.response import (
     DescribeProducersResponse,
@@ -15,25 +15,30 @@ from kio.schema.describe_producers.v0.response import (
     TopicResponse,
 )
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.cluster.topic_names import topic_name_error
 from penstock.protocol.errors import ApiError, ErrorCode
 
-
-def handle(ctx: RequestContext, request: Any) -> Any:
-    return DescribeProducersResponse(
-        throttle_time=timedelta(0),
-        topics=tuple(
-            TopicResponse(
-                name=topic.name,
-                partitions=tuple(_partition(ctx, topic.name, index) for index in topic.partition_indexes),
-            )
-            for topic in request.topics
-        ),
-    )
+if TYPE_CHECKING:
+    from penstock.log.producer_state import ProducerStateEntry
+    from penstock.protocol.steps import Steps
 
 
-def _partition(ctx: RequestContext, topic: str, index: int) -> Any:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up as it is in its own step."""
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for index in topic.partition_indexes:
+            partitions.append((yield from _partition(ctx, topic.name, index)))
+            yield
+        topics.append(TopicResponse(name=topic.name, partitions=tuple(partitions)))
+        yield
+    return DescribeProducersResponse(throttle_time=timedelta(0), topics=tuple(topics))
+
+
+def _partition(ctx: RequestContext, topic: str, index: int) -> Steps[Any]:
     try:
         if (flaw := topic_name_error(topic)) is not None:
             raise ApiError(ErrorCode.invalid_topic_exception, flaw)
@@ -43,19 +48,25 @@ def _partition(ctx: RequestContext, topic: str, index: int) -> Any:
         return PartitionResponse(
             partition_index=index, error_code=error.code, error_message=error.message, active_producers=()
         )
+    producers = []
+    # A copy, because producers may come and go between the steps.
+    for producer_id, state in list(partition.log.producers.states.items()):
+        producers.append(_producer(producer_id, state))
+        yield
     return PartitionResponse(
         partition_index=index,
         error_code=ErrorCode.none,
         error_message=None,
-        active_producers=tuple(
-            ProducerState(
-                producer_id=producer_id,
-                producer_epoch=state.epoch,
-                last_sequence=state.last_sequence,
-                last_timestamp=state.last_timestamp,
-                coordinator_epoch=state.coordinator_epoch,
-                current_txn_start_offset=state.txn_first_offset,
-            )
-            for producer_id, state in partition.log.producers.states.items()
-        ),
+        active_producers=tuple(producers),
+    )
+
+
+def _producer(producer_id: int, state: ProducerStateEntry) -> ProducerState:
+    return ProducerState(
+        producer_id=producer_id,
+        producer_epoch=state.epoch,
+        last_sequence=state.last_sequence,
+        last_timestamp=state.last_timestamp,
+        coordinator_epoch=state.coordinator_epoch,
+        current_txn_start_offset=state.txn_first_offset,
     )

@@ -14,6 +14,7 @@ from penstock.broker.network.requests import RequestContext
 from penstock.broker.quorum.inbound_requests import metadata_partition, no_cluster_error
 from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 from penstock.raft.types import QuorumDescription, ReplicaDescription
 
 
@@ -26,12 +27,22 @@ def handle(ctx: RequestContext, request: Any) -> Any:
     try:
         metadata_partition(request.topics, "topic_name", "partition_index")
     except ApiError as error:
-        return _response(
-            ErrorCode.none, None, tuple(_topic_with_error(topic, error) for topic in request.topics), ()
-        )
+        return ctx.in_slices(_refusal(request, error))
     view = quorum.describe()
     topic = wire.TopicData(topic_name=CLUSTER_METADATA, partitions=(_partition(ctx, view),))
     return _response(ErrorCode.none, None, (topic,), _nodes(view))
+
+
+def _refusal(request: Any, error: ApiError) -> Steps[Any]:
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for asked in topic.partitions:
+            partitions.append(_partition_with_error(asked, error))
+            yield
+        topics.append(wire.TopicData(topic_name=topic.topic_name, partitions=tuple(partitions)))
+        yield
+    return _response(ErrorCode.none, None, tuple(topics), ())
 
 
 def _response(code: ErrorCode, message: str | None, topics: Any, nodes: Any) -> Any:
@@ -74,20 +85,14 @@ def _nodes(view: QuorumDescription) -> tuple[Any, ...]:
     )
 
 
-def _topic_with_error(topic: Any, error: ApiError) -> Any:
-    return wire.TopicData(
-        topic_name=topic.topic_name,
-        partitions=tuple(
-            wire.PartitionData(
-                partition_index=asked.partition_index,
-                error_code=error.code,
-                error_message=error.message,
-                leader_id=-1,
-                leader_epoch=-1,
-                high_watermark=-1,
-                current_voters=(),
-                observers=(),
-            )
-            for asked in topic.partitions
-        ),
+def _partition_with_error(asked: Any, error: ApiError) -> Any:
+    return wire.PartitionData(
+        partition_index=asked.partition_index,
+        error_code=error.code,
+        error_message=error.message,
+        leader_id=-1,
+        leader_epoch=-1,
+        high_watermark=-1,
+        current_voters=(),
+        observers=(),
     )

@@ -7,7 +7,6 @@ is complete.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.describe_share_group_offsets.v1.response import (
@@ -18,21 +17,34 @@ from kio.schema.describe_share_group_offsets.v1.response import (
 )
 
 from penstock.broker.coordinators.groups.end_offsets import PartitionKey, end_offsets
-from penstock.broker.coordinators.requests import NO_THROTTLE
+from penstock.broker.coordinators.requests import NO_THROTTLE, gather_in_pieces
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.modern_group import require_group
 from penstock.groups.share.share_group import ShareGroup
 from penstock.groups.share.share_group_offsets import share_partitions_of
 from penstock.groups.share.state.share_state import UNSET
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from penstock.groups.share.state.share_state import ShareStateSummary
+    from uuid import UUID
 
+    from penstock.groups.share.state.share_state import ShareStateSummary
+    from penstock.protocol.steps import Steps
+
+#: Share partitions that are requested together from their coordinators, and from the leaders of the partitions.
+_READ_AT_ONCE: Final = 100
 _UNKNOWN: Final = ApiError(ErrorCode.unknown_topic_or_partition)
+_REFUSED: Final = ApiError(ErrorCode.topic_authorization_failed)
 
 #: The partitions of a topic, by its name.
 _RequestedTopics = list[tuple[str, list[int]]]
+
+
+class _SharePartition(NamedTuple):
+    group_id: str
+    topic: str
+    partition: int
 
 
 class _PartitionOffsets(NamedTuple):
@@ -41,53 +53,94 @@ class _PartitionOffsets(NamedTuple):
     lag: int = -1
 
 
+#: What is known of each share partition of the request.
+_Offsets = dict[_SharePartition, _PartitionOffsets | ApiError]
+#: The topics of a group, or its error.
+_Asked = tuple[str, _RequestedTopics | ApiError]
+
+
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    groups = await asyncio.gather(*(_describe(ctx, group) for group in request.groups))
-    return DescribeShareGroupOffsetsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+    asked = await gather_in_pieces(lambda group: _asked(ctx, group), request.groups)
+    offsets: _Offsets = {}
+    known = await ctx.finish_in_slices(_known_partitions(ctx, asked, offsets))
+    partitions = list(known)
+    for first in range(0, len(partitions), _READ_AT_ONCE):
+        piece = partitions[first : first + _READ_AT_ONCE]
+        offsets |= await _read_offsets(ctx, [(partition, known[partition]) for partition in piece])
+    return await ctx.finish_in_slices(_response(ctx, asked, offsets))
 
 
-async def _describe(ctx: RequestContext, group: Any) -> Any:
+async def _asked(ctx: RequestContext, group: Any) -> _Asked:
     try:
-        asked = await _requested_topics(ctx, group)
+        return group.group_id, await _requested_topics(ctx, group)
     except ApiError as error:
-        return _group(group.group_id, (), error)
-    places = [(name, index) for name, indexes in asked for index in indexes]
-    positions = await _read_offsets(ctx, group.group_id, places)
-    topics = tuple(
-        _topic(ctx, name, [_partition(index, positions[name, index]) for index in indexes])
-        for name, indexes in asked
-    )
-    return _group(group.group_id, topics, None)
+        # A copy without its traceback, because it takes long to free very many of them.
+        return group.group_id, ApiError(error.code, error.message)
 
 
 async def _requested_topics(ctx: RequestContext, group: Any) -> _RequestedTopics:
     groups, group_id = ctx.services.groups, group.group_id
+    if not ctx.demand(Operation.DESCRIBE, ResourceType.GROUP, group_id):
+        raise ApiError(ErrorCode.group_authorization_failed)
     if group.topics is not None:
         await groups.read(group_id, lambda shard: require_group(shard, group_id, ShareGroup))
         return [(topic.topic_name, list(dict.fromkeys(topic.partitions))) for topic in group.topics]
-    places = await groups.read(group_id, lambda shard: share_partitions_of(shard, group_id))
-    named = ((groups.topics.by_id(topic_id), indexes) for topic_id, indexes in places.items())
-    return [(topic.name, sorted(indexes)) for topic, indexes in named if topic is not None]
+    partitions = await groups.read(group_id, lambda shard: share_partitions_of(shard, group_id))
+    named = ((groups.topics.by_id(topic_id), indexes) for topic_id, indexes in partitions.items())
+    return [
+        (topic.name, sorted(indexes))
+        for topic, indexes in named
+        if topic is not None and ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+    ]
 
 
-async def _read_offsets(
-    ctx: RequestContext, group_id: str, places: list[PartitionKey]
-) -> dict[PartitionKey, _PartitionOffsets | ApiError]:
-    answers = await asyncio.gather(*(_summary(ctx, group_id, place) for place in places))
-    summaries = dict(zip(places, answers, strict=True))
-    counted = [place for place, summary in summaries.items() if _has_lag(summary)]
+def _known_partitions(
+    ctx: RequestContext, asked: list[_Asked], offsets: _Offsets
+) -> Steps[dict[_SharePartition, UUID]]:
+    """Return the partitions that exist, with the ids of their topics; `offsets` gets the errors of the others.
+
+    Each partition is looked up in the image of its step.
+    """
+    known: dict[_SharePartition, UUID] = {}
+    for group_id, topics in asked:
+        if isinstance(topics, ApiError):
+            continue
+        for name, indexes in topics:
+            may_describe = ctx.demand(Operation.DESCRIBE, ResourceType.TOPIC, name)
+            for index in indexes:
+                partition = _SharePartition(group_id, name, index)
+                topic = ctx.services.groups.topics.get(name)
+                if not may_describe:
+                    offsets[partition] = _REFUSED
+                elif topic is None or index not in topic.every_partition:
+                    offsets[partition] = _UNKNOWN
+                else:
+                    known[partition] = topic.id
+                yield
+            yield
+    return known
+
+
+async def _read_offsets(ctx: RequestContext, partitions: list[tuple[_SharePartition, UUID]]) -> _Offsets:
+    async def summary(found: tuple[_SharePartition, UUID]) -> ShareStateSummary | ApiError:
+        (group_id, _, index), topic_id = found
+        try:
+            return await ctx.services.share_state.persister.summary(group_id, topic_id, index)
+        except ApiError as error:
+            return error
+
+    answers = await gather_in_pieces(summary, partitions, at_once=_READ_AT_ONCE)
+    summaries = {partition: answer for (partition, _), answer in zip(partitions, answers, strict=True)}
+    counted: dict[PartitionKey, None] = {
+        (partition.topic, partition.partition): None
+        for partition, answer in summaries.items()
+        if _has_lag(answer)
+    }
     ends = await end_offsets(ctx.services, ctx.services.brokers, counted)
-    return {place: _partition_offsets(summary, ends.get(place)) for place, summary in summaries.items()}
-
-
-async def _summary(ctx: RequestContext, group_id: str, place: PartitionKey) -> ShareStateSummary | ApiError:
-    topic = ctx.services.groups.topics.get(place[0])
-    if topic is None or place[1] not in topic.every_partition:
-        return _UNKNOWN
-    try:
-        return await ctx.services.share_state.persister.summary(group_id, topic.id, place[1])
-    except ApiError as error:
-        return error
+    return {
+        partition: _partition_offsets(answer, ends.get((partition.topic, partition.partition)))
+        for partition, answer in summaries.items()
+    }
 
 
 def _has_lag(summary: ShareStateSummary | ApiError) -> bool:
@@ -113,6 +166,25 @@ def _partition_offsets(
 # -- responses -----------------------------------------------------------------------------------------
 
 
+def _response(ctx: RequestContext, asked: list[_Asked], offsets: _Offsets) -> Steps[Any]:
+    groups = []
+    for group_id, asked_topics in asked:
+        if isinstance(asked_topics, ApiError):
+            groups.append(_group(group_id, (), asked_topics))
+            yield
+            continue
+        topics = []
+        for name, indexes in asked_topics:
+            partitions = []
+            for index in indexes:
+                partitions.append(_partition(index, offsets[_SharePartition(group_id, name, index)]))
+                yield
+            topics.append(_topic(ctx, name, partitions))
+            yield
+        groups.append(_group(group_id, tuple(topics), None))
+    return DescribeShareGroupOffsetsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+
+
 def _group(group_id: str, topics: tuple[Any, ...], error: ApiError | None) -> Any:
     return DescribeShareGroupOffsetsResponseGroup(
         group_id=group_id,
@@ -123,7 +195,8 @@ def _group(group_id: str, topics: tuple[Any, ...], error: ApiError | None) -> An
 
 
 def _topic(ctx: RequestContext, name: str, partitions: list[Any]) -> Any:
-    topic = ctx.services.groups.topics.get(name)
+    may_describe = ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name)
+    topic = ctx.services.groups.topics.get(name) if may_describe else None
     return DescribeShareGroupOffsetsResponseTopic(
         topic_name=name, topic_id=None if topic is None else topic.id, partitions=tuple(partitions)
     )

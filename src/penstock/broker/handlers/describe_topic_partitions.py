@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from kio.schema.describe_topic_partitions.v0.response import (
@@ -18,32 +19,39 @@ from kio.schema.describe_topic_partitions.v0.response import (
 )
 
 from penstock.broker.network.requests import RequestContext
-from penstock.broker.network.response_cache import TopicEncoding
-from penstock.broker.partition.client_view import TOPIC_AUTHORIZED_OPERATIONS, PartitionViewer
+from penstock.broker.network.response_cache import EncodedTopics, TopicEncoding
+from penstock.broker.partition.client_view import (
+    OPERATIONS_NOT_REQUESTED,
+    TOPIC_AUTHORIZED_OPERATIONS,
+    PartitionViewer,
+)
 from penstock.cluster.image import PartitionState, TopicState
 from penstock.cluster.topic_names import is_internal, topic_name_error
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import EncodedElements
+from penstock.protocol.steps import Steps
 
 
 def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
     pages = _Pages(ctx)
     if not request.topics and (under_way := pages.encode_all_topics()) is not None:
         return _page_when_encoded(under_way, ctx, request)
-    return pages.page(request)
+    return ctx.in_slices(pages.page(request))
 
 
 async def _page_when_encoded(under_way: Awaitable[None], ctx: RequestContext, request: Any) -> Any:
     await under_way
-    return _Pages(ctx).page(request)
+    return await ctx.finish_in_slices(_Pages(ctx).page(request))
 
 
 class _Pages:
-    """Builds pages from the present image, as the client's listener sees it."""
+    """Builds pages from one image, as the client's listener sees it."""
 
     def __init__(self, ctx: RequestContext) -> None:
         self._image = ctx.services.image
         self._viewer = PartitionViewer(self._image, ctx.listener)
+        self._ctx = ctx
         self._answers = ctx.services.topic_responses
         self._form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, TOPIC_AUTHORIZED_OPERATIONS)
         self._partitions_max = ctx.services.settings.integer("max.request.partition.size.limit")
@@ -51,36 +59,65 @@ class _Pages:
     def encode_all_topics(self) -> Awaitable[None] | None:
         return self._answers.encode_all_topics(self._form, self._whole_topic)
 
-    def page(self, request: Any) -> Any:
+    def page(self, request: Any) -> Steps[Any]:
         cursor = request.cursor
         asked = {topic.name for topic in request.topics}
         if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
             return _invalid_cursor(asked)
         first_topic, first_partition = (cursor.topic_name, cursor.partition_index) if cursor else ("", 0)
         names = sorted(name for name in asked or self._image.topics if name >= first_topic)
-        encoded = self._answers.topics(self._form)
+        refused: list[bytes] = []
+        if self._ctx.authorizer is not None:
+            names, refused = yield from self._authorized(names, is_named=bool(asked))
         left = max(1, min(self._partitions_max, request.response_partition_limit))
         topics: list[bytes] = []
+        encodings: dict[int, EncodedTopics] = {}
         for name in names:
+            yield
             topic = self._image.topics.get(name)
+            operations = self._ctx.authorized_operations(ResourceType.TOPIC, name)
+            encoded = encodings.get(operations)
+            if encoded is None:
+                form = self._form._replace(operations=operations)
+                encoded = encodings[operations] = self._answers.topics(form, self._image)
             if topic is None:
-                topics.append(encoded.encode(_missing_topic(name)))
+                topics.append(encoded.encode(_missing_topic(name, operations)))
                 continue
             if left == 0:
-                return _page(topics, Cursor(topic_name=name, partition_index=0))
+                return _page(topics + refused, Cursor(topic_name=name, partition_index=0))
             begin = first_partition if name == first_topic else 0
             end = min(len(topic.partitions), begin + left)
             if begin == 0 and end == len(topic.partitions):
-                topics.append(encoded.encoded(topic, self._whole_topic))
+                topics.append(encoded.encoded(topic, partial(self._whole_topic, operations=operations)))
             else:
-                topics.append(encoded.encode(_topic(self._viewer, topic, range(begin, end))))
+                topics.append(encoded.encode(_topic(self._viewer, topic, range(begin, end), operations)))
             left -= max(0, end - begin)
             if end < len(topic.partitions):
-                return _page(topics, Cursor(topic_name=name, partition_index=end))
-        return _page(topics, None)
+                return _page(topics + refused, Cursor(topic_name=name, partition_index=end))
+        return _page(topics + refused, None)
 
-    def _whole_topic(self, topic: TopicState) -> Any:
-        return _topic(self._viewer, topic, range(len(topic.partitions)))
+    def _authorized(self, names: list[str], *, is_named: bool) -> Steps[tuple[list[str], list[bytes]]]:
+        """Return the topics that the client may describe, and the replies for the others if it has named them.
+
+        These do not tell whether the topic exists.
+        """
+        refused: list[bytes] = []
+        allowed: list[str] = []
+        encode = self._answers.topics(self._form).encode
+        for name in names:
+            yield
+            if not is_named:
+                if self._ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, name):
+                    allowed.append(name)
+            elif self._ctx.demand(Operation.DESCRIBE, ResourceType.TOPIC, name):
+                allowed.append(name)
+            else:
+                error = ErrorCode.topic_authorization_failed
+                refused.append(encode(_topic_with_error(name, error, OPERATIONS_NOT_REQUESTED)))
+        return allowed, refused
+
+    def _whole_topic(self, topic: TopicState, operations: int = TOPIC_AUTHORIZED_OPERATIONS) -> Any:
+        return _topic(self._viewer, topic, range(len(topic.partitions)), operations)
 
 
 def _page(topics: list[bytes], cursor: Any) -> Any:
@@ -98,32 +135,34 @@ def _invalid_cursor(asked: set[str]) -> Any:
     )
 
 
-def _missing_topic(name: str) -> Any:
+def _missing_topic(name: str, operations: int) -> Any:
     flawed = topic_name_error(name) is not None
     return _topic_with_error(
-        name, ErrorCode.invalid_topic_exception if flawed else ErrorCode.unknown_topic_or_partition
+        name,
+        ErrorCode.invalid_topic_exception if flawed else ErrorCode.unknown_topic_or_partition,
+        operations,
     )
 
 
-def _topic_with_error(name: str, error: ErrorCode) -> Any:
+def _topic_with_error(name: str, error: ErrorCode, operations: int = TOPIC_AUTHORIZED_OPERATIONS) -> Any:
     return DescribeTopicPartitionsResponseTopic(
         error_code=error,
         name=name,
         topic_id=None,
         is_internal=is_internal(name),
         partitions=(),
-        topic_authorized_operations=TOPIC_AUTHORIZED_OPERATIONS,
+        topic_authorized_operations=operations,
     )
 
 
-def _topic(viewer: PartitionViewer, topic: TopicState, indexes: range) -> Any:
+def _topic(viewer: PartitionViewer, topic: TopicState, indexes: range, operations: int) -> Any:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.id,
         is_internal=is_internal(topic.name),
         partitions=tuple(_partition(viewer, index, topic.partitions[index]) for index in indexes),
-        topic_authorized_operations=TOPIC_AUTHORIZED_OPERATIONS,
+        topic_authorized_operations=operations,
     )
 
 

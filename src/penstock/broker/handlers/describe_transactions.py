@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.describe_transactions.v0.response import (
@@ -12,9 +12,10 @@ from kio.schema.describe_transactions.v0.response import (
     TransactionState,
 )
 
-from penstock.broker.coordinators.requests import NO_THROTTLE, group_by_topic
+from penstock.broker.coordinators.requests import NO_THROTTLE, gather_in_pieces, group_by_topic
 from penstock.broker.coordinators.transactions.requests import check_transactional_id
 from penstock.broker.network.requests import RequestContext
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import DescribedTransaction
 
@@ -22,10 +23,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    found = await asyncio.gather(*(_describe(ctx, name) for name in request.transactional_ids))
-    return DescribeTransactionsResponse(
-        throttle_time=NO_THROTTLE, transaction_states=tuple(_state(each) for each in found)
-    )
+    found = await gather_in_pieces(lambda name: _describe(ctx, name), request.transactional_ids)
+    states = await ctx.mapped(partial(_state, ctx), found)
+    return DescribeTransactionsResponse(throttle_time=NO_THROTTLE, transaction_states=states)
 
 
 async def _describe(ctx: RequestContext, transactional_id: str) -> DescribedTransaction:
@@ -42,7 +42,7 @@ def _start_time(found: DescribedTransaction) -> datetime:
     return _EPOCH + timedelta(milliseconds=start_ms)
 
 
-def _state(found: DescribedTransaction) -> Any:
+def _state(ctx: RequestContext, found: DescribedTransaction) -> Any:
     return TransactionState(
         error_code=found.error,
         transactional_id=found.transactional_id,
@@ -54,5 +54,6 @@ def _state(found: DescribedTransaction) -> Any:
         topics=tuple(
             TopicData(topic=topic, partitions=tuple(indexes))
             for topic, indexes in group_by_topic(sorted(found.partitions))
+            if ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic)
         ),
     )

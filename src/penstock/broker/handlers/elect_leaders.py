@@ -17,6 +17,7 @@ from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.elect_leaders import ElectionResult, ElectionType, elect_leaders
 from penstock.cluster.image import TopicPartition
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -29,7 +30,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     return ElectLeadersResponse(
         throttle_time=timedelta(0),
         error_code=ErrorCode.none,
-        replica_election_results=_topics(results),
+        replica_election_results=await ctx.finish_in_slices(_topics(results)),
     )
 
 
@@ -50,7 +51,7 @@ def _requested_partitions(request: Any) -> list[TopicPartition] | None:
     ]
 
 
-def _topics(results: Iterable[ElectionResult]) -> tuple[Any, ...]:
+def _topics(results: Iterable[ElectionResult]) -> Steps[tuple[Any, ...]]:
     by_topic: defaultdict[str, list[Any]] = defaultdict(list)
     for result in results:
         by_topic[result.topic].append(
@@ -58,6 +59,7 @@ def _topics(results: Iterable[ElectionResult]) -> tuple[Any, ...]:
                 partition_id=result.partition, error_code=result.error, error_message=result.message
             )
         )
+        yield
     return tuple(
         ReplicaElectionResult(topic=topic, partition_result=tuple(found)) for topic, found in by_topic.items()
     )

@@ -20,7 +20,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     if not ctx.services.metadata.is_active:
         return EnvelopeResponse(error_code=ErrorCode.not_controller)
     try:
-        data = await handle_envelope(ctx, request.request_data, _host(request.client_host_address))
+        data = await handle_envelope(
+            ctx, request.request_data, _host(request.client_host_address), request.request_principal
+        )
     except MalformedFrame:
         return EnvelopeResponse(error_code=ErrorCode.invalid_request)
     except ApiError as error:

@@ -4,16 +4,19 @@ Long poll: a request that finds less than min_bytes waits up to max_wait for mor
 returns at least one batch, however small the limits, so that a reader can always get past a large batch. In a session
 only partitions with changes are read and returned, and partitions that returned records move to the end of the queue.
 Followers read to the log end, wait for appends, and get a new high watermark soon after it moves. A client that
-fetches from the wrong broker gets the leader (v12), with its address from v16 on.
+fetches from the wrong broker gets the leader (v12), with its address from v16 on. A consumer's fetch that looks at many
+partitions is served in time slices; those of followers, which are few and wake up producers, are not.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from penstock.broker.network.audit import audit_refusal
 from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext
 from penstock.broker.partition.fetch_reader import FetchReader, LogReadResult, NotCached
@@ -24,6 +27,7 @@ from penstock.broker.partition.fetch_sessions import (
     RequestedPartition,
 )
 from penstock.cluster.topic_names import CLUSTER_METADATA
+from penstock.protocol.acls import CLUSTER_NAME, Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.fetch import (
     SESSIONS_FROM,
@@ -31,8 +35,12 @@ from penstock.protocol.fetch import (
     FetchRequest,
     PartitionData,
     encode_fetch_response,
+    encode_fetch_response_in_steps,
     parse_fetch_request,
+    parse_fetch_request_in_steps,
 )
+from penstock.protocol.steps import Steps, finish
+from penstock.security.quotas import CONSUMER_BYTE_RATE
 
 if TYPE_CHECKING:
     from penstock.broker.partition.leader_replica import FollowerFetchState
@@ -43,22 +51,35 @@ _OK: Final = ErrorCode.none.value
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
 #: How long a waiting follower may miss a new high watermark; usually the next append carries it sooner.
 _HIGH_WATERMARK_DELAY_S: Final = 0.025
+#: A larger request is read in slices, and so is what it asks for if these are more partitions.
+_READ_AT_ONCE_BYTES: Final = 8 * 1024
+_PARTITIONS_AT_ONCE: Final = 250
+#: How many partitions are registered, or answered, before the work may pause.
+_STEP: Final = 50
 _METADATA_TOPICS: Final = frozenset({UUID(int=1).bytes, CLUSTER_METADATA.encode()})
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
+    if len(frame) > _READ_AT_ONCE_BYTES and not connection.is_node:
+        # A copy, because the buffer is used again before the last step.
+        frame = memoryview(bytes(frame))
+        return _answer_later(ctx, connection, _serve_large(ctx, connection, frame, position, correlation_id))
     request = parse_fetch_request(frame, position, ctx.version)
-    if request.replica_id > CONSUMER_REPLICA_ID and not connection.is_inter_broker:
-        return _reject_follower(ctx, connection, correlation_id)
-    if connection.is_inter_broker and request.topics and request.topics[0][0] in _METADATA_TOPICS:
+    if request.replica_id > CONSUMER_REPLICA_ID and not connection.may_send_as_node:
+        return _refuse_follower(ctx, connection, correlation_id)
+    if connection.may_send_as_node and request.topics and request.topics[0][0] in _METADATA_TOPICS:
+        if not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+            return _reject_follower(ctx, connection, correlation_id)
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM
     opened = ctx.services.fetch_sessions.open(request, by_id=by_id, now_ms=ctx.services.now_ms())
     fetch = _Fetch(ctx, request, correlation_id, opened)
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
+    if fetch.looks_at_many and request.replica_id == CONSUMER_REPLICA_ID:
+        return _answer_later(ctx, connection, fetch.serve_in_slices())
     try:
         # A follower's fetch can move the high watermark, which may complete the requests of many producers.
         collected = (
@@ -71,6 +92,49 @@ def handle(
     if fetch.is_satisfied_by(collected):
         return fetch.reply(collected.answers)
     return fetch.wait(connection, collected.records_bytes)
+
+
+async def _serve_large(
+    ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
+) -> Reply:
+    buffers, size = ctx.services.server.buffers, len(frame)
+    buffers.hold(size)
+    try:
+        request = await ctx.finish_in_slices(parse_fetch_request_in_steps(frame, position, ctx.version))
+    finally:
+        buffers.release(size)
+    if request.replica_id > CONSUMER_REPLICA_ID:
+        return _refuse_follower(ctx, connection, correlation_id)
+    opening = ctx.services.fetch_sessions.open_in_steps(
+        request, by_id=ctx.version >= TOPIC_IDS_FROM, now_ms=ctx.services.now_ms()
+    )
+    opened = await ctx.finish_in_slices(opening)
+    fetch = _Fetch(ctx, request, correlation_id, opened)
+    return fetch.reply([]) if opened.error is not ErrorCode.none else await fetch.serve_in_slices()
+
+
+def _answer_later(
+    ctx: RequestContext, connection: Connection, answer: Coroutine[Any, Any, Reply]
+) -> PendingReply:
+    slot = connection.defer(ctx.api_key)
+
+    async def send() -> None:
+        try:
+            reply = await answer
+        except MalformedFrame as error:
+            ctx.services.server.refuse(connection, str(error))
+        except Exception:
+            ctx.services.server.failed(connection)
+        else:
+            connection.fulfil(slot, reply)
+
+    slot.cancel_if_lost(ctx.services.spawn(send()))
+    return slot
+
+
+def _refuse_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
+    audit_refusal(ctx, Operation.CLUSTER_ACTION.name, ResourceType.CLUSTER.name, CLUSTER_NAME)
+    return _reject_follower(ctx, connection, correlation_id)
 
 
 def _reject_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
@@ -130,6 +194,7 @@ class _Fetch:
         self._watched: list[Partition] = []
         self._bytes_missing = 0
         self._is_waiting = self._is_deadline_shortened = False
+        self._arrived: asyncio.Event | None = None  # of a fetch that is served in slices
 
     def _heard(self) -> int:
         """The arrival time of a follower's fetch; 0 for consumers, whose fetches are not timed."""
@@ -161,7 +226,43 @@ class _Fetch:
             total += len(read.data.records)
         return _Collected(answers, total, is_final)
 
-    def _to_look_at(self) -> Iterable[tuple[PartitionKey, RequestedPartition]]:
+    async def _collect_in_slices(self) -> _Collected:
+        """The same for many partitions. What is not cached is read on the way."""
+        answers: list[_PartitionRead] = []
+        self._reads.throttled_bytes = 0
+        left = list(reversed(self._to_look_at()))
+        total, is_final = 0, False
+
+        def read_next() -> Steps[NotCached | None]:
+            nonlocal total, is_final
+            budget = self._bytes_allowed()
+            while left:
+                key, wanted = left[-1]
+                try:
+                    read = self._reads.read(key, wanted, budget - total, is_first=total == 0)
+                except NotCached as cold:
+                    return cold
+                left.pop()
+                is_final = is_final or read.is_final
+                if not self._opened.is_incremental or _has_changed(wanted, read.data):
+                    answers.append(_PartitionRead(key, wanted, read))
+                elif not _needs_another_read(wanted, read):
+                    self._remove_from_dirty(key)
+                total += len(read.data.records)
+                yield
+            return None
+
+        while (cold := await self._ctx.finish_in_slices(read_next())) is not None:
+            await self._read_from_disk(cold)
+        return _Collected(answers, total, is_final)
+
+    @property
+    def looks_at_many(self) -> bool:
+        session = self._opened.session
+        wanted = self._opened.wanted if session is None or not self._opened.is_incremental else session.dirty
+        return len(wanted) > _PARTITIONS_AT_ONCE
+
+    def _to_look_at(self) -> list[tuple[PartitionKey, RequestedPartition]]:
         session = self._opened.session
         wanted = self._opened.wanted if session is None or not self._opened.is_incremental else session.dirty
         # A copy, because a follower's fetch moves the high watermark, which changes `dirty`.
@@ -173,6 +274,9 @@ class _Fetch:
 
     def _bytes_allowed(self) -> int:
         allowed = min(self._request.max_bytes, self._services.fetch_bytes_max)
+        quotas, connection = self._services.quotas, self._ctx.connection
+        if quotas.limits_fetch and not self._reads.is_replica and connection is not None:
+            allowed = min(allowed, quotas.fetch_bytes_max(connection, self._ctx.client_id))
         return min(allowed, max(self._services.server.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
 
     def is_satisfied_by(self, collected: _Collected) -> bool:
@@ -187,30 +291,54 @@ class _Fetch:
     # -- replying ------------------------------------------------------------------------------------
 
     def reply(self, answers: list[_PartitionRead]) -> Reply:
+        return finish(self._reply_in_steps(answers))
+
+    def _reply_in_steps(self, answers: list[_PartitionRead], *, is_older: bool = False) -> Steps[Reply]:
+        """`is_older`: the partitions may have changed since they were read."""
         opened, session = self._opened, self._opened.session
         topics: list[tuple[bytes, list[PartitionData]]] = []
         error = opened.error
         if session is not None and session.epoch != opened.epoch:
             # A later request has moved the session on; the client would take this reply's data for the later one.
             error, answers = ErrorCode.invalid_fetch_session_epoch, []
-        for key, wanted, read in answers:
+        size = 0
+        for number, (key, wanted, read) in enumerate(answers, start=1):
             if not topics or topics[-1][0] != key[0]:
                 topics.append((key[0], []))
             topics[-1][1].append(read.data)
+            records_bytes = len(read.data.records)
+            size += records_bytes
             if read.next_offset >= 0:
-                self._count(wanted, len(read.data.records), read.next_offset - wanted.offset)
+                self._count(wanted, records_bytes, read.next_offset - wanted.offset)
             if session is not None:
-                self._remember_reported(key, wanted, read)
+                self._remember_reported(key, wanted, read, is_older=is_older)
+            if number % _STEP == 0:
+                yield
         if self._reads.throttled_bytes:
             self._services.leader_throttle.take(self._reads.throttled_bytes)
-        hints = self._reads.hints
-        return encode_fetch_response(
-            self._ctx.version,
-            self._correlation_id,
-            error=error.value,
-            session_id=0 if session is None else session.id,
-            topics=topics,
-            endpoints=() if hints is None else tuple(hints.endpoints.values()),
+        hints, quotas, throttle_ms = self._reads.hints, self._services.quotas, 0
+        connection = self._ctx.connection
+        if quotas.limits_fetch and not self._reads.is_replica and connection is not None:
+            meter = connection.meters.get(CONSUMER_BYTE_RATE)
+            client_id = self._ctx.client_id
+            if (
+                meter is not None
+                and meter.client_id == client_id
+                and (pending := meter.pending + size) <= meter.slack
+            ):
+                meter.pending = pending
+            else:
+                throttle_ms = quotas.throttle(CONSUMER_BYTE_RATE, connection, client_id, size)
+        return (
+            yield from encode_fetch_response_in_steps(
+                self._ctx.version,
+                self._correlation_id,
+                error=error.value,
+                session_id=0 if session is None else session.id,
+                topics=topics,
+                endpoints=() if hints is None else tuple(hints.endpoints.values()),
+                throttle_ms=throttle_ms,
+            )
         )
 
     def _count(self, wanted: RequestedPartition, size: int, records: int) -> None:
@@ -228,12 +356,16 @@ class _Fetch:
     def _note_served(self, partition: Partition, offset: int, size: int) -> None:
         """Checks the records on disk if the follower was sent them repeatedly: it may reject them as corrupt."""
         leading = partition.leading
-        if leading is not None and leading.refetches.served(self._request.replica_id, offset):
+        if leading is not None and leading.repeated_fetches.served(self._request.replica_id, offset):
             services = self._services
-            check = leading.refetches.look(services.environment, services.partitions, partition, offset, size)
+            check = leading.repeated_fetches.check_records(
+                services.environment, services.partitions, partition, offset, size
+            )
             services.spawn(check)
 
-    def _remember_reported(self, key: PartitionKey, wanted: RequestedPartition, read: LogReadResult) -> None:
+    def _remember_reported(
+        self, key: PartitionKey, wanted: RequestedPartition, read: LogReadResult, *, is_older: bool
+    ) -> None:
         data, session = read.data, self._opened.session
         assert session is not None
         # A follower that has diverged ignores the rest of the response, so the next one repeats the high watermark.
@@ -242,7 +374,8 @@ class _Fetch:
         wanted.log_start_offset = data.log_start_offset
         wanted.has_reported_error = data.error != _OK
         if not _needs_another_read(wanted, read):
-            session.dirty.pop(key, None)
+            if not is_older:
+                session.dirty.pop(key, None)
         elif data.records and session.wanted.get(key) is wanted:
             # Served partitions go to the end of the queue, so that a full reply never starves the others.
             session.dirty.pop(key, None)
@@ -262,6 +395,41 @@ class _Fetch:
         self._wait_for(self._request.max_wait_ms / 1000)
         return self._slot
 
+    async def serve_in_slices(self) -> Reply:
+        """Answer a fetch that looks at many partitions.
+
+        It listens before it reads, because partitions change between two slices.
+        """
+        loop, max_wait_s = asyncio.get_running_loop(), self._request.max_wait_ms / 1000
+        deadline = loop.time() + max_wait_s
+        self._arrived = asyncio.Event()
+        try:
+            await self._ctx.finish_in_slices(self._listen())
+            while True:
+                self._arrived.clear()
+                self._bytes_missing = self._request.min_bytes
+                collected = await self._collect_in_slices()
+                if self.is_satisfied_by(collected) or self._is_superseded or loop.time() >= deadline:
+                    break
+                self._bytes_missing -= collected.records_bytes
+                if self._bytes_missing <= 0:
+                    continue  # enough has arrived, some of it behind the reads
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(deadline):
+                        await self._arrived.wait()
+        finally:
+            self._stop_waiting()
+        return await self._ctx.finish_in_slices(self._reply_in_steps(collected.answers, is_older=True))
+
+    def _listen(self) -> Steps[None]:
+        if self._opened.session is not None:
+            self._opened.session.waiting = self
+            return
+        for number, key in enumerate(self._opened.wanted, start=1):
+            self._watch_partition(key)
+            if number % _STEP == 0:
+                yield
+
     def _open_slot(self, connection: Connection) -> None:
         self._connection = connection
         self._slot = connection.defer(self._ctx.api_key)
@@ -274,16 +442,23 @@ class _Fetch:
 
     def _watch(self) -> None:
         for key in self._opened.wanted:
-            try:
-                partition = self._reads.find(key)
-            except ApiError:
-                continue
-            partition.add_follower(self) if self._reads.is_replica else partition.watch(self)
-            self._watched.append(partition)
+            self._watch_partition(key)
+
+    def _watch_partition(self, key: PartitionKey) -> None:
+        try:
+            partition = self._reads.find(key)
+        except ApiError:
+            return
+        partition.add_follower(self) if self._reads.is_replica else partition.watch(self)
+        self._watched.append(partition)
 
     def bytes_arrived(self, count: int) -> None:
         self._bytes_missing -= count
-        if self._bytes_missing <= 0 and self._is_waiting:
+        if self._bytes_missing > 0:
+            return
+        if self._arrived is not None:
+            self._arrived.set()
+        elif self._is_waiting:
             if self._reads.is_read_committed and self._is_held_back():
                 return
             self._finish_soon()
@@ -308,7 +483,9 @@ class _Fetch:
         return None
 
     def superseded(self) -> None:
-        if self._is_waiting:
+        if self._arrived is not None:
+            self._arrived.set()
+        elif self._is_waiting:
             self._finish_soon()
 
     def _finish_soon(self) -> None:
@@ -367,14 +544,17 @@ class _Fetch:
     async def _collect_from_disk(self, cold: NotCached) -> _Collected:
         """Each round reads what the previous round found missing; an error is kept as the result of that read."""
         while True:
-            try:
-                self._reads.from_disk[cold.place] = await self._services.in_thread(cold.read)
-            except ApiError as error:
-                self._reads.from_disk[cold.place] = error
+            await self._read_from_disk(cold)
             try:
                 return self.collect()
             except NotCached as another:
                 cold = another
+
+    async def _read_from_disk(self, cold: NotCached) -> None:
+        try:
+            self._reads.from_disk[cold.key] = await self._services.in_thread(cold.read)
+        except ApiError as error:
+            self._reads.from_disk[cold.key] = error
 
 
 def _has_changed(wanted: RequestedPartition, data: PartitionData) -> bool:

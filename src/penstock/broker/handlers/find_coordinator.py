@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kio.schema.find_coordinator.v3.response import FindCoordinatorResponse as SingleResponse
 from kio.schema.find_coordinator.v6.response import Coordinator, FindCoordinatorResponse
 
 from penstock.broker.coordinators.requests import NO_THROTTLE
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
+from penstock.protocol.acls import CLUSTER_NAME, Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps, map_in_steps
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.runtime.sharded_coordinator import ShardedCoordinator
@@ -27,6 +29,17 @@ _TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 _SHARE: Final = 2
+#: What a client needs to be told where the coordinator of a key is, and what it gets otherwise.
+_NEEDS: Final[dict[int, Callable[[str], tuple[Operation, ResourceType, str]]]] = {
+    _GROUP: lambda key: (Operation.DESCRIBE, ResourceType.GROUP, key),
+    _TRANSACTION: lambda key: (Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, key),
+    _SHARE: lambda _: (Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME),
+}
+_REFUSED: Final = {
+    _GROUP: ErrorCode.group_authorization_failed,
+    _TRANSACTION: ErrorCode.transactional_id_authorization_failed,
+    _SHARE: ErrorCode.cluster_authorization_failed,
+}
 _MANY_KEYS_FROM: Final = 4
 _SHARE_FROM: Final = 6
 #: Later requests of the connection wait for this reply, so it does not wait for the quorum to become available.
@@ -41,7 +54,9 @@ class _CoordinatorLocation(NamedTuple):
     port: int = -1
 
 
-def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each coordinator is looked up as it is in its own step."""
     # Version 0 supports groups only.
     key_type = getattr(request, "key_type", _GROUP)
     coordinator = _coordinator(ctx, key_type)
@@ -49,10 +64,16 @@ def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
         flaw = _CoordinatorLocation(
             ErrorCode.invalid_request, f"there are no coordinators of type {key_type} here"
         )
-        return _response(ctx, [(key, flaw) for key in _keys(ctx, request)])
+        return (yield from _response(ctx, [(key, flaw) for key in _keys(ctx, request)]))
+    refused: dict[str, _CoordinatorLocation] = {}
+    if ctx.authorizer is not None:
+        refused = yield from _refused_keys(ctx, request, key_type)
+        keys = _keys(ctx, request)
+        if all(key in refused for key in keys):
+            return (yield from _response(ctx, [(key, refused[key]) for key in keys]))
     if not coordinator.has_topic:
-        return _create_topic_and_respond(ctx, request, coordinator, key_type)
-    return _respond(ctx, request, coordinator, key_type)
+        return _create_topic_and_respond(ctx, request, coordinator, key_type, refused)
+    return (yield from _respond(ctx, request, coordinator, key_type, refused))
 
 
 def _coordinator(ctx: RequestContext, key_type: int) -> ShardedCoordinator[Any] | None:
@@ -66,23 +87,49 @@ def _coordinator(ctx: RequestContext, key_type: int) -> ShardedCoordinator[Any] 
 
 
 async def _create_topic_and_respond(
-    ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int
+    ctx: RequestContext,
+    request: Any,
+    coordinator: ShardedCoordinator[Any],
+    key_type: int,
+    refused: dict[str, _CoordinatorLocation],
 ) -> Any:
     try:
         await asyncio.wait_for(coordinator.ensure_topic(), _CREATION_WAIT_S)
     except (ApiError, TimeoutError) as error:
         why = error.message if isinstance(error, ApiError) else f"{coordinator.topic.name} is being made"
         failed = _CoordinatorLocation(ErrorCode.coordinator_not_available, why)
-        return _response(ctx, [(key, failed) for key in _keys(ctx, request)])
-    return _respond(ctx, request, coordinator, key_type)
+        response = _response(ctx, [(key, failed) for key in _keys(ctx, request)])
+        return await ctx.finish_in_slices(response)
+    return await ctx.finish_in_slices(_respond(ctx, request, coordinator, key_type, refused))
+
+
+def _refused_keys(ctx: RequestContext, request: Any, key_type: int) -> Steps[dict[str, _CoordinatorLocation]]:
+    """Return the keys whose coordinator the client may not know, with their errors."""
+    found: dict[str, _CoordinatorLocation] = {}
+    for key in _keys(ctx, request):
+        operation, resource_type, name = _NEEDS[key_type](key)
+        if not ctx.demand(operation, resource_type, name):
+            found[key] = _CoordinatorLocation(_REFUSED[key_type])
+        yield
+    return found
 
 
 def _keys(ctx: RequestContext, request: Any) -> tuple[str, ...]:
     return request.coordinator_keys if ctx.version >= _MANY_KEYS_FROM else (request.key,)
 
 
-def _respond(ctx: RequestContext, request: Any, coordinator: ShardedCoordinator[Any], key_type: int) -> Any:
-    return _response(ctx, [(key, _find(ctx, coordinator, key_type, key)) for key in _keys(ctx, request)])
+def _respond(
+    ctx: RequestContext,
+    request: Any,
+    coordinator: ShardedCoordinator[Any],
+    key_type: int,
+    refused: dict[str, _CoordinatorLocation],
+) -> Steps[Any]:
+    found = []
+    for key in _keys(ctx, request):
+        found.append((key, refused.get(key) or _find(ctx, coordinator, key_type, key)))
+        yield
+    return (yield from _response(ctx, found))
 
 
 def _find(
@@ -108,7 +155,7 @@ def _is_share_key(key: str) -> bool:
     return bool(group_id) and _TOPIC_ID.fullmatch(topic_id) is not None and rest.isdecimal()
 
 
-def _response(ctx: RequestContext, found: list[tuple[str, _CoordinatorLocation]]) -> Any:
+def _response(ctx: RequestContext, found: list[tuple[str, _CoordinatorLocation]]) -> Steps[Any]:
     if ctx.version < _MANY_KEYS_FROM:
         ((_, only),) = found
         return SingleResponse(
@@ -119,17 +166,17 @@ def _response(ctx: RequestContext, found: list[tuple[str, _CoordinatorLocation]]
             host=only.host,
             port=only.port,
         )
-    return FindCoordinatorResponse(
-        throttle_time=NO_THROTTLE,
-        coordinators=tuple(
-            Coordinator(
-                key=key,
-                node_id=each.node_id,
-                host=each.host,
-                port=each.port,
-                error_code=each.error,
-                error_message=each.message,
-            )
-            for key, each in found
-        ),
+    coordinators = yield from map_in_steps(_coordinator_response, found)
+    return FindCoordinatorResponse(throttle_time=NO_THROTTLE, coordinators=coordinators)
+
+
+def _coordinator_response(found: tuple[str, _CoordinatorLocation]) -> Coordinator:
+    key, each = found
+    return Coordinator(
+        key=key,
+        node_id=each.node_id,
+        host=each.host,
+        port=each.port,
+        error_code=each.error,
+        error_message=each.message,
     )

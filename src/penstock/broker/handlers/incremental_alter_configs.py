@@ -19,18 +19,17 @@ from kio.schema.incremental_alter_configs.v1.response import (
 from penstock.broker.config.broker_loggers import alter_loggers
 from penstock.broker.handlers.alter_configs import alter_requested_configs
 from penstock.broker.network.requests import RequestContext
-from penstock.cluster.controller.alter_configs import ConfigChange, incremental_alter_configs
+from penstock.cluster.controller.alter_configs import ConfigChange, incremental_alter_configs, parse_node_id
 from penstock.cluster.image import ResourceType
-from penstock.cluster.topic_names import parse_node_id
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
-def is_local(request: Any) -> bool:
+def is_local(ctx: RequestContext, request: Any) -> bool:
     return any(resource.resource_type == ResourceType.BROKER_LOGGER for resource in request.resources)
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
-    if not is_local(request):
+    if not is_local(ctx, request):
         return await _alter(ctx, request)
     loggers = tuple(each for each in request.resources if each.resource_type == ResourceType.BROKER_LOGGER)
     others = tuple(each for each in request.resources if each.resource_type != ResourceType.BROKER_LOGGER)
@@ -43,9 +42,7 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> AlterConfigsResourceResponse:
     name, error = resource.resource_name, None
     try:
-        if (node_id := parse_node_id(name)) is None:
-            raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-        if node_id != ctx.services.node_id:
+        if parse_node_id(name) != ctx.services.node_id:
             message = f"Unexpected node id. Expected {ctx.services.node_id}, but received {name}"
             raise ApiError(ErrorCode.invalid_request, message)
         alter_loggers(map(_change_of, resource.configs), validate_only=validate_only)
@@ -72,7 +69,7 @@ async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, 
 
 async def _alter(ctx: RequestContext, request: Any) -> Any:
     responses = await alter_requested_configs(
-        ctx.services, incremental_alter_configs, request, _change_of, AlterConfigsResourceResponse
+        ctx, incremental_alter_configs, request, _change_of, AlterConfigsResourceResponse
     )
     return IncrementalAlterConfigsResponse(throttle_time=timedelta(0), responses=responses)
 

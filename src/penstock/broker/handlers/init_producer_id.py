@@ -15,6 +15,7 @@ from kio.schema.init_producer_id.v6.response import InitProducerIdResponse
 
 from penstock.broker.coordinators.requests import NO_THROTTLE, milliseconds
 from penstock.broker.network.requests import RequestContext
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NONE: Final = -1
@@ -23,6 +24,8 @@ _FENCED_FROM: Final = 4
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     try:
+        if ctx.authorizer is not None:
+            _check_access(ctx, request.transactional_id, request.enable2_pc)
         _check_request(request)
         if not ctx.services.settings.is_broker:
             raise ApiError(ErrorCode.coordinator_not_available)
@@ -31,6 +34,17 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         return _response(ErrorCode.none, await ctx.services.producer_ids.fresh(), 0)
     except ApiError as error:
         return _response(error.code)
+
+
+def _check_access(ctx: RequestContext, transactional_id: str | None, two_phases: bool) -> None:
+    """Raises ApiError. Who may write to any topic may be an idempotent producer."""
+    if transactional_id is not None:
+        needed = [Operation.WRITE, Operation.TWO_PHASE_COMMIT] if two_phases else [Operation.WRITE]
+        if not all(ctx.demand(each, ResourceType.TRANSACTIONAL_ID, transactional_id) for each in needed):
+            raise ApiError(ErrorCode.transactional_id_authorization_failed)
+    elif not (ctx.may(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER) or ctx.may_write_any_topic()):
+        ctx.demand(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)
+        raise ApiError(ErrorCode.cluster_authorization_failed)
 
 
 def _check_request(request: Any) -> None:

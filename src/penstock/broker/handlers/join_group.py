@@ -6,6 +6,7 @@ join again with it. From v9 on the reply tells a returning static leader to skip
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupResponseMember
@@ -13,6 +14,7 @@ from kio.schema.join_group.v9.response import JoinGroupResponse, JoinGroupRespon
 from penstock.broker.coordinators.requests import NO_THROTTLE, check_id_lengths, client_host, milliseconds
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.group import JoinReply, JoinRequest
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError
 
 _MEMBER_ID_REQUIRED_FROM: Final = 4
@@ -29,11 +31,14 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         groups.check_group_limit(wanted.group_id)
         reply = await groups.write(
             wanted.group_id,
-            lambda shard, token: shard.join(
-                wanted,
-                token,
-                now_ms=groups.now_ms(),
-                new_member_id=groups.new_member_id(wanted.instance_id or wanted.client_id),
+            lambda shard, token: shard.for_client(
+                partial(ctx.may, Operation.DESCRIBE, ResourceType.TOPIC),
+                lambda: shard.join(
+                    wanted,
+                    token,
+                    now_ms=groups.now_ms(),
+                    new_member_id=groups.new_member_id(wanted.instance_id or wanted.client_id),
+                ),
             ),
         )
     except ApiError as error:

@@ -22,16 +22,13 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     error = reply.error
     if ctx.version < _MANY_MEMBERS_FROM and reply.members:
         ((_, error),) = reply.members
-    return LeaveGroupResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=error,
-        members=tuple(
-            MemberResponse(
-                member_id=member.member_id, group_instance_id=member.instance_id, error_code=member_error
-            )
-            for member, member_error in reply.members
-        ),
-    )
+    members = await ctx.mapped(_member, reply.members)
+    return LeaveGroupResponse(throttle_time=NO_THROTTLE, error_code=error, members=members)
+
+
+def _member(left: tuple[LeavingMember, ErrorCode]) -> Any:
+    member, error = left
+    return MemberResponse(member_id=member.member_id, group_instance_id=member.instance_id, error_code=error)
 
 
 async def _leave(ctx: RequestContext, request: Any) -> LeaveReply:

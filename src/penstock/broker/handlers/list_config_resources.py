@@ -1,7 +1,7 @@
 """ListConfigResources (key 74), v0-1. The resources that DescribeConfigs can describe.
 
-All topics and brokers, and the groups and client metrics subscriptions that have settings of their own. v0 lists
-client metrics only. An empty list of types selects all types.
+All topics and brokers, and the groups, client metrics subscriptions and tenants that have settings of their own. v0
+lists client metrics only. An empty list of types selects all types of Kafka: only who knows of tenants asks for them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def handle(ctx: RequestContext, request: Any) -> Any:
 def _requested_types(ctx: RequestContext, request: Any) -> Iterable[int]:
     if ctx.version < _ONLY_CLIENT_METRICS_BELOW:
         return (ResourceType.CLIENT_METRICS,)
-    return tuple(dict.fromkeys(request.resource_types)) or tuple(ResourceType)
+    return tuple(dict.fromkeys(request.resource_types)) or tuple(
+        kind for kind in ResourceType if kind is not ResourceType.TENANT
+    )
 
 
 def _names(ctx: RequestContext, kind: int) -> Iterable[str]:
@@ -48,7 +50,7 @@ def _names(ctx: RequestContext, kind: int) -> Iterable[str]:
             return sorted(image.topics)
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
             return [str(broker) for broker in sorted(image.brokers)]
-        case ResourceType.GROUP | ResourceType.CLIENT_METRICS:
+        case ResourceType.GROUP | ResourceType.CLIENT_METRICS | ResourceType.TENANT:
             return sorted(name for kind_of, name in image.configs if kind_of == kind)
         case _:
             return ()

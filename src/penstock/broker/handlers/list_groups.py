@@ -11,6 +11,7 @@ from kio.schema.list_groups.v5.response import ListGroupsResponse
 from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.network.requests import RequestContext
 from penstock.groups.group import ListedGroup
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import EncodedElements, response_element_encoder
 
@@ -34,9 +35,12 @@ async def _encoded_groups(ctx: RequestContext, request: Any) -> list[bytes]:
     types = {kind.strip().lower() for kind in request.types_filter}
     encode = response_element_encoder(ctx.api_key, ctx.version, "groups")
     encoded: list[bytes] = []
+    sees_all = ctx.may(Operation.DESCRIBE, ResourceType.CLUSTER)
     async for groups in ctx.services.groups.read_each(lambda shard: shard.list_groups()):
         for count, group in enumerate(groups, start=1):
-            if _matches_filters(group, states, types):
+            if _matches_filters(group, states, types) and (
+                sees_all or ctx.may(Operation.DESCRIBE, ResourceType.GROUP, group.group_id)
+            ):
                 encoded.append(encode(_listed(group)))
             if count % _GROUPS_PER_CHUNK == 0:
                 await asyncio.sleep(0)

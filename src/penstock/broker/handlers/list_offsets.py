@@ -9,16 +9,17 @@ is no tiered storage: the tiered queries return no offset, and earliest-local is
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.coordinators.requests import gather_in_pieces
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
+from penstock.protocol.steps import Steps
 
 if TYPE_CHECKING:
     from penstock.broker.partition.partition import Partition
@@ -46,39 +47,48 @@ class _FoundOffset(NamedTuple):
     leader_epoch: int = -1
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
-    """Returns the response, or an awaitable of it if the handler must wait for a partition."""
-    asked = Counter(
-        (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
-    )
-    repeated = {place for place, count in asked.items() if count > 1}
-    topics = [
-        (topic.name, [_partition(ctx, request, topic.name, part, repeated) for part in topic.partitions])
-        for topic in request.topics
-    ]
-    if any(inspect.isawaitable(part) for _, parts in topics for part in parts):
-        return _respond_later(topics)
-    return _response(topics)
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up as it is in its own step; the response promises nothing about them together."""
+    asked: Counter[tuple[str, int]] = Counter()
+    for topic in request.topics:
+        asked.update((topic.name, part.partition_index) for part in topic.partitions)
+        yield
+    repeated = {partition for partition, count in asked.items() if count > 1}
+    topics: list[tuple[str, list[Any]]] = []
+    waiting: list[tuple[list[Any], int]] = []
+    for topic in request.topics:
+        found: list[Any] = []
+        topics.append((topic.name, found))
+        for part in topic.partitions:
+            result = _partition(ctx, request, topic.name, part, repeated)
+            if inspect.isawaitable(result):
+                waiting.append((found, len(found)))
+            found.append(result)
+            yield
+        yield
+    if waiting:
+        return _respond_later(ctx, topics, waiting)
+    return (yield from _response(topics))
 
 
-def _response(topics: list[tuple[str, list[Any]]]) -> Any:
+def _response(topics: list[tuple[str, list[Any]]]) -> Steps[Any]:
     response = schema_class("list_offsets.v11.response:ListOffsetsResponse")
     topic_response = schema_class("list_offsets.v11.response:ListOffsetsTopicResponse")
-    return response(
-        throttle_time=timedelta(0),
-        topics=tuple(topic_response(name=name, partitions=tuple(parts)) for name, parts in topics),
-    )
+    responses = []
+    for name, parts in topics:
+        responses.append(topic_response(name=name, partitions=tuple(parts)))
+        yield
+    return response(throttle_time=timedelta(0), topics=tuple(responses))
 
 
-async def _respond_later(topics: list[tuple[str, list[Any]]]) -> Any:
-    waiting = [part for _, parts in topics for part in parts if inspect.isawaitable(part)]
-    found = iter(await asyncio.gather(*waiting))
-    return _response(
-        [
-            (name, [next(found) if inspect.isawaitable(part) else part for part in parts])
-            for name, parts in topics
-        ]
-    )
+async def _respond_later(
+    ctx: RequestContext, topics: list[tuple[str, list[Any]]], waiting: list[tuple[list[Any], int]]
+) -> Any:
+    found = await gather_in_pieces(lambda place: place[0][place[1]], waiting)
+    for (parts, index), part in zip(waiting, found, strict=True):
+        parts[index] = part
+    return await ctx.finish_in_slices(_response(topics))
 
 
 def _partition(

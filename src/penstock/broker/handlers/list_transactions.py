@@ -5,12 +5,14 @@ Filters: state and producer id, age (v1), and a regular expression in RE2 syntax
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kio.schema.list_transactions.v2.response import ListTransactionsResponse, TransactionState
 
 from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.network.requests import RequestContext
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.transactions.messages import ListTransactionsFilters, ListTransactionsReply
 
@@ -20,7 +22,16 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
         replies = await ctx.services.transactions.list_transactions(_filters(request))
     except ApiError as error:
         return _response(error.code, [])
+    if ctx.authorizer is not None:
+        replies = [_visible(ctx, reply) for reply in replies]
     return _response(ErrorCode.none, replies)
+
+
+def _visible(ctx: RequestContext, reply: ListTransactionsReply) -> ListTransactionsReply:
+    may_describe = partial(ctx.may, Operation.DESCRIBE, ResourceType.TRANSACTIONAL_ID)
+    return reply._replace(
+        transactions=tuple(each for each in reply.transactions if may_describe(each.transactional_id))
+    )
 
 
 def _filters(request: Any) -> ListTransactionsFilters:

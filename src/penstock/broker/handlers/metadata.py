@@ -7,6 +7,7 @@ request may contain topic ids instead of names; in earlier versions a topic id f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -19,19 +20,21 @@ from kio.schema.metadata.v13.response import (
     MetadataResponseTopic,
 )
 
-from penstock.broker.network.requests import RequestContext
-from penstock.broker.network.response_cache import TopicEncoding
+from penstock.broker.network.requests import RequestContext, cluster_operations, in_slices
+from penstock.broker.network.response_cache import EncodedTopics, TopicEncoding
 from penstock.broker.partition.client_view import (
-    CLUSTER_AUTHORIZED_OPERATIONS,
     OPERATIONS_NOT_REQUESTED,
     TOPIC_AUTHORIZED_OPERATIONS,
     PartitionViewer,
     reachable_brokers,
 )
-from penstock.cluster.image import PartitionState, TopicState
+from penstock.cluster.controller.create_topics import NewTopic
+from penstock.cluster.image import ClusterImage, PartitionState, TopicState
 from penstock.cluster.topic_names import is_internal, topic_name_error
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import EncodedElements
+from penstock.protocol.steps import Steps
 
 _NO_CONTROLLER: Final = -1
 _TOPIC_IDS_FROM: Final = 12
@@ -51,31 +54,94 @@ class _MissingTopic(NamedTuple):
         return self.error is ErrorCode.unknown_topic_or_partition
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """One image will do for all topics: a client takes any response for one that may be outdated."""
     if request.topics is None or (ctx.version == 0 and not request.topics):
         view = _View(ctx, request)
+        if ctx.authorizer is not None:
+            return (yield from _describable_topics(ctx, view))
         return ctx.services.topic_responses.all_topics_response(
             view.form, view.cluster_operations, view.topic, view.response
         )
     if ctx.version < _TOPIC_IDS_FROM and any(t.name is None or t.topic_id for t in request.topics):
         return _error_response(ctx, request)
-    asked = _requested_topics(ctx, request)
+    view = _View(ctx, request)
+    asked = yield from _requested_topics(ctx, request, view.image)
     if request.allow_auto_topic_creation and ctx.services.settings.boolean("auto.create.topics.enable"):
         absent = [
             t.name for t in asked if isinstance(t, _MissingTopic) and t.name is not None and t.is_unknown
         ]
-        if absent:
-            ctx.services.auto_creation.begin_by_name(absent)
-    return _response(ctx, request, asked)
+        refused = set()
+        for name in absent:
+            if not _may_create(ctx, name):
+                refused.add(name)
+            yield
+        if refused:
+            asked = [
+                topic._replace(error=ErrorCode.topic_authorization_failed)
+                if isinstance(topic, _MissingTopic) and topic.name in refused
+                else topic
+                for topic in asked
+            ]
+        if len(absent) > len(refused):
+            topics = [NewTopic(name=name) for name in absent if name not in refused]
+            ctx.services.auto_creation.begin_for(ctx, topics)
+    return (yield from _response(view, asked))
 
 
-def _requested_topics(ctx: RequestContext, request: Any) -> list[TopicState | _MissingTopic]:
-    once = {(topic.name, topic.topic_id): topic for topic in request.topics}
-    return [_find(ctx, topic.name, topic.topic_id) for topic in once.values()]
+def _may_create(ctx: RequestContext, name: str) -> bool:
+    return ctx.may(Operation.CREATE, ResourceType.CLUSTER) or ctx.demand(
+        Operation.CREATE, ResourceType.TOPIC, name
+    )
 
 
-def _find(ctx: RequestContext, name: str | None, topic_id: UUID | None) -> TopicState | _MissingTopic:
-    image = ctx.services.image
+def _describable_topics(ctx: RequestContext, view: _View) -> Steps[Any]:
+    """The reply to a request for all topics: those that the client may not describe are left out."""
+
+    def response() -> Steps[Any]:
+        topics = []
+        for topic in view.image.topics.values():
+            if ctx.may(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
+                topics.append(topic)
+            yield
+        return (yield from _response(view, topics))
+
+    under_way = ctx.services.topic_responses.encode_all_topics(view.form, view.topic)
+    if under_way is None:
+        return (yield from response())
+
+    async def response_later() -> Any:
+        await under_way
+        return await ctx.finish_in_slices(response())
+
+    return response_later()
+
+
+def _requested_topics(
+    ctx: RequestContext, request: Any, image: ClusterImage
+) -> Steps[list[TopicState | _MissingTopic]]:
+    found = []
+    for name, topic_id in dict.fromkeys((topic.name, topic.topic_id) for topic in request.topics):
+        found.append(_find(ctx, image, name, topic_id))
+        yield
+    return found
+
+
+def _find(
+    ctx: RequestContext, image: ClusterImage, name: str | None, topic_id: UUID | None
+) -> TopicState | _MissingTopic:
+    found = _look_up(image, name, topic_id)
+    known = found.name
+    if known is None or ctx.demand(Operation.DESCRIBE, ResourceType.TOPIC, known):
+        return found
+    # Whether the topic exists is not told. An id is no secret, but the name that it belongs to is.
+    return _MissingTopic(
+        ErrorCode.topic_authorization_failed, None if topic_id is not None else name, topic_id
+    )
+
+
+def _look_up(image: ClusterImage, name: str | None, topic_id: UUID | None) -> TopicState | _MissingTopic:
     if topic_id is not None:
         return image.topics_by_id.get(topic_id) or _MissingTopic(ErrorCode.unknown_topic_id, None, topic_id)
     if name is None:
@@ -92,24 +158,41 @@ class _View:
 
     def __init__(self, ctx: RequestContext, request: Any) -> None:
         self._ctx = ctx
-        self._image = ctx.services.image
-        self._viewer = PartitionViewer(self._image, ctx.listener)
-        asked = request.include_topic_authorized_operations
-        self._operations = TOPIC_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED
+        self.image = ctx.services.image
+        self._viewer = PartitionViewer(self.image, ctx.listener)
+        self._with_operations = request.include_topic_authorized_operations
+        self._operations = TOPIC_AUTHORIZED_OPERATIONS if self._with_operations else OPERATIONS_NOT_REQUESTED
         self.form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, self._operations)
         self.cluster_operations: int | None = None
         if ctx.version in _CLUSTER_OPERATIONS_IN:
-            asked = request.include_cluster_authorized_operations
-            self.cluster_operations = CLUSTER_AUTHORIZED_OPERATIONS if asked else OPERATIONS_NOT_REQUESTED
+            self.cluster_operations = cluster_operations(ctx, request)
 
     def topic(self, topic: TopicState | _MissingTopic) -> Any:
         return _topic(self._ctx, self._viewer, topic, self._operations)
+
+    def encoded(self, topics: Iterable[TopicState | _MissingTopic]) -> Steps[EncodedElements]:
+        responses = self._ctx.services.topic_responses
+        encodings: dict[TopicEncoding, EncodedTopics] = {}
+        elements: list[bytes] = []
+        for topic in topics:
+            if self._with_operations and self._ctx.authorizer is not None and topic.name is not None:
+                operations = self._ctx.authorized_operations(ResourceType.TOPIC, topic.name)
+                self._operations, self.form = operations, self.form._replace(operations=operations)
+            encoding = encodings.get(self.form)
+            if encoding is None:
+                encoding = encodings[self.form] = responses.topics(self.form, self.image)
+            if isinstance(topic, _MissingTopic):
+                elements.append(encoding.encode(self.topic(topic)))
+            else:
+                elements.append(encoding.encoded(topic, self.topic))
+            yield
+        return EncodedElements(elements)
 
     def response(self, topics: Any) -> Any:
         services = self._ctx.services
         brokers = tuple(
             MetadataResponseBroker(node_id=broker.id, host=at.host, port=at.port, rack=broker.rack)
-            for broker, at in reachable_brokers(self._image, self._ctx.listener)
+            for broker, at in reachable_brokers(self.image, self._ctx.listener)
         )
         fields: dict[str, Any] = {
             "throttle_time": timedelta(0),
@@ -123,19 +206,8 @@ class _View:
         return MetadataResponse(**fields, error_code=ErrorCode.none)
 
 
-def _response(ctx: RequestContext, request: Any, topics: list[TopicState | _MissingTopic]) -> Any:
-    view = _View(ctx, request)
-    encoded = ctx.services.topic_responses.topics(view.form)
-    return view.response(
-        EncodedElements(
-            [
-                encoded.encode(view.topic(topic))
-                if isinstance(topic, _MissingTopic)
-                else encoded.encoded(topic, view.topic)
-                for topic in topics
-            ]
-        )
-    )
+def _response(view: _View, topics: list[TopicState] | list[TopicState | _MissingTopic]) -> Steps[Any]:
+    return view.response((yield from view.encoded(topics)))
 
 
 def _controller(node_id: int, reachable: list[int]) -> int:

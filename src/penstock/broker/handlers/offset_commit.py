@@ -6,6 +6,7 @@ commit to a group that does not exist is accepted if it has no generation.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -13,12 +14,15 @@ from kio.schema.offset_commit.v9 import response as by_name
 from kio.schema.offset_commit.v10 import response as by_id
 
 from penstock.broker.coordinators.requests import NO_THROTTLE, milliseconds, resolve_topic_name
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 _MEMBER_EPOCHS_FROM: Final = 9
 _TOPIC_IDS_FROM: Final = 10
+#: Offsets that one operation of the coordinator commits. A request with more is not committed as a whole.
+_COMMITTED_AT_ONCE: Final = 200
 
 
 class _RequestIndex(NamedTuple):
@@ -28,22 +32,38 @@ class _RequestIndex(NamedTuple):
     partition: int
 
 
-async def handle(ctx: RequestContext, request: Any) -> Any:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up in the image of its step; the coordinator checks the group when it commits."""
     errors: dict[_RequestIndex, ErrorCode] = {}
     offsets: dict[_RequestIndex, OffsetToCommit] = {}
     for topic_place, topic in enumerate(request.topics):
         name, error = resolve_topic_name(ctx, topic)
-        for place, partition in enumerate(topic.partitions):
+        for index, partition in enumerate(topic.partitions):
             if name is None or ctx.services.image.partition(name, partition.partition_index) is None:
                 unknown = ErrorCode.unknown_topic_or_partition if error is ErrorCode.none else error
-                errors[_RequestIndex(topic_place, place)] = unknown
+                errors[_RequestIndex(topic_place, index)] = unknown
             else:
-                offsets[_RequestIndex(topic_place, place)] = _offset(name, partition)
-    if offsets:
-        reply = await _commit(ctx, request, tuple(offsets.values()))
-        for index, spot in enumerate(offsets):
-            errors[spot] = reply.partitions[index].error if reply.partitions else reply.error
-    return _response(ctx, request, errors)
+                offsets[_RequestIndex(topic_place, index)] = _offset(name, partition)
+            yield
+    return _commit_and_respond(ctx, request, offsets, errors)
+
+
+async def _commit_and_respond(
+    ctx: RequestContext,
+    request: Any,
+    offsets: dict[_RequestIndex, OffsetToCommit],
+    errors: dict[_RequestIndex, ErrorCode],
+) -> Any:
+    positions = list(offsets)
+    # Offsets that a client sends later must also be committed later, so it is held until the last operation.
+    with ctx.held() if len(positions) > _COMMITTED_AT_ONCE else nullcontext():
+        for first in range(0, len(positions), _COMMITTED_AT_ONCE):
+            piece = positions[first : first + _COMMITTED_AT_ONCE]
+            reply = await _commit(ctx, request, tuple(offsets[position] for position in piece))
+            for index, position in enumerate(piece):
+                errors[position] = reply.partitions[index].error if reply.partitions else reply.error
+    return await ctx.finish_in_slices(_response(ctx, request, errors))
 
 
 def _offset(topic: str, partition: Any) -> OffsetToCommit:
@@ -89,18 +109,21 @@ def _retention_ms(request: Any) -> int | None:
     return milliseconds(retention)
 
 
-def _response(ctx: RequestContext, request: Any, errors: dict[_RequestIndex, ErrorCode]) -> Any:
+def _response(ctx: RequestContext, request: Any, errors: dict[_RequestIndex, ErrorCode]) -> Steps[Any]:
     schema = by_id if ctx.version >= _TOPIC_IDS_FROM else by_name
     topics = []
     for topic_place, topic in enumerate(request.topics):
-        partitions = tuple(
-            schema.OffsetCommitResponsePartition(
-                partition_index=partition.partition_index,
-                error_code=errors[_RequestIndex(topic_place, place)],
+        partitions = []
+        for index, partition in enumerate(topic.partitions):
+            error = errors[_RequestIndex(topic_place, index)]
+            partitions.append(
+                schema.OffsetCommitResponsePartition(
+                    partition_index=partition.partition_index, error_code=error
+                )
             )
-            for place, partition in enumerate(topic.partitions)
-        )
-        topics.append(schema.OffsetCommitResponseTopic(partitions=partitions, **_topic_key(topic)))
+            yield
+        topics.append(schema.OffsetCommitResponseTopic(partitions=tuple(partitions), **_topic_key(topic)))
+        yield
     return schema.OffsetCommitResponse(throttle_time=NO_THROTTLE, topics=tuple(topics))
 
 

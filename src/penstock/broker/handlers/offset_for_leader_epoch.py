@@ -5,23 +5,26 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.schemas import schema_class
+from penstock.protocol.steps import Steps
 
 
-def handle(ctx: RequestContext, request: Any) -> Any:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up as it is in its own step."""
     topic_result = schema_class("offset_for_leader_epoch.v4.response:OffsetForLeaderTopicResult")
     response = schema_class("offset_for_leader_epoch.v4.response:OffsetForLeaderEpochResponse")
-    return response(
-        throttle_time=timedelta(0),
-        topics=tuple(
-            topic_result(
-                topic=topic.topic, partitions=tuple(_end(ctx, topic.topic, part) for part in topic.partitions)
-            )
-            for topic in request.topics
-        ),
-    )
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for part in topic.partitions:
+            partitions.append(_end(ctx, topic.topic, part))
+            yield
+        topics.append(topic_result(topic=topic.topic, partitions=tuple(partitions)))
+        yield
+    return response(throttle_time=timedelta(0), topics=tuple(topics))
 
 
 def _end(ctx: RequestContext, topic: str, part: Any) -> Any:

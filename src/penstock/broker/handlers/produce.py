@@ -8,7 +8,9 @@ NOT_ENOUGH_REPLICAS_AFTER_APPEND ("committed, but by too few") is therefore neve
 
 A transactional batch whose transaction is open in the partition is appended like any other. Before the first batch of
 a transaction the leader verifies the transaction with the coordinator, and refuses a producer that has none. A
-duplicate inside the idempotent window gets its original offset, whatever the topic's current settings. Batches of
+duplicate inside the idempotent window gets its original offset, whatever the topic's current settings. What happens to
+a batch without room is up to the topic's overflow policy: KAFKA_STORAGE_ERROR and a throttled connection (block),
+POLICY_VIOLATION (reject), or success with offset -1 for a batch that is not stored (drop-newest, shedding). Batches of
 topics that must be decoded (compacted, or with their own codec) are decoded in a thread and then appended in order. A
 client that produces to a broker that is not the leader gets the leader and its address (v10).
 """
@@ -23,24 +25,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.topic_access import may_use_topic, topic_refused
 from penstock.broker.partition.client_view import LeaderHints, find_topic
+from penstock.broker.partition.overflow import HOLD_MS, NoRoomYet
 from penstock.broker.partition.produced_batch import duplicate_or_raise, find_duplicate
+from penstock.cluster.topic_names import AUDIT
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
     TOPIC_IDS_FROM,
     NodeEndpoint,
     PartitionProduceResponse,
     ProduceRequest,
+    ProduceTopic,
     encode_produce_response,
     parse_produce_request,
 )
 from penstock.protocol.record_batch import BATCH_HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
+from penstock.security.quotas import PRODUCER_BYTE_RATE
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.transactions.verification import TransactionalWriter, VerificationResult
     from penstock.broker.partition.partition import OnCommit, Partition
     from penstock.log.log import LogAppendInfo
     from penstock.log.producer_state import VerificationGuard
+    from penstock.security.authorizer import Authorizer
+    from penstock.security.principal import Principal
 
 _ACKS_ALL, _ACKS_NONE = -1, 0
 _LEGAL_ACKS = frozenset({-1, 0, 1})
@@ -59,6 +69,9 @@ _RETRIABLE_ERRORS = frozenset(
     }
 )
 
+#: The message beside a success without offset, for clients that look.
+_NOT_STORED = "not stored: the topic drops records that it has no room for, or is being shed"
+
 Results = list[PartitionProduceResponse]
 
 
@@ -67,13 +80,19 @@ def handle(
 ) -> Reply | PendingReply:
     version, services = ctx.version, ctx.services
     request = parse_produce_request(frame, position, version)
+    acks, now_ms = request.acks, services.now_ms()
+    throttle_ms = _throttle(ctx, connection, len(frame), now_ms) if services.quotas.limits_produce else 0
     partitions_of = (
         services.partitions.by_raw_id if version >= TOPIC_IDS_FROM else services.partitions.by_raw_name
     )
-    acks, now_ms = request.acks, services.now_ms()
     topics: list[tuple[bytes, Results]] = []
     waiting: _DelayedProduce | None = None
-    for name, parts in request.topics:
+    allowed = request.topics
+    if services.authorizer is not None and not _may_write_again(
+        connection, services.authorizer, request, ctx.principal, by_id=version >= TOPIC_IDS_FROM
+    ):
+        allowed = _allowed_topics(ctx, request, topics)
+    for name, parts in allowed:
         results: Results = []
         topics.append((name, results))
         found = partitions_of.get(name)
@@ -82,7 +101,7 @@ def handle(
             try:
                 if partition is None:
                     raise _missing_partition_error(ctx, name, index)
-                _check_writable(partition, records, acks)
+                _check_writable(partition, records, acks, by_node=connection.is_inter_broker)
                 assert records is not None
                 writer = None
                 if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
@@ -104,17 +123,86 @@ def handle(
                     _note_retriable_error(partition, records, error)
                 results.append(_error_result(ctx, name, index, error))
                 continue
-            results.append(
-                PartitionProduceResponse(
-                    index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
-                )
-            )
+            results.append(_result(partition, appended))
             if acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
                 waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
                 waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
     if waiting is not None:
-        return waiting.begin()
-    return _response(ctx, correlation_id, acks, topics)
+        return waiting.begin(throttle_ms)
+    if ctx.services.metrics.held_producers:
+        throttle_ms = max(throttle_ms, connection.throttle_ms)
+    return _response(ctx, correlation_id, acks, topics, throttle_ms)
+
+
+def _throttle(ctx: RequestContext, connection: Connection, size: int, now_ms: int) -> int:
+    """Count the request towards the quota; return for how many milliseconds the client is throttled."""
+    meter, client_id = connection.meters.get(PRODUCER_BYTE_RATE), ctx.client_id
+    if (
+        meter is not None
+        and meter.client_id == client_id
+        and (pending := meter.pending + size) <= meter.slack
+    ):
+        meter.pending = pending
+        return 0
+    return ctx.services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
+
+
+def _may_write_again(
+    connection: Connection,
+    authorizer: Authorizer,
+    request: ProduceRequest,
+    principal: Principal,
+    *,
+    by_id: bool,
+) -> bool:
+    """Most requests are about one partition, of a topic that the client has been allowed to write before.
+
+    If its batch is transactional without a transactional id, `_writer` refuses it.
+    """
+    decisions, topics = connection.decisions, request.topics
+    return (
+        decisions is not None
+        and decisions.generation == authorizer.generation
+        and decisions.principal is principal
+        and len(topics) == 1
+        and len(topics[0][1]) == 1
+        and request.transactional_id is None
+        and topics[0][0] in decisions.writable[by_id]
+    )
+
+
+def _allowed_topics(
+    ctx: RequestContext, request: ProduceRequest, topics: list[tuple[bytes, Results]]
+) -> list[ProduceTopic]:
+    """Return what the client may append; the results of the rest go to `topics`."""
+    allowed = []
+    by_id = ctx.version >= TOPIC_IDS_FROM
+    partitions = ctx.services.partitions
+    partitions_of = partitions.by_raw_id if by_id else partitions.by_raw_name
+    refusal = _transaction_refusal(ctx, request)
+    for name, parts in request.topics:
+        if refusal is None and may_use_topic(ctx, Operation.WRITE, name, partitions_of.get(name)):
+            allowed.append((name, parts))
+        else:
+            error = refusal or topic_refused()
+            topics.append((name, [_error_result(ctx, name, index, error) for index, _ in parts]))
+    return allowed
+
+
+def _transaction_refusal(ctx: RequestContext, request: ProduceRequest) -> ApiError | None:
+    """Return why nothing is appended: a batch is transactional, and the client may not use the transactional id."""
+    for _, parts in request.topics:
+        for _, records in parts:
+            if (
+                records is not None
+                and len(records) >= BATCH_HEADER_BYTES
+                and records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL
+            ):
+                name = request.transactional_id
+                if name is not None and ctx.demand(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
+                    return None
+                return ApiError(ErrorCode.transactional_id_authorization_failed)
+    return None
 
 
 def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> ApiError:
@@ -123,13 +211,13 @@ def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> Ap
     return ctx.services.partitions.missing_partition_error(topic, index, by_id=by_id)
 
 
-def _check_writable(partition: Partition, records: memoryview | None, acks: int) -> None:
+def _check_writable(partition: Partition, records: memoryview | None, acks: int, *, by_node: bool) -> None:
     """Raises ApiError if the records may not be appended to the partition."""
     if not partition.is_leader:
         raise ApiError(ErrorCode.not_leader_or_follower)
     if records is None or len(records) < BATCH_HEADER_BYTES:
         raise ApiError(ErrorCode.invalid_record, "a produce request carries exactly one record batch")
-    if partition.is_internal:
+    if partition.is_internal and not (by_node and partition.topic == AUDIT):
         raise ApiError(ErrorCode.invalid_topic_exception, f"{partition.topic} is an internal topic")
     if acks == _ACKS_ALL:
         if partition.isr_size < partition.isr_needed:
@@ -163,8 +251,24 @@ def _note_retriable_error(partition: Partition, records: memoryview, error: ApiE
             partition.log.producers.refused(producer_id, epoch, sequence, error.code)
 
 
+def _result(partition: Partition, appended: LogAppendInfo) -> PartitionProduceResponse:
+    base_offset = appended.base_offset
+    return PartitionProduceResponse(
+        partition.index,
+        0,
+        base_offset,
+        appended.append_time_ms,
+        partition.log.start_offset,
+        None if base_offset >= 0 else _NOT_STORED,
+    )
+
+
 def _error_result(ctx: RequestContext, topic: bytes, index: int, error: ApiError) -> PartitionProduceResponse:
     ctx.services.metrics.count_error("produce", error.code.name)
+    if isinstance(error, NoRoomYet):
+        ctx.services.metrics.held_producers += 1
+        if ctx.connection is not None and not ctx.connection.is_inter_broker:
+            ctx.connection.throttle(HOLD_MS)
     indexes = error.indexes if isinstance(error, InvalidRecords) else ()
     leader = None
     if error.code is ErrorCode.not_leader_or_follower:
@@ -180,15 +284,17 @@ def _leader_hints(ctx: RequestContext) -> LeaderHints:
 
 
 def _response(
-    ctx: RequestContext, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]]
+    ctx: RequestContext, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]], throttle_ms: int
 ) -> Reply:
     if acks != _ACKS_NONE:
         for _, results in topics:
             for result in results:
                 if result.current_leader is not None:
                     endpoints = _endpoints(ctx, topics)
-                    return encode_produce_response(ctx.version, correlation_id, topics, endpoints)
-        return encode_produce_response(ctx.version, correlation_id, topics)
+                    return encode_produce_response(
+                        ctx.version, correlation_id, topics, endpoints, throttle_ms
+                    )
+        return encode_produce_response(ctx.version, correlation_id, topics, (), throttle_ms)
     if any(result.error for _, results in topics for result in results):
         # The only way to report an error to a client that waits for no reply, as in Apache Kafka.
         return CLOSE_CONNECTION
@@ -237,6 +343,7 @@ class _DelayedProduce:
         self._unverified: dict[TransactionalWriter, list[_DeferredBatch]] = {}
         self._slot: PendingReply | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._throttle_ms = 0
 
     def for_commit(self, partition: Partition, last_offset: int, results: Results, place: int) -> None:
         key = self._opened(results, place)
@@ -300,9 +407,7 @@ class _DelayedProduce:
         except Exception:
             self._ctx.services.server.failed(self._connection)
         else:
-            results[place] = PartitionProduceResponse(
-                partition.index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset
-            )
+            results[place] = _result(partition, appended)
             if (
                 key in self._open
                 and self._acks == _ACKS_ALL
@@ -392,7 +497,8 @@ class _DelayedProduce:
             _note_retriable_error(partition, batch, error)
             raise
 
-    def begin(self) -> PendingReply:
+    def begin(self, throttle_ms: int) -> PendingReply:
+        self._throttle_ms = throttle_ms
         for writer, batches in self._unverified.items():
             self._enqueue_verification(writer, batches)
         self._slot = self._connection.defer(self._ctx.api_key)
@@ -436,5 +542,6 @@ class _DelayedProduce:
             self._timer.cancel()
         self._commits.clear()  # breaks the reference cycle, which would live until the next garbage collection
         assert self._slot is not None
-        reply = _response(self._ctx, self._correlation_id, self._acks, self._topics)
+        throttle_ms = max(self._throttle_ms, self._connection.throttle_ms)
+        reply = _response(self._ctx, self._correlation_id, self._acks, self._topics, throttle_ms)
         self._connection.fulfil(self._slot, reply)

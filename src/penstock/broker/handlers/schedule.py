@@ -8,8 +8,9 @@ from penstock.broker.coordinators.schedule.messages import (
     decode_request,
     encode_response,
 )
-from penstock.broker.network.connection import Connection, PendingReply, Reply
+from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext, reply_later
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 
@@ -17,6 +18,8 @@ def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
     """Raises MalformedFrame."""
+    if not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+        return CLOSE_CONNECTION
     ask = decode_request(frame, position)
     return reply_later(ctx, connection, correlation_id, _respond(ctx, ask))
 

@@ -7,78 +7,167 @@ refused); epoch -1 closes it.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.coordinators.share.partitions import Acknowledgements, wait_until_stored
 from penstock.broker.coordinators.share.sessions import FINAL_EPOCH, check_group_and_member
 from penstock.broker.network.connection import Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.topic_access import check_group_access, may_use_topic
 from penstock.broker.partition.client_view import LeaderHints
-from penstock.protocol.errors import ApiError
+from penstock.protocol.acls import Operation
+from penstock.protocol.errors import ApiError, MalformedFrame
 from penstock.protocol.share import (
     AcknowledgedPartition,
     ShareAcknowledgeRequest,
     encode_share_acknowledge_response,
     parse_share_acknowledge_request,
+    parse_share_acknowledge_request_in_steps,
 )
+from penstock.protocol.steps import Steps, finish
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from penstock.broker.coordinators.share.sessions import ShareSession
+
+
+#: A larger request is read in slices.
+_READ_AT_ONCE_BYTES: Final = 8 * 1024
 
 
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
+    if len(frame) > _READ_AT_ONCE_BYTES:
+        # A copy, because the buffer is used again before the last step.
+        frame = memoryview(bytes(frame))
+        return _reply_later(ctx, connection, _serve_large(ctx, frame, position, correlation_id))
     request = parse_share_acknowledge_request(frame, position, ctx.version)
-    shares = ctx.services.share
     try:
-        group, member = check_group_and_member(
-            request.group,
-            request.member,
-            group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
-        )
-        session = shares.sessions.acknowledge(group, member, request.session_epoch)
+        session = _session(ctx, request)
     except ApiError as error:
-        ctx.services.metrics.count_error("share_acknowledge", error.code.name)
-        return encode_share_acknowledge_response(
+        return _refusal(ctx, correlation_id, error)
+    acknowledgements = _acknowledgements(ctx, request, session)
+    finish(acknowledgements.apply(request.topics))
+    released = _released(ctx, request, session)
+    if not acknowledgements.is_waiting and not released:
+        return finish(_reply(ctx, request, correlation_id, acknowledgements))
+    answer = _reply_when_stored(ctx, request, correlation_id, acknowledgements, released)
+    return _reply_later(ctx, connection, answer)
+
+
+async def _serve_large(ctx: RequestContext, frame: memoryview, position: int, correlation_id: int) -> Reply:
+    buffers, size = ctx.services.server.buffers, len(frame)
+    elements_max = ctx.services.settings.integer("penstock.request.elements.max")
+    parsing = parse_share_acknowledge_request_in_steps(frame, position, ctx.version, elements_max)
+    buffers.hold(size)
+    try:
+        request = await ctx.finish_in_slices(parsing)
+    finally:
+        buffers.release(size)
+    try:
+        session = _session(ctx, request)
+    except ApiError as error:
+        return _refusal(ctx, correlation_id, error)
+    acknowledgements = _acknowledgements(ctx, request, session)
+    await ctx.finish_in_slices(acknowledgements.apply(request.topics))
+    released = _released(ctx, request, session)
+    return await _reply_when_stored(ctx, request, correlation_id, acknowledgements, released)
+
+
+def _session(ctx: RequestContext, request: ShareAcknowledgeRequest) -> ShareSession:
+    """Return the session of the request. Raises ApiError."""
+    check_group_access(ctx, request.group)
+    group, member = check_group_and_member(
+        request.group,
+        request.member,
+        group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
+    )
+    return ctx.services.share.sessions.acknowledge(group, member, request.session_epoch)
+
+
+def _refusal(ctx: RequestContext, correlation_id: int, error: ApiError) -> Reply:
+    ctx.services.metrics.count_error("share_acknowledge", error.code.name)
+    return finish(
+        encode_share_acknowledge_response(
             ctx.version, correlation_id, error=error.code.value, message=error.message
         )
-    said = Acknowledgements(shares, group, member, request.topics, may_renew=request.is_renewal)
-    released = shares.close_session(session) if request.session_epoch == FINAL_EPOCH else []
-    if not said.is_waiting and not released:
-        return _reply(ctx, request, correlation_id, said)
+    )
+
+
+def _acknowledgements(
+    ctx: RequestContext, request: ShareAcknowledgeRequest, session: ShareSession
+) -> Acknowledgements:
+    return Acknowledgements(
+        ctx.services.share,
+        session.group,
+        session.member,
+        may_renew=request.is_renewal,
+        may_read=partial(may_use_topic, ctx, Operation.READ),
+    )
+
+
+def _released(
+    ctx: RequestContext, request: ShareAcknowledgeRequest, session: ShareSession
+) -> list[asyncio.Future[None]]:
+    return ctx.services.share.close_session(session) if request.session_epoch == FINAL_EPOCH else []
+
+
+def _reply_later(
+    ctx: RequestContext, connection: Connection, answer: Coroutine[Any, Any, Reply]
+) -> PendingReply:
     slot = connection.defer(ctx.api_key)
-    ctx.services.spawn(_reply_later(ctx, connection, slot, request, correlation_id, said, released))
+
+    async def send() -> None:
+        try:
+            reply = await answer
+        except asyncio.CancelledError:
+            raise
+        except MalformedFrame as error:
+            ctx.services.server.refuse(connection, str(error))
+        except Exception:
+            ctx.services.server.failed(connection)
+        else:
+            connection.fulfil(slot, reply)
+
+    ctx.services.spawn(send())
     return slot
 
 
-async def _reply_later(
+async def _reply_when_stored(
     ctx: RequestContext,
-    connection: Connection,
-    slot: PendingReply,
     request: ShareAcknowledgeRequest,
     correlation_id: int,
-    said: Acknowledgements,
+    acknowledgements: Acknowledgements,
     released: list[asyncio.Future[None]],
-) -> None:
-    try:
-        await said.stored()
-        await wait_until_stored(released)
-        connection.fulfil(slot, _reply(ctx, request, correlation_id, said))
-    except Exception:
-        ctx.services.server.failed(connection)
+) -> Reply:
+    await acknowledgements.stored()
+    await wait_until_stored(released)
+    return await ctx.finish_in_slices(_reply(ctx, request, correlation_id, acknowledgements))
 
 
 def _reply(
-    ctx: RequestContext, request: ShareAcknowledgeRequest, correlation_id: int, said: Acknowledgements
-) -> bytes:
+    ctx: RequestContext,
+    request: ShareAcknowledgeRequest,
+    correlation_id: int,
+    acknowledgements: Acknowledgements,
+) -> Steps[bytes]:
     assert request.group is not None
     hints = LeaderHints(ctx.services.metadata, ctx.services.partitions, ctx.listener, by_id=True)
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
-    for (topic_id, index), (error, message) in said.outcomes.items():
+    for (topic_id, index), (error, message) in acknowledgements.outcomes.items():
         leader = hints.leader(topic_id, index, error)
         row = AcknowledgedPartition(index, error.value, message, leader)
         topics.setdefault(topic_id, []).append(row)
-    return encode_share_acknowledge_response(
-        ctx.version,
-        correlation_id,
-        lock_ms=ctx.services.groups.config(request.group).share_record_lock_duration_ms,
-        topics=topics.items(),
-        endpoints=tuple(hints.endpoints.values()),
+        yield
+    return (
+        yield from encode_share_acknowledge_response(
+            ctx.version,
+            correlation_id,
+            lock_ms=ctx.services.groups.config(request.group).share_record_lock_duration_ms,
+            topics=topics.items(),
+            endpoints=tuple(hints.endpoints.values()),
+        )
     )

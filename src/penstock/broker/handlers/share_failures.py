@@ -10,7 +10,9 @@ from typing import Final
 
 from penstock.broker.network.connection import Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext, reply_later
+from penstock.broker.network.topic_access import check_group_access, may_use_topic, topic_refused
 from penstock.groups.share.state.share_state import SharePartitionKey, StoreWorkerErrors
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share_failures import (
     ShareFailures,
@@ -27,38 +29,50 @@ def handle(
 ) -> Reply | PendingReply:
     """Raises MalformedFrame."""
     if len(frame) > _BYTES_MAX:
-        raise MalformedFrame("more about failures than can be stored together")
-    asked = parse_share_failures(frame, position)
-    if asked.for_coordinator and not connection.is_inter_broker:
-        raise MalformedFrame("what leaders tell coordinators is for nodes")
-    return reply_later(ctx, connection, correlation_id, _respond(ctx, asked))
+        raise MalformedFrame("more failures than can be stored together")
+    failures = parse_share_failures(frame, position)
+    if failures.for_coordinator and not connection.may_send_as_node:
+        raise MalformedFrame("only nodes send failures to a share coordinator")
+    return reply_later(ctx, connection, correlation_id, _respond(ctx, failures))
 
 
-async def _respond(ctx: RequestContext, asked: ShareFailures) -> bytes:
-    return encode_share_failures_response(await _store_failures(ctx, asked))
+async def _respond(ctx: RequestContext, failures: ShareFailures) -> bytes:
+    return encode_share_failures_response(await _store_failures(ctx, failures))
 
 
-async def _store_failures(ctx: RequestContext, asked: ShareFailures) -> ErrorCode:
+async def _store_failures(ctx: RequestContext, failures: ShareFailures) -> ErrorCode:
     try:
-        if asked.for_coordinator:
-            (told,) = await ctx.services.share_state.ask([_explain_request(asked)])
-            return told.error
-        await _apply_at_leader(ctx, asked)
+        _check_access(ctx, failures)
+        if failures.for_coordinator:
+            (reply,) = await ctx.services.share_state.handle([_store_errors_request(failures)])
+            return reply.error
+        await _apply_at_leader(ctx, failures)
     except ApiError as error:
         ctx.services.metrics.count_error("share_failures", error.code.name)
         return error.code
     return ErrorCode.none
 
 
-def _explain_request(asked: ShareFailures) -> StoreWorkerErrors:
+def _check_access(ctx: RequestContext, failures: ShareFailures) -> None:
+    """Raises ApiError."""
+    if failures.for_coordinator:
+        if not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+            raise ApiError(ErrorCode.cluster_authorization_failed)
+        return
+    check_group_access(ctx, failures.group)
+    if not may_use_topic(ctx, Operation.READ, failures.topic_id.bytes):
+        raise topic_refused()
+
+
+def _store_errors_request(failures: ShareFailures) -> StoreWorkerErrors:
     return StoreWorkerErrors(
-        SharePartitionKey(asked.group, asked.topic_id, asked.partition), tuple(asked.failures)
+        SharePartitionKey(failures.group, failures.topic_id, failures.partition), tuple(failures.failures)
     )
 
 
-async def _apply_at_leader(ctx: RequestContext, asked: ShareFailures) -> None:
+async def _apply_at_leader(ctx: RequestContext, failures: ShareFailures) -> None:
     """Raises ApiError."""
-    led = ctx.services.share.get(asked.group, (asked.topic_id.bytes, asked.partition))
+    led = ctx.services.share.get(failures.group, (failures.topic_id.bytes, failures.partition))
     if led is None:
         raise ApiError(ErrorCode.invalid_record_state, "no member holds records of this partition")
-    await led.apply_failures(asked.failures)
+    await led.apply_failures(failures.failures)

@@ -8,7 +8,8 @@ Renewals (v2) come without a fetch. The group coordinator checks membership; as 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.share.fetch import AcquiredRecords, DelayedShareFetch, ReadWouldBlock
 from penstock.broker.coordinators.share.partitions import (
@@ -25,49 +26,102 @@ from penstock.broker.coordinators.share.sessions import (
 )
 from penstock.broker.network.connection import Connection, PendingReply, Reply
 from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.topic_access import check_group_access, may_use_topic
 from penstock.broker.partition.client_view import LeaderHints
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.acls import Operation
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.share import (
     ShareFetchRequest,
     SharePartitionData,
     encode_share_fetch_response,
     parse_share_fetch_request,
+    parse_share_fetch_request_in_steps,
 )
+from penstock.protocol.steps import Steps, finish
+from penstock.security.quotas import CONSUMER_BYTE_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
 
+#: A larger request is read in slices.
+_READ_AT_ONCE_BYTES: Final = 8 * 1024
+#: A session of more partitions is served in slices.
+_PARTITIONS_AT_ONCE: Final = 250
+
+
 def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
+    if len(frame) > _READ_AT_ONCE_BYTES:
+        # A copy, because the buffer is used again before the last step.
+        frame = memoryview(bytes(frame))
+        return _reply_later(ctx, connection, _serve_large(ctx, frame, position, correlation_id))
     request = parse_share_fetch_request(frame, position, ctx.version)
     try:
-        group, member = check_group_and_member(
-            request.group,
-            request.member,
-            group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
-        )
-        _check_renewal(request)
-        session = ctx.services.share.sessions.fetch(request, group, member, ctx.connection)
+        session = _open_session(ctx, request)
     except ApiError as error:
-        ctx.services.metrics.count_error("share_fetch", error.code.name)
-        refusal = encode_share_fetch_response(correlation_id, error=error.code.value, message=error.message)
+        refusal = _refusal(ctx, correlation_id, error)
         if error.code is ErrorCode.share_session_limit_reached:
-            # The reply is delayed, because the client would retry at once.
-            return _reply_later(ctx, connection, asyncio.sleep(request.max_wait_ms / 1000, refusal))
+            return _reply_later(ctx, connection, _delayed(request, refusal))
         return refusal
-    answer = _ShareFetchReply(ctx, request, correlation_id, session)
-    return answer.reply() if answer.is_ready else _reply_later(ctx, connection, answer.reply_later())
+    reply = _ShareFetchReply(ctx, request, correlation_id, session)
+    finish(reply.acknowledge())
+    reply.begin()
+    return reply.reply() if reply.is_ready else _reply_later(ctx, connection, reply.reply_later())
+
+
+async def _serve_large(ctx: RequestContext, frame: memoryview, position: int, correlation_id: int) -> Reply:
+    services = ctx.services
+    buffers, size = services.server.buffers, len(frame)
+    elements_max = services.settings.integer("penstock.request.elements.max")
+    parsing = parse_share_fetch_request_in_steps(frame, position, ctx.version, elements_max)
+    buffers.hold(size)
+    try:
+        request = await ctx.finish_in_slices(parsing)
+    finally:
+        buffers.release(size)
+    try:
+        session = _open_session(ctx, request)
+    except ApiError as error:
+        refusal = _refusal(ctx, correlation_id, error)
+        if error.code is ErrorCode.share_session_limit_reached:
+            return await _delayed(request, refusal)
+        return refusal
+    reply = _ShareFetchReply(ctx, request, correlation_id, session)
+    await ctx.finish_in_slices(reply.acknowledge())
+    reply.begin()
+    return await reply.reply_later()
+
+
+def _open_session(ctx: RequestContext, request: ShareFetchRequest) -> ShareSession:
+    """Return the session of the request. Raises ApiError."""
+    check_group_access(ctx, request.group)
+    group, member = check_group_and_member(
+        request.group,
+        request.member,
+        group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
+    )
+    _check_renewal(request)
+    return ctx.services.share.sessions.fetch(request, group, member, ctx.connection)
+
+
+def _refusal(ctx: RequestContext, correlation_id: int, error: ApiError) -> Reply:
+    ctx.services.metrics.count_error("share_fetch", error.code.name)
+    return finish(encode_share_fetch_response(correlation_id, error=error.code.value, message=error.message))
+
+
+async def _delayed(request: ShareFetchRequest, refusal: Reply) -> Reply:
+    """Delay a reply, because the client would retry at once."""
+    return await asyncio.sleep(request.max_wait_ms / 1000, refusal)
 
 
 def _reply_later(
     ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]
 ) -> PendingReply:
     slot = connection.defer(ctx.api_key)
-    task = ctx.services.spawn(_fulfil(ctx, connection, slot, reply))
-    slot.on_lost = task.cancel
+    slot.cancel_if_lost(ctx.services.spawn(_fulfil(ctx, connection, slot, reply)))
     return slot
 
 
@@ -78,6 +132,8 @@ async def _fulfil(
         connection.fulfil(slot, await reply)
     except asyncio.CancelledError:
         raise
+    except MalformedFrame as error:
+        ctx.services.server.refuse(connection, str(error))
     except Exception:
         ctx.services.server.failed(connection)
 
@@ -89,7 +145,7 @@ def _check_renewal(request: ShareFetchRequest) -> None:
 
 
 class _ShareFetchReply:
-    """The constructor does everything that can be done at once."""
+    """`acknowledge` comes first, then `begin`, which does everything that can be done at once."""
 
     def __init__(
         self, ctx: RequestContext, request: ShareFetchRequest, correlation_id: int, session: ShareSession
@@ -98,72 +154,104 @@ class _ShareFetchReply:
         self._request = request
         self._correlation_id = correlation_id
         self._session = session
-        shares = ctx.services.share
-        self._said = Acknowledgements(
-            shares, session.group, session.member, request.topics, may_renew=request.is_renewal
+        self._acknowledgements = Acknowledgements(
+            ctx.services.share,
+            session.group,
+            session.member,
+            may_renew=request.is_renewal,
+            may_read=partial(may_use_topic, ctx, Operation.READ),
         )
         self._fetching: DelayedShareFetch | None = None
         self._released: list[asyncio.Future[None]] = []
         self._is_fetched = True
-        if request.session_epoch == FINAL_EPOCH:
+
+    def acknowledge(self) -> Steps[None]:
+        return self._acknowledgements.apply(self._request.topics)
+
+    def begin(self) -> None:
+        ctx, session, shares = self._ctx, self._session, self._ctx.services.share
+        if self._request.session_epoch == FINAL_EPOCH:
             self._released = shares.close_session(session)
-        elif not request.is_renewal and session.places:
-            self._fetching = DelayedShareFetch(shares, session, request)
-            self._is_fetched = self._try(self._fetching)
+        elif not self._request.is_renewal and session.partitions:
+            may_read = None if ctx.authorizer is None else partial(may_use_topic, ctx, Operation.READ)
+            self._fetching = DelayedShareFetch(shares, session, self._request, may_read, ctx.finish_in_slices)
+            self._is_fetched = not self._has_many and self._try(self._fetching)
 
     @staticmethod
     def _try(fetching: DelayedShareFetch) -> bool:
         try:
-            return fetching.collect()
+            return finish(fetching.collect())
         except ReadWouldBlock:
             return False
 
     @property
+    def _has_many(self) -> bool:
+        return len(self._session.partitions) > _PARTITIONS_AT_ONCE
+
+    @property
     def is_ready(self) -> bool:
-        return self._is_fetched and not self._released and not self._said.is_waiting
+        is_waiting = self._released or self._acknowledgements.is_waiting
+        return self._is_fetched and not is_waiting and not self._has_many
 
     async def reply_later(self) -> Reply:
         if self._fetching is not None and not self._is_fetched:
             await self._fetching.run()
-        await self._said.stored()
+        await self._acknowledgements.stored()
         await wait_until_stored(self._released)
-        return self.reply()
+        return await self._ctx.finish_in_slices(self._reply())
 
     def reply(self) -> Reply:
+        return finish(self._reply())
+
+    def _reply(self) -> Steps[Reply]:
         services, session = self._ctx.services, self._session
         portions = {} if self._fetching is None else self._fetching.checked()
-        places: dict[RawTopicIdPartition, None] = dict.fromkeys((*self._said.outcomes, *portions))
+        partitions: dict[RawTopicIdPartition, None] = dict.fromkeys(
+            (*self._acknowledgements.outcomes, *portions)
+        )
         if self._request.session_epoch == INITIAL_EPOCH:
-            places |= session.places
+            partitions |= session.partitions
         hints = LeaderHints(services.metadata, services.partitions, self._ctx.listener, by_id=True)
         topics: dict[bytes, list[SharePartitionData]] = {}
-        for place in places:
-            row = _fetched_partition(place, self._said.outcomes.get(place), portions.get(place), hints)
-            topics.setdefault(place[0], []).append(row)
-        return encode_share_fetch_response(
-            self._correlation_id,
-            lock_ms=services.groups.config(session.group).share_record_lock_duration_ms,
-            topics=topics.items(),
-            endpoints=tuple(hints.endpoints.values()),
+        for partition in partitions:
+            row = _fetched_partition(
+                partition, self._acknowledgements.outcomes.get(partition), portions.get(partition), hints
+            )
+            topics.setdefault(partition[0], []).append(row)
+            yield
+        throttle_ms = 0
+        if services.quotas.limits_fetch and self._ctx.connection is not None:
+            size = sum(len(piece) for rows in topics.values() for row in rows for piece in row.records)
+            throttle_ms = services.quotas.throttle(
+                CONSUMER_BYTE_RATE, self._ctx.connection, self._ctx.client_id, size
+            )
+        return (
+            yield from encode_share_fetch_response(
+                self._correlation_id,
+                lock_ms=services.groups.config(session.group).share_record_lock_duration_ms,
+                topics=topics.items(),
+                endpoints=tuple(hints.endpoints.values()),
+                throttle_ms=throttle_ms,
+            )
         )
 
 
 def _fetched_partition(
-    place: RawTopicIdPartition,
+    partition: RawTopicIdPartition,
     outcome: AcknowledgeResult | None,
     portion: AcquiredRecords | None,
     hints: LeaderHints,
 ) -> SharePartitionData:
-    said = outcome or AcknowledgeResult()
+    acknowledged = outcome or AcknowledgeResult()
     error = None if portion is None else portion.error
     code = ErrorCode.none if error is None else error.code
-    leader = hints.leader(*place, code) or hints.leader(*place, said.error)
+    leader = hints.leader(*partition, code) or hints.leader(*partition, acknowledged.error)
     return SharePartitionData(
-        place[1],
+        partition[1],
         code.value,
         None if error is None else error.message,
-        said.error.value,
-        said.message,
+        acknowledged.error.value,
+        acknowledged.message,
         leader,
         () if portion is None else portion.records,
         () if portion is None else portion.acquired,

@@ -7,7 +7,7 @@ protocol does not exist: UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.share_group_heartbeat.v1.response import (
     Assignment,
@@ -25,10 +25,14 @@ from penstock.broker.network.requests import RequestContext
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH
 from penstock.groups.share.share_group import ShareHeartbeatReply, ShareHeartbeatRequest
 from penstock.groups.share.share_heartbeat import share_group_heartbeat
-from penstock.protocol.errors import ApiError
+from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.groups.modern_group import Assignment as Partitions
+
+
+#: Topics that one member subscribes to. The group decides about all of them at once.
+_TOPICS_MAX: Final = 5_000
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
@@ -42,6 +46,9 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
 
 async def _process(ctx: RequestContext, beat: ShareHeartbeatRequest) -> ShareHeartbeatReply:
     check_id_lengths(ctx, beat.member_id, beat.rack_id)
+    if len(beat.topic_names or ()) > _TOPICS_MAX:
+        message = f"A member of a share group subscribes to at most {_TOPICS_MAX} topics."
+        raise ApiError(ErrorCode.invalid_request, message)
     if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
         await ctx.services.groups.ensure_topic()
         ctx.services.groups.check_group_limit(beat.group_id)

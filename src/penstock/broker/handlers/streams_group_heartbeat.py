@@ -42,16 +42,21 @@ from penstock.groups.streams.topology import (
     TaskSets,
     Topology,
 )
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
 
 #: The value that Apache Kafka sends while it assigns no warm-up tasks.
 _ACCEPTABLE_RECOVERY_LAG: Final = 0
+#: Subtopologies, their topics, and the settings of these. The group decides about all of them at once.
+_TOPOLOGY_ELEMENTS_MAX: Final = 5_000
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     groups = ctx.services.groups
     try:
         check_protocol(ctx, "streams.version", "streams")
+        if request.topology is not None:
+            _check_size(request.topology)
         beat = _heartbeat_request(ctx, request)
         check_id_lengths(ctx, beat.member_id, beat.instance_id, beat.rack_id)
         if beat.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
@@ -66,10 +71,22 @@ async def handle(ctx: RequestContext, request: Any) -> Any:
     except ApiError as error:
         reply = StreamsHeartbeatReply(error=error.code, message=error.message)
     if reply.topics_to_create:
-        creation = ctx.services.auto_creation
-        creation.begin(map(_new_topic, reply.topics_to_create))
-        reply = dataclasses.replace(reply, statuses=tuple(_statuses_with_failures(reply, creation)))
+        reply = dataclasses.replace(reply, statuses=tuple(_create_topics(ctx, reply)))
     return _response(reply)
+
+
+def _check_size(topology: Any) -> None:
+    """Raises ApiError."""
+    elements = 0
+    for part in topology.subtopologies:
+        internal = (*part.state_changelog_topics, *part.repartition_source_topics)
+        elements += 1 + len(part.source_topics) + len(part.repartition_sink_topics) + len(internal)
+        elements += len(part.copartition_groups) + sum(len(topic.topic_configs) for topic in internal)
+        if elements > _TOPOLOGY_ELEMENTS_MAX:
+            message = (
+                f"The topology has more than {_TOPOLOGY_ELEMENTS_MAX} subtopologies, topics and settings."
+            )
+            raise ApiError(ErrorCode.streams_invalid_topology, message)
 
 
 def _check_names(topology: Topology) -> None:
@@ -84,6 +101,27 @@ def _check_names(topology: Topology) -> None:
     if invalid := sorted(filter(topic_name_error, names)):
         message = f"Topic names {', '.join(invalid)} are not valid topic names."
         raise ApiError(ErrorCode.streams_invalid_topology, message)
+
+
+def _create_topics(ctx: RequestContext, reply: StreamsHeartbeatReply) -> Iterable[StreamsStatus]:
+    """Begin to create the internal topics, if the client may create them all."""
+    refused: list[str] = []
+    if not ctx.may(Operation.CREATE, ResourceType.CLUSTER):
+        names = (topic.name for topic in reply.topics_to_create)
+        refused = [name for name in names if not ctx.demand(Operation.CREATE, ResourceType.TOPIC, name)]
+    if refused:
+        return _statuses_with_refusal(reply, f"Unauthorized to CREATE on topics {', '.join(refused)}.")
+    creation = ctx.services.auto_creation
+    creation.begin_for(ctx, map(_new_topic, reply.topics_to_create))
+    return _statuses_with_failures(reply, creation)
+
+
+def _statuses_with_refusal(reply: StreamsHeartbeatReply, reason: str) -> Iterable[StreamsStatus]:
+    for status in reply.statuses:
+        if status.code is StreamsStatusCode.MISSING_INTERNAL_TOPICS:
+            yield status._replace(detail=f"{status.detail}; {reason}")
+        else:
+            yield status
 
 
 def _statuses_with_failures(

@@ -8,6 +8,7 @@ has added it, and the leader verifies that; from v5 on this handler adds it (KIP
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.txn_offset_commit.v5.response import (
@@ -20,13 +21,14 @@ from penstock.broker.coordinators.groups.coordinator import OFFSETS_TOPIC
 from penstock.broker.coordinators.requests import NO_THROTTLE
 from penstock.broker.coordinators.transactions.requests import check_transactional_id
 from penstock.broker.coordinators.transactions.verification import TransactionalWriter
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.groups.group import CommitRequest, OffsetToCommit, PartitionsReply, TransactionProducer
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from penstock.broker.partition.partition import Partition
     from penstock.log.producer_state import VerificationGuard
+    from penstock.protocol.steps import Steps
 
 #: The Produce version that supports the same transaction protocol; for versions not listed, see the next line.
 _PRODUCE_VERSION: Final = {4: 11, 5: 12}
@@ -34,25 +36,43 @@ _PRODUCE_VERSION_BEFORE: Final = 10
 #: Producers before this version fail on COORDINATOR_LOAD_IN_PROGRESS instead of retrying.
 _LOADING_KNOWN_FROM: Final = 2
 _EPOCH_PER_TRANSACTION_FROM: Final = 5
+#: Offsets that one operation of the coordinator adds. All of them take effect when the transaction commits.
+_COMMITTED_AT_ONCE: Final = 200
 
 _TopicPartition = tuple[str, int]
 
 
-async def handle(ctx: RequestContext, request: Any) -> Any:
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    """Each partition is looked up in the image of its step; the coordinator checks the producer when it commits."""
     errors: dict[_TopicPartition, ErrorCode] = {}
     offsets: dict[_TopicPartition, OffsetToCommit] = {}
     for topic in request.topics:
         for partition in topic.partitions:
-            place = (topic.name, partition.partition_index)
-            if ctx.services.image.partition(*place) is None:
-                errors[place] = ErrorCode.unknown_topic_or_partition
+            tp = (topic.name, partition.partition_index)
+            if ctx.services.image.partition(*tp) is None:
+                errors[tp] = ErrorCode.unknown_topic_or_partition
             else:
-                offsets[place] = _offset(topic.name, partition)
-    if offsets:
-        reply = await _commit(ctx, request, tuple(offsets.values()))
-        for index, place in enumerate(offsets):
-            errors[place] = reply.partitions[index].error if reply.partitions else reply.error
-    return _response(request, errors)
+                offsets[tp] = _offset(topic.name, partition)
+            yield
+    return _commit_and_respond(ctx, request, offsets, errors)
+
+
+async def _commit_and_respond(
+    ctx: RequestContext,
+    request: Any,
+    offsets: dict[_TopicPartition, OffsetToCommit],
+    errors: dict[_TopicPartition, ErrorCode],
+) -> Any:
+    partitions = list(offsets)
+    # The transaction must not end before the last operation.
+    with ctx.held() if len(partitions) > _COMMITTED_AT_ONCE else nullcontext():
+        for first in range(0, len(partitions), _COMMITTED_AT_ONCE):
+            piece = partitions[first : first + _COMMITTED_AT_ONCE]
+            reply = await _commit(ctx, request, tuple(offsets[tp] for tp in piece))
+            for index, tp in enumerate(piece):
+                errors[tp] = reply.partitions[index].error if reply.partitions else reply.error
+    return await ctx.finish_in_slices(_response(request, errors))
 
 
 def _offset(topic: str, partition: Any) -> OffsetToCommit:
@@ -125,20 +145,16 @@ def _error_for_client(ctx: RequestContext, error: ErrorCode) -> ErrorCode:
             return error
 
 
-def _response(request: Any, errors: dict[_TopicPartition, ErrorCode]) -> Any:
-    return TxnOffsetCommitResponse(
-        throttle_time=NO_THROTTLE,
-        topics=tuple(
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=errors[topic.name, partition.partition_index],
-                    )
-                    for partition in topic.partitions
-                ),
+def _response(request: Any, errors: dict[_TopicPartition, ErrorCode]) -> Steps[Any]:
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for partition in topic.partitions:
+            index = partition.partition_index
+            partitions.append(
+                TxnOffsetCommitResponsePartition(partition_index=index, error_code=errors[topic.name, index])
             )
-            for topic in request.topics
-        ),
-    )
+            yield
+        topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=tuple(partitions)))
+        yield
+    return TxnOffsetCommitResponse(throttle_time=NO_THROTTLE, topics=tuple(topics))

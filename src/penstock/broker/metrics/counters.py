@@ -1,6 +1,7 @@
 """Counters of one node as plain numbers: the hot path increments them, a scrape renders them as Prometheus text."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -24,13 +25,15 @@ class Histogram:
 
 class TopicMetrics:
     __slots__ = (
-        "acks", "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "replica_bytes_out",
+        "acks", "bytes_in", "bytes_out", "fetches", "messages_in", "messages_out", "refused", "replica_bytes_out",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.bytes_in = self.bytes_out = self.messages_in = self.messages_out = 0
         self.fetches = self.replica_bytes_out = 0
         self.acks = Histogram()
+        #: Records that an overflow policy has refused, by policy and reason; a retry counts again.
+        self.refused: Counter[tuple[str, str]] = Counter()
 
 
 class Metrics:
@@ -42,7 +45,10 @@ class Metrics:
             str, int
         ] = {}  # API -> requests between nodes refused on client listeners
         self.connections_refused = 0
+        self.authentication_failures: dict[tuple[str, str], int] = {}  # (listener, kind) -> count
+        self.tls_handshakes: dict[str, int] = {}  # by listener
         self.malformed_frames = 0
+        self.held_producers = 0  # produced batches that have to wait for room
         self.internal_errors = 0
         # Counted by the active controller.
         self.controller_elections = 0
@@ -65,6 +71,13 @@ class Metrics:
 
     def count_node_request_refused(self, api: str) -> None:
         self.node_requests_refused[api] = self.node_requests_refused.get(api, 0) + 1
+
+    def count_authentication_failure(self, listener: str, kind: str) -> None:
+        key = (listener, kind)
+        self.authentication_failures[key] = self.authentication_failures.get(key, 0) + 1
+
+    def count_tls_handshake(self, listener: str) -> None:
+        self.tls_handshakes[listener] = self.tls_handshakes.get(listener, 0) + 1
 
     def traffic(self, topic: str) -> TopicMetrics:
         traffic = self.topics.get(topic)

@@ -11,12 +11,17 @@ import struct
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.share_failures import SHARE_FAILURES
+from penstock.protocol.tenant_usage import TENANT_USAGE
+from penstock.protocol.topic_drops import TOPIC_DROPS
 from penstock.protocol.wire import skip_tags
+
+if TYPE_CHECKING:
+    from penstock.protocol.steps import Steps
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -51,7 +56,7 @@ class Api(NamedTuple):
         return self.max_version if is_inter_broker else min(self.max_version, self.inter_broker_from - 1)
 
     @property
-    def is_local(self) -> Callable[[Any], bool] | None:
+    def is_local(self) -> Callable[[Any, Any], bool] | None:
         module = import_module(f"penstock.broker.handlers.{self.name}")
         return getattr(module, "is_local", None) if self.relay else None
 
@@ -76,6 +81,7 @@ APIS: Final = {
         Api(14, "sync_group", 0, 5, broker_only=True, waits_for_others=True),
         Api(15, "describe_groups", 0, 6, broker_only=True, is_costly=True),
         Api(16, "list_groups", 0, 5, broker_only=True, is_costly=True),
+        Api(17, "sasl_handshake", 0, 1, while_starting=True),
         Api(API_VERSIONS, "api_versions", 0, 4, while_starting=True),
         Api(19, "create_topics", 2, 7, relay=True),
         Api(20, "delete_topics", 1, 6, relay=True),
@@ -88,19 +94,28 @@ APIS: Final = {
         Api(27, "write_txn_markers", 1, 2, broker_only=True, inter_broker_from=0),
         Api(28, "txn_offset_commit", 0, 5, broker_only=True),
         Api(29, "describe_acls", 1, 3),
-        Api(30, "create_acls", 1, 3),
-        Api(31, "delete_acls", 1, 3),
+        Api(30, "create_acls", 1, 3, relay=True),
+        Api(31, "delete_acls", 1, 3, relay=True),
         Api(32, "describe_configs", 1, 4, is_costly=True),
         Api(33, "alter_configs", 0, 2, relay=True),
         Api(34, "alter_replica_log_dirs", 1, 2, broker_only=True),
         Api(35, "describe_log_dirs", 1, 5, broker_only=True, is_costly=True),
+        Api(36, "sasl_authenticate", 0, 2, while_starting=True, is_costly=True),
         Api(37, "create_partitions", 0, 3, relay=True),
+        Api(38, "create_delegation_token", 1, 3, relay=True),
+        Api(39, "renew_delegation_token", 1, 2, relay=True),
+        Api(40, "expire_delegation_token", 1, 2, relay=True),
+        Api(41, "describe_delegation_token", 1, 3, is_costly=True),
         Api(42, "delete_groups", 0, 2, broker_only=True),
         Api(43, "elect_leaders", 0, 2, relay=True),
         Api(44, "incremental_alter_configs", 0, 1, relay=True),
         Api(45, "alter_partition_reassignments", 0, 1, relay=True),
         Api(46, "list_partition_reassignments", 0, 0, relay=True),
         Api(47, "offset_delete", 0, 0, broker_only=True),
+        Api(48, "describe_client_quotas", 0, 1),
+        Api(49, "alter_client_quotas", 0, 1, relay=True),
+        Api(50, "describe_user_scram_credentials", 0, 0, is_costly=True),
+        Api(51, "alter_user_scram_credentials", 0, 0, relay=True),
         Api(52, "vote", 0, 2, while_starting=True, inter_broker_from=0),
         Api(53, "begin_quorum_epoch", 0, 1, while_starting=True, inter_broker_from=0),
         Api(54, "end_quorum_epoch", 0, 1, while_starting=True, inter_broker_from=0),
@@ -145,11 +160,14 @@ APIS: Final = {
 }
 
 #: APIs of our own, which are hand packed and not listed by ApiVersions. Only nodes send SCHEDULE. Our client sends
-#: SHARE_FAILURES; it recognizes our brokers by the settings of a share group.
+#: SHARE_FAILURES; it recognizes our brokers by the settings of a share group. Nodes and `penstock tenant` send
+#: TENANT_USAGE; only our brokers have tenants. Nodes and `penstock topic describe` send TOPIC_DROPS.
 SCHEDULE_API: Final = 30_000
 PRIVATE_APIS: Final = {
     SCHEDULE_API: Api(SCHEDULE_API, "schedule", 0, 0, broker_only=True, inter_broker_from=0),
     SHARE_FAILURES: Api(SHARE_FAILURES, "share_failures", 0, 0, broker_only=True),
+    TENANT_USAGE: Api(TENANT_USAGE, "tenant_usage", 0, 0, broker_only=True),
+    TOPIC_DROPS: Api(TOPIC_DROPS, "topic_drops", 0, 0, broker_only=True),
 }
 
 #: librdkafka before 2.0 disables compression unless Produce v0 is advertised. As in Apache Kafka, v0 is advertised and
@@ -180,10 +198,12 @@ class ApiRoute(NamedTuple):
     is_flexible: bool
     is_forwarded: bool
     decode: Callable[[memoryview, int], Any]
+    #: The third argument is how many elements the arrays may have in all.
+    decode_in_steps: Callable[[memoryview, int, int], Steps[Any]]
     encode: Callable[[io.BytesIO, Any], None]
     handle: Callable[..., Any]
-    #: For an API that is forwarded: whether this node must handle the given request itself.
-    is_local: Callable[[Any], bool] | None = None
+    #: For an API that is forwarded: whether this node must handle the given request, with its context, itself.
+    is_local: Callable[[Any, Any], bool] | None = None
 
 
 class EncodedResponse(NamedTuple):
@@ -207,15 +227,23 @@ def parse_request_header(frame: memoryview) -> RequestHeader:
 
 @cache
 def route(api_key: int, version: int) -> ApiRoute:
-    from penstock.protocol.schemas import request_decoder, request_is_flexible, response_encoder
+    # Imported here, because they load schemas.
+    from penstock.broker.network.access import guarded
+    from penstock.protocol.schemas import (
+        request_decoder,
+        request_is_flexible,
+        response_encoder,
+        stepwise_request_decoder,
+    )
 
     api = APIS[api_key]
     return ApiRoute(
         request_is_flexible(api_key, version),
         api.relay,
         request_decoder(api_key, version),
+        lambda *given: stepwise_request_decoder(api_key, version)(*given),
         response_encoder(api_key, version),
-        api.handler,
+        guarded(api_key, api.handler),
         api.is_local,
     )
 
@@ -232,6 +260,21 @@ def encode_response(api_key: int, version: int, correlation_id: int, response: A
     out = io.BytesIO()
     out.write(_response_header(api_key, version, correlation_id))
     route(api_key, version).encode(out, response)
+    with out.getbuffer() as view:
+        _INT32.pack_into(view, 0, len(view) - 4)
+    return out.getvalue()
+
+
+def encode_response_in_steps(api_key: int, version: int, correlation_id: int, response: Any) -> Steps[bytes]:
+    """Like `encode_response`, in steps."""
+    from penstock.protocol.schemas import stepwise_response_encoder
+
+    write = stepwise_response_encoder(api_key, version)
+    if write is None:
+        return encode_response(api_key, version, correlation_id, response)
+    out = io.BytesIO()
+    out.write(_response_header(api_key, version, correlation_id))
+    yield from write(out, response)
     with out.getbuffer() as view:
         _INT32.pack_into(view, 0, len(view) - 4)
     return out.getvalue()

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import select
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.broker.network.apis import PRODUCE
 from penstock.broker.network.frame_buffers import PartialFrame
+from penstock.broker.network.tls import HANDSHAKE_FAILURE_ALERT, TlsLayer
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
+from penstock.security.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
+    from penstock.broker.network.node_principals import NodePrincipals
     from penstock.broker.network.server import Server
+    from penstock.broker.network.tenants import TenantOnNode
+    from penstock.broker.network.time_accounts import TimeAccount
+    from penstock.security.authorizer import Decisions
+    from penstock.security.quotas import Meter
 
 logger = logging.getLogger("penstock.server")
 
@@ -39,6 +47,8 @@ _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)
 _UNSENT_BYTES_MAX = 64 << 10
 _EMPTY = memoryview(bytearray())
 _PRODUCE_KEY_BYTES = struct.pack(">h", PRODUCE)  # the first bytes of a Produce frame
+#: The first bytes of a client that speaks TLS: a handshake record of version 3.
+_TLS_HANDSHAKE = 0x1603
 _numbers = itertools.count(1)
 
 
@@ -58,21 +68,60 @@ class PendingReply:
         self.held_bytes = 0  # of a reply that is ready but waits for earlier replies
         self.on_lost: Callable[[], object] | None = None
 
+    def cancel_if_lost(self, task: asyncio.Task[None]) -> None:
+        """Cancel the task that makes the reply if the connection ends first, but not before the task has begun.
+
+        A task that never begins leaves behind coroutines that it would have awaited, and Python warns about each.
+        """
+        self.on_lost = lambda: task.get_loop().call_soon(task.cancel)
+
+
+class Authentication(Protocol):
+    """The SASL exchange of a connection; times are milliseconds since 1970."""
+
+    def is_complete(self, now_ms: int) -> bool:
+        """Whether the client has authenticated, and its session has not expired."""
+        ...
+
+    def must_reauthenticate(self, now_ms: int) -> bool:
+        """Whether the session of a client that had authenticated has expired (KIP-368)."""
+        ...
+
+    @property
+    def is_by_token(self) -> bool:
+        """Whether the last login was by a delegation token."""
+        ...
+
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_is_expensive", "_is_pipelining",
-        "_is_queued", "_muted", "_muted_at", "_partial", "_slots", "_transport", "_write_paused",
-        "client_host", "is_inter_broker", "last_active", "listener", "number", "on_lost", "peer", "server",
-        "software",
+        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_holds", "_is_expensive",
+        "_is_pipelining", "_is_queued", "_muted", "_muted_at", "_partial", "_slots", "_throttle", "_transport",
+        "_write_paused", "account",
+        "authentication", "client_host", "decisions", "frame_bytes_max", "is_inter_broker", "last_active",
+        "listener", "meters", "nodes", "number",
+        "on_lost",
+        "peer", "principal", "server", "session_end", "software", "tenant",
     )  # fmt: skip
 
-    def __init__(self, server: Server, listener: str, *, is_inter_broker: bool = False) -> None:
+    def __init__(self, server: Server, listener: str, *, nodes: NodePrincipals | None = None) -> None:
         self.server = server
         self.listener = listener
-        self.is_inter_broker = is_inter_broker  # accepted on the inter-broker listener
+        self.nodes = nodes  # None on listeners for clients
+        #: Whether the client is a node; on a listener that authenticates, only once it has proven who it is.
+        self.is_inter_broker = nodes is not None and not nodes.authenticates
         self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
+        self.principal: Principal = ANONYMOUS
+        self.decisions: Decisions | None = None  # what the principal may do, as far as it was asked
+        self.tenant: TenantOnNode | None = None  # to which the principal belongs
+        self.account: TimeAccount | None = None  # of the time of the event loop; None for a node
+        #: By kind of quota: what has counted the last request, unless the client belongs to a tenant.
+        self.meters: dict[str, Meter] = {}
+        self.authentication: Authentication | None = None  # None if the listener asks for none
+        #: Until then no request needs to ask `authentication`; seconds as `perf_counter` has them.
+        self.session_end = 0.0
+        self.frame_bytes_max = server.frame_bytes_max  # less before the client has authenticated
         self.software = ("", "")  # name and version of the client library, from its ApiVersions request
         self.last_active = 0.0
         self._transport: asyncio.Transport | None = None
@@ -84,10 +133,12 @@ class Connection(asyncio.BufferedProtocol):
         self._corked: list[BytesLike] | None = None  # replies held back while frames are handled
         self._muted = self._write_paused = self._closing = False
         self._muted_at = 0.0
+        self._throttle: asyncio.TimerHandle | None = None  # no requests are handled before it
         self._held_by: PendingReply | None = None  # no further requests are handled before this reply
+        self._holds = 0  # how often it is held
         self._is_pipelining = False  # the request being handled arrived together with an earlier one
         self._is_queued = False  # waits in the server's queue
-        self._is_expensive = False  # a request took longer than a time slice: the next one is queued
+        self._is_expensive = False  # the next request is queued: the last one took long, or others come first
         #: Called when the connection has ended, no matter which side closed it.
         self.on_lost: Callable[[], object] | None = None
 
@@ -106,6 +157,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._throttle is not None:
+            self._throttle.cancel()
+            self._throttle = None
         self._leave()
         if self._partial is not None:
             self.server.buffers.end(self._partial)
@@ -135,6 +189,59 @@ class Connection(asyncio.BufferedProtocol):
             self.server.held_bytes -= slot.held_bytes
             if slot.on_lost is not None:
                 slot.on_lost()
+
+    def authenticated(self, principal: Principal, session_ms: float = math.inf) -> None:
+        """The client has proven who it is: from now on, and until its session ends, it may send any request."""
+        self.principal = principal
+        self.meters.clear()
+        self.session_end = perf_counter() + session_ms / 1000
+        if self.nodes is not None:
+            self.is_inter_broker = self.nodes.includes(principal)
+        self.frame_bytes_max = self.server.frame_bytes_max
+        self.server.authenticated(self)
+
+    def joins(self, tenant: TenantOnNode | None) -> None:
+        """The principal belongs to this tenant from now on."""
+        self.tenant = tenant
+        self.meters.clear()
+
+    def authenticates_again(self) -> None:
+        """A new login has begun, which only `authentication` knows about."""
+        self.session_end = 0.0
+
+    def close_after_replies(self) -> None:
+        """Handle no further request, and close once the reply to the current one, and all before it, are sent."""
+        self._held_by = PendingReply(-1)
+        self.mute()
+        # The handler that calls this has not returned its reply yet.
+        asyncio.get_running_loop().call_soon(self._close_after_slots)
+
+    def _close_after_slots(self) -> None:
+        if self._slots:
+            slot = self.defer(-1)
+            slot.done, slot.reply = True, CLOSE_CONNECTION
+        else:
+            self.close()
+
+    @property
+    def may_send_as_node(self) -> bool:
+        """Whether requests between nodes are served: to nodes, and to those whom the access rules allow them."""
+        return self.is_inter_broker or (self.nodes is not None and self.nodes.follows_rules)
+
+    @property
+    def is_node(self) -> bool:
+        """Whether the limits of clients do not apply: a node by its principal, or by a rule with CLUSTER_ACTION.
+
+        Unlike `is_inter_broker`, this does not allow it to write internal topics.
+        """
+        return self.is_inter_broker or (
+            self.nodes is not None and self.nodes.follows_rules and self.server.is_node_by_rule(self)
+        )
+
+    @property
+    def waits_for_node(self) -> bool:
+        """Whether the client waits for this node, and not this node for the client."""
+        return bool(self._slots) or (isinstance(self._transport, TlsLayer) and self._transport.is_computing)
 
     @property
     def is_open(self) -> bool:
@@ -186,10 +293,28 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self.server.clock()
+        account = self.account
+        if account is not None:
+            if not account.unmeasured:
+                self._receive_measured(account, nbytes)
+                return
+            account.unmeasured -= 1
         if self._partial is None:
             self._consume(self.server.buffers.receive_buffer, nbytes)
-            return
-        partial = self._partial
+        else:
+            self._fill_partial(self._partial, nbytes)
+
+    def _receive_measured(self, account: TimeAccount, nbytes: int) -> None:
+        began = perf_counter()
+        if account.is_ahead(began) and not self.is_node:
+            self._is_expensive = True
+        if self._partial is None:
+            self._consume(self.server.buffers.receive_buffer, nbytes)
+        else:
+            self._fill_partial(self._partial, nbytes)
+        account.spend_sampled(began, perf_counter())
+
+    def _fill_partial(self, partial: PartialFrame, nbytes: int) -> None:
         partial.filled += nbytes
         if partial.is_whole:
             self._partial_is_whole(partial)
@@ -201,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
             self._partial = None
             self._consume(partial.view, 4)
         elif self._is_expensive:
-            self.server.queue(self)
+            self._queue()
             return
         else:
             self._partial = None
@@ -243,7 +368,7 @@ class Connection(asyncio.BufferedProtocol):
         position, ends = 0, 0.0
         while end - position >= 4:
             (size,) = _SIZE.unpack_from(data, position)
-            if not _FRAME_BYTES_MIN <= size <= self.server.frame_bytes_max:
+            if not _FRAME_BYTES_MIN <= size <= self.frame_bytes_max:
                 self._refuse_size(size)
                 return
             after = position + 4 + size
@@ -251,12 +376,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._keep(data[position:end], 4 + size)
                 return
             if position and not ends:
-                ends = self.server.slice_deadline()
+                ends = self.server.slices.deadline()
                 self._is_pipelining = True
             if self._muted or self._is_expensive or (ends and perf_counter() >= ends):
                 self._keep_for_later(data[position:end], is_own)
                 if not self._muted:
-                    self.server.queue(self)
+                    self._queue()
                 return
             self.handle(data[position + 4 : after])
             if self._closing:
@@ -288,9 +413,22 @@ class Connection(asyncio.BufferedProtocol):
         return backlog
 
     def _refuse_size(self, size: int) -> None:
-        self.server.refuse(
-            self, f"frame of {size} bytes; socket.request.max.bytes is {self.server.frame_bytes_max}"
+        if size >> 16 == _TLS_HANDSHAKE:
+            self._refuse_tls()
+            return
+        setting = "socket.request.max.bytes"
+        if self.frame_bytes_max < self.server.frame_bytes_max:
+            setting = "sasl.server.max.receive.size"
+        self.server.refuse(self, f"frame of {size} bytes; {setting} is {self.frame_bytes_max}")
+
+    def _refuse_tls(self) -> None:
+        """Answer with a TLS alert, so that the client can say that the handshake failed."""
+        if self._transport is not None:
+            self._transport.write(HANDSHAKE_FAILURE_ALERT)
+        self.server.refusals.refuse(
+            self, "tls_on_plaintext", "the client speaks TLS to a listener without it; it needs another port"
         )
+        self.close()
 
     def handle(self, frame: memoryview) -> None:
         try:
@@ -309,21 +447,40 @@ class Connection(asyncio.BufferedProtocol):
             self._muted_at = self.server.clock()
             self._transport.pause_reading()
 
-    def unmute(self) -> None:
-        """Resume reading, after the frames that were already received."""
+    def unmute(self, *, is_turn: bool = False) -> None:
+        """Resume reading, after the frames that were already received; these may have to wait for their turn."""
         server = self.server
         if (
             not self._muted
             or self._is_queued
+            or self._throttle is not None
             or self._held_by is not None
+            or self._holds
             or self._write_paused
             or len(self._slots) >= server.inflight_max
             or server.is_closing
         ):
             return
+        account = self.account
+        if account is None or is_turn or not self._has_frames or not self.server.slices.accounts.are_several:
+            self._go_on()
+            return
+        began = perf_counter()
+        if account.is_ahead(began) and not self.is_node:
+            self._queue()
+        else:
+            self._go_on()
+            account.spend(began, perf_counter())
+
+    @property
+    def _has_frames(self) -> bool:
+        """Whether there are frames that may be handled before more is read."""
+        return bool(self._backlog) or (self._partial is not None and self._partial.is_whole)
+
+    def _go_on(self) -> None:
         self._muted = False
         if self._frame_began:
-            self._frame_began += server.clock() - self._muted_at
+            self._frame_began += self.server.clock() - self._muted_at
         if self._partial is None:
             if self._backlog:
                 backlog = self._drop_backlog()
@@ -335,11 +492,43 @@ class Connection(asyncio.BufferedProtocol):
         if not self._muted and self._transport is not None:
             self._transport.resume_reading()
 
-    def mark_queued(self) -> bool:
-        """Pause reading while the connection is queued; return whether it was not queued before."""
+    def throttle(self, milliseconds: int) -> None:
+        """Read no further requests for this long, because the client has exceeded a quota; replies go out at once."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + milliseconds / 1000
+        if self._throttle is not None:
+            if self._throttle.when() >= until:
+                return
+            self._throttle.cancel()
+        self._throttle = loop.call_at(until, self._throttle_over)
         self.mute()
-        was_queued, self._is_queued = self._is_queued, True
-        return not was_queued
+
+    @property
+    def throttle_ms(self) -> int:
+        """For how long no request of this connection will be read because of a quota."""
+        if self._throttle is None:
+            return 0
+        return max(math.ceil((self._throttle.when() - asyncio.get_running_loop().time()) * 1000), 0)
+
+    def _throttle_over(self) -> None:
+        self._throttle = None
+        self.unmute()
+
+    def _queue(self) -> None:
+        """Make the frames wait for their turn; reading pauses meanwhile."""
+        self.mute()
+        if not self._is_queued:
+            self._is_queued = True
+            self.server.slices.queue(self, self.account)
+
+    def hold(self) -> None:
+        """Handle no further requests before `release`."""
+        self._holds += 1
+        self.mute()
+
+    def release(self) -> None:
+        self._holds -= 1
+        self.unmute()
 
     def run_queued(self) -> None:
         """Handle the frames that waited in the queue; frames of a peer that has closed the connection are dropped."""
@@ -347,7 +536,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing or self.abort_if_peer_closed():
             return
         self._is_expensive = False
-        self.unmute()
+        self.unmute(is_turn=True)
 
     def abort_if_peer_closed(self) -> bool:
         """Abort if the peer has closed the connection and no Produce request waits; return whether that was done.

@@ -4,6 +4,8 @@ The response repeats the topics, partitions, groups and other resources of the r
 broker does that rejects all of them.
 """
 
+from __future__ import annotations
+
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace, UnionType
@@ -12,10 +14,12 @@ from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 from kio.index import load_response_schema
 
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.steps import Steps, finish
 
 FETCH: Final = 1
 METADATA: Final = 3
 _ALTER_REPLICA_LOG_DIRS: Final = 34
+_ALTER_USER_SCRAM_CREDENTIALS: Final = 51
 
 #: For an array of the response: the arrays that the request may list the same resources in; the first match is used.
 _REQUEST_ARRAYS: Final = {
@@ -42,13 +46,14 @@ _PARTITION_NAMES: Final = ("partition_index", "index", "partition", "partition_i
 _IDENTITY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(_TOPIC_NAMES, _TOPIC_NAMES),
     **dict.fromkeys(_PARTITION_NAMES, _PARTITION_NAMES),
-    "topic_name": _TOPIC_NAMES,
+    "topic_name": ("topic_name", *_TOPIC_NAMES),
     **{
         name: (name,)
         for name in ("topic_id", "group_id", "key", "member_id", "group_instance_id", "resource_type")
     },
     **{name: (name,) for name in ("transactional_id", "producer_id")},
     "resource_name": ("resource_name",),
+    "user": _TOPIC_NAMES,
 }
 #: In these responses the top-level error means something else (the fetch session; the whole cluster), and a client that
 #: sees one ignores the rest of the response.
@@ -78,39 +83,53 @@ def error_response(
     api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
 ) -> Any:
     """Return the error response in this version's class. Raises NoErrorField."""
+    return finish(error_response_in_steps(api_key, version, request, code, message))
+
+
+def error_response_in_steps(
+    api_key: int, version: int, request: Any, code: ErrorCode, message: str | None = None
+) -> Steps[Any]:
+    """Like `error_response`, for a request that may name many resources: each is a step."""
     error = _Error(code, message)
     if api_key == _ALTER_REPLICA_LOG_DIRS:
         # The request groups topics by directory; the response does not.
         request = SimpleNamespace(topics=[topic for folder in request.dirs for topic in folder.topics])
+    elif api_key == _ALTER_USER_SCRAM_CREDENTIALS:
+        # The request has two lists of users; the response has one, in which each user stands once.
+        users = {each.name: each for each in (*request.deletions, *request.upsertions)}
+        request = SimpleNamespace(topics=tuple(users.values()))
     schema = load_response_schema(api_key, version)
-    response, has_mirrored = _entity_with_error(schema, request, error)
+    response, has_mirrored = yield from _entity_with_error(schema, request, error)
     if has_mirrored and api_key in _TOP_LEVEL_ERROR_DIFFERS:
         return _without_error(response)
     if not _has_error_field(schema, deep=False) and not has_mirrored:
-        return _with_one_element(response, schema, error)
+        return (yield from _with_one_element(response, schema, error))
     return response
 
 
-def _entity_with_error(schema: type[Any], asked: Any, error: _Error) -> tuple[Any, bool]:
+def _entity_with_error(schema: type[Any], asked: Any, error: _Error) -> Steps[tuple[Any, bool]]:
     """Return the entity, and whether it repeats any resource of the request."""
     values: dict[str, Any] = {}
     has_mirrored = False
     for field in fields(schema):
         element = _entity_of_array(field)
         if element is not None and _has_error_field(element):
-            values[field.name] = _mirrored_elements(field.name, element, asked, error)
+            values[field.name] = yield from _mirrored_elements(field.name, element, asked, error)
             has_mirrored = has_mirrored or bool(values[field.name])
         else:
             values[field.name] = _value(field, asked, error)
     return schema(**values), has_mirrored
 
 
-def _mirrored_elements(name: str, element: Any, asked: Any, error: _Error) -> tuple[Any, ...]:
+def _mirrored_elements(name: str, element: Any, asked: Any, error: _Error) -> Steps[tuple[Any, ...]]:
     counterparts = (getattr(asked, other, None) for other in _REQUEST_ARRAYS.get(name, ()))
     items = next((found for found in counterparts if found), ())
-    return tuple(
-        _entity_with_error(element, item, error)[0] for item in items if _can_identify(element, item)
-    )
+    mirrored = []
+    for item in items:
+        if _can_identify(element, item):
+            mirrored.append((yield from _entity_with_error(element, item, error))[0])
+        yield
+    return tuple(mirrored)
 
 
 def _can_identify(element: Any, item: Any) -> bool:
@@ -165,12 +184,13 @@ def _without_error(response: Any) -> Any:
     return replace(response, **changed)
 
 
-def _with_one_element(response: Any, schema: type[Any], error: _Error) -> Any:
+def _with_one_element(response: Any, schema: type[Any], error: _Error) -> Steps[Any]:
     """Put the error into an element that identifies no resource, such as a data directory. Raises NoErrorField."""
     for field in fields(schema):
         element = _entity_of_array(field)
         if element is not None and _has_error_field(element) and not _has_identity_field(element):
-            return replace(response, **{field.name: (_entity_with_error(element, None, error)[0],)})
+            only, _ = yield from _entity_with_error(element, None, error)
+            return replace(response, **{field.name: (only,)})
     raise NoErrorField(schema.__name__)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,6 +11,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from penstock.broker.config.listeners import format_address
+from penstock.broker.network.tls import Handshakes, TlsContexts, TlsLayer
 from penstock.protocol.errors import ApiError
 
 if TYPE_CHECKING:
@@ -109,30 +111,67 @@ def _json_response(status: HTTPStatus, fields: dict[str, Any]) -> HttpResponse:
 # -- HTTP ------------------------------------------------------------------------------------------------
 
 
+class HttpTls(NamedTuple):
+    handshakes: Handshakes
+    contexts: TlsContexts
+
+
+def _log_failure(layer: TlsLayer, failure: Exception | None) -> None:
+    if failure is not None:
+        logger.debug("no TLS handshake", extra={"reason": str(failure)})
+
+
 class HttpServer:
     """Use `HttpServer.start`."""
 
-    def __init__(self, routes: Mapping[str, HttpHandler]) -> None:
+    def __init__(self, routes: Mapping[str, HttpHandler], token: str | None = None) -> None:
         self.routes = routes
+        self._token = None if token is None else token.encode()
         self.connections: set[_HttpConnection] = set()
         self._server: asyncio.Server | None = None
 
     @classmethod
-    async def start(cls, address: tuple[str, int], routes: Mapping[str, HttpHandler]) -> HttpServer:
-        self = cls(routes)
+    async def start(
+        cls,
+        address: tuple[str, int],
+        routes: Mapping[str, HttpHandler],
+        *,
+        token: str | None = None,
+        tls: HttpTls | None = None,
+    ) -> HttpServer:
+        """With `token`, every request must carry it."""
+        self = cls(routes, token)
+
+        def new_connection() -> asyncio.BufferedProtocol:
+            connection = _HttpConnection(self)
+            if tls is None:
+                return connection
+            return TlsLayer(connection, tls.handshakes, lambda: tls.contexts.server, _log_failure)
+
         host, port = address
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _HttpConnection(self), host or None, port)
+            self._server = await loop.create_server(new_connection, host, port)
         except OSError as error:
             why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
             raise OSError(error.errno, f"HTTP on {format_address(host, port)}: {why}") from None
         return self
 
+    def is_allowed(self, request: HttpRequest) -> bool:
+        if self._token is None:
+            return True
+        scheme, _, given = request.authorization.partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """The addresses that were bound, of which a host name may have several."""
+        assert self._server is not None
+        return [socket.getsockname()[:2] for socket in self._server.sockets]
+
     @property
     def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return self.addresses[0][1]
 
     async def close(self) -> None:
         if self._server is None:
@@ -144,9 +183,10 @@ class HttpServer:
         await asyncio.sleep(0)
 
 
-class _HttpConnection(asyncio.Protocol):
+class _HttpConnection(asyncio.BufferedProtocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
+        self._received = memoryview(bytearray(HEAD_BYTES_MAX))
         self._transport: asyncio.Transport
         self._head = bytearray()
         self._is_answered = False
@@ -174,10 +214,13 @@ class _HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._is_answered:
             return
-        self._head += data
+        self._head += self._received[:nbytes]
         try:
             head = _complete_head(self._head)
             if head is not None:
@@ -187,6 +230,8 @@ class _HttpConnection(asyncio.Protocol):
             self._refuse(error)
 
     def _begin(self, request: HttpRequest) -> None:
+        if not self._server.is_allowed(request):
+            raise HttpError(HTTPStatus.UNAUTHORIZED, "a bearer token is needed")
         route = self._server.routes.get(request.path)
         if route is None:
             known = ", ".join(sorted(self._server.routes))
@@ -221,6 +266,10 @@ class _HttpConnection(asyncio.Protocol):
 class HttpRequest(NamedTuple):
     method: str
     path: str
+    authorization: str = ""
+
+    def __repr__(self) -> str:
+        return f"HttpRequest({self.method} {self.path})"
 
 
 def _complete_head(received: bytearray) -> bytes | None:
@@ -243,7 +292,12 @@ def parse_request(head: bytes) -> HttpRequest:
     names = [line.partition(":")[0].lower() for line in headers if ":" in line]
     if len(names) != len(headers) or (version == "HTTP/1.1" and names.count("host") != 1):
         raise HttpError(HTTPStatus.BAD_REQUEST, "bad header fields")
-    return HttpRequest(method, _path(target))
+    authorization = [
+        line.partition(":")[2].strip() for line in headers if line.lower().startswith("authorization:")
+    ]
+    if len(authorization) > 1:
+        raise HttpError(HTTPStatus.BAD_REQUEST, "bad header fields")
+    return HttpRequest(method, _path(target), *authorization)
 
 
 def _path(target: str) -> str:
@@ -265,6 +319,8 @@ def encode_head(answer: HttpResponse) -> bytes:
     ]
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
         lines.append(f"Allow: {', '.join(_METHODS)}")
+    if status is HTTPStatus.UNAUTHORIZED:
+        lines.append("WWW-Authenticate: Bearer")
     return "\r\n".join([*lines, "", ""]).encode()
 
 

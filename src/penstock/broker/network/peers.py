@@ -7,18 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
+import secrets
+import ssl
 import struct
-from functools import cache
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from penstock.broker.config.listener_security import node_token_endpoint
+from penstock.broker.environment import in_daemon_thread
 from penstock.broker.network.apis import API_VERSIONS, APIS, FETCH
+from penstock.broker.network.tls import Handshakes, TlsContexts, TlsLayer
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.jaas import parse_jaas
+from penstock.protocol.sasl_client import (
+    OAUTHBEARER,
+    PLAIN,
+    PlainExchange,
+    SaslError,
+    SaslExchange,
+    ScramExchange,
+)
+from penstock.protocol.scram import SCRAM_HASHES
 from penstock.protocol.wire import skip_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
+
+    from penstock.broker.config.node_settings import NodeSettings
+
+logger = logging.getLogger("penstock.peers")
 
 #: Host and port.
 Address = tuple[str, int]
@@ -34,11 +57,69 @@ CONTROL: Final = "control"
 #: The largest response that a peer may send; snapshots and fetches request far less.
 RESPONSE_BYTES_MAX: Final = 256 * 1024 * 1024
 CONNECT_TIMEOUT_S: Final = 1.0
+#: For the TLS handshake and the login.
+AUTHENTICATION_TIMEOUT_S: Final = 5.0
+#: The part of a session after which a new connection replaces the one that it belongs to.
+_SESSION_FRACTION: Final = 0.85
+_SASL_HANDSHAKE: Final = 17
+_SASL_AUTHENTICATE: Final = 36
+_WARNING_SECONDS: Final = 5.0
+_last_warning = -_WARNING_SECONDS
 _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 _HEADER = struct.Struct(">hhih")  # api key, version, correlation id, length of the client id
 _INT32 = struct.Struct(">i")
 _CORRELATION_ID_POSITION: Final = 4
 _FLEXIBLE_FETCH_FROM: Final = 12
+
+
+class PeerLogin(NamedTuple):
+    """How this node logs in to others with SASL. `new_exchange` may wait for a token, and raises SaslError."""
+
+    mechanism: str
+    new_exchange: Callable[[], SaslExchange]
+
+    async def exchange(self) -> SaslExchange:
+        """Raises SaslError."""
+        if self.mechanism == OAUTHBEARER:
+            return await in_daemon_thread(self.new_exchange, "penstock-token")
+        return self.new_exchange()
+
+
+class PeerSecurity(NamedTuple):
+    """`contexts` is None without TLS, and `login` without SASL."""
+
+    handshakes: Handshakes
+    contexts: TlsContexts | None
+    login: PeerLogin | None
+
+
+def peer_security(
+    settings: NodeSettings, handshakes: Handshakes | None, contexts: Mapping[str, TlsContexts]
+) -> PeerSecurity | None:
+    """Return how to connect to the inter-broker listeners of other nodes."""
+    listener = settings.inter_broker_listener
+    if listener is None or handshakes is None or not settings.protocol(listener):
+        return None
+    login = None
+    if settings.protocol(listener).uses_sasl:
+        mechanism = settings.string("sasl.mechanism.inter.broker.protocol")
+        login = PeerLogin(mechanism, partial(_new_exchange, settings, listener, mechanism))
+    return PeerSecurity(handshakes, contexts.get(listener), login)
+
+
+def _new_exchange(settings: NodeSettings, listener: str, mechanism: str) -> SaslExchange:
+    if mechanism == OAUTHBEARER:
+        # Imported here, because it takes 10 ms, which a node without OAUTHBEARER saves.
+        from penstock.protocol.access_tokens import token_source
+
+        return token_source(node_token_endpoint(partial(settings.listener_value, listener))).new_exchange()
+    text = settings.listener_value(listener, "sasl.jaas.config", mechanism)
+    options = parse_jaas(str(text)).options
+    if mechanism == PLAIN:
+        return PlainExchange(options["username"], options["password"])
+    return ScramExchange(
+        SCRAM_HASHES[mechanism], options["username"], options["password"], nonce=secrets.token_urlsafe(24)
+    )
 
 
 class PeerUnreachable(Exception):
@@ -56,9 +137,15 @@ class Peers:
     """
 
     def __init__(
-        self, node_id: int, *, address_of: Callable[[int], Address | None], bind_host: str = ""
+        self,
+        node_id: int,
+        *,
+        address_of: Callable[[int], Address | None],
+        bind_host: str = "",
+        security: PeerSecurity | None = None,
     ) -> None:
         """`address_of` returns where a node listens for other nodes, or None if that is unknown."""
+        self._security = security
         self._client_id = f"penstock-{node_id}".encode()
         self._address_of = address_of
         self._bind_host = bind_host
@@ -128,8 +215,7 @@ class Peers:
         await asyncio.gather(*connecting.values(), return_exceptions=True)
 
     def _header(self, api_key: int, version: int, is_flexible: bool) -> bytes:
-        head = _HEADER.pack(api_key, version, 0, len(self._client_id)) + self._client_id
-        return head + b"\x00" if is_flexible else head
+        return _request_header(self._client_id, api_key, version, is_flexible)
 
     def _address(self, where: Destination) -> Address:
         if not isinstance(where, int):
@@ -145,11 +231,18 @@ class Peers:
         key = (address, purpose)
         task = self._connections.get(key)
         if task is None or (task.done() and not _is_usable(task)):
-            connecting = _connect(address, self._bind_host)
+            if task is not None:
+                _retire(task)
+            connecting = _connect(address, self._bind_host, self._security, self._client_id)
             task = self._connections[key] = asyncio.get_running_loop().create_task(connecting)
             task.add_done_callback(_mark_retrieved)
         # Callers share the task: if one is cancelled, the others must still get their connection.
         return await asyncio.shield(task)
+
+
+def _request_header(client_id: bytes, api_key: int, version: int, is_flexible: bool) -> bytes:
+    head = _HEADER.pack(api_key, version, 0, len(client_id)) + client_id
+    return head + b"\x00" if is_flexible else head
 
 
 class _RequestCodec(NamedTuple):
@@ -185,14 +278,18 @@ def _body_position(answer: memoryview, is_flexible: bool) -> int:
         raise PeerUnreachable("the answer's header is damaged", refused=False) from None
 
 
-async def _connect(address: Address, bind_host: str) -> _PeerConnection:
+async def _connect(
+    address: Address, bind_host: str, security: PeerSecurity | None, client_id: bytes
+) -> _PeerConnection:
     """Connect with a short timeout: TCP retries an old attempt ever more slowly, while a new one sends at once."""
     host, port = address
     source = (bind_host, 0) if bind_host else None
+    connection = _PeerConnection()
+    tls = None if security is None or security.contexts is None else _PeerTls(connection, security, host)
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                _PeerConnection, host, port, local_addr=source
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection if tls is None else tls.layer, host, port, local_addr=source
             )
     except TimeoutError:
         raise PeerUnreachable(
@@ -201,11 +298,104 @@ async def _connect(address: Address, bind_host: str) -> _PeerConnection:
     except OSError as error:
         refused = isinstance(error, ConnectionError)
         raise PeerUnreachable(f"{host}:{port}: {error.strerror or error}", refused=refused) from None
+    if security is not None:
+        await _secure(connection, tls, security, client_id, f"{host}:{port}")
     return connection
 
 
+async def _secure(
+    connection: _PeerConnection, tls: _PeerTls | None, security: PeerSecurity, client_id: bytes, where: str
+) -> None:
+    try:
+        async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
+            if tls is not None:
+                await tls.finished
+            if security.login is not None:
+                await _log_in(connection, security.login, client_id)
+    except TimeoutError:
+        text = f"{where}: not authenticated in {AUTHENTICATION_TIMEOUT_S:g} s"
+        raise _not_authenticated(connection, text, refused=False) from None
+    except ssl.SSLError as error:
+        what = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        raise _not_authenticated(connection, f"{where}: TLS failed: {what or error}", refused=False) from None
+    except SaslError as error:
+        raise _not_authenticated(connection, f"{where}: {error}", refused=False) from None
+    except (OSError, MalformedFrame) as error:
+        raise _not_authenticated(connection, f"{where}: {error}", refused=True) from None
+    except PeerUnreachable as error:
+        raise _not_authenticated(connection, f"{where}: {error}", refused=error.refused) from None
+    except asyncio.CancelledError:
+        connection.abort("this node is stopping", refused=False)
+        raise
+
+
+def _not_authenticated(connection: _PeerConnection, reason: str, *, refused: bool) -> PeerUnreachable:
+    global _last_warning
+    connection.abort(reason, refused=refused)
+    if not refused and (now := time.monotonic()) - _last_warning >= _WARNING_SECONDS:
+        _last_warning = now
+        logger.warning("another node cannot be authenticated, or refuses this one", extra={"reason": reason})
+    return PeerUnreachable(reason, refused=refused)
+
+
+async def _log_in(connection: _PeerConnection, login: PeerLogin, client_id: bytes) -> None:
+    """Raises SaslError."""
+    from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
+    from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
+
+    async def call(api_key: int, version: int, request: Any) -> Any:
+        codec = _codec(api_key, version)
+        out = io.BytesIO()
+        out.write(_request_header(client_id, api_key, version, codec.is_flexible))
+        codec.write(out, request)
+        answer = await connection.ask(out.getvalue())
+        return codec.read(answer, _body_position(answer, codec.is_flexible))
+
+    offered = await call(_SASL_HANDSHAKE, 1, SaslHandshakeRequest(mechanism=login.mechanism))
+    if offered.error_code != 0:
+        raise SaslError(f"no SASL mechanism {login.mechanism}; offered are {', '.join(offered.mechanisms)}")
+    exchange = await login.exchange()
+    message: bytes | None = exchange.first()
+    lifetime_ms = 0
+    while message is not None:
+        response = await call(_SASL_AUTHENTICATE, 2, SaslAuthenticateRequest(auth_bytes=message))
+        if response.error_code != 0:
+            raise SaslError(response.error_message or "the login was refused")
+        lifetime_ms = response.session_lifetime / timedelta(milliseconds=1)
+        message = exchange.next(response.auth_bytes)
+    if lifetime_ms:
+        # A new connection takes over before the other node would close this one.
+        connection.usable_until = asyncio.get_running_loop().time() + lifetime_ms / 1000 * _SESSION_FRACTION
+
+
+class _PeerTls:
+    """The layer of a connection to another node, and the end of its handshake."""
+
+    def __init__(self, connection: _PeerConnection, security: PeerSecurity, host: str) -> None:
+        contexts = security.contexts
+        assert contexts is not None
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.layer = TlsLayer(
+            connection, security.handshakes, contexts.for_client, self._end, server_hostname=host
+        )
+
+    def _end(self, layer: TlsLayer, failure: Exception | None) -> None:
+        if self.finished.done():
+            return
+        if failure is None:
+            self.finished.set_result(None)
+        else:
+            self.finished.set_exception(failure)
+            self.finished.exception()  # a caller that was cancelled does not look at it
+
+
 def _is_usable(task: asyncio.Task[_PeerConnection]) -> bool:
-    return not task.cancelled() and task.exception() is None and task.result().is_open
+    return not task.cancelled() and task.exception() is None and task.result().is_usable
+
+
+def _retire(task: asyncio.Task[_PeerConnection]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().retire()
 
 
 def _mark_retrieved(task: asyncio.Task[_PeerConnection]) -> None:
@@ -228,12 +418,30 @@ class _PeerConnection(asyncio.BufferedProtocol):
         self._numbers = count(1)
         self._receive_buffer = memoryview(bytearray(_RECEIVE_BUFFER_BYTES))
         self._received_bytes = 0
+        #: When the session of this node at the other one is nearly over; by the clock of the event loop.
+        self.usable_until: float | None = None
+        self._is_retired = False
         self._frame: memoryview | None = None  # a response that does not fit into the receive buffer
         self._filled = 0
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_usable(self) -> bool:
+        if self.usable_until is not None and asyncio.get_running_loop().time() >= self.usable_until:
+            return False
+        return self.is_open
+
+    def retire(self) -> None:
+        """Close once all responses have arrived; another connection gets further requests."""
+        self._is_retired = True
+        self._close_if_retired()
+
+    def _close_if_retired(self) -> None:
+        if self._is_retired and not self._waiting and self._transport is not None:
+            self._transport.close()
 
     async def ask(self, frame: BytesLike) -> memoryview:
         if self._transport is None:
@@ -310,3 +518,4 @@ class _PeerConnection(asyncio.BufferedProtocol):
             self.abort(f"an answer to {number}, which was not asked", refused=False)
         elif not answer.done():
             answer.set_result(frame)
+            self._close_if_retired()

@@ -88,12 +88,12 @@ class TopicResponseCache:
         self._answers: OrderedDict[Hashable, tuple[ClusterImage, EncodedResponse]] = OrderedDict()
         self._under_way: dict[TopicEncoding, tuple[ClusterImage, asyncio.Task[None]]] = {}
 
-    def topics(self, form: TopicEncoding) -> EncodedTopics:
-        """Return the cached topics for the current image.
+    def topics(self, form: TopicEncoding, image: ClusterImage | None = None) -> EncodedTopics:
+        """Return the cached topics for an image, by default the current one.
 
         The cache outlives an image, because a topic that did not change is the same object in both images.
         """
-        image = self._metadata.image
+        image = image or self._metadata.image
         brokers = frozenset(
             (broker.id, not broker.fenced and form.listener in broker.endpoints)
             for broker in image.brokers.values()

@@ -3,44 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import socket
-import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.broker.config.definitions import parse_connection_overrides
 from penstock.broker.config.listeners import Listener
 from penstock.broker.network.apis import PRODUCE
-from penstock.broker.network.connection import Connection
+from penstock.broker.network.connection import Authentication, Connection
+from penstock.broker.network.connection_limits import CONNECTIONS_MAX, ConnectionLimits
 from penstock.broker.network.frame_buffers import FrameBuffers
-from penstock.log.segment_files import open_files_limit
+from penstock.broker.network.node_principals import NodePrincipals
+from penstock.broker.network.tls import Handshakes, TlsContexts, TlsLayer, TlsUnusable
+from penstock.broker.network.unauthenticated import Refusals, Unauthenticated, handshake_failure
+from penstock.security.principal import (
+    ANONYMOUS,
+    USER,
+    DistinguishedNameRules,
+    Principal,
+    certificate_subject,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.config.effective_settings import DynamicSettings
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.metrics.counters import Metrics
+    from penstock.broker.network.slices import TimeSlices
+    from penstock.broker.network.tenants import TenantManager
 
 logger = logging.getLogger("penstock.server")
 
 _SWEEP_SECONDS = 1.0
-#: The part of a time slice that a connection still gets for pipelined frames if others have used up the slice.
-_LATE_SLICE_FRACTION = 1 / 8
-_CONNECTION_LIMITS = (
-    "max.connections",
-    "max.connections.per.ip",
-    "max.connections.per.ip.overrides",
-    "max.connection.creation.rate",
-)
+_SASL_BYTES_MAX = "sasl.server.max.receive.size"
 T = TypeVar("T")
 
 
 class Server:
-    def __init__(self, settings: NodeSettings, dynamic: DynamicSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: NodeSettings, dynamic: DynamicSettings, metrics: Metrics, slices: TimeSlices
+    ) -> None:
         self._settings = settings
         self._dynamic = dynamic
         self.metrics = metrics
@@ -55,77 +57,38 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.clock = asyncio.get_running_loop().time
         self.gathers_writes = type(asyncio.get_running_loop()).__module__.startswith("uvloop")
-        self._connections_max = self._connections_per_host_max = 0
-        self._connections_by_host: dict[str, int] = {}
-        #: Host names with limits of their own, and whether a thread is resolving them.
-        self._limited_names: dict[str, int] = {}
-        self._is_resolving = False
-        #: The shortest interval in seconds between two client connections, and when the next one may be served.
-        self._connection_interval = self._next_connection = 0.0
-        dynamic.watch(_CONNECTION_LIMITS, self._limit_connections)
-        self._limit_connections()
+        self.limits = ConnectionLimits(settings, dynamic)
         self._idle_seconds_max = settings.integer("connections.max.idle.ms") / 1000
         self._frame_seconds_max = settings.integer("penstock.request.read.timeout.ms") / 1000
         self._unsent_bytes_max = settings.integer("penstock.max.queued.response.bytes")
-        #: How long pipelined frames are handled in one event loop iteration. A request that takes longer is expensive.
-        self.time_slice_seconds = settings.integer("penstock.connection.turn.ms") / 1000
-        self._iteration_deadline = 0.0
-        self._is_iteration_open = False
-        self._queue: deque[Connection] = deque()
-        self._is_queue_scheduled = False
-        #: The number of client connections, in total and by host.
-        self._clients = 0
-        self._per_host: Counter[str] = Counter()
+        #: A request that takes longer than a slice is expensive.
+        self.slices = slices
+        #: Counts the connections of tenants. The node sets it.
+        self.tenants: TenantManager | None = None
         self._waiting_for_memory: OrderedDict[Connection, None] = OrderedDict()
         self._waiting_to_grow: OrderedDict[Connection, None] = OrderedDict()
         self._servers: list[tuple[Listener, asyncio.Server]] = []
         self._progress = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
+        self.refusals = Refusals(metrics, self.clock)
+        self._unauthenticated: dict[str, Unauthenticated] = {}  # by the name of the listener
+        self._handshakes: Handshakes | None = None
+        #: Who is a node, by the name of the inter-broker listener.
+        self._nodes: dict[str, NodePrincipals] = {}
+        #: Keys and certificates by the name of the listener, and the task that looks for changes.
+        self._tls: dict[str, TlsContexts] = {}
+        self._reloading: asyncio.Task[None] | None = None
+        #: Held by the login that computes in a thread.
+        self.long_logins = asyncio.Semaphore(1)
+        #: Begins the SASL exchange of a connection to a listener with SASL. The node sets it.
+        self.new_authentication: Callable[[str], Authentication] | None = None
+        #: Called for a login on a listener whose token has an unknown key. The node sets it.
+        self.wait_for_newer_keys: Callable[[str], Awaitable[None]] | None = None
+        #: Called with the reason if a client is refused for its certificate. The node sets it.
+        self.certificate_refused: Callable[[Connection, str], None] = lambda connection, reason: None
+        #: Whether access rules make the client of an inter-broker listener a node. The node sets it.
+        self.is_node_by_rule: Callable[[Connection], bool] = lambda connection: False
         self._gathered: list[Connection] | None = None
-
-    def _limit_connections(self) -> None:
-        """Apply the connection limits to new connections; open connections stay."""
-        dynamic = self._dynamic
-        # The other half of the descriptors is for files: connections must not keep logs from being opened.
-        self._connections_max = min(dynamic.integer("max.connections"), open_files_limit() // 2)
-        self._connections_per_host_max = dynamic.integer("max.connections.per.ip")
-        overrides = parse_connection_overrides(str(dynamic["max.connections.per.ip.overrides"]))
-        self._connections_by_host = {
-            address: count for host, count in overrides.items() if (address := _as_address(host)) is not None
-        }
-        self._limited_names = {host: count for host, count in overrides.items() if _as_address(host) is None}
-        if self._limited_names and not self._is_resolving:
-            self._resolve_names()
-        interval = 1 / dynamic.integer("max.connection.creation.rate")
-        if interval != self._connection_interval:
-            # Connections that were accepted under another rate must not delay new ones.
-            self._connection_interval, self._next_connection = interval, 0.0
-
-    def _resolve_names(self) -> None:
-        """Use a daemon thread, which a stop does not wait for: a name server may take minutes for each name."""
-        self._is_resolving = True
-        arguments = (self._limited_names, asyncio.get_running_loop())
-        threading.Thread(
-            target=self._resolve, args=arguments, name="penstock-host-names", daemon=True
-        ).start()
-
-    def _resolve(self, names: dict[str, int], loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(RuntimeError):  # the event loop is closed
-            for host, count in names.items():
-                if names is not self._limited_names:
-                    break
-                loop.call_soon_threadsafe(self._resolved, names, _addresses(host), count)
-            loop.call_soon_threadsafe(self._all_resolved, names)
-
-    def _resolved(self, names: dict[str, int], addresses: set[str], count: int) -> None:
-        if names is self._limited_names:
-            # A limit for the address itself takes precedence over the limit for its name.
-            self._connections_by_host = dict.fromkeys(addresses, count) | self._connections_by_host
-
-    def _all_resolved(self, names: dict[str, int]) -> None:
-        self._is_resolving = False
-        if names is not self._limited_names and self._limited_names:
-            self._resolve_names()
 
     async def bind(self, listener: Listener) -> int:
         """Return the bound port; no connection is accepted before `serve` or `serve_inter_broker`. Raises OSError."""
@@ -139,9 +102,8 @@ class Server:
         return _ports(server)[0]
 
     async def _listen(self, listener: Listener, port: int) -> asyncio.Server:
-        is_inter_broker = self._is_inter_broker_listener(listener)
         return await asyncio.get_running_loop().create_server(
-            lambda: Connection(self, listener.name, is_inter_broker=is_inter_broker),
+            self._protocol_factory(listener),
             _hosts(listener.host),
             port,
             backlog=self._settings.integer("socket.listen.backlog.size"),
@@ -149,8 +111,138 @@ class Server:
             start_serving=False,
         )
 
+    def _protocol_factory(self, listener: Listener) -> Callable[[], asyncio.BufferedProtocol]:
+        name, nodes = listener.name, None
+        if self._is_inter_broker_listener(listener):
+            nodes = self._nodes[name] = NodePrincipals(self._settings, name)
+
+        def new_connection() -> Connection:
+            return Connection(self, name, nodes=nodes)
+
+        protocol = self._settings.protocol(name)
+        if not protocol:
+            return new_connection
+        if name not in self._unauthenticated:
+            self._unauthenticated[name] = Unauthenticated(
+                self._integer(name, "penstock.unauthenticated.connections.max"),
+                self._integer(name, "penstock.authentication.timeout.ms") / 1000,
+                self.refusals,
+            )
+        if protocol.uses_sasl:
+            assert self.new_authentication is not None, "a listener with SASL needs it"
+            begin, bytes_max = self.new_authentication, self._integer(name, _SASL_BYTES_MAX)
+
+            def new_sasl_connection() -> Connection:
+                connection = new_connection()
+                connection.authentication = begin(name)
+                connection.frame_bytes_max = bytes_max
+                return connection
+
+            if not protocol.uses_tls:
+                return new_sasl_connection
+            return self._tls_factory(name, new_sasl_connection, None)
+        rules = DistinguishedNameRules(
+            str(self._settings.listener_value(name, "ssl.principal.mapping.rules"))
+        )
+        return self._tls_factory(name, new_connection, rules)
+
+    def _integer(self, listener: str, setting: str) -> int:
+        value = self._settings.listener_value(listener, setting)
+        assert isinstance(value, int), (setting, value)
+        return value
+
+    def _tls_factory(
+        self, listener: str, new_connection: Callable[[], Connection], rules: DistinguishedNameRules | None
+    ) -> Callable[[], asyncio.BufferedProtocol]:
+        """Without `rules`, the certificate does not say who the client is, because SASL does."""
+        contexts, handshakes = self._tls[listener], self._handshakes
+        assert handshakes is not None
+
+        def new_layer() -> TlsLayer:
+            connection = new_connection()
+
+            def finished(layer: TlsLayer, failure: Exception | None) -> None:
+                self._handshake_finished(connection, layer, failure, rules)
+
+            return TlsLayer(connection, handshakes, lambda: contexts.server, finished)
+
+        return new_layer
+
+    def _handshake_finished(
+        self,
+        connection: Connection,
+        layer: TlsLayer,
+        failure: Exception | None,
+        rules: DistinguishedNameRules | None,
+    ) -> None:
+        if failure is not None:
+            if connection.is_open and not self.is_closing:
+                kind, reason = handshake_failure(failure)
+                self._refuse_handshake(connection, kind, reason)
+            return
+        self.metrics.count_tls_handshake(connection.listener)
+        if rules is None:
+            return
+        certificate = layer.peer_certificate()
+        if certificate is None:
+            connection.authenticated(ANONYMOUS)
+            return
+        try:
+            subject = certificate_subject(certificate)
+        except ValueError as error:
+            self._refuse_handshake(connection, "certificate", str(error))
+            connection.abort()
+            return
+        name = rules.name(subject)
+        if name is None:
+            self._refuse_handshake(
+                connection, "certificate", f"no ssl.principal.mapping.rules fits {subject!r}"
+            )
+            connection.abort()
+            return
+        connection.authenticated(Principal(USER, name))
+
+    def _refuse_handshake(self, connection: Connection, kind: str, reason: str) -> None:
+        self.refusals.refuse(connection, kind, reason)
+        if kind == "certificate":
+            self.certificate_refused(connection, reason)
+
+    def authenticated(self, connection: Connection) -> None:
+        if (unauthenticated := self._unauthenticated.get(connection.listener)) is not None:
+            unauthenticated.discard(connection)
+        if self.tenants is not None:
+            self.tenants.admit(connection)
+        self.assign_account(connection)
+
+    def authentication_failed(self, connection: Connection) -> None:
+        """The login has failed; the refusal is sent later."""
+        if (unauthenticated := self._unauthenticated.get(connection.listener)) is not None:
+            unauthenticated.failed(connection)
+
+    def unauthenticated_counts(self) -> dict[str, int]:
+        return {listener: len(each) for listener, each in self._unauthenticated.items()}
+
+    def use_tls(self, handshakes: Handshakes, contexts: dict[str, TlsContexts]) -> None:
+        """Must be called before `bind`."""
+        self._handshakes, self._tls = handshakes, contexts
+
+    async def reload_certificates(self) -> None:
+        """Read keys and certificates that have changed; new connections use them."""
+        assert self._handshakes is not None
+        for listener, contexts in self._tls.items():
+            try:
+                if await self._handshakes.in_thread(contexts.reload_changed):
+                    logger.info("certificates were read again", extra={"listener": listener})
+                    if listener in self._nodes:
+                        self._nodes[listener].refresh()
+            except TlsUnusable as error:
+                logger.error(
+                    "changed certificates cannot be used; new connections still get the old ones",
+                    extra={"listener": listener, "reason": str(error)},
+                )
+
     def _is_inter_broker_listener(self, listener: Listener) -> bool:
-        return listener.name == self._settings.inter_broker_listener
+        return listener.name in self._settings.inter_broker_listeners
 
     async def serve_inter_broker(self) -> None:
         """Accept connections of other nodes, which this node needs before it can serve clients.
@@ -176,6 +268,8 @@ class Server:
         self.is_closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
+        if self._reloading is not None:
+            self._reloading.cancel()
         for _, server in self._servers:
             server.close()
         for connection in self.connections:
@@ -226,34 +320,52 @@ class Server:
 
     # -- connections ---------------------------------------------------------------------------------
 
+    def assign_account(self, connection: Connection) -> None:
+        """Whose time this connection uses: its tenant's, its user's, or before the login its host's."""
+        accounts, before = self.slices.accounts, connection.account
+        if connection.is_inter_broker:
+            connection.account = None
+        elif connection.tenant is not None:
+            connection.account = accounts.join(connection.tenant.tenant.name)
+        elif connection.principal is not ANONYMOUS:
+            connection.account = accounts.join(connection.principal)
+        else:
+            is_login = connection.authentication is not None
+            key = (connection.client_host, is_login)
+            connection.account = accounts.join(key, is_login=is_login)
+        if before is not None:
+            accounts.leave(before)
+
     def admit(self, connection: Connection) -> None:
         self.connections[connection] = None
-        if self._is_from_node(connection):
-            if len(self.connections) - self._clients > open_files_limit() // 2:
-                self._reject_connection(connection, "open files")
+        self.assign_account(connection)
+        if (unauthenticated := self._unauthenticated.get(connection.listener)) is not None:
+            unauthenticated.add(connection, self.clock())
+        listener, host = connection.listener, connection.client_host
+        exceeded = self.limits.admit(listener, host, is_from_node=self._is_on_node_listener(connection))
+        if exceeded is not None and not self._make_room(listener, exceeded):
+            self._reject_connection(connection, exceeded)
             return
-        host = connection.client_host
-        if self._clients >= self._connections_max:
-            self._reject_connection(connection, "max.connections")
-        elif self._per_host[host] >= self._connections_by_host.get(host, self._connections_per_host_max):
-            self._reject_connection(connection, "max.connections.per.ip")
-        elif not connection.is_inter_broker:
-            self._delay_connection(connection)
-        self._clients += 1
-        self._per_host[host] += 1
+        delay_ms = self.limits.delay_ms(
+            listener, host, self.clock(), is_inter_broker=connection.nodes is not None
+        )
+        if delay_ms:
+            connection.throttle(delay_ms)
 
-    def _is_from_node(self, connection: Connection) -> bool:
+    def _make_room(self, listener: str, limit: str) -> bool:
+        """Close a connection whose login has failed, so that such connections keep no other client out."""
+        if limit == CONNECTIONS_MAX:
+            return any(each.close_failed(limit) for each in self._unauthenticated.values())
+        own = self._unauthenticated.get(listener)
+        return limit == self.limits.listener_setting(listener) and own is not None and own.close_failed(limit)
+
+    def is_from_node(self, connection: Connection) -> bool:
         """Limits apply only to clients: if nodes could not reach each other, the limits could not be changed either."""
-        return connection.is_inter_broker and len(self._servers) > 1
+        return connection.is_node and len(self._servers) > 1
 
-    def _delay_connection(self, connection: Connection) -> None:
-        """Delay reads from connections above max.connection.creation.rate; a burst of one second's worth is allowed."""
-        now = self.clock()
-        due = max(self._next_connection, now - 1.0)
-        self._next_connection = due + self._connection_interval
-        if due > now:
-            connection.mute()
-            asyncio.get_running_loop().call_later(due - now, connection.unmute)
+    def _is_on_node_listener(self, connection: Connection) -> bool:
+        """Like `is_from_node`, for a connection whose client has not authenticated yet."""
+        return connection.nodes is not None and len(self._servers) > 1
 
     def _reject_connection(self, connection: Connection, setting: str) -> None:
         logger.warning("connection refused", extra={"peer": connection.peer, "reason": setting})
@@ -262,13 +374,17 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
+        if (unauthenticated := self._unauthenticated.get(connection.listener)) is not None:
+            unauthenticated.discard(connection)
         self.slow_readers.discard(connection)
-        if not self._is_from_node(connection):
-            host = connection.client_host
-            self._clients -= 1
-            self._per_host[host] -= 1
-            if self._per_host[host] <= 0:
-                del self._per_host[host]
+        if connection.account is not None:
+            self.slices.accounts.leave(connection.account)
+            connection.account = None
+        if self.tenants is not None:
+            self.tenants.forget(connection)
+        self.limits.forget(
+            connection.listener, connection.client_host, is_from_node=self._is_on_node_listener(connection)
+        )
         self._waiting_for_memory.pop(connection, None)
         self._waiting_to_grow.pop(connection, None)
         self.progress()
@@ -280,10 +396,18 @@ class Server:
         connection.abort()
 
     def reject_inter_broker_request(self, connection: Connection, api: str) -> None:
-        """Count and log a request that only nodes send, on a listener for clients; the caller sends the reply."""
+        """Count and log a request that only nodes send; the caller sends the reply."""
+        message = "request between nodes refused on a listener for clients"
+        if connection.nodes is not None:
+            message = "request between nodes refused: penstock.node.principals does not have its principal"
         logger.warning(
-            "request between nodes refused on a listener for clients",
-            extra={"peer": connection.peer, "listener": connection.listener, "api": api},
+            message,
+            extra={
+                "peer": connection.peer,
+                "listener": connection.listener,
+                "principal": str(connection.principal),
+                "api": api,
+            },
         )
         self.metrics.count_node_request_refused(api)
 
@@ -291,46 +415,6 @@ class Server:
         logger.exception("request failed", extra={"peer": connection.peer})
         self.metrics.internal_errors += 1
         connection.abort()
-
-    # -- time slices ---------------------------------------------------------------------------------
-
-    def slice_deadline(self) -> float:
-        """Return until when a connection may handle pipelined frames; all share one slice per event loop iteration."""
-        now = perf_counter()
-        if not self._is_iteration_open:
-            self._begin_iteration(now)
-        return max(self._iteration_deadline, now + self.time_slice_seconds * _LATE_SLICE_FRACTION)
-
-    def _begin_iteration(self, now: float) -> None:
-        self._is_iteration_open = True
-        self._iteration_deadline = now + self.time_slice_seconds
-        asyncio.get_running_loop().call_soon(self._end_iteration)
-
-    def _end_iteration(self) -> None:
-        self._is_iteration_open = False
-
-    def queue(self, connection: Connection) -> None:
-        """Make the frames of a connection wait; queued connections share one slice per event loop iteration."""
-        if connection.mark_queued():
-            self._queue.append(connection)
-            self._schedule_queue()
-
-    def _schedule_queue(self) -> None:
-        if not self._is_queue_scheduled:
-            self._is_queue_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_queue)
-
-    def _run_queue(self) -> None:
-        self._is_queue_scheduled = False
-        queue = self._queue
-        if not self._is_iteration_open:
-            self._begin_iteration(perf_counter())
-        for _ in range(len(queue)):
-            queue.popleft().run_queued()
-            if perf_counter() >= self._iteration_deadline:
-                break
-        if queue:
-            self._schedule_queue()
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -367,8 +451,12 @@ class Server:
     def _sweep(self) -> None:
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         now = self.clock()
+        for unauthenticated in self._unauthenticated.values():
+            unauthenticated.close_late(now)
         for connection in list(self.connections):
             self._check_idle(connection, now)
+        if self._tls and (self._reloading is None or self._reloading.done()):
+            self._reloading = asyncio.get_running_loop().create_task(self.reload_certificates())
 
     def _check_idle(self, connection: Connection, now: float) -> None:
         idle = now - connection.last_active
@@ -376,7 +464,7 @@ class Server:
             self.refuse(
                 connection, "the rest of a request did not arrive in penstock.request.read.timeout.ms"
             )
-        elif connection.has_pending_replies and connection.abort_if_peer_closed():
+        elif (connection.has_pending_replies or connection.throttle_ms) and connection.abort_if_peer_closed():
             pass  # reading was paused, so the close went unnoticed
         elif not connection.is_open:
             if idle > self._frame_seconds_max:
@@ -392,26 +480,6 @@ def _hosts(host: str) -> Any:
     if not host:
         return None
     return [host.encode()] if host.isascii() else host
-
-
-def _as_address(host: str) -> str | None:
-    """Return the IP address in the form that connections report, or None for a host name."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-
-
-def _addresses(host: str) -> set[str]:
-    """Resolve a host name. Blocks."""
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
-    except (OSError, ValueError) as error:  # ValueError: the name is not valid
-        logger.warning(
-            "no address for a host in max.connections.per.ip.overrides",
-            extra={"host": host, "reason": str(error)},
-        )
-        return set()
 
 
 def _ports(server: asyncio.Server) -> list[int]:

@@ -26,7 +26,7 @@ ALTER_PARTITION: Final = 56
 _CHECK_INTERVAL_S_MAX: Final = 0.5
 #: Followers that catch up at the same time share a request.
 _GATHER_S: Final = 0.01
-_CALL_TIMEOUT_S: Final = 5.0
+_CALL_TIMEOUT_S_MAX: Final = 5.0
 #: The controller has the same state as this leader, and rejects the change.
 _DECLINED: Final = frozenset({ErrorCode.ineligible_replica, ErrorCode.invalid_request})
 #: The controller has a different state, which arrives with the image.
@@ -74,7 +74,9 @@ class AlterPartitionManager:
         self._partitions = partitions
         self._call_controller = call_controller
         self._broker_epoch = broker_epoch
-        self._look_s = min(settings.integer("replica.lag.time.max.ms") / 4000, _CHECK_INTERVAL_S_MAX)
+        lag_s = settings.integer("replica.lag.time.max.ms") / 1000
+        self._look_s = min(lag_s / 4, _CHECK_INTERVAL_S_MAX)
+        self._call_timeout_s = min(lag_s, _CALL_TIMEOUT_S_MAX)
         self._catching_up: dict[Partition, None] = {}
         self._woken = asyncio.Event()
 
@@ -131,7 +133,9 @@ class AlterPartitionManager:
     async def _ask_for(self, changes: list[IsrChange]) -> None:
         answers: dict[tuple[UUID, int], Any] = {}
         try:
-            response = await self._call_controller(ALTER_PARTITION, self._request(changes), _CALL_TIMEOUT_S)
+            response = await self._call_controller(
+                ALTER_PARTITION, self._request(changes), self._call_timeout_s
+            )
         except ApiError as error:
             logger.warning("no answer to a change of in-sync sets", extra={"reason": str(error)})
         else:

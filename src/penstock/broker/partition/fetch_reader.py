@@ -13,8 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.broker.network.topic_access import known_decisions, may_use_topic, topic_refused
 from penstock.broker.partition.client_view import LeaderHints, find_topic
 from penstock.broker.partition.fetch_sessions import CONSUMER_REPLICA_ID, PartitionKey, RequestedPartition
+from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.fetch import RACKS_FROM, TOPIC_IDS_FROM, FetchRequest, PartitionData
@@ -40,7 +42,7 @@ class NotCached(Exception):
 
     def __init__(self, place: ReadKey, read: Callable[[], FetchDataInfo]) -> None:
         super().__init__(place)
-        self.place = place
+        self.key = place
         self.read = read
 
 
@@ -75,6 +77,8 @@ class FetchReader:
     """The reads of one request."""
 
     def __init__(self, ctx: RequestContext, request: FetchRequest, heard_ms: int) -> None:
+        self._ctx = ctx
+        self._has_authorizer = ctx.services.authorizer is not None
         self._services = ctx.services
         self._replica_id, self._replica_epoch = request.replica_id, request.replica_epoch
         self._heard_ms = heard_ms
@@ -117,9 +121,23 @@ class FetchReader:
             raise self._services.partitions.missing_partition_error(topic, key[1], by_id=self._by_id)
         return partition
 
+    def _check_access(self, key: PartitionKey) -> None:
+        """Raises ApiError if the consumer may not read the topic, or a follower is no node."""
+        if self._replica_id > CONSUMER_REPLICA_ID:
+            allowed = self._ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+        else:
+            decisions = known_decisions(self._ctx)
+            if decisions is not None and key[0] in decisions.readable[self._by_id]:
+                return
+            allowed = may_use_topic(self._ctx, Operation.READ, key[0], self._partitions_of.get(key[0]))
+        if not allowed:
+            raise topic_refused()
+
     def _read(
         self, key: PartitionKey, wanted: RequestedPartition, bytes_left: int, is_first: bool
     ) -> LogReadResult:
+        if self._has_authorizer:
+            self._check_access(key)
         partition = self.find(key)
         if wanted.partition is not partition:
             wanted.attach(partition)

@@ -7,8 +7,8 @@ its reader has received everything and there is nothing left to read.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.fetch import FetchPartition, FetchRequest
@@ -31,6 +31,11 @@ _EVICTABLE_AFTER_MS: Final = 120_000
 SESSION_PARTITIONS_MAX: Final = 250_000
 
 PartitionKey = tuple[bytes, int]
+T = TypeVar("T")
+#: Work that may pause at each `yield`.
+_Steps = Generator[None, None, T]
+#: How many partitions are looked at before the work may pause.
+_STEP: Final = 50
 
 
 class DelayedFetch(Protocol):
@@ -132,7 +137,15 @@ class FetchSession:
         "replica_id", "waiting", "wanted",
     )  # fmt: skip
 
-    def __init__(self, session_id: int, request: FetchRequest, *, by_id: bool, now_ms: int) -> None:
+    def __init__(
+        self,
+        session_id: int,
+        request: FetchRequest,
+        wanted: dict[PartitionKey, RequestedPartition],
+        *,
+        by_id: bool,
+        now_ms: int,
+    ) -> None:
         self.id = session_id
         self.epoch = 1
         self.by_id = by_id
@@ -141,11 +154,9 @@ class FetchSession:
         self.heard_ms = 0  # when the last request came, by the monotonic clock that measures lag
         self.isolation = request.isolation_level
         self.waiting: DelayedFetch | None = None
-        self.wanted = {
-            (name, asked.partition): RequestedPartition((name, asked.partition), asked, self)
-            for name, partitions in request.topics
-            for asked in partitions
-        }
+        self.wanted = wanted
+        for each in wanted.values():
+            each.session = self
         #: Partitions to look at, in order; the reader has received everything of all others.
         self.dirty = dict(self.wanted)
 
@@ -153,8 +164,9 @@ class FetchSession:
     def is_replica(self) -> bool:
         return self.replica_id > CONSUMER_REPLICA_ID
 
-    def update(self, request: FetchRequest) -> None:
+    def update(self, request: FetchRequest) -> _Steps[None]:
         self.replica_epoch = request.replica_epoch
+        until_pause = _STEP
         for name, partitions in request.topics:
             for asked in partitions:
                 key = (name, asked.partition)
@@ -164,9 +176,17 @@ class FetchSession:
                 else:
                     known.update_request(asked)
                 self.dirty[key] = known
+                until_pause -= 1
+                if not until_pause:
+                    until_pause = _STEP
+                    yield
         for name, indexes in request.forgotten:
             for index in indexes:
                 self._forget((name, index))
+                until_pause -= 1
+                if not until_pause:
+                    until_pause = _STEP
+                    yield
         if self.isolation != request.isolation_level:
             self.isolation = request.isolation_level
             self.dirty = dict(self.wanted)
@@ -215,8 +235,16 @@ class FetchSessions:
         return len(self._sessions)
 
     def open(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> FetchContext:
+        steps = self.open_in_steps(request, by_id=by_id, now_ms=now_ms)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+
+    def open_in_steps(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> _Steps[FetchContext]:
         if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
-            return self._open_full(request, by_id=by_id, now_ms=now_ms)
+            return (yield from self._open_full(request, by_id=by_id, now_ms=now_ms))
         session = self._sessions.get(request.session_id)
         if session is None or session.replica_id != request.replica_id:
             return FetchContext(None, {}, True, ErrorCode.fetch_session_id_not_found)
@@ -226,32 +254,34 @@ class FetchSessions:
             # The client switched between names and ids, for instance in an upgrade: it must start a new session.
             return FetchContext(None, {}, True, ErrorCode.fetch_session_topic_id_error)
         before = len(session.wanted)
-        session.update(request)
-        self._count(session, len(session.wanted) - before)
+        session.epoch = epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
+        session.last_used_ms = now_ms
+        session.supersede()
+        counted = before
+        for _ in session.update(request):
+            self._count(session, len(session.wanted) - counted)
+            counted = len(session.wanted)
+            yield
+            if session.epoch != epoch:
+                # Another request has ended the session or moved it on.
+                return FetchContext(None, {}, True, ErrorCode.invalid_fetch_session_epoch)
+        self._count(session, len(session.wanted) - counted)
         if self._partitions > self._partitions_max and len(session.wanted) > before:
             # The reader then sends a full request, which is served without a session.
             self._close(session)
             return FetchContext(None, {}, True, ErrorCode.fetch_session_id_not_found)
-        session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
-        session.last_used_ms = now_ms
-        session.supersede()
         if not session.wanted:
             self._close(session)
             return FetchContext(None, {}, True)
-        return FetchContext(session, session.wanted, True, epoch=session.epoch)
+        return FetchContext(session, session.wanted, True, epoch=epoch)
 
-    def _open_full(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> FetchContext:
+    def _open_full(self, request: FetchRequest, *, by_id: bool, now_ms: int) -> _Steps[FetchContext]:
+        wanted = yield from _requested(request)
         for before in self._replaced_by(request):
             self._close(before)
-        asks = any(partitions for _, partitions in request.topics)
-        if request.session_epoch == FINAL_EPOCH or not asks or not self._make_room(request, now_ms):
-            wanted = {
-                (name, asked.partition): RequestedPartition((name, asked.partition), asked)
-                for name, partitions in request.topics
-                for asked in partitions
-            }
+        if request.session_epoch == FINAL_EPOCH or not wanted or not self._make_room(request, now_ms):
             return FetchContext(None, wanted, False)
-        session = FetchSession(self._fresh_id(), request, by_id=by_id, now_ms=now_ms)
+        session = FetchSession(self._fresh_id(), request, wanted, by_id=by_id, now_ms=now_ms)
         self._sessions[session.id] = session
         self._count(session, len(session.wanted))
         return FetchContext(session, session.wanted, False, epoch=session.epoch)
@@ -303,3 +333,17 @@ class FetchSessions:
             session_id = self._new_id()
             if session_id != INVALID_SESSION_ID and session_id not in self._sessions:
                 return session_id
+
+
+def _requested(request: FetchRequest) -> _Steps[dict[PartitionKey, RequestedPartition]]:
+    wanted = {}
+    until_pause = _STEP
+    for name, partitions in request.topics:
+        for asked in partitions:
+            key = (name, asked.partition)
+            wanted[key] = RequestedPartition(key, asked)
+            until_pause -= 1
+            if not until_pause:
+                until_pause = _STEP
+                yield
+    return wanted

@@ -199,14 +199,14 @@ class FollowerReplica:
             # The fetch position has changed since this request. Send the new one once the log is durable.
             return FetchOutcome.MOVED if self.is_durable else self._finish([], FetchOutcome.MOVED)
         outcome = FetchOutcome.UNCHANGED
-        for place, action in enumerate(actions):
+        for index, action in enumerate(actions):
             if isinstance(action, Truncate | TruncateFully):
                 self._truncating = asyncio.get_running_loop().create_future()
                 return self._truncate_log(action, self._truncating)
             if isinstance(action, Append):
                 outcome = self._append(answer.records, answer.log_start_offset)
                 if not self.is_durable:
-                    return self._finish(actions[place + 1 :], outcome)
+                    return self._finish(actions[index + 1 :], outcome)
             else:
                 outcome = self._carry_out(action, outcome)
         return self._moved_if_start_changed(asked, outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,7 @@ logger = logging.getLogger("penstock.housekeeping")
 
 _FLUSH_CHECK_MS = 100
 _REFUSED_CHECK_MS = 5_000
+_UNLINK_RETRY_S = 0.5
 #: After a power loss the stored synced offsets are at most this much older than the last sync.
 _SYNCED_OFFSETS_MS = 1_000
 #: Lower bound of all intervals, so that no setting lets housekeeping starve requests.
@@ -101,6 +103,7 @@ class Housekeeping:
         self._cleaner: LogCleaner | None = None
         self._stopping = False
         self._flush_due_ms: dict[Partition, int] = {}
+        self._unlinking: Counter[Partition] = Counter()
         self._saved_high_watermarks: dict[tuple[str, int], int] = {}
         self._settings_changed = asyncio.Event()
         self._idle_clock = ProducerExpiryClock(environment.now_ms, lambda: time.monotonic_ns() // 1_000_000)
@@ -178,7 +181,10 @@ class Housekeeping:
             self._environment.in_thread(self._get_cleaner().truncated, key, offset)
 
     async def _retain(self) -> None:
-        for partition in self._partitions:
+        now_ms = self._environment.now_ms()
+        committed = [(partition, partition.high_watermark) for partition in self._partitions]
+        # One call looks at all logs, because most have nothing to delete.
+        for partition in await self._environment.in_thread(_with_expired_segments, committed, now_ms):
             try:
                 await self.apply_retention(partition)
             except (ApiError, OSError) as error:
@@ -210,7 +216,7 @@ class Housekeeping:
         )
         # On a full disk delete at once: a reader whose file is gone must look it up again, but space is more urgent.
         delay_ms = 0 if self._store.space.is_full else log.config.file_delete_delay_ms
-        self.unlink_later(files, delay_ms, checkpoint_start_offset)
+        self.unlink_later(files, delay_ms, partition, checkpoint_start_offset)
         partition.flush()
         partition.start_moved()
 
@@ -235,24 +241,51 @@ class Housekeeping:
     def _is_being_cut(self, partition: Partition) -> bool:
         return partition.role is ReplicaRole.FOLLOWER and self._fetchers().is_truncating(partition)
 
-    def unlink_later(self, files: list[Path], delay_ms: int, first: Callable[[], None] | None = None) -> None:
-        """Delete files after a delay, because reads in progress may still use them.
+    def unlink_later(
+        self, files: list[Path], delay_ms: int, partition: Partition, first: Callable[[], None] | None = None
+    ) -> None:
+        """Delete files of a partition after a delay, because reads in progress may still use them.
 
-        Files that remain when the node stops are deleted at its next start.
+        `first` is called before segments are deleted. Files that remain when the node stops are deleted at its next
+        start.
         """
 
         async def unlink() -> None:
             await asyncio.sleep(delay_ms / 1000)
-            recoveries = self._store.space.recoveries
-            try:
-                if first is not None:
-                    await self._environment.in_thread(first)
-                await self._environment.in_thread(_unlink, files)
-            except OSError as error:
-                self._failed("unlink", error, recoveries)
+            while True:
+                if await self._unlinked(files, first):
+                    return
+                await asyncio.sleep(_UNLINK_RETRY_S)
+
+        def unlinked(_: asyncio.Task[None]) -> None:
+            self._unlinking[partition] -= 1
+            if not self._unlinking[partition]:
+                del self._unlinking[partition]
 
         if files:
-            self._environment.spawn(unlink())
+            self._unlinking[partition] += 1
+            self._environment.spawn(unlink()).add_done_callback(unlinked)
+
+    def is_unlinking(self, partition: Partition) -> bool:
+        """Whether files of the partition are about to be deleted."""
+        return self._unlinking[partition] > 0
+
+    async def _unlinked(self, files: list[Path], first: Callable[[], None] | None) -> bool:
+        """Return False if the disk has no room for what has to be written first."""
+        recoveries = self._store.space.recoveries
+        try:
+            if first is not None:
+                if self._store.space.is_full:
+                    # The reserve may be used up. These indexes are not needed any more, and make room for a checkpoint.
+                    await self._environment.in_thread(
+                        _unlink, [path for path in files if ".log" not in path.name]
+                    )
+                await self._environment.in_thread(first)
+            await self._environment.in_thread(_unlink, files)
+        except OSError as error:
+            self._failed("unlink", error, recoveries)
+            return error.errno not in NO_SPACE_ERRNOS
+        return True
 
     async def _checkpoint(self) -> None:
         for partition in self._partitions:
@@ -339,7 +372,9 @@ class Housekeeping:
             if report is None:
                 return
             cleaned = logs[report.partition].log
-            self.unlink_later(list(report.unlink), cleaned.config.file_delete_delay_ms)
+            delay_ms = cleaned.config.file_delete_delay_ms
+            if (partition := self._partitions.get(*report.partition)) is not None:
+                self.unlink_later(list(report.unlink), delay_ms, partition)
             if report.error is not None:
                 return  # an immediate retry would not help, for instance on a full disk
 
@@ -349,6 +384,19 @@ class Housekeeping:
         if self._cleaner is None:
             self._cleaner = LogCleaner(self._store.directory, dedupe_buffer_bytes=self._dedupe_buffer_bytes)
         return self._cleaner
+
+
+def _with_expired_segments(committed: list[tuple[Partition, int]], now_ms: int) -> list[Partition]:
+    """Return the partitions that have expired segments, or whose log fails."""
+    found = []
+    for partition, high_watermark in committed:
+        try:
+            is_affected = bool(partition.log.expired_segments(now_ms, high_watermark))
+        except (ApiError, OSError):
+            is_affected = True
+        if is_affected:
+            found.append(partition)
+    return found
 
 
 def _unlink(files: list[Path]) -> None:

@@ -43,13 +43,13 @@ class DamageHandler(Protocol):
 class RepeatedFetches:
     """Detects followers that fetch the same offset again and again, in one partition and one leader epoch."""
 
-    __slots__ = ("_is_looking", "_offsets", "_repeats", "_told_offset")
+    __slots__ = ("_is_checking", "_offsets", "_repeats", "_reported_offset")
 
     def __init__(self) -> None:
         self._offsets: dict[int, int] = {}  # by follower: the offset from which it was last served
         self._repeats: dict[int, int] = {}  # by follower: how often it was served from there
-        self._is_looking = False
-        self._told_offset = -1
+        self._is_checking = False
+        self._reported_offset = -1
 
     def served(self, replica: int, offset: int) -> bool:
         """Count records sent to a follower. Returns True if it repeats the offset as if it refused them."""
@@ -61,30 +61,30 @@ class RepeatedFetches:
         self._repeats[replica] = repeats % _REPEATS_BEFORE_CHECK
         return repeats == _REPEATS_BEFORE_CHECK
 
-    async def look(
+    async def check_records(
         self, threads: Threads, damages: DamageHandler, partition: Partition, offset: int, size: int
     ) -> None:
         """Read the served records again, in a thread, and check them for damage."""
-        if self._is_looking:
+        if self._is_checking:
             return
-        self._is_looking = True
+        self._is_checking = True
         try:
             await threads.in_thread(read_validated, partition.log, offset, size, partition.log.end)
         except ApiError as error:
             # The error does not matter if the log was closed or the leader epoch ended in the meantime.
-            is_current = partition.leading is not None and partition.leading.refetches is self
+            is_current = partition.leading is not None and partition.leading.repeated_fetches is self
             if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
                 self._found_damage(damages, partition, offset, error)
         finally:
-            self._is_looking = False
+            self._is_checking = False
 
     def _found_damage(
         self, damages: DamageHandler, partition: Partition, offset: int, error: ApiError
     ) -> None:
         if partition.isr_size > 1:
             damages.handle_read_error(partition, error)
-        elif offset != self._told_offset:
-            self._told_offset = offset
+        elif offset != self._reported_offset:
+            self._reported_offset = offset
             damages.scan_for_damage(partition, offset)
             logger.error(
                 "the only replica in sync is damaged",
@@ -127,14 +127,14 @@ class FollowerWaiter(Protocol):
 class LeaderReplica:
     """One leader epoch of one partition."""
 
-    __slots__ = ("_ends", "_partition", "is_recovering", "refetches", "rules")
+    __slots__ = ("_ends", "_partition", "is_recovering", "repeated_fetches", "rules")
 
     def __init__(
         self, partition: Partition, state: PartitionState, *, local_id: int, lag_ms_max: int
     ) -> None:
         self._partition = partition
         self._ends: deque[LogOffsetMetadata] = deque(maxlen=_ENDS_MAX)
-        self.refetches = RepeatedFetches()
+        self.repeated_fetches = RepeatedFetches()
         #: True after an unclean election, until the controller knows that the leader has recovered.
         self.is_recovering = state.leader_recovering
         self.rules = LeaderRules(

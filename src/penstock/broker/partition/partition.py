@@ -29,6 +29,7 @@ from penstock.protocol.record_batch import encode_end_marker
 
 if TYPE_CHECKING:
     from penstock.broker.partition.leader_replica import FollowerWaiter, LeaderReplica
+    from penstock.broker.partition.overflow import PartitionOverflow
     from penstock.cluster.image import PartitionState
     from penstock.log.log import Log, LogAppendInfo
     from penstock.log.producer_state import VerificationGuard
@@ -72,6 +73,7 @@ class Partition:
         "_waiting_since",
         "adding_count",
         "codec",
+        "dropped_before",
         "epoch_start_offset",
         "followers",
         "high",
@@ -94,6 +96,7 @@ class Partition:
         "log",
         "min_insync_replicas",
         "on_held",
+        "overflow",
         "replicas",
         "role",
         "takes_turns",
@@ -142,6 +145,10 @@ class Partition:
         self.last_turn: asyncio.Task[Any] | None = None
         #: Called with the offset of held records when they are appended; None until the schedule can take them over.
         self.on_held: Callable[[int], None] | None = None
+        #: None if no bound, no tenant and no priority concerns the partition.
+        self.overflow: PartitionOverflow | None = None
+        #: Where drop-oldest has moved the log start to; -1 if it has not while this process has led.
+        self.dropped_before = -1
         #: The fetch sessions of followers at this partition, in order: events wake the one that came first first.
         self.followers: dict[FollowerWaiter, None] = {}
         self._metrics = metrics
@@ -389,8 +396,20 @@ class Partition:
         looks_inside = (self.is_compacted or self.codec is not None) and not self.is_internal
         self.takes_turns = looks_inside or self.is_scheduled or self.last_turn is not None
 
-    def append(self, batch: memoryview, now_ms: int, guard: VerificationGuard | None = None) -> LogAppendInfo:
-        """Append a client's batch; `guard` comes from its verification if it needed one. Raises ApiError."""
+    def append(
+        self,
+        batch: memoryview,
+        now_ms: int,
+        guard: VerificationGuard | None = None,
+        *,
+        is_admitted: bool = False,
+    ) -> LogAppendInfo:
+        """Append a client's batch; `guard` comes from its verification if it needed one. Raises ApiError.
+
+        `is_admitted`: the overflow rules of the topic have let it in.
+        """
+        if self.overflow is not None and not is_admitted:
+            return self.overflow.append(batch, now_ms, guard)
         if batch.obj.__class__ is BatchWithHeldRecords:
             return self._append_with_held(batch, now_ms, guard)
         appended = self.log.append(batch, leader_epoch=self.leader_epoch, now_ms=now_ms, guard=guard)

@@ -576,7 +576,7 @@ class ReplicaFetcherManager:
         """Stop appending. Await the result before writing or closing the log."""
         following = self._followers.pop((partition.topic_id.bytes, partition.index), None)
         if following is None:
-            return _completed()
+            return completed_future()
         idle = following.stop()
         fetcher = self._leaders[following.rules.leader_id]
         if fetcher.followers.get(following.key) is following:
@@ -657,7 +657,7 @@ class ReplicaFetcherManager:
         return self._limit_read[1]
 
 
-def _completed() -> asyncio.Future[None]:
+def completed_future() -> asyncio.Future[None]:
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.set_result(None)
     return future

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from uuid import UUID
@@ -27,7 +27,7 @@ from penstock.cluster.topic_settings import (
     FOLLOWER_THROTTLED,
     LEADER_THROTTLED,
     EffectiveSetting,
-    effective_topic_settings,
+    TopicSettingsCache,
 )
 from penstock.log.log_manager import LogToOpen
 from penstock.log.reader import DamagedRead
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.broker.environment import Environment, ImageView
     from penstock.broker.metrics.counters import Metrics
     from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
+    from penstock.broker.partition.overflow import OverflowManager
     from penstock.log.config import LogConfig
     from penstock.log.log import Log
     from penstock.log.log_manager import LogManager, OpenReport
@@ -174,13 +175,16 @@ class ReplicaManager:
         sync_executor: Executor,
         fetchers: Callable[[], Fetchers],
         isr: Callable[[], AlterPartitionManager],
+        overflow: OverflowManager,
         report_lost: ReportLost,
         was_clean: Callable[[], bool],
         is_starting: Callable[[], bool],
+        pause: Callable[[], Awaitable[None]],
     ) -> None:
         """`fetchers` and `isr` are called when a partition first needs them.
 
-        `was_clean` returns whether nothing that the last run of this node wrote can be lost.
+        `was_clean` returns whether nothing that the last run of this node wrote can be lost. `pause` is awaited between
+        the parts of long work, so that clients are served meanwhile.
         """
         self._environment = environment
         self._settings = settings
@@ -191,8 +195,10 @@ class ReplicaManager:
         self._sync_executor = sync_executor
         self._fetchers = fetchers
         self._isr = isr
+        self._overflow = overflow
         self._was_clean = was_clean
         self._is_starting = is_starting
+        self._pause = pause
         self._lag_ms_max = settings.integer("replica.lag.time.max.ms")
         self._behind_bytes_max = settings.integer("penstock.write.behind.bytes")
         # Look-ups and compaction must be able to decompress whatever produce accepts.
@@ -273,15 +279,10 @@ class ReplicaManager:
 
         If the disk refuses a partition, this is logged and retried later, because the image cannot be undone.
         """
-        for topic in delta.topics_deleted:
-            try:
-                await self._drop(topic)
-            except Exception:
-                # A failure of one topic must not affect the others.
-                logger.exception("topic not dropped", extra={"topic": topic.name})
+        await self._drop(delta.topics_deleted)
         # Settings come first: an ISR decided under a higher min.insync.replicas must not count under a lower one.
         for resource in delta.configs_changed:
-            self._reconfigure(image, resource.type, resource.name)
+            await self._reconfigure(image, resource.type, resource.name)
         wanted: dict[TopicPartition, TopicState] = {}
         for name, index in delta.partitions_changed:
             topic = image.topics[name]
@@ -290,6 +291,7 @@ class ReplicaManager:
                     wanted[name, index] = topic
             except Exception:
                 self._drop_role((name, index), topic.partitions[index])
+            await self._pause()
         await self._open(wanted, image)
 
     async def _is_to_be_opened(self, key: TopicPartition, state: PartitionState) -> bool:
@@ -386,8 +388,13 @@ class ReplicaManager:
         wanted = await self._without_lost(wanted)
         if not wanted:
             return
-        settings = {name: self._settings_of(image, name) for name in {name for name, _ in wanted}}
-        report = await self._open_logs(wanted, settings)
+        cache, settings = self._settings_cache(image), dict[str, dict[str, EffectiveSetting]]()
+        configs: dict[str, LogConfig] = {}
+        for name in {name for name, _ in wanted}:
+            settings[name] = cache.of(image.config(ResourceType.TOPIC, name))
+            configs[name] = self._log_config(settings[name])
+            await self._pause()
+        report = await self._open_logs(wanted, settings, configs)
         self.refused |= {key for key, error in report.failed.items() if isinstance(error, OSError)}
         again: dict[TopicPartition, TopicState] = {}
         for key, error in report.failed.items():
@@ -422,9 +429,11 @@ class ReplicaManager:
         }
 
     async def _open_logs(
-        self, wanted: dict[TopicPartition, TopicState], settings: dict[str, dict[str, EffectiveSetting]]
+        self,
+        wanted: dict[TopicPartition, TopicState],
+        settings: dict[str, dict[str, EffectiveSetting]],
+        configs: dict[str, LogConfig],
     ) -> OpenReport:
-        configs = {name: self._log_config(settings[name]) for name in {name for name, _ in wanted}}
         report = await self._environment.in_thread(self._open_in_store, wanted, configs)
         for (name, index), log in report.opened.items():
             topic = wanted[name, index]
@@ -438,6 +447,7 @@ class ReplicaManager:
                 continue
             partition = self._adopt(topic, index, log, _min_insync_replicas(settings[name]))
             self._throttle(partition, settings[name])
+            self._overflow.configure(partition, settings[name])
             self.lost.forget((name, index))
             if (name, index) in report.short and has_other_replicas(state):
                 self._mark_tail_lost(
@@ -446,6 +456,7 @@ class ReplicaManager:
             elif self._may_lack_tail(log, state):
                 self._mark_tail_lost((name, index), "it was not stopped cleanly, and syncs when it likes")
             await self._take_role(partition, state)
+            await self._pause()
         return report
 
     def _open_in_store(
@@ -590,14 +601,27 @@ class ReplicaManager:
     def _set_aside_stored(self, keys: set[TopicPartition]) -> list[Path]:
         return self._set_aside(key for key in self._store.stored() if key in keys)
 
-    def _settings_of(self, image: ClusterImage, topic: str) -> dict[str, EffectiveSetting]:
-        overrides = image.config(ResourceType.TOPIC, topic)
-        return effective_topic_settings(overrides, node_layers(self._settings, image))
+    def _settings_cache(self, image: ClusterImage) -> TopicSettingsCache:
+        return TopicSettingsCache(node_layers(self._settings, image))
 
     def _log_config(self, settings: dict[str, EffectiveSetting]) -> LogConfig:
         return log_config(settings, decoded_bytes_max=self._decoded_bytes_max)
 
-    async def _drop(self, topic: TopicState) -> None:
+    async def _drop(self, topics: Sequence[TopicState]) -> None:
+        for topic in topics:
+            try:
+                await self._close_topic(topic)
+            except Exception:
+                # A failure of one topic must not affect the others.
+                logger.exception("topic not dropped", extra={"topic": topic.name})
+            await self._pause()
+        # All at once, as this reads the whole data directory. Also delete partitions that could not be opened.
+        keys = {(topic.name, index) for topic in topics for index in topic.partitions}
+        if keys:
+            folders = await self._environment.in_thread(self._set_aside_stored, keys)
+            self._environment.spawn(self._purge(folders))
+
+    async def _close_topic(self, topic: TopicState) -> None:
         partitions = self.by_raw_name.pop(topic.name.encode(), {})
         self.by_raw_id.pop(topic.id.bytes, None)
         self._metrics.topics.pop(topic.name, None)
@@ -607,10 +631,6 @@ class ReplicaManager:
             self.lost.forget((topic.name, index))
         for partition in partitions.values():
             await self._close_partition(partition)
-        # Also delete partitions that could not be opened.
-        keys = {(topic.name, index) for index in topic.partitions}
-        folders = await self._environment.in_thread(self._set_aside_stored, keys)
-        self._environment.spawn(self._purge(folders))
 
     def _set_aside(self, keys: Iterable[TopicPartition]) -> list[Path]:
         """Rename folders for deletion. A failure is only logged, as the topic is gone anyway."""
@@ -642,18 +662,21 @@ class ReplicaManager:
             )
         store.purge(self._set_aside(sorted(leftovers)))
 
-    def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
+    async def _reconfigure(self, image: ClusterImage, resource_type: int, name: str) -> None:
+        cache = self._settings_cache(image)
         names = [name] if resource_type == ResourceType.TOPIC else list(image.topics)
         for topic in names:
+            await self._pause()
             partitions = self.by_raw_name.get(topic.encode(), {})
             if not partitions:
                 continue
-            settings = self._settings_of(image, topic)
+            settings = cache.of(image.config(ResourceType.TOPIC, topic))
             config = self._log_config(settings)
             for partition in partitions.values():
                 partition.log.configure(config)
                 partition.set_min_insync_replicas(_min_insync_replicas(settings))
                 self._throttle(partition, settings)
+                self._overflow.configure(partition, settings)
                 partition.configured()
 
     def _throttle(self, partition: Partition, settings: dict[str, EffectiveSetting]) -> None:

@@ -130,10 +130,10 @@ def encode_control_batch(
     records: Sequence[AnyControlRecord], *, base_offset: int = 0, epoch: int, now_ms: int
 ) -> bytearray:
     encoded = []
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         kind, value = _encode_value(record)
         key = _KEY.pack(_KEY_VERSION, kind)
-        encoded.append(Record(offset=base_offset + place, timestamp=now_ms, key=key, value=value))
+        encoded.append(Record(offset=base_offset + index, timestamp=now_ms, key=key, value=value))
     return encode_batch(encoded, leader_epoch=epoch, attributes=CONTROL)
 
 

@@ -3,24 +3,30 @@
 The active controller takes decisions one after the other against a copy of the image and commits them in groups. Every
 node replays committed records into a copy of the image, applies the changes to its partitions, and then publishes the
 image to readers. So a topic that a client sees can be written to.
+
+Decisions and replays of many records are made in steps, between which the node serves its clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.broker.quorum.snapshots import metadata_records
-from penstock.cluster.controller.decision import Decision
+from penstock.broker.quorum.snapshots import encode_metadata, iter_metadata
+from penstock.cluster.controller.decision import Decision, DecisionOrSteps
 from penstock.cluster.image import ClusterImage, ImageDelta, diff_images
-from penstock.cluster.metadata_records import MetadataRecord, RemoveTopicRecord, encode_records
+from penstock.cluster.metadata_records import MetadataRecord, RemoveTopicRecord
+from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.record_batch import Record, encode_batch, iter_batches
+from penstock.protocol.record_batch import iter_batches
+from penstock.protocol.steps import RunSteps, Steps, finish
 from penstock.raft.types import OffsetAndEpoch
 
 if TYPE_CHECKING:
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.metadata")
 
 Reply = TypeVar("Reply")
+Result = TypeVar("Result")
 OnImage = Callable[[ImageDelta, ClusterImage], Awaitable[None]]
 BeforeFirstImage = Callable[[ClusterImage, set[UUID]], None]
 
@@ -40,7 +47,7 @@ _GROUP_MAX: Final = 500
 
 
 class _Proposal(NamedTuple):
-    decide: Callable[[ClusterImage], Decision[Any]]
+    decide: Callable[[ClusterImage], DecisionOrSteps[Any]]
     answer: asyncio.Future[Any]
 
 
@@ -51,12 +58,16 @@ class _ProposalResult(NamedTuple):
 
 
 class _OwnBatch(NamedTuple):
-    """A batch that this node has appended, kept so that it need not be read back from the log."""
+    """A batch that this node appends, kept so that it need not be read back from the log."""
 
     base_offset: int
     records: tuple[MetadataRecord, ...]
-    size_bytes: int
+    data: bytearray
     timestamp_ms: int
+
+
+class _LogHasGrown(Exception):
+    """The log has other records at the offsets for which the decisions were made."""
 
 
 class MetadataLog:
@@ -72,11 +83,13 @@ class MetadataLog:
         begin: BeforeFirstImage | None = None,
         image_changed: Callable[[ImageDelta], None],
         active_changed: Callable[[bool], None],
+        run_steps: RunSteps = finish,
     ) -> None:
         """`follow` applies a new image to this node before the image is published, `image_changed` runs after that.
 
         `begin` runs in a thread before the first image is applied; it gets the topics deleted before that.
-        `active_changed` learns when this node becomes the active controller, and when it no longer is.
+        `active_changed` learns when this node becomes the active controller, and when it no longer is. `run_steps`
+        returns the result of work in steps, or an awaitable of it.
         """
         self.image = ClusterImage()
         #: The last offset whose record is in the published image.
@@ -93,6 +106,7 @@ class MetadataLog:
         self._begin = begin
         self._image_changed = image_changed
         self._active_changed = active_changed
+        self._run_steps = run_steps
         self._deleted: set[UUID] = set()  # during the start, before images are applied
         self._committed_offset = 0  # everything below is committed
         self._epoch = -1  # of this node as leader, -1 otherwise
@@ -123,7 +137,7 @@ class MetadataLog:
 
     @property
     def next_offset(self) -> int:
-        """Within a decision: the offset that its first record gets."""
+        """Within a decision that is not made in steps: the offset that its first record gets."""
         return self._quorum.state.log.end_offset if self._next_offset is None else self._next_offset
 
     # -- lifecycle -------------------------------------------------------------------------------------
@@ -252,14 +266,19 @@ class MetadataLog:
             await self._replace_image()
             return
         records, last_offset = await self._committed_records()
-        image = self.image.fork() if self._has_caught_up else self.image
-        delta = image.apply(records)
         if not self._is_following:
             self._deleted |= {r.topic_id for r in records if isinstance(r, RemoveTopicRecord)}
         if self._has_caught_up:
+            image = self.image.fork()
+            delta = await self._in_steps(image.apply_in_steps(records))
             await self._publish(image, delta, last_offset)
         else:
+            self.image.apply(records)
             self.applied_offset = last_offset
+
+    async def _in_steps(self, steps: Steps[Result]) -> Result:
+        result = self._run_steps(steps)
+        return await result if inspect.isawaitable(result) else result
 
     async def _replace_image(self) -> None:
         assert self._replacement is not None
@@ -315,25 +334,33 @@ class MetadataLog:
         own = self._own
         if own is not None and own.base_offset == offset:
             self._own = None
-            self._note(own.size_bytes, own.timestamp_ms)
+            self._note(len(own.data), own.timestamp_ms)
             return list(own.records), offset + len(own.records) - 1
         log = self._quorum.state.log
         piece = await self._environment.in_thread(log.read, offset, _READ_BYTES, log.end)
+        records, last_offset = await self._in_steps(self._decode(piece.data))
+        assert last_offset > self.applied_offset, f"nothing committed at {offset} in {log}"
+        return records, last_offset
+
+    def _decode(self, data: BytesLike) -> Steps[tuple[list[MetadataRecord], int]]:
+        """Return the records that are committed and not applied yet, and the last offset."""
         records: list[MetadataRecord] = []
         last_offset = self.applied_offset
-        for header, batch in iter_batches(piece.data):
+        for header, batch in iter_batches(data):
             if header.last_offset >= self._committed_offset:
                 break
-            if header.last_offset > last_offset:
-                records += () if header.is_control else metadata_records(batch)
-                last_offset = header.last_offset
-                self._note(header.size, header.max_timestamp)
-        assert last_offset > self.applied_offset, f"nothing committed at {offset} in {log}"
+            if header.last_offset <= last_offset:
+                continue
+            for record in () if header.is_control else iter_metadata(batch):
+                records.append(record)
+                yield
+            last_offset = header.last_offset
+            self._note(header.size, header.max_timestamp)
         return records, last_offset
 
     # -- deciding --------------------------------------------------------------------------------------
 
-    async def propose(self, decide: Callable[[ClusterImage], Decision[Reply]]) -> Reply:
+    async def propose(self, decide: Callable[[ClusterImage], DecisionOrSteps[Reply]]) -> Reply:
         """Commit a decision, and wait until its image is published. Raises what `decide` raises, and ApiError.
 
         NOT_CONTROLLER after the append means that the outcome is unknown: the next leader may commit it or not.
@@ -357,10 +384,9 @@ class MetadataLog:
             self._is_proposing = False
 
     async def _commit(self, group: list[_Proposal]) -> None:
-        outcomes: list[_ProposalResult] = []
         epoch = self._epoch
         try:
-            last_offset = await self._quorum.append(lambda: self._decide(group, epoch, outcomes))
+            last_offset, outcomes = await self._decide_and_append(group, epoch)
             if last_offset is not None:
                 await self._committed_and_published(last_offset, epoch)
         except Exception as error:
@@ -374,45 +400,75 @@ class MetadataLog:
             else:
                 _succeed(proposal.answer, reply)
 
-    def _decide(
-        self, group: list[_Proposal], epoch: int, outcomes: list[_ProposalResult]
-    ) -> bytearray | None:
-        """Make the decisions and encode their records; None if there are none. Raises NOT_CONTROLLER.
+    async def _decide_and_append(
+        self, group: list[_Proposal], epoch: int
+    ) -> tuple[int | None, list[_ProposalResult]]:
+        """Return the last offset, None if there was nothing to append. Raises NOT_CONTROLLER.
 
-        This runs as an event of the quorum driver, so that nothing else is appended meanwhile.
+        Only this appends to the log, except for the quorum's own control records: then the decisions are made again.
         """
+        while True:
+            self._check_is_active(epoch)
+            batch, outcomes = await self._in_steps(self._decide(group))
+            try:
+                return await self._quorum.append(partial(self._data_of, batch, epoch)), outcomes
+            except _LogHasGrown:
+                continue
+
+    def _data_of(self, batch: _OwnBatch | None, epoch: int) -> bytearray | None:
+        """Runs as an event of the quorum driver, so that nothing else is appended meanwhile."""
+        self._check_is_active(epoch)
+        if batch is None:
+            return None
+        if batch.base_offset != self._quorum.state.log.end_offset:
+            raise _LogHasGrown
+        self._own = batch
+        return batch.data
+
+    def _check_is_active(self, epoch: int) -> None:
         if not self.is_active or self._epoch != epoch:
             raise _not_controller()
+
+    def _decide(self, group: list[_Proposal]) -> Steps[tuple[_OwnBatch | None, list[_ProposalResult]]]:
+        """Make the decisions and encode their records; None if there are none.
+
+        The image does not change meanwhile: all that was appended before is applied, and a node that is no longer
+        the active controller cannot append what was decided.
+        """
         image, records = self.image.fork(), list[MetadataRecord]()
+        outcomes: list[_ProposalResult] = []
         base_offset = self._quorum.state.log.end_offset
+        for proposal in group:
+            try:
+                decision = yield from self._decision(proposal, image, base_offset + len(records))
+            except Exception as error:
+                outcomes.append(_ProposalResult(proposal, None, error))
+                continue
+            try:
+                yield from image.apply_in_steps(decision.records)
+            except Exception as error:
+                # Half of it may be in the copy. Records decided on such a copy would stop every node.
+                logger.exception("a decision contradicts the image")
+                outcomes.append(_ProposalResult(proposal, None, error))
+                image = self.image.fork()
+                image.apply(records)
+            else:
+                records += decision.records
+                outcomes.append(_ProposalResult(proposal, decision.reply, None))
+        if not records:
+            return None, outcomes
+        now_ms = self._environment.now_ms()
+        data = yield from encode_metadata(records, now_ms)
+        return _OwnBatch(base_offset, tuple(records), data, now_ms), outcomes
+
+    def _decision(self, proposal: _Proposal, image: ClusterImage, next_offset: int) -> Steps[Decision[Any]]:
+        self._next_offset = next_offset
         try:
-            for proposal in group:
-                self._next_offset = base_offset + len(records)
-                try:
-                    decision = proposal.decide(image)
-                except Exception as error:
-                    outcomes.append(_ProposalResult(proposal, None, error))
-                    continue
-                try:
-                    image.apply(decision.records)
-                except Exception as error:
-                    # Half of it may be in the copy. Records decided on such a copy would stop every node.
-                    logger.exception("a decision contradicts the image")
-                    outcomes.append(_ProposalResult(proposal, None, error))
-                    image = self.image.fork()
-                    image.apply(records)
-                else:
-                    records += decision.records
-                    outcomes.append(_ProposalResult(proposal, decision.reply, None))
+            decided = proposal.decide(image)
         finally:
             self._next_offset = None
-        if not records:
-            return None
-        now_ms = self._environment.now_ms()
-        values = encode_records(records)
-        batch = encode_batch([Record(place, now_ms, None, value) for place, value in enumerate(values)])
-        self._own = _OwnBatch(base_offset, tuple(records), len(batch), now_ms)
-        return batch
+        yield
+        return decided if isinstance(decided, Decision) else (yield from decided)
 
     async def _committed_and_published(self, offset: int, epoch: int) -> None:
         """Raises NOT_CONTROLLER when leadership is lost first."""

@@ -50,7 +50,9 @@ async def send_request(
     call = partial(peers.call, where, timeout_s=timeout_s, purpose=QUORUM)
     match request:
         case VoteRequest():
-            return _vote_reply(await call(_VOTE, _vote(request, cluster_id)))
+            response = await call(_VOTE, _vote(request, cluster_id))
+            granted = _partition(response, response.topics).vote_granted
+            return VoteReply(**_leader_fields(response), granted=granted)
         case BeginEpochRequest():
             return BeginEpochReply(**_leader_fields(await call(_BEGIN, _begin(request, cluster_id))))
         case EndEpochRequest():
@@ -154,7 +156,7 @@ def _partition(response: Any, topics: Any) -> Any:
     if response.error_code is not ErrorCode.none:
         raise ApiError(response.error_code)
     if not topics or not topics[0].partitions:
-        raise ApiError(ErrorCode.unknown_server_error, "an answer about nothing")
+        raise ApiError(ErrorCode.unknown_server_error, "response without a partition")
     return topics[0].partitions[0]
 
 
@@ -162,11 +164,6 @@ def _endpoint(response: Any, leader_id: int) -> tuple[Address, ...]:
     return tuple(
         Address("", at.host, int(at.port)) for at in response.node_endpoints if at.node_id == leader_id
     )
-
-
-def _vote_reply(response: Any) -> VoteReply:
-    granted = _partition(response, response.topics).vote_granted
-    return VoteReply(**_leader_fields(response), granted=granted)
 
 
 def _leader_fields(response: Any) -> dict[str, Any]:

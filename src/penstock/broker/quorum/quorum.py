@@ -119,7 +119,8 @@ class Quorum:
             if not self._has_other_voters():
                 raise
             store.renew_voter_id()  # first, or a crash in between would leave a voter without its vote
-            folder = store.rename_to_stray(CLUSTER_METADATA, 0) if _is_stored(store) else None
+            is_stored = (CLUSTER_METADATA, 0) in store.stored()
+            folder = store.rename_to_stray(CLUSTER_METADATA, 0) if is_stored else None
             logger.critical(
                 "the metadata log is damaged; it is fetched again from the other voters",
                 extra={"reason": str(error), "kept_as": str(folder)},
@@ -149,11 +150,11 @@ class Quorum:
     def addresses(self) -> tuple[Address, ...]:
         """The addresses for other nodes. A node without an inter-broker listener has the addresses for clients here."""
         ports = {listener.name: listener.port for listener in self._listeners()}
-        wanted = self._settings.inter_broker_listener
+        wanted = self._settings.inter_broker_listeners
         return tuple(
             Address(at.name, at.host, at.port or ports[at.name])
             for at in self._settings.advertised
-            if wanted is None or at.name == wanted
+            if not wanted or at.name in wanted
         )
 
     async def start(self) -> None:
@@ -224,7 +225,7 @@ class Quorum:
     def driver(self) -> QuorumDriver:
         """Raises NOT_CONTROLLER before the start."""
         if self._driver is None:
-            raise ApiError(ErrorCode.not_controller, "this node takes no part in a quorum yet")
+            raise ApiError(ErrorCode.not_controller, "this node is not part of a quorum yet")
         return self._driver
 
     @property
@@ -339,9 +340,12 @@ class Quorum:
                 if not self.is_leader:
                     raise ApiError(ErrorCode.not_controller)
                 batch = build()
-                _succeed(done, None if batch is None else driver.append(batch))
+                offset = None if batch is None else driver.append(batch)
+                if not done.done():
+                    done.set_result(offset)
             except Exception as error:
-                _fail(done, error)
+                if not done.done():
+                    done.set_exception(error)
             return []
 
         driver.post(event)
@@ -437,20 +441,6 @@ class Quorum:
         snapshots.remove(folder, (id for id in snapshots.stored(folder) if id < kept))
         for path in files:
             path.unlink(missing_ok=True)
-
-
-def _succeed(done: asyncio.Future[int | None], offset: int | None) -> None:
-    if not done.done():
-        done.set_result(offset)
-
-
-def _fail(done: asyncio.Future[int | None], error: Exception) -> None:
-    if not done.done():
-        done.set_exception(error)
-
-
-def _is_stored(store: LogManager) -> bool:
-    return (CLUSTER_METADATA, 0) in store.stored()
 
 
 def _predates_quorums(state: QuorumStorage, local: ReplicaKey) -> bool:

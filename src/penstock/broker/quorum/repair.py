@@ -11,10 +11,10 @@ from uuid import uuid4
 from penstock.broker.quorum import snapshots, storage
 from penstock.broker.quorum.storage import METADATA_CONFIG, METADATA_TOPIC_ID, first_damaged_offset
 from penstock.cluster.topic_names import CLUSTER_METADATA
-from penstock.log.checkpoints import sync_directory
 from penstock.log.data_directory import log_dir_name, log_stray_dir_name, read_meta_properties
 from penstock.log.log import Log
 from penstock.log.log_manager import LogManager
+from penstock.protocol.durable_files import sync_directory
 from penstock.raft.types import OffsetAndEpoch
 
 
@@ -32,7 +32,7 @@ def cut_damage(data_dir: Path, *, now_ms: int) -> Repaired:
     """Copy the log, then truncate it at the first damage. Raises Unrepairable, StoreLocked, WrongOwner, OSError."""
     folder = data_dir / log_dir_name(CLUSTER_METADATA, 0)
     if not folder.exists():
-        raise Unrepairable(f"{folder} is gone; put a copy of it back, or begin with another data folder")
+        raise Unrepairable(f"{folder} is missing; restore a copy of it, or start with another data folder")
     store = LogManager.open(data_dir, node_id=read_meta_properties(data_dir).node_id, founding=False)
     try:
         copy = data_dir / log_stray_dir_name(CLUSTER_METADATA, 0, uuid4().hex)
@@ -43,7 +43,7 @@ def cut_damage(data_dir: Path, *, now_ms: int) -> Repaired:
         before = max(log.end_offset, synced_offset)
         snapshot = _newest_whole_snapshot(log)
         if log.start_offset > (0 if snapshot is None else snapshot.offset):
-            raise Unrepairable(f"no whole snapshot is left of what was before offset {log.start_offset}")
+            raise Unrepairable(f"no intact snapshot covers the offsets before {log.start_offset}")
         _forget_damaged_vote(log)
         cut = first_damaged_offset(log, log.start_offset if snapshot is None else snapshot.offset)
         store.truncate(CLUSTER_METADATA, 0, cut, now_ms=now_ms)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,10 +21,21 @@ from penstock.broker.quorum.control_records import (
     decode_voters,
     encode_control_batch,
 )
+from penstock.cluster import metadata_records
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.metadata_records import MetadataRecord, decode_record, encode_records
-from penstock.log.checkpoints import sync_directory
-from penstock.protocol.record_batch import Record, checksum, decode_records, encode_batch, iter_batches
+from penstock.protocol.durable_files import sync_directory
+from penstock.protocol.record_batch import (
+    Record,
+    checksum,
+    decode_records,
+    encode_batch,
+    encode_record,
+    iter_batches,
+    iter_records,
+    pack_new_batch,
+)
+from penstock.protocol.steps import Steps
 from penstock.raft.types import KRaftVersion, OffsetAndEpoch, Voters, VoterSet
 
 _SUFFIX: Final = ".checkpoint"
@@ -104,7 +115,7 @@ def _batches(
     for run in snapshot_records(image):
         for start in range(0, len(run), _BATCH_RECORDS_MAX):
             values = encode_records(run[start : start + _BATCH_RECORDS_MAX])
-            records = [Record(offset + place, now_ms, None, value) for place, value in enumerate(values)]
+            records = [Record(offset + index, now_ms, None, value) for index, value in enumerate(values)]
             yield encode_batch(records, leader_epoch=id.epoch)
             offset += len(records)
     yield encode_control_batch((SnapshotFooter(),), base_offset=offset, epoch=id.epoch, now_ms=now_ms)
@@ -157,7 +168,7 @@ def _read(path: Path) -> Snapshot:
         if checksum(batch) != header.crc:
             raise DamagedSnapshot(f"{path}: bad checksum in the batch that ends at byte {position}")
         if not header.is_control:
-            image.apply(metadata_records(batch))
+            image.apply(iter_metadata(batch))
             continue
         for record in decode_records(batch, CONTROL_BYTES_MAX):
             kind = control_type(record)
@@ -170,9 +181,19 @@ def _read(path: Path) -> Snapshot:
     return Snapshot(image, voters)
 
 
-def metadata_records(batch: memoryview) -> list[MetadataRecord]:
+def iter_metadata(batch: memoryview) -> Iterator[MetadataRecord]:
     """Decode a batch of the metadata log or of a snapshot. Raises ApiError, UnreadableRecord."""
-    return [decode_record(record.value or b"") for record in decode_records(batch, _DECODED_BYTES_MAX)]
+    for record in iter_records(batch, _DECODED_BYTES_MAX):
+        yield decode_record(record.value or b"")
+
+
+def encode_metadata(records: Sequence[MetadataRecord], now_ms: int) -> Steps[bytearray]:
+    """Encode a batch for the metadata log."""
+    body = bytearray()
+    for index, record in enumerate(records):
+        body += encode_record(Record(index, now_ms, None, metadata_records.encode_record(record)), 0, now_ms)
+        yield
+    return pack_new_batch(body, len(records), now_ms)
 
 
 def _part(folder: Path, id: OffsetAndEpoch) -> Path:

@@ -15,12 +15,12 @@ from uuid import UUID
 from penstock.broker.quorum import snapshots
 from penstock.broker.quorum.control_records import voters_in
 from penstock.cluster.topic_names import CLUSTER_METADATA
-from penstock.log.checkpoints import replace_durably
 from penstock.log.config import LogConfig
 from penstock.log.data_directory import format_uuid, parse_uuid
 from penstock.log.log import Log
 from penstock.log.recovery import CorruptLog
 from penstock.log.validation import validate_fetched_batches
+from penstock.protocol.durable_files import replace_durably
 from penstock.protocol.errors import ApiError
 from penstock.raft.types import (
     NO_LEADER,
@@ -60,7 +60,7 @@ def save_election(folder: Path, election: ElectionState) -> None:
 
 
 def load_election(folder: Path) -> ElectionState | None:
-    """None when there is none yet. Raises DamagedElection."""
+    """None if no vote was saved yet. Raises DamagedElection."""
     path = folder / ELECTION_FILE
     try:
         document = json.loads(path.read_text())
@@ -112,7 +112,7 @@ class MetadataLogView:
         return -1 if self.snapshot is None else self.snapshot.epoch
 
     def end_offset_for(self, epoch: int) -> tuple[int, int]:
-        """The epoch of a snapshot that the log begins after is known too, and ended there."""
+        """If the log starts at the end of its snapshot, the epoch of the snapshot is known too, and ends there."""
         log, snapshot = self._log, self.snapshot
         if snapshot is None or snapshot.offset != log.start_offset:
             return log.end_offset_for(epoch)
@@ -126,7 +126,7 @@ logger = logging.getLogger("penstock.quorum")
 
 METADATA_TOPIC_ID: Final = UUID(int=1)
 METADATA_CONFIG: Final = LogConfig(
-    segment_bytes=64 << 20,  # small enough for snapshots to give space back
+    segment_bytes=64 << 20,  # small, so that snapshots free space
     retention_ms=-1,
     retention_bytes=-1,
     cleanup_delete=False,
@@ -157,17 +157,17 @@ def open_storage(store: LogManager, *, now_ms: int) -> QuorumStorage:
     """Blocking. Raises CorruptLog, DamagedSnapshot, DamagedElection, OSError."""
     synced_offset = store.synced_offset(CLUSTER_METADATA, 0, METADATA_TOPIC_ID)
     if synced_offset and (CLUSTER_METADATA, 0) not in store.stored():
-        raise CorruptLog(f"the folder of {CLUSTER_METADATA} has gone, and with it how this node has voted")
+        raise CorruptLog(f"the folder of {CLUSTER_METADATA} is missing, and with it this node's vote")
     log = store.open_or_create(CLUSTER_METADATA, 0, METADATA_TOPIC_ID, METADATA_CONFIG, now_ms=now_ms)
     if log.damages:
         raise CorruptLog(f"{log.directory}: {log.damages[0]}")
     snapshots.remove_unfinished(log.directory)
     id, snapshot = _newest_snapshot(log)
     if max(log.end_offset, id.offset if id is not None else 0) < synced_offset:
-        # A voter that has forgotten what it helped to commit could help to elect one that never had it.
+        # A voter that lost committed records could help to elect a leader that lacks them.
         raise CorruptLog(f"{log.directory} ends at {log.end_offset}, but was synced up to {synced_offset}")
     if id is not None and id.offset > log.end_offset:
-        # A snapshot was installed, and the end came before the log took it up.
+        # The node stopped after a snapshot was installed and before the log was moved to its end.
         store.truncate_fully_and_start_at(CLUSTER_METADATA, 0, id.offset, now_ms=now_ms)
     voters = VoterHistory()
     if id is not None and snapshot is not None:
@@ -185,14 +185,14 @@ def _stored_election(log: Log, snapshot_id: OffsetAndEpoch | None) -> ElectionSt
     election = plausible_election(stored, last_epoch)
     if election is not stored:
         logger.error(
-            "the quorum epoch on disk is none that elections could have reached; going on from the log's own",
+            "elections cannot have reached the stored quorum epoch; continuing from the epoch of the log",
             extra={"stored_epoch": stored.epoch, "log_epoch": last_epoch, "epoch": election.epoch},
         )
     return election
 
 
 def _newest_snapshot(log: Log) -> tuple[OffsetAndEpoch | None, Snapshot | None]:
-    """A damaged one is passed over where the log still has all that came after the one before it."""
+    """Skips a damaged snapshot if the log still has all records since the snapshot before it."""
     ids = snapshots.stored(log.directory)
     while ids:
         id = ids.pop()
@@ -202,12 +202,12 @@ def _newest_snapshot(log: Log) -> tuple[OffsetAndEpoch | None, Snapshot | None]:
             covered_from = ids[-1].offset if ids else 0
             if not log.start_offset <= covered_from <= id.offset <= log.end_offset:
                 raise
-            logger.error("metadata snapshot passed over", extra={"reason": str(error)})
+            logger.error("damaged metadata snapshot skipped", extra={"reason": str(error)})
     return None, None
 
 
 def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
-    """Reads all that will be replayed, so its checksums are checked here once and for all. Raises CorruptLog."""
+    """Reads and checks all records that will be replayed. Raises CorruptLog."""
     while offset < log.end_offset:
         try:
             piece = log.read(offset, _READ_BYTES, log.end)
@@ -222,7 +222,7 @@ def _read_voters(log: Log, offset: int, voters: VoterHistory) -> None:
 
 
 def first_damaged_offset(log: Log, offset: int) -> int:
-    """The first offset from `offset` on whose batch is not what was written; the end where there is none."""
+    """The offset of the first damaged batch from `offset` on; the end of the log if there is none."""
     while offset < log.end_offset:
         try:
             piece = log.read(offset, 1, log.end)
@@ -247,7 +247,7 @@ def readable_voters(store: LogManager) -> VoterSet:
             piece = log.read(offset, 1, log.end)
             validate_fetched_batches(piece.data)
         except ApiError:
-            offset += 1  # the next batch begins further on
+            offset += 1  # the next batch begins at a later offset
             continue
         for at, voter_set in voters_in(piece.data):
             if at > voters.latest_offset:

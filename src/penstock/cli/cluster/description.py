@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.broker.config.internal_topics import INTERNAL_TOPICS
-from penstock.cli.connection import PartitionName
+from penstock.cli.connection.offsets import PartitionName
 from penstock.client.admin import cluster as admin
 from penstock.client.admin.cluster import BrokerDescription, PartitionReassignment, QuorumInfo
 from penstock.client.errors import ClientError, UnsupportedVersion
@@ -24,7 +24,7 @@ MIN_ISR = "min.insync.replicas"
 
 
 class PartitionDescription(NamedTuple):
-    place: PartitionName
+    name: PartitionName
     leader: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]

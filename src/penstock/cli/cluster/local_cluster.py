@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.config.listeners import NODES_LISTENER, format_address
+from penstock.broker.config.node_settings import is_secret, variable_name
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.log.checkpoints import replace_durably
+from penstock.protocol.durable_files import replace_private
+from penstock.testing.credentials import CLIENT_LISTENER as SECURE_CLIENT_LISTENER
 
 STATE_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
@@ -65,6 +67,7 @@ class LocalCluster:
     cluster_id: str | None = None
     supervisor: int | None = None  # the pid of the process that supervises the nodes
     first_port: int = 0  # nodes listen on this port and the following ones; 0: on free ports
+    secure: bool = False  # clients log in over TLS, and access rules apply
 
     @property
     def bootstrap(self) -> str:
@@ -140,7 +143,7 @@ class ClusterDirectory:
 
     def save(self, cluster: LocalCluster) -> None:
         document = {"cluster_id": cluster.cluster_id, "bootstrap": cluster.bootstrap, **asdict(cluster)}
-        replace_durably(self.path / STATE_FILE, json.dumps(document, indent=2).encode() + b"\n")
+        replace_private(self.path / STATE_FILE, json.dumps(document, indent=2).encode() + b"\n")
 
 
 def _decode_cluster(document: dict[str, Any]) -> LocalCluster:
@@ -151,6 +154,7 @@ def _decode_cluster(document: dict[str, Any]) -> LocalCluster:
         cluster_id=document["cluster_id"],
         supervisor=document["supervisor"],
         first_port=document["first_port"],
+        secure=document.get("secure", False),
     )
 
 
@@ -260,11 +264,20 @@ def serve_command(*words: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "penstock", "serve", *words)
 
 
+def secret_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """The secrets among the settings of a node, as environment variables, which only its owner can read."""
+    return {variable_name(name): value for name, value in settings.items() if is_secret(name)}
+
+
 def node_flags(
     node: LocalNode, cluster: LocalCluster, config: str | None, settings: Mapping[str, str]
 ) -> list[str]:
-    """The flags of `serve` for a node of `cluster start`. They override the addresses of a settings file."""
-    addresses = [f"{CLIENT_LISTENER}://{node.address}"]
+    """The flags of `serve` for a node of `cluster start`. They override the addresses of a settings file.
+
+    They contain no secrets; see `secret_environment`.
+    """
+    client_listener = SECURE_CLIENT_LISTENER if cluster.secure else CLIENT_LISTENER
+    addresses = [f"{client_listener}://{node.address}"]
     texts = {
         **replication_settings(len(cluster.nodes)),
         **settings,
@@ -273,14 +286,15 @@ def node_flags(
     if len(cluster.nodes) > 1:  # a single node needs no listener for other nodes
         if node.peer_address is not None:
             addresses.append(f"{NODES_LISTENER}://{node.peer_address}")
-        texts["inter.broker.listener.name"] = CLIENT_LISTENER if node.peer_address is None else NODES_LISTENER
+        texts["inter.broker.listener.name"] = client_listener if node.peer_address is None else NODES_LISTENER
     words = ["--node-id", str(node.id)]
     words += [part for address in addresses for part in ("--listen", address, "--advertise", address)]
     words += ["--data-dir", node.data_dir, "--roles", ",".join(node.roles), *quorum_flags(node, cluster)]
     if config is not None:
         words += ["--config", config]
     for name, value in texts.items():
-        words += ["--set", f"{name}={value}"]
+        if not is_secret(name):
+            words += ["--set", f"{name}={value}"]
     return words
 
 
@@ -317,19 +331,19 @@ _POLL_S = 0.05
 SupervisorRequest = dict[str, int]
 
 
-def request_from_supervisor(place: ClusterDirectory, request: SupervisorRequest) -> str:
+def request_from_supervisor(directory: ClusterDirectory, request: SupervisorRequest) -> str:
     """Returns a sentence about what the supervisor did. Raises CommandError."""
-    cluster = place.load()
+    cluster = directory.load()
     if (
         cluster is None
         or cluster.supervisor is None
-        or not holds_cluster_lock(cluster.supervisor, place.path)
+        or not holds_cluster_lock(cluster.supervisor, directory.path)
     ):
         raise CommandError(
-            f"no supervisor runs the cluster in {place.path}",
+            f"no supervisor runs the cluster in {directory.path}",
             hint="stop the cluster and start it again",
         )
-    folder = place.path / _REQUESTS_DIRECTORY
+    folder = directory.path / _REQUESTS_DIRECTORY
     if not folder.is_dir():
         # SIGUSR1 would kill a process that does not handle it.
         raise CommandError(
@@ -342,7 +356,7 @@ def request_from_supervisor(place: ClusterDirectory, request: SupervisorRequest)
     answer = path.with_suffix(_REPLY_SUFFIX)
     deadline = time.monotonic() + SUPERVISOR_TIMEOUT_S
     while not answer.exists():
-        if time.monotonic() > deadline or not holds_cluster_lock(cluster.supervisor, place.path):
+        if time.monotonic() > deadline or not holds_cluster_lock(cluster.supervisor, directory.path):
             path.unlink(missing_ok=True)
             raise CommandError(f"the process that runs the cluster ({cluster.supervisor}) does not answer")
         time.sleep(_POLL_S)
@@ -355,7 +369,7 @@ def request_from_supervisor(place: ClusterDirectory, request: SupervisorRequest)
 
 @contextmanager
 def serve_requests(
-    place: ClusterDirectory, carry_out: Callable[[SupervisorRequest], Awaitable[str]]
+    directory: ClusterDirectory, carry_out: Callable[[SupervisorRequest], Awaitable[str]]
 ) -> Iterator[None]:
     """Carries out requests in the supervisor's event loop, one after the other."""
     loop = asyncio.get_running_loop()
@@ -364,7 +378,7 @@ def serve_requests(
 
     async def answer_all() -> None:
         async with turn:
-            for path in sorted((place.path / _REQUESTS_DIRECTORY).glob("*" + _REQUEST_SUFFIX)):
+            for path in sorted((directory.path / _REQUESTS_DIRECTORY).glob("*" + _REQUEST_SUFFIX)):
                 reply: dict[str, Any] = {"done": None, "error": None, "hint": None}
                 try:
                     reply["done"] = await carry_out(json.loads(path.read_text()))
@@ -379,13 +393,13 @@ def serve_requests(
         task.add_done_callback(tasks.discard)
 
     loop.add_signal_handler(signal.SIGUSR1, begin)
-    shutil.rmtree(place.path / _REQUESTS_DIRECTORY, ignore_errors=True)
-    (place.path / _REQUESTS_DIRECTORY).mkdir()
+    shutil.rmtree(directory.path / _REQUESTS_DIRECTORY, ignore_errors=True)
+    (directory.path / _REQUESTS_DIRECTORY).mkdir()
     try:
         yield
     finally:
         # Keep the signal handler: a process that saw the directory just before may still send SIGUSR1.
-        shutil.rmtree(place.path / _REQUESTS_DIRECTORY, ignore_errors=True)
+        shutil.rmtree(directory.path / _REQUESTS_DIRECTORY, ignore_errors=True)
         for task in tasks:
             task.cancel()
 

@@ -17,7 +17,8 @@ import typer
 
 from penstock.cli.cluster.description import ClusterDescription, describe_cluster
 from penstock.cli.cluster.status import QUORUM_TIMEOUT_S
-from penstock.cli.connection import ConnectionOptions, PartitionName, existing_topics, open_cluster
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.offsets import PartitionName, existing_topics
 from penstock.cli.errors import EXIT_USAGE, CommandError
 from penstock.cli.options import AsJson, Yes
 from penstock.cli.output import confirm, human_bytes, note, plural, print_json, print_table
@@ -84,15 +85,15 @@ def execute_plan(
 
 
 def cancel_reassignments(cluster: Cluster, view: ClusterDescription, *, yes: bool) -> None:
-    places = [partition.place for partition in view.partitions if partition.moving is not None]
-    if not places:
+    names = [partition.name for partition in view.partitions if partition.moving is not None]
+    if not names:
         note("nothing is being reassigned")
         return
-    confirm(f"Cancel the reassignment of {plural(len(places), 'partition')}?", yes=yes)
+    confirm(f"Cancel the reassignment of {plural(len(names), 'partition')}?", yes=yes)
     refused = _retry_request(
-        cluster, lambda connection: alter_reassignments(connection, dict.fromkeys(places))
+        cluster, lambda connection: alter_reassignments(connection, dict.fromkeys(names))
     )
-    _report_refused(refused, len(places))
+    _report_refused(refused, len(names))
 
 
 @contextmanager
@@ -245,7 +246,7 @@ def rebalance(
             cancel_reassignments(cluster, view, yes=yes)
             return
         plan = _make_plan(cluster, view, add or [], remove or [], topics or [], replication_factor)
-        under_way = [partition.place for partition in view.partitions if partition.moving is not None]
+        under_way = [partition.name for partition in view.partitions if partition.moving is not None]
         if as_json:
             print_json(_plan_document(plan, under_way))
         else:
@@ -271,22 +272,22 @@ def _make_plan(
     replication_factor: int | None,
 ) -> ReassignmentPlan:
     chosen = existing_topics(cluster, topics)
-    partitions = [partition for partition in view.partitions if not chosen or partition.place.topic in chosen]
+    partitions = [partition for partition in view.partitions if not chosen or partition.name.topic in chosen]
     _check_broker_ids(view, add, remove)
     sizes = partition_sizes(cluster, view)
-    places = [
+    current = [
         PartitionReplicas(
-            partition.place.topic,
-            partition.place.partition,
+            partition.name.topic,
+            partition.name.partition,
             partition.target_replicas,
             partition.leader,
-            sizes.get(partition.place, 0),
+            sizes.get(partition.name, 0),
         )
         for partition in partitions
     ]
     try:
         return plan_reassignment(
-            places, _usable_brokers(view, add), remove=remove, replication_factor=replication_factor
+            current, _usable_brokers(view, add), remove=remove, replication_factor=replication_factor
         )
     except ImpossiblePlan as error:
         raise CommandError(
@@ -349,7 +350,7 @@ def _plan_document(plan: ReassignmentPlan, under_way: list[PartitionName]) -> di
         "moved_bytes": plan.moved_bytes,
         "before": [load._asdict() for load in plan.before],
         "after": [load._asdict() for load in plan.after],
-        "under_way": [place._asdict() for place in under_way],
+        "under_way": [each._asdict() for each in under_way],
     }
 
 

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -29,12 +30,15 @@ from penstock.cli.cluster.local_cluster import (
     local_nodes,
     node_flags,
     replication_settings,
+    secret_environment,
     serve_command,
 )
+from penstock.cli.cluster.security import Access, ClusterSecurity
 from penstock.cli.cluster.supervisor import STOP_DEADLINE_S, NodeCommand, Supervisor, SupervisorCallbacks
-from penstock.cli.connection import ConnectionOptions
+from penstock.cli.connection.contexts import BOOTSTRAP_SETTING
+from penstock.cli.connection.options import BOOTSTRAP_VARIABLE, parse_client_settings
 from penstock.cli.errors import EXIT_USAGE, CommandError
-from penstock.cli.options import parse_pairs
+from penstock.cli.options import expand_options, parse_pairs
 from penstock.cli.output import note, plural
 from penstock.cli.serve import STOP_WITH_STDIN_FLAG
 from penstock.client.admin.cluster import describe_quorum
@@ -51,20 +55,22 @@ QUORUM_TIMEOUT_MS = 2_000
 Folder = Annotated[str, typer.Option("--dir", "-d", metavar="DIR", help="Directory of the cluster.")]
 
 
-def start(
-    folder: Folder,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """The nodes of a local cluster, their ports and settings."""
+
     nodes: Annotated[
         int | None,
         typer.Option(
             "--nodes", "-n", min=1, max=NODES_MAX, help="Number of nodes. Default: 3, or as many as before."
         ),
-    ] = None,
+    ] = None
     port: Annotated[
         int | None,
         typer.Option(
             "--port", min=0, max=65535, help="Port of the first node. Default: 9092. 0 picks free ports."
         ),
-    ] = None,
+    ] = None
     http_port: Annotated[
         int | None,
         typer.Option(
@@ -73,7 +79,7 @@ def start(
             max=65535,
             help="Port of /metrics, /health and /ready of the first node; the others count up.",
         ),
-    ] = None,
+    ] = None
     config: Annotated[
         Path | None,
         typer.Option(
@@ -83,47 +89,88 @@ def start(
             dir_okay=False,
             help="TOML file with settings of all nodes.",
         ),
-    ] = None,
+    ] = None
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of all nodes. Repeatable."),
-    ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Restart a node when it ends.")] = False,
-) -> None:
+    ] = None
+    restart: Annotated[bool, typer.Option("--restart", help="Restart a node when it ends.")] = False
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="Clients need TLS and a password, and access rules apply. Makes certificates and the user admin in "
+            "DIR/security, and a context that is named like DIR. Later starts stay secure.",
+        ),
+    ] = False
+
+
+@expand_options
+def start(folder: Folder, options: StartOptions) -> None:
     """Run a local cluster until Ctrl-C or SIGTERM.
 
     A later start with the same directory brings back the same cluster. With more --nodes it grows, also while it runs.
     """
-    place = ClusterDirectory(folder)
-    place.make()
-    if nodes is not None and place.is_running and _is_larger(place, nodes):
-        note(local_cluster.request_from_supervisor(place, {"nodes": nodes}))
+    directory = ClusterDirectory(folder)
+    directory.make()
+    if options.nodes is not None and directory.is_running and _is_larger(directory, options.nodes):
+        note(local_cluster.request_from_supervisor(directory, {"nodes": options.nodes}))
         return
-    lock = place.lock()
-    known = place.load()
-    settings = {**(known.settings if known else {}), **parse_pairs(sets or [], "--set")}
+    lock = directory.lock()
+    known = directory.load()
     cluster = replace(
-        _plan_cluster(place, known, nodes, port, http_port), settings=settings, supervisor=os.getpid()
+        _plan_cluster(directory, known, options.nodes, options.port, options.http_port),
+        settings={**(known.settings if known else {}), **parse_pairs(options.sets or [], "--set")},
+        supervisor=os.getpid(),
+        secure=options.secure or (known is not None and known.secure),
     )
     _check_cluster_ports(cluster)
-    place.save(cluster)
-    config_path = None if config is None else str(config.absolute())
+    security = ClusterSecurity.of(directory, cluster)
+    directory.save(cluster)
+    config_path = None if options.config is None else str(options.config.absolute())
 
     def command(node: LocalNode, among: LocalCluster) -> NodeCommand:
-        words = node_flags(node, among, config_path, settings)
-        return NodeCommand(
-            node.id, serve_command(*words, STOP_WITH_STDIN_FLAG), None if node.log is None else Path(node.log)
-        )
+        return _node_command(node, among, config_path, security, cluster.settings)
 
-    commands = [command(node, cluster) for node in cluster.nodes]
-    note(f"starting {plural(len(cluster.nodes), 'node')} in {_short_path(place.path)}")
+    def ready(now: LocalCluster) -> None:
+        _print_ready(now, None if security is None else security.announce(now.bootstrap))
+
+    note(f"starting {plural(len(cluster.nodes), 'node')} in {_short_path(directory.path)}")
     raise typer.Exit(
-        run_supervisor(place, cluster, commands, lock, restart=restart, ready=_print_ready, command=command)
+        run_supervisor(
+            directory,
+            cluster,
+            [command(node, cluster) for node in cluster.nodes],
+            lock,
+            restart=options.restart,
+            ready=ready,
+            command=command,
+            client_settings={} if security is None else security.client_settings,
+        )
     )
 
 
-def _is_larger(place: ClusterDirectory, nodes: int) -> bool:
-    known = place.load()
+def _node_command(
+    node: LocalNode,
+    among: LocalCluster,
+    config_path: str | None,
+    security: ClusterSecurity | None,
+    settings: Mapping[str, str],
+) -> NodeCommand:
+    all_settings = {**({} if security is None else security.node_settings(node, among)), **settings}
+    words = node_flags(node, among, config_path, all_settings)
+    if security is not None:
+        words += security.first_user_flags(node)
+    return NodeCommand(
+        node.id,
+        serve_command(*words, STOP_WITH_STDIN_FLAG),
+        None if node.log is None else Path(node.log),
+        secret_environment(all_settings),
+    )
+
+
+def _is_larger(directory: ClusterDirectory, nodes: int) -> bool:
+    known = directory.load()
     return known is not None and known.cluster_id is not None and nodes > len(known.nodes)
 
 
@@ -131,21 +178,21 @@ def restart_node(
     node: Annotated[int, typer.Argument(metavar="ID", min=1, help="The node's id.")], folder: Folder
 ) -> None:
     """Restart a node of a running local cluster, or start it again after it has ended."""
-    place = ClusterDirectory(folder)
-    known = place.load()
+    directory = ClusterDirectory(folder)
+    known = directory.load()
     if known is None:
-        raise CommandError(f"{place.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
+        raise CommandError(f"{directory.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
     if node not in {each.id for each in known.nodes}:
         raise CommandError(f"the cluster has no node {node}", exit_code=EXIT_USAGE)
-    if not place.is_running:
+    if not directory.is_running:
         raise CommandError(
-            "the cluster is not running", hint=f"`penstock cluster start --dir {place.path}` starts it"
+            "the cluster is not running", hint=f"`penstock cluster start --dir {directory.path}` starts it"
         )
-    note(local_cluster.request_from_supervisor(place, {"restart": node}))
+    note(local_cluster.request_from_supervisor(directory, {"restart": node}))
 
 
 def run_supervisor(
-    place: ClusterDirectory,
+    directory: ClusterDirectory,
     cluster: LocalCluster,
     commands: list[NodeCommand],
     lock: int,
@@ -153,6 +200,7 @@ def run_supervisor(
     restart: bool,
     ready: Callable[[LocalCluster], None],
     command: Callable[[LocalNode, LocalCluster], NodeCommand] | None = None,
+    client_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run the nodes and keep `cluster.json` up to date. Returns an exit code; raises CommandError.
 
@@ -164,13 +212,13 @@ def run_supervisor(
     def pids_changed(pids: dict[int, int | None]) -> None:
         nonlocal now
         now = now.running(pids)
-        place.save(now)
+        directory.save(now)
 
     async def all_ready() -> None:
         nonlocal now
-        found = await asyncio.to_thread(_wait_for_voters, now)
+        found = await asyncio.to_thread(_wait_for_voters, now, client_settings)
         now = replace(now, cluster_id=now.cluster_id or found)
-        place.save(now)
+        directory.save(now)
         ready(now)
         os_process.notify_ready()
 
@@ -186,7 +234,7 @@ def run_supervisor(
                 "workers cannot be added while they run",
                 hint="stop the node, and start it with more --workers",
             )
-        larger = _grow_running_cluster(place, now, request["nodes"])
+        larger = _grow_running_cluster(directory, now, request["nodes"])
         added = larger.nodes[len(now.nodes) :]
         for node in added:
             now = replace(now, nodes=(*now.nodes, node))
@@ -194,20 +242,20 @@ def run_supervisor(
                 await supervisor.add(command(node, larger))
             except CommandError:
                 now = replace(now, nodes=now.nodes[:-1])
-                place.save(now)
+                directory.save(now)
                 raise
-            place.save(now)
+            directory.save(now)
         return f"{', '.join(f'node {node.id}' for node in added)} joined; {len(now.nodes)} nodes are up"
 
     async def run() -> int:
         supervisor = Supervisor(commands, watcher, restart=restart, inherited=(lock,))
-        with local_cluster.serve_requests(place, lambda request: carry_out(supervisor, request)):
+        with local_cluster.serve_requests(directory, lambda request: carry_out(supervisor, request)):
             return await supervisor.run()
 
     try:
         return asyncio.run(run())
     finally:
-        place.save(replace(now.running({}), supervisor=None))
+        directory.save(replace(now.running({}), supervisor=None))
 
 
 def stop(
@@ -220,21 +268,21 @@ def stop(
     ] = STOP_DEADLINE_S + 5,
 ) -> None:
     """Stop the local cluster of a directory, from another shell."""
-    place = ClusterDirectory(folder)
-    cluster = place.load()
+    directory = ClusterDirectory(folder)
+    cluster = directory.load()
     if cluster is None:
-        raise CommandError(f"{place.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
-    if not place.is_running:
+        raise CommandError(f"{directory.path} is not the directory of a cluster", exit_code=EXIT_USAGE)
+    if not directory.is_running:
         note("the cluster is not running")
         return
     # If the supervisor is gone, its nodes have noticed and are already stopping.
-    _signal_process(cluster.supervisor, signal.SIGTERM, place.path)
-    if not _wait_until_stopped(place, timeout_s):
+    _signal_process(cluster.supervisor, signal.SIGTERM, directory.path)
+    if not _wait_until_stopped(directory, timeout_s):
         note(f"not stopped within {timeout_s:g} s, killing; the next start recovers")
         for node in cluster.nodes:
-            _signal_process(node.pid, signal.SIGKILL, place.path)
-        if not _wait_until_stopped(place, timeout_s):
-            raise CommandError(f"the cluster in {place.path} does not stop")
+            _signal_process(node.pid, signal.SIGKILL, directory.path)
+        if not _wait_until_stopped(directory, timeout_s):
+            raise CommandError(f"the cluster in {directory.path} does not stop")
     note("stopped")
 
 
@@ -242,7 +290,7 @@ def stop(
 
 
 def _plan_cluster(
-    place: ClusterDirectory,
+    directory: ClusterDirectory,
     known: LocalCluster | None,
     nodes: int | None,
     port: int | None,
@@ -259,21 +307,21 @@ def _plan_cluster(
         http_ports = [
             *(free_ports(HOST, count) if http_port == 0 else range(http_port, http_port + count)),
         ]
-    members = local_nodes(place.path, count, ports, http_ports, peer_ports)
+    members = local_nodes(directory.path, count, ports, http_ports, peer_ports)
     return replace(grow_cluster(known, nodes, members), first_port=first)
 
 
-def _grow_running_cluster(place: ClusterDirectory, now: LocalCluster, count: int) -> LocalCluster:
+def _grow_running_cluster(directory: ClusterDirectory, now: LocalCluster, count: int) -> LocalCluster:
     """The cluster with `count` nodes; running nodes stay unchanged. Raises CommandError if that is not possible."""
     http, kept = now.nodes[0].http, len(now.nodes)
-    larger = _plan_cluster(place, now, count, None, None if http is None else parse_address(http)[1])
+    larger = _plan_cluster(directory, now, count, None, None if http is None else parse_address(http)[1])
     same_roles = all(
         before.roles == after.roles for before, after in zip(now.nodes, larger.nodes, strict=False)
     )
     if not same_roles or replication_settings(kept) != replication_settings(count) or kept == 1:
         raise CommandError(
             f"{plural(kept, 'node')} cannot become {count} while running: roles and settings change",
-            hint=f"penstock cluster stop --dir {place.path}, then start it with --nodes {count}",
+            hint=f"penstock cluster stop --dir {directory.path}, then start it with --nodes {count}",
         )
     _check_cluster_ports(replace(larger, nodes=larger.nodes[kept:]))
     return larger
@@ -303,11 +351,12 @@ def _check_cluster_ports(cluster: LocalCluster) -> None:
     )
 
 
-def _wait_for_voters(cluster: LocalCluster) -> str | None:
+def _wait_for_voters(cluster: LocalCluster, client_settings: Mapping[str, str]) -> str | None:
     """Returns the cluster id once all controllers are voters, which takes a moment after the nodes are ready."""
     controllers = {node.id for node in cluster.nodes if CONTROLLER in node.roles}
     found, deadline = None, Deadline(VOTERS_WAIT_S * 1000)
-    with Cluster(ConnectionOptions(bootstrap=cluster.bootstrap).connection_settings()) as client:
+    settings = parse_client_settings({**client_settings, BOOTSTRAP_SETTING: cluster.bootstrap})
+    with Cluster(settings) as client:
         while not deadline.is_over:
             with suppress(ClientError):
                 found = client.cluster_id
@@ -329,16 +378,16 @@ _READY_TEMPLATE = """
 
   Try, in another terminal:
 
-    export PENSTOCK_BOOTSTRAP={bootstrap}
+    export {variable}
     {command} cluster status
     {command} topic create orders --partitions 6
     echo 'hello' | {command} produce orders
 
-  Any Kafka client works: bootstrap.servers={bootstrap}
+  Any Kafka client works with {clients}
 """
 
 
-def _print_ready(cluster: LocalCluster) -> None:
+def _print_ready(cluster: LocalCluster, access: Access | None) -> None:
     """Print one line per node, which scripts may wait for, then commands to try."""
     for node in cluster.nodes:
         metrics = "" if node.http is None else f", metrics on http://{node.http}/metrics"
@@ -349,7 +398,11 @@ def _print_ready(cluster: LocalCluster) -> None:
     what = "1 node is" if len(cluster.nodes) == 1 else f"{len(cluster.nodes)} nodes are"
     print(
         _READY_TEMPLATE.format(
-            what=what, folder=folder, bootstrap=cluster.bootstrap, command=os_process.penstock_command()
+            what=what,
+            folder=folder,
+            variable=f"{BOOTSTRAP_VARIABLE}={cluster.bootstrap}" if access is None else access.variable,
+            clients=f"{BOOTSTRAP_SETTING}={cluster.bootstrap}" if access is None else access.clients,
+            command=os_process.penstock_command(),
         ),
         flush=True,
     )
@@ -369,9 +422,9 @@ def _signal_process(pid: int | None, number: int, folder: Path) -> None:
             os.kill(pid, number)
 
 
-def _wait_until_stopped(place: ClusterDirectory, within_s: float) -> bool:
+def _wait_until_stopped(directory: ClusterDirectory, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
-    while place.is_running:
+    while directory.is_running:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -167,7 +167,7 @@ def _placement_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
 
 def _internal_topic_findings(view: ClusterDescription) -> Iterator[HealthFinding]:
     for topic, wanted in view.internal_replicas.items():
-        low = [p for p in view.partitions if p.place.topic == topic and len(p.in_sync) < wanted]
+        low = [p for p in view.partitions if p.name.topic == topic and len(p.in_sync) < wanted]
         if low and len(view.brokers) > 1:
             yield HealthFinding(
                 WARNING,
@@ -186,7 +186,7 @@ def _low_replication_reason(view: ClusterDescription, wanted: int) -> str:
 
 
 def _partition_names(partitions: list[PartitionDescription], most: int = 3) -> str:
-    names = ", ".join(str(partition.place) for partition in partitions[:most])
+    names = ", ".join(str(partition.name) for partition in partitions[:most])
     return names if len(partitions) <= most else f"{names}, ..."
 
 
@@ -320,8 +320,8 @@ def _urgency(partition: PartitionDescription) -> tuple[bool, ...]:
 def _trouble_document(partition: PartitionDescription) -> dict[str, Any]:
     moving = partition.moving
     return {
-        "topic": partition.place.topic,
-        "partition": partition.place.partition,
+        "topic": partition.name.topic,
+        "partition": partition.name.partition,
         "leader": None if partition.is_offline else partition.leader,
         "replicas": list(partition.replicas),
         "in_sync": list(partition.in_sync),
@@ -393,7 +393,10 @@ def _print_troubles(troubles: list[dict[str, Any]]) -> None:
     rows = [
         [
             *(row[name] for name in ("topic", "partition", "leader")),
-            *(_comma_separated(row[name]) for name in ("replicas", "in_sync", "adding", "removing")),
+            *(
+                ",".join(map(str, row[name])) or None
+                for name in ("replicas", "in_sync", "adding", "removing")
+            ),
             ", ".join(row["troubles"]),
         ]
         for row in troubles[:ROWS_SHOWN_MAX]
@@ -403,10 +406,6 @@ def _print_troubles(troubles: list[dict[str, Any]]) -> None:
     )
     if len(troubles) > ROWS_SHOWN_MAX:
         note(f"and {len(troubles) - ROWS_SHOWN_MAX} more; --json shows all")
-
-
-def _comma_separated(ids: list[int]) -> str | None:
-    return ",".join(map(str, ids)) or None
 
 
 def _print_findings(found: list[dict[str, str]]) -> None:

@@ -9,10 +9,11 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.cli import os_process
@@ -29,11 +30,15 @@ LOG_BYTES_READ = 16 << 10
 
 
 class NodeCommand(NamedTuple):
-    """How to run a node: its command, and the file for its output (None: the supervisor's own output)."""
+    """How to run a node: its command, and the file for its output (None: the supervisor's own output).
+
+    `environment` has the settings that are secret: other users can see the arguments of a process.
+    """
 
     id: int
     command: tuple[str, ...]
     log: Path | None
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +131,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,  # held open: when the supervisor dies it closes, and the node stops
                 stdout=output,
                 stderr=output,
-                env={**os.environ, os_process.NOTIFY_SOCKET: self._socket_path},
+                env={**os.environ, **node.environment, os_process.NOTIFY_SOCKET: self._socket_path},
                 process_group=0,
                 pass_fds=self._inherited,
             )

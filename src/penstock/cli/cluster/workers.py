@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.broker.config.listeners import NODES_LISTENER, Listener, format_address
-from penstock.broker.config.node_settings import NodeSettings
+from penstock.broker.config.node_settings import NodeSettings, is_secret
 from penstock.cli.cluster.local_cluster import (
     BROKER,
     CONTROLLER,
@@ -23,6 +23,7 @@ from penstock.cli.cluster.local_cluster import (
     grow_cluster,
     node_roles,
     quorum_flags,
+    secret_environment,
     serve_command,
 )
 from penstock.cli.cluster.supervisor import NodeCommand
@@ -62,22 +63,32 @@ def start_workers(flags: Mapping[str, Sequence[str]], settings: NodeSettings) ->
     from penstock.cli.cluster.start import run_supervisor
 
     count = worker_count(flags)
-    place = ClusterDirectory(settings.data_dir)
-    place.make()
-    lock = place.lock()
-    cluster = plan_workers(settings, count, place.load())
+    directory = ClusterDirectory(settings.data_dir)
+    directory.make()
+    lock = directory.lock()
+    cluster = plan_workers(settings, count, directory.load())
     commands = [
-        NodeCommand(node.id, serve_command(*worker_flags(node, cluster, settings, flags)), None)
+        NodeCommand(
+            node.id,
+            serve_command(*worker_flags(node, cluster, settings, flags)),
+            None,
+            secret_environment(_set_flags(flags)),
+        )
         for node in cluster.nodes
     ]
     return run_supervisor(
-        place,
+        directory,
         replace(cluster, supervisor=os.getpid()),
         commands,
         lock,
         restart=True,
         ready=lambda _: print(f"{count} nodes are up", flush=True),
     )
+
+
+def _set_flags(flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    pairs = (text.partition("=") for text in flags.get("--set", ()))
+    return {name.strip(): value for name, _, value in pairs}
 
 
 def plan_workers(settings: NodeSettings, count: int, known: LocalCluster | None) -> LocalCluster:
@@ -133,16 +144,12 @@ def _peer_address(settings: NodeSettings, number: int, port: int, peer_port: int
 def _worker_roles(settings: NodeSettings, id: int, number: int, count: int) -> tuple[str, ...]:
     """The configured roles. By default the initial voters are controllers; workers that join a cluster are not."""
     if settings.source("process.roles").kind != "default":
-        return tuple(role for role in (BROKER, CONTROLLER) if role in _configured_roles(settings))
+        configured = settings["process.roles"]
+        assert isinstance(configured, tuple)
+        return tuple(role for role in (BROKER, CONTROLLER) if role in configured)
     if settings.initial_voters:
         return (BROKER, CONTROLLER) if id in settings.initial_voters else (BROKER,)
     return (BROKER,) if settings.bootstrap_servers else node_roles(number, count)
-
-
-def _configured_roles(settings: NodeSettings) -> tuple[str, ...]:
-    roles = settings["process.roles"]
-    assert isinstance(roles, tuple)
-    return roles
 
 
 def worker_flags(
@@ -155,6 +162,7 @@ def worker_flags(
         for name, values in flags.items()
         if name not in _PER_WORKER_FLAGS
         for value in values
+        if not (name == "--set" and is_secret(value.partition("=")[0].strip()))
         for part in (name, value)
     ]
     own = ["--node-id", str(node.id), "--data-dir", node.data_dir, "--roles", ",".join(node.roles)]

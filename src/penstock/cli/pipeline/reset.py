@@ -108,9 +108,11 @@ def check_not_running(seen: PipelineView) -> None:
 
 def _current_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """The committed offsets of the group, without topics that no longer exist."""
-    found = {place: at.offset for place, at in committed_offsets(cluster, group, stable=False).items()}
+    found = {
+        partition: at.offset for partition, at in committed_offsets(cluster, group, stable=False).items()
+    }
     there = cluster.topics({topic for topic, _ in found})
-    return {place: offset for place, offset in found.items() if place[0] in there}
+    return {partition: offset for partition, offset in found.items() if partition[0] in there}
 
 
 def _plan_offsets(
@@ -121,59 +123,61 @@ def _plan_offsets(
     The pipeline has already read these records from their original topics.
     """
     topics = cluster.topics({topic for topic, _ in current})
-    places = [(name, part.index) for name, topic in topics.items() for part in topic.partitions]
+    partitions = [(name, part.index) for name, topic in topics.items() for part in topic.partitions]
     if isinstance(target, PartitionOffsets):
-        return _resolve_edges(cluster, {**current, **_check_known(dict(target.by_partition), places)})
-    chosen = _select_partitions(places, only)
+        return _resolve_edges(cluster, {**current, **_check_known(dict(target.by_partition), partitions)})
+    chosen = _select_partitions(partitions, only)
     kept = {
-        place: current.get(place, EARLIEST)
-        for place in places
-        if place not in chosen or is_failure_topic(place[0])
+        partition: current.get(partition, EARLIEST)
+        for partition in partitions
+        if partition not in chosen or is_failure_topic(partition[0])
     }
-    moved = [place for place in places if place not in kept]
+    moved = [partition for partition in partitions if partition not in kept]
     return _resolve_edges(cluster, kept) | _moved_offsets(cluster, moved, current, target)
 
 
 def _moved_offsets(
     cluster: Cluster,
-    places: list[TopicPartition],
+    partitions: list[TopicPartition],
     current: dict[TopicPartition, int],
     target: OffsetSpec | OffsetShift,
 ) -> dict[TopicPartition, int]:
-    if not places:
+    if not partitions:
         return {}
     if not isinstance(target, OffsetShift) and target.kind is OffsetSpecKind.TIMESTAMP:
-        return _offsets_at_time(cluster, dict.fromkeys(places, target.value))
-    first = _resolve_edges(cluster, dict.fromkeys(places, EARLIEST))
-    end = _resolve_edges(cluster, dict.fromkeys(places, LATEST))
+        return _offsets_at_time(cluster, dict.fromkeys(partitions, target.value))
+    first = _resolve_edges(cluster, dict.fromkeys(partitions, EARLIEST))
+    end = _resolve_edges(cluster, dict.fromkeys(partitions, LATEST))
     if isinstance(target, OffsetShift):
-        wanted = {place: current.get(place, first[place]) + target.by for place in places}
-        return {place: min(max(at, first[place]), end[place]) for place, at in wanted.items()}
+        wanted = {partition: current.get(partition, first[partition]) + target.by for partition in partitions}
+        return {partition: min(max(at, first[partition]), end[partition]) for partition, at in wanted.items()}
     return {
-        place: resolve_offset(target, first=first[place], end=end[place], at_timestamp=None)
-        for place in places
+        partition: resolve_offset(target, first=first[partition], end=end[partition], at_timestamp=None)
+        for partition in partitions
     }
 
 
-def _select_partitions(places: list[TopicPartition], only: Sequence[str]) -> set[TopicPartition]:
+def _select_partitions(partitions: list[TopicPartition], only: Sequence[str]) -> set[TopicPartition]:
     """The partitions that `--topic TOPIC[:PARTITION]` names; all of them without it."""
     if not only:
-        return set(places)
+        return set(partitions)
     chosen: set[TopicPartition] = set()
     for text in only:
         name, colon, index = text.partition(":")
-        found = {place for place in places if place[0] == name and (not colon or str(place[1]) == index)}
+        found = {
+            partition
+            for partition in partitions
+            if partition[0] == name and (not colon or str(partition[1]) == index)
+        }
         if not found:
             raise CommandError(f"the pipeline does not read {text}")
         chosen |= found
     return chosen
 
 
-def _check_known(
-    target: dict[TopicPartition, int], places: list[TopicPartition]
-) -> dict[TopicPartition, int]:
-    unknown = sorted(set(target) - set(places))
-    if unknown and places:
+def _check_known(target: dict[TopicPartition, int], tps: list[TopicPartition]) -> dict[TopicPartition, int]:
+    unknown = sorted(set(target) - set(tps))
+    if unknown and tps:
         named = ", ".join(f"{topic}[{partition}]" for topic, partition in unknown)
         raise CommandError(f"the pipeline does not read {named}", exit_code=EXIT_USAGE)
     return target
@@ -181,15 +185,17 @@ def _check_known(
 
 def _resolve_edges(cluster: Cluster, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     """Replaces EARLIEST and LATEST by the offsets that they stand for."""
-    edges = {place: at for place, at in wanted.items() if at < 0}
+    edges = {partition: at for partition, at in wanted.items() if at < 0}
     found = list_offsets(cluster, edges) if edges else {}
-    return wanted | {place: at.offset for place, at in found.items() if at is not None}
+    return wanted | {partition: at.offset for partition, at in found.items() if at is not None}
 
 
 def _offsets_at_time(cluster: Cluster, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
     found = list_offsets(cluster, wanted) if wanted else {}
-    late = {place: LATEST for place, at in found.items() if at is None}
-    return {place: at.offset for place, at in found.items() if at is not None} | _resolve_edges(cluster, late)
+    late = {partition: LATEST for partition, at in found.items() if at is None}
+    return {partition: at.offset for partition, at in found.items() if at is not None} | _resolve_edges(
+        cluster, late
+    )
 
 
 def _starting_offsets(target: ResetTarget, planned: dict[TopicPartition, int]) -> str:

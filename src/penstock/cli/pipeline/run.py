@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol
 
-from penstock.cli.connection import ConnectionOptions, check_reachable
+from penstock.cli.connection import ConnectionOptions
+from penstock.cli.connection.cluster import check_reachable
 from penstock.cli.errors import EXIT_FAILURE, EXIT_USAGE, CommandError, report_error
 from penstock.cli.options import parse_pairs
 from penstock.cli.output import print_table
@@ -256,7 +257,7 @@ def run_target(
         )
     check_reachable(connection)
     launch = LaunchSettings(
-        bootstrap=connection.bootstrap,
+        bootstrap=connection.addresses,
         checkpoints=checkpoints,
         connection=connection.given_settings(),
         master=master,

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock.cli.connection import ConnectionOptions, did_you_mean, open_cluster
+from penstock.cli.connection import ConnectionOptions, open_cluster
+from penstock.cli.connection.offsets import did_you_mean
 from penstock.cli.errors import CommandError
 from penstock.cli.output import Cell, note, print_facts, print_table
 from penstock.client.errors import ClientError
@@ -27,16 +28,20 @@ from penstock.spark.pipelines.status import PipelineState, PipelineStatus, RowCo
 _PIPELINE_PREFIX = "pipeline "
 
 
-def blocking_transactions(cluster: Cluster, places: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+def blocking_transactions(cluster: Cluster, partitions: Sequence[TopicPartition]) -> list[dict[str, Any]]:
     """Open transactions that keep read_committed consumers from reaching the end of these partitions.
 
     Returns none if the brokers cannot report transactions.
     """
     with suppress(ClientError):
-        edges = dict.fromkeys(places, LATEST)
+        edges = dict.fromkeys(partitions, LATEST)
         ends = list_offsets(cluster, edges)
         stable = list_offsets(cluster, edges, isolation=IsolationLevel.READ_COMMITTED)
-        behind = {place for place in places if _offset_or_zero(stable[place]) < _offset_or_zero(ends[place])}
+        behind = {
+            partition
+            for partition in partitions
+            if _offset_or_zero(stable[partition]) < _offset_or_zero(ends[partition])
+        }
         if not behind:
             return []
         found = [each for each in open_transactions(cluster) if behind.intersection(each.partitions)]
@@ -51,9 +56,9 @@ def _offset_or_zero(found: Any) -> int:
 def transaction_documents(
     found: Iterable[TransactionInfo],
     known: dict[str, PipelineStatus],
-    places: set[TopicPartition] | None = None,
+    tps: set[TopicPartition] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows for JSON output; restricted to `places` if given."""
+    """Rows for JSON output; restricted to `tps` if given."""
     now_s = time.time()
     return [
         {
@@ -65,7 +70,7 @@ def transaction_documents(
             "partitions": [
                 {"topic": topic, "partition": partition}
                 for topic, partition in each.partitions
-                if places is None or (topic, partition) in places
+                if tps is None or (topic, partition) in tps
             ],
         }
         for each in found
@@ -92,7 +97,7 @@ def remedy_text(row: dict[str, Any]) -> str:
 
 
 def topic_names(rows: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(sorted({place["topic"] for row in rows for place in row["partitions"]}))
+    return ", ".join(sorted({partition["topic"] for row in rows for partition in row["partitions"]}))
 
 
 #: Batches always have transactions open, but usually not for this long.

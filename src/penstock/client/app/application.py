@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ from penstock.client.app.failures import Backoff
 from penstock.client.app.figures import Figures
 from penstock.client.app.librdkafka import Acks, ApplicationError, checked_acks, checked_settings
 from penstock.client.app.message import Message
+from penstock.client.app.overflow import BLOCK, Overflow, PublishFigures, Rule, checked_overflow
 from penstock.client.app.plain_consumer import AsyncConsumer, GroupPlainConsumer, PlainConsumer
 from penstock.client.app.publisher import (
     QUEUE_FULL_WAIT_S,
@@ -78,7 +80,9 @@ class Penstock:
     `bootstrap` lists some brokers as "host:port,host:port". `name` is the client id, and the name in logs and traces.
     `settings` are librdkafka settings for security, batching, compression and limits; settings that a delivery contract
     depends on are refused. `acks` says which replicas must confirm a message: "all" in-sync replicas, 1 for the leader
-    only, 0 for none, or a mapping from topic names to these values. Threads may share one application.
+    only, 0 for none. `overflow` says what publishing does while the buffer is full: "block" (or Block(wait=...)),
+    "reject", "drop-oldest" or "drop-newest". Both may be mappings from topic names to these values. Threads may share
+    one application.
     """
 
     def __init__(
@@ -88,13 +92,19 @@ class Penstock:
         name: str = "penstock",
         settings: Mapping[str, Any] | None = None,
         acks: Acks | Mapping[str, Acks] = "all",
+        overflow: Overflow | Mapping[str, Overflow] = "block",
     ) -> None:
         confirmed = (
             {topic: checked_acks(each) for topic, each in acks.items()}
             if isinstance(acks, Mapping)
             else checked_acks(acks)
         )
-        self._resources = Resources(bootstrap, name, checked_settings(settings), confirmed)
+        rules = (
+            {topic: checked_overflow(each) for topic, each in overflow.items()}
+            if isinstance(overflow, Mapping)
+            else checked_overflow(overflow)
+        )
+        self._resources = Resources(bootstrap, name, checked_settings(settings), confirmed, rules)
         self._subscriptions: list[Subscription] = []
         self._running: list[SubscriptionWorker] = []
         self._waits: WaitReporter | None = None
@@ -113,20 +123,22 @@ class Penstock:
         partition: int | None = None,
         timestamp: datetime | None = None,
         acks: Acks | None = None,
+        overflow: Overflow | None = None,
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Published:
         """Publishes a message, waits until the brokers confirm it, and returns its partition and offset.
 
         The value None is a tombstone. `acks` overrides the application's setting for this message: "all" waits for all
-        in-sync replicas, 1 for the leader, 0 for no broker (the offset is then unknown, -1). `salt=N` spreads a hot key
-        over N keys: one chosen at random, or always the same one for the same `salt_by`. In an exactly-once handler the
-        message becomes part of the transaction, and its offset is not known yet (-1). Raises PayloadError,
-        NotPublished, ApplicationError.
+        in-sync replicas, 1 for the leader, 0 for no broker (the offset is then unknown, -1). `overflow` overrides what
+        happens while the buffer is full. `salt=N` spreads a hot key over N keys: one chosen at random, or always the
+        same one for the same `salt_by`. In an exactly-once handler the message becomes part of the transaction, and its
+        offset is not known yet (-1). Raises PayloadError, NotPublished (BufferFull), ApplicationError.
         """
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
-            sent = self._send(Draft(topic, data, key, sent_headers, partition, moment_ms), acks)
+            draft = Draft(topic, data, key, sent_headers, partition, moment_ms)
+            sent = self._send(draft, acks, overflow)
             return self._resources.await_published(sent, _PUBLISH_TIMEOUT_S)
 
     def publish_soon(
@@ -139,16 +151,18 @@ class Penstock:
         partition: int | None = None,
         timestamp: datetime | None = None,
         acks: Acks | None = None,
+        overflow: Overflow | None = None,
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Future[Published]:
         """Queues a message and returns at once, so that many messages make large batches. Parameters as for `publish`.
 
-        Waits only while the queue is full. The future returns the partition and offset, or raises NotPublished.
+        While the buffer is full, does what `overflow` says; the future of a dropped message raises BufferFull. The
+        future returns the partition and offset, or raises NotPublished.
         """
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
-            return self._send(Draft(topic, data, key, sent_headers, partition, moment_ms), acks)
+            return self._send(Draft(topic, data, key, sent_headers, partition, moment_ms), acks, overflow)
 
     async def apublish(
         self,
@@ -160,36 +174,52 @@ class Penstock:
         partition: int | None = None,
         timestamp: datetime | None = None,
         acks: Acks | None = None,
+        overflow: Overflow | None = None,
         salt: int | None = None,
         salt_by: str | bytes | None = None,
     ) -> Published:
-        """`publish` for coroutines: other tasks keep running, also while the queue is full."""
+        """`publish` for coroutines: other tasks keep running, also while the buffer is full."""
         key, data, moment_ms = _encode_message(key, value, timestamp, salt, salt_by)
         with self._resources.spans.publish(topic, header_list(headers), key=key) as sent_headers:
             draft = Draft(topic, data, key, sent_headers, partition, moment_ms)
-            # Poll, because librdkafka does not report when the queue has room again.
-            while (sent := self._try_send(draft, acks)) is None:
-                await self._resources.check_ending_async()
-                await asyncio.sleep(QUEUE_FULL_WAIT_S)
+            sent = await self._send_async(draft, acks, overflow)
         return await self._resources.await_published_async(sent, _PUBLISH_TIMEOUT_S)
 
-    def _send(self, draft: Draft, acks: Acks | None) -> Future[Published]:
+    def _send(self, draft: Draft, acks: Acks | None, overflow: Overflow | None) -> Future[Published]:
         """Sends the message now or, in an exactly-once handler, adds it to the handler's transaction."""
         held = drafts.get()
         if held is not None:
-            return _add_draft(held, draft, acks)
-        return self._publisher(draft.topic, acks).send(draft)
+            return _add_draft(held, draft, acks, overflow)
+        rule = self._rule(draft.topic, overflow)
+        return self._publisher(draft.topic, acks, rule).send(draft, rule)
 
-    def _try_send(self, draft: Draft, acks: Acks | None) -> Future[Published] | None:
-        """Does the same as `_send` without waiting: returns None while the queue is full."""
+    async def _send_async(
+        self, draft: Draft, acks: Acks | None, overflow: Overflow | None
+    ) -> Future[Published]:
+        """Does the same as `_send` while other tasks keep running."""
         held = drafts.get()
         if held is not None:
-            return _add_draft(held, draft, acks)
-        return self._publisher(draft.topic, acks).try_send(draft)
+            return _add_draft(held, draft, acks, overflow)
+        rule = self._rule(draft.topic, overflow)
+        until_s = time.monotonic() + rule.wait_s
+        while True:
+            sent = self._publisher(draft.topic, acks, rule).offer(draft, rule, until_s)
+            if sent is not None:
+                return sent
+            # librdkafka does not report when the queue has room again.
+            await self._resources.check_ending_async()
+            await asyncio.sleep(QUEUE_FULL_WAIT_S)
 
-    def _publisher(self, topic: str, acks: Acks | None) -> Publisher:
+    def _rule(self, topic: str, overflow: Overflow | None) -> Rule:
+        return self._resources.overflow_of(topic) if overflow is None else checked_overflow(overflow)
+
+    def _publisher(self, topic: str, acks: Acks | None, rule: Rule) -> Publisher:
         wanted = self._resources.acks_of(topic) if acks is None else checked_acks(acks)
-        return self._resources.publisher(wanted)
+        return self._resources.publisher(wanted, rule)
+
+    def publish_figures(self) -> PublishFigures:
+        """Returns how many messages were sent, and how many were not because the buffer was full."""
+        return self._resources.publish_figures()
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
         """Waits for messages of `publish_soon`; returns how many are still unconfirmed after `timeout_s` seconds."""
@@ -430,20 +460,13 @@ class Penstock:
         settings: Mapping[str, str] | None = None,
     ) -> None:
         """Creates a topic and returns when it can be used. Raises Refused if it exists or the brokers refuse it."""
-        cluster = self._resources.cluster()
-        wait = CallWaitReporter(BlockingCall(f"create_topic({name!r})", [name]), self._resources)
-        try:
-            create_topics(
-                cluster,
-                [
-                    NewTopic(
-                        name=name, partitions=partitions, replicas=replicas, settings=dict(settings or {})
-                    )
-                ],
-            )
-        finally:
-            wait.end()
-            cluster.close()
+        topic = NewTopic(name=name, partitions=partitions, replicas=replicas, settings=dict(settings or {}))
+        with self._resources.cluster() as cluster:
+            wait = CallWaitReporter(BlockingCall(f"create_topic({name!r})", [name]), self._resources)
+            try:
+                create_topics(cluster, [topic])
+            finally:
+                wait.end()
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Ends the subscriptions that `start` began, and waits up to `timeout_s` seconds for unconfirmed messages.
@@ -482,11 +505,17 @@ def _exit_error(error: BaseException) -> BaseException:
     return error
 
 
-def _add_draft(held: list[Draft], draft: Draft, acks: Acks | None) -> Future[Published]:
+def _add_draft(
+    held: list[Draft], draft: Draft, acks: Acks | None, overflow: Overflow | None
+) -> Future[Published]:
     """Holds a message back for the transaction of the handler. Raises ApplicationError."""
     if acks not in (None, "all"):
         raise ApplicationError(
             f'acks={acks!r} does not work with exactly-once: a transaction waits for "all"'
+        )
+    if overflow is not None and checked_overflow(overflow).policy != BLOCK.policy:
+        raise ApplicationError(
+            f"overflow={overflow!r} does not work with exactly-once: a transaction drops nothing"
         )
     held.append(draft)
     done: Future[Published] = LazyFuture()

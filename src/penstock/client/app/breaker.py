@@ -249,25 +249,12 @@ def _wait_s(permit: CallPermit) -> float:
     return min(max(permit.until_s - time.monotonic(), 0.001), _STOP_CHECK_S)
 
 
-def _wait_for_permit(guard: BreakerGuard) -> CallPermit:
-    permit = guard.request_permit()
-    while not permit.go:
-        time.sleep(_wait_s(permit))
-        permit = guard.request_permit()
-    return permit
-
-
-async def _wait_for_permit_async(guard: BreakerGuard) -> CallPermit:
-    permit = guard.request_permit()
-    while not permit.go:
-        await asyncio.sleep(_wait_s(permit))
-        permit = guard.request_permit()
-    return permit
-
-
 def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
     def handle(raw: Any, **handles: Any) -> Any:
-        permit = _wait_for_permit(guard)
+        permit = guard.request_permit()
+        while not permit.go:
+            time.sleep(_wait_s(permit))
+            permit = guard.request_permit()
         with guard.watching(permit):
             return call(raw, **handles)
 
@@ -276,7 +263,10 @@ def with_breaker(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
 
 def with_breaker_async(call: HandlerCall, guard: BreakerGuard) -> HandlerCall:
     async def handle(raw: Any, **handles: Any) -> Any:
-        permit = await _wait_for_permit_async(guard)
+        permit = guard.request_permit()
+        while not permit.go:
+            await asyncio.sleep(_wait_s(permit))
+            permit = guard.request_permit()
         with guard.watching(permit):
             return await call(raw, **handles)
 

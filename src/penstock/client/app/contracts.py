@@ -75,7 +75,7 @@ class Contract(Protocol):
         """Called between batches, and when no messages arrive."""
 
     def stop(self) -> None:
-        """Called by another thread: begins no further messages, unless the contract requires it."""
+        """Called by another thread: starts no further messages, unless the contract requires it."""
 
     def finish(self) -> None:
         """Called before the member leaves: finishes and commits the messages in progress."""

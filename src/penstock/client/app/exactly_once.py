@@ -39,7 +39,6 @@ from penstock.client.app.message import (
 from penstock.client.app.publisher import (
     Draft,
     MessageIds,
-    NotPublished,
     Published,
     make_producer,
     not_published_error,
@@ -47,7 +46,7 @@ from penstock.client.app.publisher import (
 )
 from penstock.client.app.subscription import Delivery
 from penstock.client.deadletters.headers import read_origin, retry_level
-from penstock.client.errors import ClientError
+from penstock.client.errors import ClientError, NotPublished
 from penstock.client.ledgers import Ledger, LedgerFenced, Position
 
 __all__ = (
@@ -202,7 +201,7 @@ class TransactionalPublisher:
 
 
 class HeldDrafts:
-    """Holds messages back that the block publishes, and sends them if the block ends without an exception.
+    """Holds back the messages that the block publishes, and sends them if it ends without an exception.
 
     A class and not a generator, because every message enters it and a class is faster.
     """
@@ -374,7 +373,7 @@ class ExactlyOnce:
         pass
 
     def stop(self) -> None:
-        """Puts back what was not begun; messages in progress are finished and committed."""
+        """Puts back messages that were not started; messages in progress are finished and committed."""
         with self._session.membership.held():
             self._return(self._session.runner.trim())
 

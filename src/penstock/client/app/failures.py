@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from penstock.client.app.figures import Figures
 from penstock.client.app.handler import UnreadableMessage
 from penstock.client.app.message import message_id_of
-from penstock.client.app.publisher import Draft, NotPublished, Published
+from penstock.client.app.publisher import Draft, Published
 from penstock.client.deadletters.headers import (
     Failure,
     Header,
@@ -30,6 +30,7 @@ from penstock.client.deadletters.headers import (
     read_origin,
     retry_topic,
 )
+from penstock.client.errors import NotPublished
 from penstock.client.payloads import PayloadError
 from penstock.client.retry import Duration, duration_s
 from penstock.protocol.backoff import ExponentialBackoff
@@ -264,16 +265,13 @@ class FailurePublisher:
         words = "is a dead letter" if record.is_dead else f"goes to {record.topic}"
         record_text = f"{raw.topic()}[{raw.partition()}]@{raw.offset()}"
         _LOG.warning("%s %s: %s: %s", record_text, words, type(error).__name__, error)
-        self._count(record)
-        self.send(record)
-        return record
-
-    def _count(self, record: FailureRecord) -> None:
         with self._lock:
             if record.is_dead:
                 self._figures.dead += 1
             else:
                 self._figures.retried += 1
+        self.send(record)
+        return record
 
     def send(self, record: FailureRecord) -> None:
         """Publishes a failure record. With `waits`, raises NotPublished if that fails."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any, Final
 
 from penstock.client.app.librdkafka import ApplicationError
@@ -59,14 +58,15 @@ def database_handle(name: str, connection: Any) -> Iterator[Any]:
     from sqlalchemy.orm import Session
     from sqlalchemy.pool import StaticPool
 
+    is_postgres = type(connection).__module__.startswith("psycopg")
     engine = create_engine(
-        _sqlalchemy_url(type(connection).__module__),
+        "postgresql+psycopg://" if is_postgres else "sqlite://",
         creator=lambda: connection,
         poolclass=StaticPool,
         pool_reset_on_return=None,
     )
     for end in ("do_commit", "do_rollback"):
-        setattr(engine.dialect, end, _do_nothing)
+        setattr(engine.dialect, end, lambda _connection: None)
     with (
         engine.connect() as bound,
         bound.begin(),
@@ -74,15 +74,6 @@ def database_handle(name: str, connection: Any) -> Iterator[Any]:
     ):
         yield session
         session.commit()
-
-
-def _do_nothing(connection: Any) -> None:
-    pass
-
-
-@lru_cache
-def _sqlalchemy_url(module: str) -> str:
-    return "postgresql+psycopg://" if module.startswith("psycopg") else "sqlite://"
 
 
 #: Called with a raw message and, if the handler requests one, a database handle as a keyword argument.

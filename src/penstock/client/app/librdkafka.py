@@ -11,6 +11,8 @@ from typing import Any, Final, Literal
 from confluent_kafka import KafkaError
 
 from penstock.client.errors import ClientError
+from penstock.client.wire.properties import with_config_file
+from penstock.client.wire.settings import librdkafka_names
 
 __all__ = [
     "Acks",
@@ -121,12 +123,21 @@ class ApplicationError(ClientError):
 
 
 def checked_settings(given: Mapping[str, Any] | None) -> Settings:
-    """Raises ApplicationError for settings that a contract decides."""
-    settings = dict(given or {})
-    for name in settings:
+    """The settings, with those of the file that they name, for librdkafka.
+
+    Raises ApplicationError for settings that a contract decides, and for credentials that cannot be used.
+    """
+    for name in given or {}:
         if name in _RESERVED_SETTINGS:
             raise ApplicationError(f"{name} cannot be set: it follows from {_RESERVED_SETTINGS[name]}")
-    return settings
+    try:
+        settings = with_config_file(given or {})
+        # A file that also serves other programs has settings that the contract decides here.
+        return librdkafka_names(
+            {name: value for name, value in settings.items() if name not in _RESERVED_SETTINGS}
+        )
+    except ClientError as error:
+        raise ApplicationError(str(error)) from None
 
 
 def common_settings(bootstrap: str, name: str) -> Settings:
@@ -223,7 +234,8 @@ def share_settings(bootstrap: str, name: str, given: Settings, *, group: str, ta
 
 
 def admin_settings(bootstrap: str, name: str, given: Settings) -> Settings:
-    of_others = (*_PRODUCER_ONLY, *_CONSUMER_ONLY)
+    # Nothing polls an admin client, so its statistics would pile up.
+    of_others = (*_PRODUCER_ONLY, *_CONSUMER_ONLY, "statistics.", "stats_cb")
     return {
         **common_settings(bootstrap, name),
         **{key: value for key, value in given.items() if not key.startswith(of_others)},

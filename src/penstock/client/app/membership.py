@@ -68,8 +68,11 @@ class CommitLost(ClientError):
     """The outcome of a commit is unknown: the offset may have been committed or not."""
 
 
-def commit_error(error: Any) -> ClientError:
-    """Returns CommitRefused if the error means that nothing was committed, CommitLost if the outcome is unknown."""
+def commit_error(error: Any, *, was_retried: bool = False) -> ClientError:
+    """Returns CommitRefused if the error means that nothing was committed, CommitLost if the outcome is unknown.
+
+    `was_retried`: an earlier attempt may have succeeded whose reply was lost, and the error is that of a later one.
+    """
     definite = {
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -81,7 +84,7 @@ def commit_error(error: Any) -> ClientError:
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError._NO_OFFSET,
     }
-    kind = CommitRefused if error.code() in definite else CommitLost
+    kind = CommitRefused if error.code() in definite and not was_retried else CommitLost
     return kind(f"the offset was not committed: {error.str()}")
 
 
@@ -128,6 +131,9 @@ _WATERMARKS_TIMEOUT_S: Final = 10.0
 _COMMITTED_TIMEOUT_S: Final = 15.0
 #: Not 0: in a call with timeout 0, librdkafka counts the time of a callback as time without a poll.
 _SHORT_POLL_S: Final = 0.001
+#: librdkafka's default of retry.backoff.ms, and the part of it that it waits at least before it retries a request.
+_RETRY_BACKOFF_MS: Final = 100
+_RETRY_BACKOFF_PART: Final = 0.75
 
 
 class RebalanceListener(Protocol):
@@ -167,6 +173,9 @@ class Membership:
         self._work = work
         self._contract = str(contract)
         self._unfinished = unfinished
+        backoff_ms = float(settings.get("retry.backoff.ms", _RETRY_BACKOFF_MS))
+        #: librdkafka does not say whether it has retried a commit; one that failed earlier than this was not retried.
+        self._retry_after_s = backoff_ms * _RETRY_BACKOFF_PART / 1000
         #: The last committed `done` of each partition: the first offset that is not known to be handled.
         self._done: dict[TopicPartition, int] = {}
         #: Messages that were polled or put back, and that the next `take` returns.
@@ -388,17 +397,21 @@ class Membership:
                 if topic_partition in finished
             }
         )
+        began_s = time.monotonic()
         try:
             results = self._consumer.commit(offsets=offsets, asynchronous=not wait)
         except KafkaException as error:
-            raise commit_error(error.args[0]) from None
+            raise commit_error(error.args[0], was_retried=self._may_be_retry(began_s)) from None
         for result in results or () if wait else ():
             if result.error is not None:
-                raise commit_error(result.error)
+                raise commit_error(result.error, was_retried=self._may_be_retry(began_s))
         if wait:
             self._note_committed(moved)
         else:
             self._sent.update(moved)
+
+    def _may_be_retry(self, began_s: float) -> bool:
+        return time.monotonic() - began_s >= self._retry_after_s
 
     @property
     def member_id(self) -> str:

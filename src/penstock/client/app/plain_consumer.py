@@ -288,7 +288,8 @@ class GroupPlainConsumer(ClosableConsumer):
 
     def _take_or_start_over(self, count_max: int, left_s: float) -> Sequence[Any]:
         try:
-            return self._taken(count_max, left_s)
+            with self._wait.blocking():
+                return self._taken(count_max, left_s)
         except ClientError:
             self._start_over()
             raise
@@ -386,7 +387,8 @@ class GroupPlainConsumer(ClosableConsumer):
             self._open = ()
             gone = self._unacknowledged.done_all()
             try:
-                self._commit(wait=True)
+                with self._wait.blocking():
+                    self._commit(wait=True)
             finally:
                 self._raise_publish_error()
         if gone:

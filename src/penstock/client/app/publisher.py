@@ -6,6 +6,7 @@ The futures are cheap to make, because most of them are read once, when they are
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -19,13 +20,22 @@ from typing import Any, Final, NamedTuple, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.client.app.librdkafka import ApplicationError, Settings
+from penstock.client.app.overflow import (
+    BLOCK,
+    CLOSED,
+    DROP_NEWEST,
+    DROP_OLDEST,
+    PublishCounters,
+    Rule,
+    WaitingMessages,
+    drop_oldest_bounds,
+)
 from penstock.client.deadletters.headers import MESSAGE_ID, Header
-from penstock.client.errors import ClientError
+from penstock.client.errors import NotPublished
 
 __all__ = (
     "LazyFuture",
     "MessageIds",
-    "NotPublished",
     "Published",
     "Publisher",
     "header_list",
@@ -119,18 +129,6 @@ class Published(NamedTuple):
         return self.offset
 
 
-class NotPublished(ClientError):
-    """A broker refused a message, or it is unknown whether a broker wrote it: the message text says which.
-
-    `may_be_there` is true if the message may have been written after all. `too_large` is true if it exceeds a limit.
-    """
-
-    def __init__(self, sentence: str, *, may_be_there: bool = False, too_large: bool = False) -> None:
-        super().__init__(sentence)
-        self.may_be_there = may_be_there
-        self.too_large = too_large
-
-
 class Draft(NamedTuple):
     """A message to publish, now or when the handler of an exactly-once subscription has returned."""
 
@@ -162,10 +160,26 @@ class Publisher:
     would wait for each other at every report, so while a thread sends many messages, that thread polls instead.
     """
 
-    def __init__(self, settings: Settings, check_full: Callable[[], None] = lambda: None) -> None:
-        """`check_full` raises NotPublished when waiting longer for room in the queue is of no use."""
+    def __init__(
+        self,
+        settings: Settings,
+        check_full: Callable[[], None] = lambda: None,
+        counters: PublishCounters | None = None,
+        *,
+        drops_oldest: bool = False,
+    ) -> None:
+        """`check_full` raises NotPublished when waiting longer for room in the queue is of no use.
+
+        With `drops_oldest`, a part of the buffer is not the producer's queue: the oldest messages there can be dropped.
+        """
+        self._waiting: WaitingMessages[tuple[Draft, _DeliveryFuture]] | None = None
+        if drops_oldest:
+            settings, bounds = drop_oldest_bounds(settings)
+            self._waiting = WaitingMessages(bounds)
+        self._waiting_lock = threading.Lock()
         self._producer = make_producer(settings)
         self._check_full = check_full
+        self._counters = counters or PublishCounters()
         self._ids = MessageIds()
         self._sent = 0
         self._numbers = count(1)
@@ -178,24 +192,50 @@ class Publisher:
         )
         self._poll_thread.start()
 
-    def send(self, draft: Draft) -> Future[Published]:
-        """Queues a message; waits while the queue is full.
+    @property
+    def waiting(self) -> int:
+        """How many messages wait in the buffer, not yet given to the producer."""
+        return len(self._waiting) if self._waiting is not None else 0
 
-        The future returns the partition and offset, or raises NotPublished.
+    def send(self, draft: Draft, rule: Rule = BLOCK) -> Future[Published]:
+        """Queues a message. While the buffer is full, does what the rule says.
+
+        The future returns the partition and offset, or raises NotPublished. Raises NotPublished itself for a message
+        that the producer refuses, and BufferFull.
         """
-        while True:
-            sent = self.try_send(draft)
-            if sent is not None:
-                return sent
-            self._check_full()
-            self._serve(self._producer.poll, QUEUE_FULL_WAIT_S)
+        sent = self.offer(draft, rule)
+        if sent is None:
+            until_s = time.monotonic() + rule.wait_s
+            while sent is None:
+                self._check_full()
+                self._serve(self._producer.poll, QUEUE_FULL_WAIT_S)
+                sent = self.offer(draft, rule, until_s)
+        return sent
 
-    def try_send(self, draft: Draft) -> Future[Published] | None:
-        """Does the same as `send` without waiting: returns None while the queue is full. Raises NotPublished."""
-        topic, value, key, headers, partition, timestamp_ms = draft
+    def offer(self, draft: Draft, rule: Rule, until_s: float = math.inf) -> Future[Published] | None:
+        """Does the same as `send` without waiting: returns None if the rule is to wait for room, until `until_s`."""
         if self._is_closed:
-            raise NotPublished(f"{topic}: the publisher is closed")
+            raise NotPublished(f"{draft.topic}: the publisher is closed")
         promise = _DeliveryFuture(self._unreported)
+        if self._waiting is not None:
+            return self._add_waiting(self._waiting, draft, promise)
+        if self._produce(draft, promise):
+            return promise
+        # Delivery reports that nothing has served yet still take up room.
+        self._serve(self._producer.poll, 0)
+        if self._produce(draft, promise):
+            return promise
+        if rule.policy == BLOCK.policy and time.monotonic() < until_s:
+            return None
+        error = self._counters.dropped(draft.topic, rule.policy)
+        if rule.policy != DROP_NEWEST:
+            raise error
+        promise.set_exception(error)
+        return promise
+
+    def _produce(self, draft: Draft, promise: _DeliveryFuture) -> bool:
+        """Gives a message to the producer. Returns False if its queue is full. Raises NotPublished."""
+        topic, value, key, headers, partition, timestamp_ms = draft
         try:
             self._producer.produce(
                 topic,
@@ -207,35 +247,82 @@ class Publisher:
                 timestamp=timestamp_ms or _NOW,
             )
         except BufferError:
-            return None
+            return False
         except Exception as error:
-            self.is_spent |= _is_fatal(error)
+            self.is_spent |= isinstance(error, KafkaException) and bool(error.args[0].fatal())
+            self._counters.add_refused()
             raise not_published_error(topic, error) from None
+        self._counters.add_sent()
         self._sent = next(self._numbers)
         if self._sent % _POLL_EVERY_MESSAGES == 0:
             self._serve(self._producer.poll, 0)
+        return True
+
+    def _add_waiting(
+        self, waiting: WaitingMessages[tuple[Draft, _DeliveryFuture]], draft: Draft, promise: _DeliveryFuture
+    ) -> Future[Published]:
+        size = len(draft.value or b"") + len(draft.key or b"")
+        with self._waiting_lock:
+            self._hand_over(waiting)
+            dropped = waiting.add((draft, promise), size)
+            self._hand_over(waiting)
+        self._end_dropped(dropped, DROP_OLDEST)
         return promise
+
+    def _hand_over(self, waiting: WaitingMessages[tuple[Draft, _DeliveryFuture]]) -> None:
+        """Gives waiting messages to the producer while it has room. The caller holds the lock."""
+        while waiting:
+            draft, promise = waiting.first()
+            try:
+                if not self._produce(draft, promise):
+                    return
+            except NotPublished as error:
+                self._unreported.append((promise, error, None))
+            waiting.remove_first()
+
+    def _end_dropped(self, dropped: Iterable[tuple[Draft, _DeliveryFuture]], reason: str) -> None:
+        for draft, promise in dropped:
+            self._unreported.append((promise, self._counters.dropped(draft.topic, reason), None))
 
     def flush(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
         """Waits for unconfirmed messages; returns how many are left."""
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            was_spent, left = self.is_spent, self._serve(self._producer.flush, timeout_s)
-            if self.is_spent == was_spent:
+            was_spent, left_s = self.is_spent, max(deadline_s - time.monotonic(), 0.0)
+            self._hand_over_waiting()
+            left = self._serve(self._producer.flush, left_s)
+            if self.is_spent == was_spent and (not self.waiting or not left_s):
                 break
         self._report_all()
-        return left
+        return left + self.waiting
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> int:
         """Returns how many messages were abandoned; their futures raise NotPublished."""
         left = self.flush(timeout_s)
         if left:
+            self._drop_waiting()
             self._producer.purge()
             self._serve(self._producer.flush, 1.0)
         self._is_closed = True
         if self._poll_thread is not threading.current_thread():
             self._poll_thread.join(timeout_s)
         self._report_all()
+        self._counters.log_drops(now=True)
         return left
+
+    def _hand_over_waiting(self) -> None:
+        if self._waiting:
+            with self._waiting_lock:
+                self._hand_over(self._waiting)
+
+    def _drop_waiting(self) -> None:
+        """Drops what waits when the publisher is closed."""
+        with self._waiting_lock:
+            dropped = []
+            while self._waiting:
+                dropped.append(self._waiting.first())
+                self._waiting.remove_first()
+        self._end_dropped(dropped, CLOSED)
 
     def _poll_reports(self) -> None:
         before = 0
@@ -245,7 +332,9 @@ class Publisher:
                 time.sleep(_BUSY_WAIT_S)
             else:
                 self._serve(self._producer.poll, _POLL_S)
+            self._hand_over_waiting()
             self._report_all()
+            self._counters.log_drops()
 
     def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
         """Calls poll or flush. A fatal error, which librdkafka raises once from any call, marks the publisher as spent.
@@ -290,7 +379,9 @@ class _DeliveryFuture(LazyFuture[Published]):
             self._unreported.append((self, error, message))
 
     def end(self, error: Any, message: Any) -> None:
-        if error is not None:
+        if isinstance(error, NotPublished):
+            self.set_exception(error)
+        elif error is not None:
             self.set_exception(not_published_error(message.topic(), error))
         else:
             self.set_result(_published(message))
@@ -316,10 +407,6 @@ def header_list(headers: Headers | None) -> list[Header]:
         return []
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
-
-
-def _is_fatal(error: Any) -> bool:
-    return isinstance(error, KafkaException) and bool(error.args[0].fatal())
 
 
 def not_published_error(topic: str, error: Any) -> NotPublished:

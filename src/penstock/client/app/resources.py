@@ -10,10 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
+from penstock.client.app.broker_watch import BrokerWatch, uses_tls
 from penstock.client.app.failures import FailureRecord
 from penstock.client.app.figures import Figures
 from penstock.client.app.librdkafka import Acks, ApplicationError, Settings, producer_settings
-from penstock.client.app.publisher import NotPublished, Published, Publisher
+from penstock.client.app.overflow import BLOCK, DROP_OLDEST, PublishCounters, PublishFigures, Rule
+from penstock.client.app.publisher import Published, Publisher
 from penstock.client.app.subscription import Subscription
 from penstock.client.app.wait_reporter import probe_brokers
 from penstock.client.deadletters.headers import (
@@ -23,17 +25,14 @@ from penstock.client.deadletters.headers import (
     retry_topic,
 )
 from penstock.client.deadletters.topics import ensure_failure_topic
+from penstock.client.errors import NotPublished
 from penstock.client.stores import StoreError, StoreUnavailable
 from penstock.client.tracing import Spans
 from penstock.client.wire.cluster import Cluster
-from penstock.client.wire.settings import Address, ConnectionSettings
+from penstock.client.wire.settings import SECURITY_PREFIXES, Address, ConnectionSettings
 from penstock.client.wire.topics import InsufficientContract, check_topic_contracts
 
 __all__ = ["Resources"]
-
-#: Prefixes of librdkafka settings that `penstock.client.wire` understands too.
-_CONNECTION_SETTINGS: Final = ("security.", "ssl.", "sasl.")
-
 
 #: How often a thread that waits for brokers checks whether the application ends.
 _STOP_CHECK_S: Final = 0.3
@@ -53,37 +52,44 @@ class Resources:
         name: str,
         settings: Settings,
         acks: Mapping[str, Acks] | Acks = "all",
+        overflow: Mapping[str, Rule] | Rule = BLOCK,
     ) -> None:
         self.bootstrap = bootstrap
         self.name = name
-        self.settings = settings
+        self.watch = BrokerWatch(settings)
+        #: Settings of the user come last: with statistics of their own, silent brokers are not reported.
+        self.settings = {**self.watch.client_settings(), **settings}
         self.spans = Spans(client=name)
         self._lock = threading.RLock()
-        self._publishers: dict[Acks, Publisher] = {}
+        self._publishers: dict[tuple[Acks, bool], Publisher] = {}
+        self._publish_counters = PublishCounters()
         self._acks: Mapping[str, Acks] = acks if isinstance(acks, Mapping) else {}
         self._default_acks: Acks = "all" if isinstance(acks, Mapping) else acks
+        self._overflow: Mapping[str, Rule] = overflow if isinstance(overflow, Mapping) else {}
+        self._default_overflow = BLOCK if isinstance(overflow, Mapping) else overflow
         self._opened: dict[tuple[Any, str], Any] = {}
         self._figures: dict[int, Figures] = {}
         #: Set while the application ends: then no thread waits for unreachable brokers any longer.
         self.ending = threading.Event()
         self._addresses: set[Address] = set()
 
-    def publisher(self, acks: Acks = "all") -> Publisher:
-        """Returns the publisher for `acks`, and replaces one that is spent.
+    def publisher(self, acks: Acks = "all", rule: Rule = BLOCK) -> Publisher:
+        """Returns the publisher for `acks` and the overflow rule, and replaces one that is spent.
 
         Each value of `acks` has a publisher of its own, because a producer of librdkafka has one setting for all
-        topics.
+        topics; so has drop-oldest, because it divides the buffer.
         """
-        found = self._publishers.get(acks)
+        drops_oldest = rule.policy == DROP_OLDEST
+        found = self._publishers.get((acks, drops_oldest))
         if found is not None and not found.is_spent:
             return found
         with self._lock:
-            found = self._publishers.get(acks)
+            found = self._publishers.get((acks, drops_oldest))
             if found is not None and not found.is_spent:
                 return found
             settings = producer_settings(self.bootstrap, self.name, self.settings, acks)
-            made = Publisher(settings, self.check_ending)
-            self._publishers[acks] = made
+            made = Publisher(settings, self.check_ending, self._publish_counters, drops_oldest=drops_oldest)
+            self._publishers[acks, drops_oldest] = made
             if found is not None:
                 # In another thread, because close() runs the callbacks of other messages.
                 threading.Thread(target=found.close, name="penstock-spent", daemon=True).start()
@@ -91,6 +97,12 @@ class Resources:
 
     def acks_of(self, topic: str) -> Acks:
         return self._acks.get(topic, self._default_acks)
+
+    def overflow_of(self, topic: str) -> Rule:
+        return self._overflow.get(topic, self._default_overflow)
+
+    def publish_figures(self) -> PublishFigures:
+        return self._publish_counters.figures(sum(each.waiting for each in list(self._publishers.values())))
 
     def flush(self, timeout_s: float) -> int:
         """Waits for unconfirmed messages; returns how many are left."""
@@ -122,8 +134,8 @@ class Resources:
             return sorted(self._addresses.union(self._connection_settings().bootstrap))
 
     def unreachable(self) -> str | None:
-        """Returns why no broker answers, or None if one does. With TLS, accepting a connection counts as an answer."""
-        return probe_brokers(self.addresses(), sends_request=self._connection_settings().security is None)
+        """Returns why no broker answers, or None if one does."""
+        return probe_brokers(self.addresses(), uses_tls=uses_tls(self.settings))
 
     def await_published(self, future: Future[Published], timeout_s: float) -> Published:
         """Waits until a message is published. Raises NotPublished, TimeoutError.
@@ -173,9 +185,7 @@ class Resources:
         return Cluster(self._connection_settings())
 
     def _connection_settings(self) -> ConnectionSettings:
-        shared = {
-            name: value for name, value in self.settings.items() if name.startswith(_CONNECTION_SETTINGS)
-        }
+        shared = {name: value for name, value in self.settings.items() if name.startswith(SECURITY_PREFIXES)}
         return ConnectionSettings.parse({"bootstrap.servers": self.bootstrap, **shared})
 
     def ensure_failure_topics(self, subscription: Subscription) -> dict[str, int]:
@@ -184,8 +194,7 @@ class Resources:
         Raises ApplicationError, Unavailable, Refused.
         """
         made: dict[str, int] = {}
-        cluster = self.cluster()
-        try:
+        with self.cluster() as cluster:
             found = cluster.topics(subscription.topics)
             self._check_contracts(cluster, subscription, found)
             with self._lock:
@@ -199,8 +208,6 @@ class Resources:
                 if subscription.dead_letters:
                     name = dead_letter_topic(topic)
                     made[name] = ensure_failure_topic(cluster, name, found[topic], DEAD_LETTER_SETTINGS)
-        finally:
-            cluster.close()
         return made
 
     def _check_contracts(self, cluster: Cluster, subscription: Subscription, topics: Iterable[str]) -> None:
@@ -212,6 +219,7 @@ class Resources:
 
     def close(self, timeout_s: float) -> int:
         """Closes everything; returns how many messages were abandoned. Does not wait for unreachable brokers."""
+        self.watch.end()
         with self._lock:
             if self._publishers and self.flush(_STOP_CHECK_S) and self.unreachable():
                 timeout_s = 0.0

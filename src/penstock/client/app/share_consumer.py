@@ -97,7 +97,10 @@ class SharePlainConsumer(ClosableConsumer):
             self._waiting.extend(self._taken(left_s if left_s > 0 else 0.0))
             if left_s <= 0:
                 break
-        return self._hand_out(min(max, len(self._waiting)))
+        raws = [self._waiting.popleft() for _ in range(min(max, len(self._waiting)))]
+        if not self._accepts_first:
+            self._handed_out.update((id(raw), raw) for raw in raws)
+        return [Message(raw) for raw in raws]
 
     def _taken(self, wait_s: float) -> Sequence[Any]:
         taken = self._member.take(wait_s)
@@ -109,12 +112,6 @@ class SharePlainConsumer(ClosableConsumer):
                 self._member.acknowledge(raw, ACCEPT)
             return taken
         return accept_before_handling(self._member, taken, self.figures)
-
-    def _hand_out(self, count: int) -> list[Message]:
-        raws = [self._waiting.popleft() for _ in range(count)]
-        if not self._accepts_first:
-            self._handed_out.update((id(raw), raw) for raw in raws)
-        return [Message(raw) for raw in raws]
 
     def _release_overdue(self) -> None:
         """Releases messages whose lock has expired: another member may have them."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -246,8 +246,8 @@ class FailureReporter:
             try:
                 if self._cluster is None:
                     self._cluster = self._make_cluster()
-                for some in _chunks(failures):
-                    self._send(self._cluster, topic, partition, some, deadline)
+                for at in range(0, len(failures), _CHUNK_MAX):
+                    self._send(self._cluster, topic, partition, failures[at : at + _CHUNK_MAX], deadline)
             except ClientError as error:
                 _LOG.warning(
                     "%s[%d]: could not report delays and errors of %d messages to the broker: %s",
@@ -281,11 +281,6 @@ class FailureReporter:
         if self._cluster is not None:
             self._cluster.close()
             self._cluster = None
-
-
-def _chunks(failures: Sequence[WorkerFailure]) -> Iterator[Sequence[WorkerFailure]]:
-    for at in range(0, len(failures), _CHUNK_MAX):
-        yield failures[at : at + _CHUNK_MAX]
 
 
 #: The acknowledgement types of the protocol: handled; to be redelivered; not to be redelivered.

@@ -11,11 +11,12 @@ import logging
 import os
 import selectors
 import socket
+import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -30,18 +31,31 @@ from penstock.protocol.schemas import schema_class
 if TYPE_CHECKING:
     from penstock.client.app.resources import Resources
 
-__all__ = ["BlockingCall", "CallWaitReporter", "WaitReporter", "WorkerPhase", "WorkerStage", "probe_brokers"]
+__all__ = [
+    "NO_REPLY",
+    "REPEAT_S",
+    "BlockingCall",
+    "CallWaitReporter",
+    "WaitReporter",
+    "WorkerPhase",
+    "WorkerStage",
+    "probe_brokers",
+]
 
 _LOG: Final = logging.getLogger("penstock.client")
 _CHECK_EVERY_S: Final = 0.25
 #: With the time that the cluster takes to answer, a wait is reported within two seconds.
 _REPORT_AFTER_S: Final = 1.2
-_REPEAT_S: Final = 10.0
+REPEAT_S: Final = 10.0
+#: How long a call of a client library may take, for example a commit, before brokers are probed.
+_BLOCKED_S: Final = 0.7
 #: A broker that has not answered the simplest request by then is taken to be gone: the end of an application waits no
 #: longer than a second for it.
 _PROBE_TIMEOUT_S: Final = 0.7
 #: ApiVersions, version 0: every broker answers it, also before a client has authenticated.
 _API_VERSIONS_REQUEST: Final = struct.pack(">ihhih", 10, 18, 0, 0, -1)
+#: How the reason ends why a broker that accepts connections does not answer.
+NO_REPLY: Final = "no reply"
 _DESCRIBE_MS: Final = 5_000
 #: The default of librdkafka.
 _POLL_INTERVAL_MS: Final = 300_000
@@ -97,9 +111,13 @@ class WaitReporter(threading.Thread):
     def _look(self, number: int, waiter: Any) -> None:
         stage: WorkerStage = waiter.stage
         now_s = time.monotonic()
+        blocked_s = waiter.blocked_since_s if stage.phase is WorkerPhase.RUNNING else None
+        if blocked_s is not None and now_s - blocked_s > _BLOCKED_S:
+            for address in self._resources.addresses():
+                self._resources.watch.suspect(address)
         reported, reported_s = self._reported.get(number, (None, 0.0))
         is_new = reported is None or reported.since_s != stage.since_s
-        due_s = stage.since_s + _REPORT_AFTER_S if is_new else reported_s + _REPEAT_S
+        due_s = stage.since_s + _REPORT_AFTER_S if is_new else reported_s + REPEAT_S
         if stage.phase in _UNREPORTED_PHASES or now_s < due_s or not waiter.is_alive:
             return
         self._reported[number] = stage, now_s
@@ -151,6 +169,8 @@ class CallWaitReporter:
         self.subscription = subscription
         self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
         self.is_alive = True
+        #: Since when the user waits in a call; None while the user is busy.
+        self.blocked_since_s: float | None = None
         self._reporter = WaitReporter([self], resources)
         self._reporter.start()
 
@@ -163,6 +183,15 @@ class CallWaitReporter:
     def note_running(self) -> None:
         if self.stage.phase is not WorkerPhase.RUNNING:
             self.stage = WorkerStage(WorkerPhase.RUNNING, time.monotonic())
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """The user waits for the brokers as long as this lasts."""
+        self.blocked_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.blocked_since_s = None
 
     def end(self) -> None:
         self._reporter.end()
@@ -185,15 +214,11 @@ def group_members(resources: Resources, group: str, *, protocol: str) -> list[Gr
         raise_for_error(found.error_code, f"group {group}")
         return [GroupMember(str(each.member_id), str(each.client_host)) for each in found.members]
 
-    cluster = resources.cluster()
-    try:
+    with resources.cluster() as cluster, suppress(ClientError):
         return cluster.call_coordinator(
             CoordinatorType.GROUP, group, describe, deadline=Deadline(_DESCRIBE_MS)
         )
-    except ClientError:
-        return None
-    finally:
-        cluster.close()
+    return None
 
 
 def partition_wait_text(
@@ -222,9 +247,10 @@ def partition_wait_text(
 
 
 def probe_brokers(
-    addresses: Iterable[Address], *, sends_request: bool = True, timeout_s: float = _PROBE_TIMEOUT_S
+    addresses: Iterable[Address], *, uses_tls: bool = False, timeout_s: float = _PROBE_TIMEOUT_S
 ) -> str | None:
-    """Returns why no broker answers; None if one does. Without `sends_request`, an open connection is enough."""
+    """Returns why no broker answers; None if one does."""
+    request = _client_hello() if uses_tls else _API_VERSIONS_REQUEST
     reasons: dict[str, None] = {}
     with selectors.DefaultSelector() as waiting:
         try:
@@ -236,39 +262,34 @@ def probe_brokers(
                 else:
                     waiting.register(opened, selectors.EVENT_WRITE, f"{host}:{port}")
             deadline_s = time.monotonic() + timeout_s
-            while waiting.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-                for key, events in waiting.select(left_s):
+            while waiting.get_map():
+                left_s = deadline_s - time.monotonic()
+                ready = waiting.select(max(left_s, 0.0))
+                # Read what has arrived before giving up: this process may have been suspended.
+                if left_s <= 0 and not ready:
+                    break
+                for key, events in ready:
                     made: Any = key.fileobj
                     try:
-                        if _has_answered(made, events, sends_request):
-                            return None
+                        if events & selectors.EVENT_READ:
+                            if made.recv(1):
+                                return None
+                            raise ConnectionResetError(errno.ECONNRESET, "closed")
+                        if code := made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                            raise OSError(code, "not connected")
+                        made.send(request)
+                        waiting.modify(made, selectors.EVENT_READ, key.data)
                     except OSError as error:
                         reasons[f"{key.data}: {os.strerror(error.errno or 0).lower()}"] = None
                         waiting.unregister(made)
                         made.close()
-                    else:
-                        waiting.modify(made, selectors.EVENT_READ, key.data)
             for key in waiting.get_map().values():
-                reasons[f"{key.data}: no reply"] = None
+                reasons[f"{key.data}: {NO_REPLY}"] = None
         finally:
             for key in list(waiting.get_map().values()):
                 with suppress(OSError):
                     key.fileobj.close()  # type: ignore[union-attr]
     return "; ".join(reasons) or "no address is known"
-
-
-def _has_answered(made: socket.socket, events: int, sends_request: bool) -> bool:
-    """Whether the broker has answered. Raises OSError."""
-    if events & selectors.EVENT_READ:
-        if not made.recv(1):
-            raise ConnectionResetError(errno.ECONNRESET, "closed")
-        return True
-    code = made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if code:
-        raise OSError(code, "not connected")
-    if sends_request:
-        made.send(_API_VERSIONS_REQUEST)
-    return not sends_request
 
 
 def _start_connecting(host: str, port: int) -> socket.socket:
@@ -278,3 +299,13 @@ def _start_connecting(host: str, port: int) -> socket.socket:
     made.setblocking(False)
     made.connect_ex(address)
     return made
+
+
+def _client_hello() -> bytes:
+    """Returns the first message of a TLS handshake, which every broker answers, even if it refuses the client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    sent = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent).do_handshake()
+    return sent.read()

@@ -41,7 +41,8 @@ from penstock.client.app.handler import (
 from penstock.client.app.librdkafka import ApplicationError, Settings, consumer_settings, producer_settings
 from penstock.client.app.membership import Membership
 from penstock.client.app.message import TopicPartition
-from penstock.client.app.publisher import Draft, NotPublished
+from penstock.client.app.overflow import BufferFull
+from penstock.client.app.publisher import Draft
 from penstock.client.app.resources import Resources, now_ms
 from penstock.client.app.retry_topics import DueRetries, KeyOrder, in_key_order, read_waiting_retries
 from penstock.client.app.runners import (
@@ -55,7 +56,7 @@ from penstock.client.app.runners import (
 from penstock.client.app.subscription import Delivery, Subscription
 from penstock.client.app.wait_reporter import WorkerPhase, WorkerStage
 from penstock.client.deadletters.headers import retry_level
-from penstock.client.errors import ClientError
+from penstock.client.errors import ClientError, NotPublished
 from penstock.client.ledgers import LedgerFenced, open_ledger
 from penstock.client.payloads import encode
 from penstock.client.stores import StoreError, StoreUnavailable, open_store
@@ -184,10 +185,6 @@ class _Assembly:
         return self._sub.delivery is not Delivery.AT_MOST_ONCE
 
     @property
-    def _is_in_transactions(self) -> bool:
-        return isinstance(self._contract, exactly_once.ExactlyOnce)
-
-    @property
     def _is_concurrent(self) -> bool:
         return self._sub.concurrency > 1 or self._sub.shape.is_async
 
@@ -238,7 +235,10 @@ class _Assembly:
         """Raises the error if the message did not cause it: the message is then read again later."""
         if self._may_retry:
             # In a transaction the contract finds out which message caused the error.
-            is_outage = isinstance(error, NotPublished) and (error.may_be_there or self._is_in_transactions)
+            is_in_transaction = isinstance(self._contract, exactly_once.ExactlyOnce)
+            is_outage = isinstance(error, BufferFull) or (
+                isinstance(error, NotPublished) and (error.may_be_there or is_in_transaction)
+            )
             if is_outage or isinstance(error, TransactionFailed):
                 raise error
             raise_if_outage(error)
@@ -427,6 +427,7 @@ class SubscriptionWorker:
         self.error: BaseException | None = None
         self.is_ready = threading.Event()
         self.stage = WorkerStage(WorkerPhase.CONNECTING, time.monotonic())
+        self._polled_s: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"penstock-{subscription.group}", daemon=True)
 
     def start(self) -> None:
@@ -484,6 +485,11 @@ class SubscriptionWorker:
         return assembled.session.runner.in_progress() if assembled is not None else ()
 
     @property
+    def blocked_since_s(self) -> float | None:
+        """Since when the member waits, for example for a commit; None while handlers work."""
+        return None if self.in_progress() else self._polled_s
+
+    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
@@ -531,6 +537,7 @@ class SubscriptionWorker:
             while not self._stopping.is_set():
                 if self.stage.phase is not WorkerPhase.RUNNING:
                     self._note_stage(assembled, membership)
+                self._polled_s = time.monotonic()
                 self._poll_once(assembled, membership)
             assembled.contract.finish()
         finally:

@@ -90,10 +90,6 @@ class SqlLedger(ABC):
         self._open_marks = open_marks
         self._marks: SqlStore | None = None
 
-    @property
-    def _where_partition(self) -> str:
-        return "WHERE group_id = ? AND topic = ? AND partition = ?".replace("?", self.placeholder)
-
     def positions(
         self, group: str, topic_partitions: Sequence[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
@@ -127,7 +123,11 @@ class SqlLedger(ABC):
         """Returns a cursor whose rows are tuples. The handler may have set another row factory on its connection."""
 
     def owner(self, connection: Any, step: PositionAdvance) -> PositionOwner | None:
-        statement = f"SELECT next_offset, epoch, owner FROM penstock_positions {self._where_partition}"
+        mark = self.placeholder
+        statement = (
+            "SELECT next_offset, epoch, owner FROM penstock_positions "
+            f"WHERE group_id = {mark} AND topic = {mark} AND partition = {mark}"
+        )
         with self._database.translated_errors():
             cursor = self._tuple_cursor(connection)
             row = cursor.execute(statement, (index_key(step.group), *step.topic_partition)).fetchone()

@@ -191,7 +191,10 @@ def _typed_field(fields: dict[str, Any], name: str, kind: type) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Selects dead letters that match all given fields. Of several values one must match, of headers all."""
+    """Selects dead letters that match all given fields.
+
+    A field with several values matches if one of them does. `headers` matches if all of them do.
+    """
 
     #: since <= timestamp < until
     since_ms: int | None = None

@@ -14,6 +14,7 @@ from typing import Final
 
 from penstock.protocol.dead_letter_headers import (
     DEAD_LETTER_RETENTION_MS,
+    DEAD_LETTER_TOPIC_SETTINGS,
     DELIVERY_COUNT_HEADER,
     ERROR_CLASS_HEADER,
     ERROR_MESSAGE_BYTES_MAX,
@@ -73,6 +74,7 @@ RETRY_SETTINGS: Final = {
 DEAD_LETTER_SETTINGS: Final = {
     "message.timestamp.type": "CreateTime",
     "retention.ms": str(DEAD_LETTER_RETENTION_MS),
+    **DEAD_LETTER_TOPIC_SETTINGS,
 }
 REPLAYED_SETTINGS: Final = {"cleanup.policy": "compact"}
 

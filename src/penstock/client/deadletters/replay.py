@@ -1,8 +1,8 @@
 """Replays dead letters: plans first, then publishes them in transactions at a limited rate, each one once.
 
-A replay leaves out what is resolved already, also by a replay that was killed, so it is enough to run it again. It
-does not include dead letters that arrive while it runs, because records that fail again would be replayed forever. The
-rate limiter is pure and takes the time as an argument.
+A replay skips dead letters that are resolved already. To continue a replay that was killed, run it again. A replay does
+not include dead letters that arrive while it runs, because records that fail again would be replayed forever. The rate
+limiter is pure and takes the time as an argument.
 """
 
 from __future__ import annotations

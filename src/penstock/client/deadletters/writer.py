@@ -1,8 +1,8 @@
 """Writes dead letters' records and their resolutions in one transaction: both are written, or neither.
 
-A route says where a dead letter goes when it is replayed, and as what record; a record without a partition of its own
-gets that of its key by murmur2, as Java's producer chooses it. The replay lock lets one writer at a time write to
-`<topic>.replayed`, on Spark or without it.
+A route says to which topic a dead letter is replayed, and for which group. A record that cannot go to its original
+partition goes to the partition of its key by murmur2, as with Java's producer. The replay lock lets one writer at a
+time write to `<topic>.replayed`, on Spark or without it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ def _retry_headers(letter: DeadLetter, origin: Origin, group: str) -> list[Heade
 
 
 def _target_partition(letter: DeadLetter, origin: Origin | None, count: int) -> int:
-    """Returns the original partition if it exists, else that of the key; without a key, by the dead letter's own."""
+    """Returns the original partition if it exists, else the partition of the key.
+
+    Records without a key are spread by the partition of the dead letter.
+    """
     if origin is not None and origin.partition < count:
         return origin.partition
     key = letter.record.key

@@ -34,6 +34,7 @@ from penstock.client.outbox.messages import (
     row_headers,
     topic_name_error,
 )
+from penstock.client.wire.settings import SECURITY_PREFIXES
 
 __all__ = (
     "MARKER_SETTINGS",
@@ -103,7 +104,7 @@ def make_consumer(settings: Settings, name: str, *, isolation: str) -> Any:
 def make_admin_client(settings: Settings) -> Any:
     given = {key: value for key, value in settings.items() if key != "bootstrap.servers"}
     made = consumer_settings(settings["bootstrap.servers"], "penstock-outbox", given, group="none")
-    of_clients = ("client.", "sasl.", "security.", "socket.", "ssl.", "logger", "broker.", "reconnect.")
+    of_clients = (*SECURITY_PREFIXES, "oauth_cb", "client.", "socket.", "logger", "broker.", "reconnect.")
     chosen = {name: value for name, value in made.items() if name.startswith(of_clients)}
     return _make_client(AdminClient, {"bootstrap.servers": settings["bootstrap.servers"], **chosen})
 
@@ -117,12 +118,8 @@ def _make_client(kind: Callable[[Settings], Any], settings: Settings) -> Any:
 
 def error_text(error: BaseException | Any) -> str:
     """Returns the library's message for an error."""
-    cause = _kafka_error(error)
+    cause: Any = error.args[0] if isinstance(error, BaseException) and error.args else error
     return str(cause.str()) if hasattr(cause, "str") else str(cause)
-
-
-def _kafka_error(error: Any) -> Any:
-    return error.args[0] if isinstance(error, BaseException) and error.args else error
 
 
 def retry_until_done(call: Callable[[float], Any], what: str, stopping: threading.Event) -> Any:

@@ -420,13 +420,15 @@ def add(
 
     Raises OutboxError, ValueError, PayloadError, and errors of the database.
     """
+    from penstock.client.app.publisher import header_list
+    from penstock.client.payloads import encode
     from penstock.client.tracing import Spans
 
     target, key = caller_transaction(connection), _key_bytes(key)
-    with Spans().publish(topic, _header_list(headers), key=key) as all_headers:
+    with Spans().publish(topic, header_list(headers), key=key) as all_headers:
         row = new_row(
             topic,
-            _value_bytes(value),
+            None if value is None else encode(value),
             key=key,
             headers=all_headers,
             partition=partition,
@@ -461,21 +463,9 @@ def _thread_hash() -> int:
     return zlib.crc32(f"{os.getpid()} {threading.get_ident()}".encode()) & HASH_MAX
 
 
-def _value_bytes(value: object) -> bytes | None:
-    from penstock.client.payloads import encode
-
-    return None if value is None else encode(value)
-
-
 def _key_bytes(key: object) -> bytes | None:
     if isinstance(key, str):
         return key.encode()
     if key is None or isinstance(key, bytes):
         return key
     raise TypeError(f"a key must be str or bytes, not {type(key).__qualname__}")
-
-
-def _header_list(headers: Headers | None) -> list[Header]:
-    from penstock.client.app.publisher import header_list
-
-    return header_list(headers)

@@ -245,7 +245,7 @@ class Relay:
         self._settle(database, before, self._read_markers(before.name, stopping))
 
     def _settle(self, database: OutboxDatabase, agreement: RelayAgreement, markers: Sequence[Marker]) -> None:
-        """Deletes the rows that committed markers name, of all shards."""
+        """Deletes the rows of all shards that committed markers name."""
         for marker in markers:
             if marker.identity == agreement.identity:
                 self.counts.settled += database.delete_published(marker.rows)

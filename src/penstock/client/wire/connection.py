@@ -13,7 +13,6 @@ import secrets
 import socket
 import ssl
 import struct
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,13 +21,22 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 from penstock import __version__
-from penstock.client.errors import AuthenticationFailed, ClientError, Unavailable, UnsupportedVersion
+from penstock.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    Unavailable,
+    UnencodableRequest,
+    UnsupportedVersion,
+)
 from penstock.client.retry import Deadline
-from penstock.client.wire.sasl import sasl_exchange
 from penstock.client.wire.settings import Address, ConnectionSettings, SaslSettings, TlsSettings
+from penstock.protocol.access_tokens import TokenUnavailable, token_source
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ErrorCode, MalformedFrame
+from penstock.protocol.sasl_client import PLAIN, PlainExchange, SaslError, SaslExchange, ScramExchange
 from penstock.protocol.schemas import request_encoder, request_is_flexible, response_reader, schema_class
+from penstock.protocol.scram import SCRAM_HASHES
+from penstock.protocol.secret_file import SecretFile
 from penstock.protocol.wire import skip_tags
 
 
@@ -60,8 +68,8 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
     if tls.certificate_location is None and tls.certificate_pem is None:
         return
     with ExitStack() as stack:
-        certificate = tls.certificate_location or _temporary_file(stack, tls.certificate_pem)
-        key = tls.key_location or _temporary_file(stack, tls.key_pem)
+        certificate = tls.certificate_location or _secret_file(stack, tls.certificate_pem)
+        key = tls.key_location or _secret_file(stack, tls.key_pem)
         try:
             # Without a password OpenSSL would ask for one at the terminal.
             context.load_cert_chain(certificate or "", key, password=tls.key_password or "")
@@ -71,15 +79,8 @@ def _load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
             ) from None
 
 
-def _temporary_file(stack: ExitStack, pem: str | None) -> str | None:
-    """Writes the text to a file, because OpenSSL loads the client's certificate and key from files only."""
-    if pem is None:
-        return None
-    handle, path = tempfile.mkstemp(suffix=".pem")
-    stack.callback(os.unlink, path)
-    with os.fdopen(handle, "w") as file:
-        file.write(pem)
-    return path
+def _secret_file(stack: ExitStack, pem: str | None) -> str | None:
+    return None if pem is None else stack.enter_context(SecretFile(pem)).path
 
 
 _FRAME_SIZE: Final = struct.Struct(">i")
@@ -228,11 +229,13 @@ class Connection:
         self._session_end: Deadline | None = None
         self._versions: dict[int, tuple[int, int]] = {}
         self._features: dict[str, int] = {}
+        # Before it connects, because it may have to wait for a token, and the broker does not wait long.
+        exchange = None if settings.sasl is None else _sasl_exchange(settings.sasl)
         self._transport = Transport(address, settings)
         try:
             self._negotiate()
-            if settings.sasl is not None:
-                self._authenticate(settings.sasl)
+            if settings.sasl is not None and exchange is not None:
+                self._authenticate(settings.sasl, exchange)
         except BaseException:
             self.close()
             raise
@@ -339,7 +342,12 @@ class Connection:
 
     def _exchange(self, request: Any, api_key: int, version: int, timeout_ms: float | None) -> Any:
         out = io.BytesIO()
-        request_encoder(api_key, version)(out, request)
+        try:
+            request_encoder(api_key, version)(out, request)
+        except struct.error as error:
+            what, _, bounds = str(error).rpartition("requires ")
+            name = type(request).__name__.removesuffix("Request")
+            raise UnencodableRequest(f"a number in {name} is out of range: {bounds or what}") from None
         assert not self._waiting, f"{self} has pending requests"
         pending = self.begin(api_key, version, [out.getvalue()])
         return self.decode(pending, self.finish(pending, timeout_ms=timeout_ms))
@@ -399,7 +407,7 @@ class Connection:
             return None
         return self.decode(pending, body)
 
-    def _authenticate(self, sasl: SaslSettings) -> None:
+    def _authenticate(self, sasl: SaslSettings, exchange: SaslExchange) -> None:
         handshake = schema_class("sasl_handshake.v1.request:SaslHandshakeRequest")(mechanism=sasl.mechanism)
         response = self.call(handshake)
         if response.error_code is not ErrorCode.none:
@@ -407,26 +415,41 @@ class Connection:
             raise AuthenticationFailed(
                 f"{self.peer} does not support sasl.mechanism={sasl.mechanism}; it offers: {offered}"
             )
-        exchange = sasl_exchange(
-            sasl.mechanism, sasl.username, sasl.password, nonce=secrets.token_urlsafe(_NONCE_BYTES)
-        )
-        message: bytes | None = exchange.first()
-        while message is not None:
-            message = exchange.next(self._send_sasl(message, sasl))
+        try:
+            message: bytes | None = exchange.first()
+            while message is not None:
+                message = exchange.next(self._send_sasl(message, sasl))
+        except SaslError as error:
+            raise AuthenticationFailed(f"{self.peer}: {error}") from None
 
     def _send_sasl(self, message: bytes, sasl: SaslSettings) -> bytes:
         request = schema_class("sasl_authenticate.v2.request:SaslAuthenticateRequest")(auth_bytes=message)
         response = self.call(request)
         if response.error_code is not ErrorCode.none:
             reason = response.error_message or response.error_code.name.replace("_", " ")
-            raise AuthenticationFailed(f"{self.peer} refuses the login of {sasl.username}: {reason}")
-        self._note_lifetime(response)
+            user = sasl.username or "the token"
+            raise AuthenticationFailed(f"{self.peer} refuses the login of {user}: {reason}")
+        if lifetime := getattr(response, "session_lifetime", None):
+            self._session_end = Deadline(lifetime.total_seconds() * 1000 * _SESSION_LIFETIME_SHARE)
         return bytes(response.auth_bytes)
 
-    def _note_lifetime(self, response: Any) -> None:
-        lifetime = getattr(response, "session_lifetime", None)
-        if lifetime:
-            self._session_end = Deadline(lifetime.total_seconds() * 1000 * _SESSION_LIFETIME_SHARE)
+
+def _sasl_exchange(sasl: SaslSettings) -> SaslExchange:
+    """Raises AuthenticationFailed if no token is issued to this client, Unavailable if there is none now."""
+    if sasl.endpoint is not None:
+        try:
+            return token_source(sasl.endpoint).new_exchange()
+        except TokenUnavailable as error:
+            raise (AuthenticationFailed if error.is_refused else Unavailable)(str(error)) from None
+    if sasl.mechanism == PLAIN:
+        return PlainExchange(sasl.username, sasl.password)
+    return ScramExchange(
+        SCRAM_HASHES[sasl.mechanism],
+        sasl.username,
+        sasl.password,
+        nonce=secrets.token_urlsafe(_NONCE_BYTES),
+        is_token=sasl.is_token,
+    )
 
 
 @cache

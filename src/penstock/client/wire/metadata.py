@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -114,13 +115,9 @@ def _topic_info(reply: Any) -> TopicInfo:
     return TopicInfo(
         name=str(reply.name),
         id=topic_id if topic_id not in (None, _NO_ID) else None,
-        partitions=tuple(_partition_info(each) for each in sorted(reply.partitions, key=_partition_index)),
+        partitions=tuple(map(_partition_info, sorted(reply.partitions, key=attrgetter("partition_index")))),
         is_internal=bool(getattr(reply, "is_internal", False)),
     )
-
-
-def _partition_index(reply: Any) -> int:
-    return int(reply.partition_index)
 
 
 def _partition_info(reply: Any) -> PartitionInfo:

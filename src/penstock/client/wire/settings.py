@@ -11,7 +11,17 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from penstock.client.errors import ClientError
-from penstock.client.wire.sasl import MECHANISMS, PLAIN, SCRAM_HASHES
+from penstock.client.wire.properties import with_config_file
+from penstock.protocol.access_tokens import (
+    TOKEN_SETTINGS,
+    URL_SETTING,
+    TokenEndpoint,
+    token_endpoint,
+    token_source,
+)
+from penstock.protocol.jaas import parse_jaas
+from penstock.protocol.sasl_client import MECHANISMS, OAUTHBEARER, PLAIN
+from penstock.protocol.scram import SCRAM_HASHES
 
 Address = tuple[str, int]
 
@@ -44,9 +54,24 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslSettings:
+    """With OAUTHBEARER, `username` is the client id, and tokens come from `endpoint`."""
+
     mechanism: str
-    username: str
-    password: str = field(repr=False)
+    username: str = ""
+    password: str = field(default="", repr=False)
+    #: User name and password are the id and the HMAC of a delegation token.
+    is_token: bool = False
+    endpoint: TokenEndpoint | None = None
+
+    def to_mapping(self) -> dict[str, str]:
+        if self.endpoint is not None:
+            return {"sasl.mechanism": self.mechanism, **self.endpoint.to_mapping()}
+        mapping = {
+            "sasl.mechanism": self.mechanism,
+            "sasl.username": self.username,
+            "sasl.password": self.password,
+        }
+        return mapping | {"penstock.sasl.tokenauth": "true"} if self.is_token else mapping
 
 
 #: The setting of each field of TlsSettings.
@@ -101,12 +126,51 @@ class ConnectionSettings:
         if self.security is not None:
             mapping |= _tls_mapping(self.security)
         if self.sasl is not None:
-            mapping |= {
-                "sasl.mechanism": self.sasl.mechanism,
-                "sasl.username": self.sasl.username,
-                "sasl.password": self.sasl.password,
-            }
+            mapping |= self.sasl.to_mapping()
         return mapping
+
+    def librdkafka_security(self) -> dict[str, Any]:
+        """Return the settings about TLS and credentials in the names of librdkafka. Raises ClientError.
+
+        All are texts, except the callback that reads a token from a file, which librdkafka cannot do.
+        """
+        if self.sasl is not None and self.sasl.is_token:
+            raise ClientError(
+                "librdkafka cannot log in with a delegation token: give this client a user and a password"
+            )
+        security: dict[str, Any] = {
+            name: value for name, value in self.to_mapping().items() if name.startswith(SECURITY_PREFIXES)
+        }
+        if self.sasl is not None and (endpoint := self.sasl.endpoint) is not None and endpoint.is_file:
+            security["oauth_cb"] = token_source(endpoint).librdkafka_token
+        return security
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a setting must not be shown."""
+    return _SECRET.search(name.lower()) is not None
+
+
+def librdkafka_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings for librdkafka: those that only Java clients have, under the names of librdkafka.
+
+    Settings that librdkafka knows stay as they are, also those that this client does not know. Raises ClientError.
+    """
+    security = {name: value for name, value in settings.items() if name.startswith(SECURITY_PREFIXES)}
+    has_java_names = any(
+        name.startswith(_JAVA_NAMES) or (name, value) in _JAVA_VALUES for name, value in security.items()
+    )
+    if not has_java_names and not _is_token_url_of_java(security):
+        return dict(settings)
+    parsed = parse_settings({**security, "bootstrap.servers": "unused:9092"})
+    rest = {name: value for name, value in settings.items() if name not in security or name in parsed.unknown}
+    return {**rest, **parsed.librdkafka_security()}
+
+
+def _is_token_url_of_java(security: Mapping[str, Any]) -> bool:
+    """Whether librdkafka would not use the URL: it takes no files, and others only with a setting that Java lacks."""
+    url, method = security.get(URL_SETTING), security.get("sasl.oauthbearer.method")
+    return url is not None and (method != "oidc" or str(url).startswith("file:"))
 
 
 def _tls_mapping(tls: TlsSettings) -> dict[str, str]:
@@ -123,24 +187,38 @@ def _address_text(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+#: All settings about TLS and credentials begin with one of these.
+SECURITY_PREFIXES: Final = ("security.", "ssl.", "sasl.", "enable.ssl.", "https.", "penstock.sasl.")
+#: Settings that librdkafka does not have.
+_JAVA_NAMES: Final = (
+    "sasl.jaas.config",
+    "ssl.truststore.",
+    "ssl.keystore.type",
+    "ssl.keystore.key",
+    "ssl.keystore.certificate.chain",
+    "sasl.oauthbearer.client.credentials.",
+    "penstock.sasl.",
+)
+#: What Java clients need in order to get tokens; here the URL says enough.
+_TOKEN_CLASSES: Final = ("sasl.login.callback.handler.class", "sasl.oauthbearer.jwt.retriever.class")
+#: Settings with a secret, or with a text that contains one.
+_SECRET: Final = re.compile(r"password|secret|jaas|credential|token(?!\.endpoint)|(?:^|\.)key(?:\.pem)?$")
+_JAVA_VALUES: Final = (("ssl.endpoint.identification.algorithm", ""),)
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _NUMBER_MAX: Final = 2**31 - 1
 _DEFAULT_PORT: Final = 9092
 _BOOLEANS: Final = {"true": True, "false": False}
 _JAVA_STORES: Final = ("ssl.truststore", "ssl.keystore")
-#: `module.Class required name="value" other='value' third=value;`
-_JAAS: Final = re.compile(
-    r"\s*(?P<module>[\w.$]+)\s+(required|requisite|sufficient|optional)\b(?P<options>.*)", re.S
-)
-_JAAS_OPTION: Final = re.compile(
-    r"""([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))"""
-)
-_JAAS_MECHANISMS: Final = {"PlainLoginModule": (PLAIN,), "ScramLoginModule": tuple(SCRAM_HASHES)}
+_JAAS_MECHANISMS: Final = {
+    "PlainLoginModule": (PLAIN,),
+    "ScramLoginModule": tuple(SCRAM_HASHES),
+    "OAuthBearerLoginModule": (OAUTHBEARER,),
+}
 
 
 def parse_settings(mapping: Mapping[str, str]) -> ConnectionSettings:
     """Raises ClientError, which names the setting."""
-    given = _UnreadSettings(mapping)
+    given = _UnreadSettings(with_config_file(mapping))
     protocol = given.take("security.protocol", default="PLAINTEXT").upper()
     if protocol not in _PROTOCOLS:
         raise _invalid_setting("security.protocol", protocol, f"must be one of {', '.join(_PROTOCOLS)}")
@@ -173,6 +251,9 @@ class _UnreadSettings:
 
     def has(self, name: str) -> bool:
         return bool(self._left.get(name))
+
+    def is_empty(self, name: str) -> bool:
+        return self._left.get(name) == ""
 
     def take(self, *names: str, default: str) -> str:
         value = self.find(*names)
@@ -224,9 +305,7 @@ def _tls(given: _UnreadSettings) -> TlsSettings:
     for store in _JAVA_STORES:
         _reject_java_store(given, store)
     keystore = given.find("ssl.keystore.location")
-    algorithm = given.take("ssl.endpoint.identification.algorithm", default="https").lower()
-    if algorithm not in ("https", "none"):
-        raise _invalid_setting("ssl.endpoint.identification.algorithm", algorithm, "must be https or none")
+    algorithm = _identification_algorithm(given)
     return TlsSettings(
         ca_location=given.find("ssl.ca.location", "ssl.truststore.location"),
         ca_pem=given.find("ssl.ca.pem", "ssl.truststore.certificates"),
@@ -240,16 +319,44 @@ def _tls(given: _UnreadSettings) -> TlsSettings:
     )
 
 
+def _identification_algorithm(given: _UnreadSettings) -> str:
+    """Java clients turn the check off with an empty value, librdkafka with `none`."""
+    name = "ssl.endpoint.identification.algorithm"
+    is_empty = given.is_empty(name)
+    algorithm = given.take(name, default="https").lower()
+    if is_empty:
+        return "none"
+    if algorithm not in ("https", "none"):
+        raise _invalid_setting(name, algorithm, "must be https or none")
+    return algorithm
+
+
 def _reject_java_store(given: _UnreadSettings, store: str) -> None:
     """Raises ClientError for a Java keystore, which Python cannot read. JKS is the default type."""
-    kind = given.find(f"{store}.type")
-    if (kind or ("JKS" if given.has(f"{store}.location") else "PEM")).strip().upper() != "PEM":
+    kind = (given.find(f"{store}.type") or ("JKS" if given.has(f"{store}.location") else "PEM")).strip()
+    if kind.upper() != "PEM":
+        location = given.find(f"{store}.location") or "FILE"
         raise ClientError(
-            f"{store}.type={kind or 'JKS'} is not supported: use certificates in PEM format "
-            f"(convert them with `keytool -exportcert -rfc` or `openssl pkcs12`, and set {store}.type=PEM)"
+            f"{store}.type={kind} is not supported, only PEM: convert it with "
+            f"`{_conversion(store, location, kind.upper())}`, then set {store}.location to the new file and "
+            f"{store}.type=PEM"
         )
     if store == "ssl.truststore":
         given.find("ssl.truststore.password")  # certificates in PEM have no password
+
+
+def _conversion(store: str, location: str, kind: str) -> str:
+    """Return the command that writes the content of a Java store as PEM."""
+    if store == "ssl.truststore":
+        return f"keytool -list -rfc -keystore {location} > truststore.pem"
+    to_pem = "openssl pkcs12 -nodes -in {} -out keystore.pem"
+    if kind == "PKCS12":
+        return to_pem.format(location)
+    p12 = "keystore.p12"
+    return (
+        f"keytool -importkeystore -srckeystore {location} -destkeystore {p12} -deststoretype PKCS12 && "
+        + to_pem.format(p12)
+    )
 
 
 # Credentials
@@ -259,35 +366,45 @@ def _sasl(given: _UnreadSettings, *, wanted: bool) -> SaslSettings | None:
     mechanism = given.take("sasl.mechanism", "sasl.mechanisms", default="").upper()
     jaas = given.find("sasl.jaas.config")
     username, password = given.find("sasl.username"), given.find("sasl.password")
+    is_token = _boolean(given, "penstock.sasl.tokenauth", default=False)
+    tokens = {name: value for name in TOKEN_SETTINGS if (value := given.find(name)) is not None}
+    given.find("sasl.oauthbearer.method", *_TOKEN_CLASSES)
     if not wanted:
         return None
     if mechanism not in MECHANISMS:
         raise _invalid_setting(
             "sasl.mechanism", mechanism or "(none)", f"must be one of {', '.join(MECHANISMS)}"
         )
+    options = {} if jaas is None else _jaas_options(jaas, mechanism)
+    if mechanism == OAUTHBEARER:
+        return _token_settings(tokens, options)
     if jaas is not None:
-        options = _jaas_options(jaas, mechanism)
         username, password = username or options.get("username"), password or options.get("password")
+        is_token = is_token or options.get("tokenauth", "").lower() == "true"
     if username is None or password is None:
         raise ClientError(f"{mechanism} needs sasl.username and sasl.password, or both in sasl.jaas.config")
-    return SaslSettings(mechanism=mechanism, username=username, password=password)
+    if is_token and mechanism == PLAIN:
+        raise ClientError("delegation tokens need sasl.mechanism=SCRAM-SHA-256 or SCRAM-SHA-512")
+    return SaslSettings(mechanism=mechanism, username=username, password=password, is_token=is_token)
 
 
-def _jaas_options(text: str, mechanism: str) -> dict[str, str]:
+def _token_settings(tokens: Mapping[str, str], options: Mapping[str, str]) -> SaslSettings:
+    try:
+        endpoint = token_endpoint(tokens.get, options)
+    except ValueError as error:
+        raise ClientError(str(error)) from None
+    return SaslSettings(mechanism=OAUTHBEARER, username=endpoint.client_id, endpoint=endpoint)
+
+
+def _jaas_options(text: str, mechanism: str) -> Mapping[str, str]:
     """Errors never show the text, because it contains a password."""
-    match = _JAAS.fullmatch(text)
-    if match is None:
-        raise ClientError(
-            'sasl.jaas.config must look like: <LoginModule> required username="..." password="...";'
-        )
-    module = match["module"].rpartition(".")[2]
-    if mechanism not in _JAAS_MECHANISMS.get(module, ()):
-        raise ClientError(f"sasl.jaas.config: {module} does not work with sasl.mechanism={mechanism}")
-    return {name: _jaas_value(*values) for name, *values in _JAAS_OPTION.findall(match["options"])}
-
-
-def _jaas_value(double: str, single: str, bare: str) -> str:
-    return bare or re.sub(r"\\(.)", r"\1", double or single)
+    try:
+        jaas = parse_jaas(text)
+    except ValueError as error:
+        raise ClientError(f"sasl.jaas.config {error}") from None
+    if mechanism not in _JAAS_MECHANISMS.get(jaas.module, ()):
+        raise ClientError(f"sasl.jaas.config: {jaas.module} does not work with sasl.mechanism={mechanism}")
+    return jaas.options
 
 
 def _invalid_setting(name: str, value: Any, wanted: str) -> ClientError:

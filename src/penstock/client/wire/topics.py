@@ -40,6 +40,7 @@ class ConfigResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
     GROUP = 32
+    TENANT = 64  # Penstock's own
 
 
 class _ConfigOperation(IntEnum):
@@ -256,8 +257,12 @@ def alter_configs(
     changes: Mapping[str, str | None],
     *,
     deadline: Deadline | None = None,
+    dry_run: bool = False,
 ) -> None:
-    """Sets settings of any resource; the empty name stands for all brokers. Raises Refused, Unavailable."""
+    """Sets settings of any resource, or only checks them; the empty name stands for all brokers.
+
+    Raises Refused, Unavailable.
+    """
     module = "incremental_alter_configs.v1.request"
     setting = schema_class(f"{module}:AlterableConfig")
     configs = tuple(
@@ -272,7 +277,7 @@ def alter_configs(
         resource_type=int(kind), resource_name=name, configs=configs
     )
     request = schema_class(f"{module}:IncrementalAlterConfigsRequest")(
-        resources=(resource,), validate_only=False
+        resources=(resource,), validate_only=dry_run
     )
 
     def call(connection: Connection) -> None:

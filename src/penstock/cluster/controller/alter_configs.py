@@ -1,4 +1,4 @@
-"""AlterConfigs and IncrementalAlterConfigs for topics, brokers, groups and client metrics.
+"""AlterConfigs and IncrementalAlterConfigs for topics, brokers, groups, client metrics and tenants.
 
 A resource changes as a whole or not at all.
 """
@@ -21,7 +21,8 @@ from penstock.cluster.group_settings import (
 )
 from penstock.cluster.image import ClusterImage, ConfigResource, ResourceType
 from penstock.cluster.metadata_records import ConfigRecord
-from penstock.cluster.topic_names import parse_node_id, topic_name_error
+from penstock.cluster.tenants import TENANT_SETTINGS, validate_tenant
+from penstock.cluster.topic_names import topic_name_error
 from penstock.cluster.topic_settings import (
     FLUSH_POLICY,
     MIN_ISR,
@@ -33,6 +34,7 @@ from penstock.cluster.topic_settings import (
 )
 from penstock.protocol.config_def import InvalidSetting, Setting, SettingType, SettingValue
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 class ConfigOp(IntEnum):
@@ -63,16 +65,21 @@ class AlterConfigsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """The broker settings that exist, and the node's config layers that topics inherit from."""
+    """The broker settings that exist, and the node's config layers that topics inherit from.
+
+    Super users cannot be users of a tenant: no rule and no namespace would hold for them.
+    """
 
     node_settings: Mapping[str, Setting]
     node: tuple[ConfigLayer, ...] = ()
+    super_users: frozenset[str] = frozenset()
 
 
 _EVERY_BROKER: Final = ConfigResource(ResourceType.BROKER, "")
 _PER_IP: Final = "max.connections.per.ip"
 _PER_IP_OVERRIDES: Final = "max.connections.per.ip.overrides"
 _RETENTION: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.retention.hours"})
+_NODE_ID_DIGITS_MAX: Final = 10
 
 Values = dict[str, str]
 Merge = Callable[["_Resource", tuple[ConfigChange, ...]], Values]
@@ -84,7 +91,7 @@ def incremental_alter_configs(
     *,
     rules: NodeConfig,
     validate_only: bool = False,
-) -> Decision[tuple[AlterConfigsResult, ...]]:
+) -> Steps[Decision[tuple[AlterConfigsResult, ...]]]:
     """Keeps the settings that the request does not name."""
     return _alter_resources(image, resources, rules, validate_only, _merge_incrementally)
 
@@ -95,7 +102,7 @@ def replace_configs(
     *,
     rules: NodeConfig,
     validate_only: bool = False,
-) -> Decision[tuple[AlterConfigsResult, ...]]:
+) -> Steps[Decision[tuple[AlterConfigsResult, ...]]]:
     """The older AlterConfigs: settings that the request does not name go back to their defaults."""
     return _alter_resources(image, resources, rules, validate_only, _replace)
 
@@ -106,21 +113,26 @@ def _alter_resources(
     rules: NodeConfig,
     validate_only: bool,
     merge: Merge,
-) -> Decision[tuple[AlterConfigsResult, ...]]:
+) -> Steps[Decision[tuple[AlterConfigsResult, ...]]]:
     asked = Counter(item.resource for item in resources)
+    tenants = sum(resource.type == ResourceType.TENANT for resource in asked)
     records: list[ConfigRecord] = []
     results: list[AlterConfigsResult] = []
     for item in resources:
         try:
             if asked[item.resource] > 1:
                 raise ApiError(ErrorCode.invalid_request, "Each resource must appear at most once.")
+            if item.resource.type == ResourceType.TENANT and tenants > 1:
+                # Tenants of one request are not compared with each other, and two must not overlap.
+                raise ApiError(ErrorCode.invalid_request, "A request may alter only one tenant.")
             records += _alter_one(image, item, rules, merge)
             results.append(AlterConfigsResult(resource=item.resource))
         except ApiError as error:
             results.append(
                 AlterConfigsResult(resource=item.resource, error=error.code, message=error.message)
             )
-    changes = _drop_eligible_replicas(image, records, rules)
+        yield
+    changes = yield from _drop_eligible_replicas(image, records, rules)
     if validate_only:
         return Decision((), tuple(results))
     return changes.decision(tuple(results), first=records)
@@ -128,7 +140,7 @@ def _alter_resources(
 
 def _drop_eligible_replicas(
     image: ClusterImage, records: Sequence[ConfigRecord], rules: NodeConfig
-) -> PartitionChanges:
+) -> Steps[PartitionChanges]:
     """Drops the eligible leader replicas where min.insync.replicas changes.
 
     With a lower value the leader may advance the high watermark without them. A partition without a leader keeps them:
@@ -144,6 +156,7 @@ def _drop_eligible_replicas(
             change = changes.of(topic, index)
             change.drop_eligible()
             changes.add(change)
+        yield
     return changes
 
 
@@ -328,6 +341,25 @@ class _GroupResource(_Resource):
         validate_group_settings(values, self.rules.node)
 
 
+class _TenantResource(_Resource):
+    """A tenant exists as long as it has settings."""
+
+    settings = TENANT_SETTINGS
+
+    def __init__(
+        self, current: Mapping[str, str], rules: NodeConfig, *, image: ClusterImage, name: str
+    ) -> None:
+        super().__init__(current, rules)
+        self._image = image
+        self._name = name
+
+    def default(self, name: str) -> SettingValue:
+        return self.settings[name].default
+
+    def validate(self, values: Mapping[str, str]) -> None:
+        validate_tenant(self._image, self._name, values, super_users=self.rules.super_users)
+
+
 def _resource(
     image: ClusterImage, resource: ConfigResource, changes: tuple[ConfigChange, ...], rules: NodeConfig
 ) -> _Resource:
@@ -341,12 +373,15 @@ def _resource(
             _refuse_for_one_broker(resource.name, changes)
             return _BrokerResource(current, rules)
         case ResourceType.GROUP:
-            _refuse_nameless_group(resource.name)
+            if not resource.name:
+                raise ApiError(ErrorCode.invalid_request, "Default group resources are not allowed.")
             return _GroupResource(current, rules)
         case ResourceType.CLIENT_METRICS:
             if not resource.name:
                 raise ApiError(ErrorCode.invalid_request, "Subscription name can't be empty")
             return _ClientMetricsResource(current, rules)
+        case ResourceType.TENANT:
+            return _TenantResource(current, rules, image=image, name=resource.name)
         case _:
             raise ApiError(ErrorCode.invalid_request, f"Unknown resource type {resource.type}")
 
@@ -357,11 +392,6 @@ def _refuse_for_one_broker(name: str, changes: tuple[ConfigChange, ...]) -> None
         if name and change.name in (MIN_ISR, FLUSH_POLICY) and change.value is not None:
             message = f"Broker-level {change.name} cannot be altered while ELR is enabled."
             raise ApiError(ErrorCode.invalid_config, message)
-
-
-def _refuse_nameless_group(name: str) -> None:
-    if not name:
-        raise ApiError(ErrorCode.invalid_request, "Default group resources are not allowed.")
 
 
 def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
@@ -376,10 +406,15 @@ def _refuse_unknown_topic(image: ClusterImage, name: str) -> None:
 def _refuse_unknown_broker(image: ClusterImage, name: str) -> None:
     if not name:
         return
-    if (broker_id := parse_node_id(name)) is None:
-        raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
-    if broker_id not in image.brokers:
+    if parse_node_id(name) not in image.brokers:
         raise ApiError(
             ErrorCode.invalid_request,
             f"Unexpected broker id, expected one of {sorted(image.brokers)}, but received {name}",
         )
+
+
+def parse_node_id(name: str) -> int:
+    """The broker id that a resource is named after. Raises INVALID_REQUEST."""
+    if not (name.isascii() and name.isdecimal() and len(name) <= _NODE_ID_DIGITS_MAX):
+        raise ApiError(ErrorCode.invalid_request, f"Node id must be an integer, but it is: {name}")
+    return int(name)

@@ -13,8 +13,10 @@ from penstock.cluster.controller import placement
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage, TopicState
 from penstock.cluster.metadata_records import PartitionRecord, RemoveTopicRecord
+from penstock.cluster.tenants import PartitionBudgets
 from penstock.cluster.topic_names import is_internal
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +43,9 @@ def create_partitions(
     draw: placement.Draw,
     validate_only: bool = False,
     broker_replicas_max: int = placement.REPLICAS_UNLIMITED,
-) -> Decision[tuple[CreatePartitionsResult, ...]]:
+) -> Steps[Decision[tuple[CreatePartitionsResult, ...]]]:
     """One result per name, in request order. A topic that fails does not affect the others."""
-    load = placement.ReplicaLimit(image, broker_replicas_max)
+    load, budgets = placement.ReplicaLimit(image, broker_replicas_max), PartitionBudgets(image)
     asked = Counter(topic.name for topic in topics)
     records: list[PartitionRecord] = []
     results: list[CreatePartitionsResult] = []
@@ -51,10 +53,12 @@ def create_partitions(
         try:
             if asked[topic.name] > 1:
                 raise ApiError(ErrorCode.invalid_request, "Duplicate topic name.")
-            records += _add_partitions(image, topic, partitions_max - len(records), draw, load)
+            left = partitions_max - len(records)
+            records += yield from _add_partitions(image, topic, left, draw, load, budgets)
             results.append(CreatePartitionsResult(name=topic.name))
         except ApiError as error:
             results.append(CreatePartitionsResult(name=topic.name, error=error.code, message=error.message))
+        yield
     return Decision(() if validate_only else tuple(records), tuple(results))
 
 
@@ -64,22 +68,27 @@ def _add_partitions(
     partitions_left: int,
     draw: placement.Draw,
     load: placement.ReplicaLimit,
-) -> list[PartitionRecord]:
+    budgets: PartitionBudgets,
+) -> Steps[list[PartitionRecord]]:
     topic = image.topics.get(asked.name)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition, "This server does not host this topic.")
     more = _additional_partitions(topic, asked, partitions_left)
     replication_factor = len(topic.partitions[0].replicas)
     if asked.assignments is None:
-        assignments = placement.assign_replicas(
+        assignments = yield from placement.assign_replicas(
             image, partitions=more, replication_factor=replication_factor, draw=draw
         )
     else:
         assignments = list(asked.assignments)
         for replicas in assignments:
             placement.refuse_bad_replicas(image, replicas, replication_factor)
+            yield
+    budgets.check(topic.name, more)
     load.add(assignments)
-    return placement.partition_records(image, topic.id, assignments, first=len(topic.partitions))
+    budgets.take(topic.name, more)
+    first = len(topic.partitions)
+    return (yield from placement.partition_records(image, topic.id, assignments, first=first))
 
 
 def _additional_partitions(topic: TopicState, asked: NewPartitions, partitions_left: int) -> int:
@@ -124,10 +133,15 @@ class DeleteTopicResult:
     message: str | None = None
 
 
-def delete_topics(image: ClusterImage, topics: Sequence[TopicRef]) -> Decision[tuple[DeleteTopicResult, ...]]:
+def delete_topics(
+    image: ClusterImage, topics: Sequence[TopicRef]
+) -> Steps[Decision[tuple[DeleteTopicResult, ...]]]:
     """One result per distinct reference, in request order."""
     asked = Counter(topics)
-    found: dict[TopicRef, TopicState | ApiError] = {ref: _find_topic(image, ref, asked[ref]) for ref in asked}
+    found: dict[TopicRef, TopicState | ApiError] = {}
+    for ref in asked:
+        found[ref] = _find_topic(image, ref, asked[ref])
+        yield
     by_id = Counter(topic.id for topic in found.values() if isinstance(topic, TopicState))
     results: list[DeleteTopicResult] = []
     records: list[RemoveTopicRecord] = []
@@ -137,10 +151,18 @@ def delete_topics(image: ClusterImage, topics: Sequence[TopicRef]) -> Decision[t
                 DeleteTopicResult(name=ref.name, id=ref.id, error=topic.code, message=topic.message)
             )
         elif by_id[topic.id] > 1:
-            results.append(_duplicate_topic(topic))
+            results.append(
+                DeleteTopicResult(
+                    name=topic.name,
+                    id=topic.id,
+                    error=ErrorCode.invalid_request,
+                    message="The provided topic name maps to an ID that was already supplied.",
+                )
+            )
         else:
             records.append(RemoveTopicRecord(topic_id=topic.id))
             results.append(DeleteTopicResult(name=topic.name, id=topic.id))
+        yield
     return Decision(tuple(records), tuple(results))
 
 
@@ -165,12 +187,3 @@ def _find_topic(image: ClusterImage, ref: TopicRef, times: int) -> TopicState | 
         # Apache Kafka leaves this check to its tools. Without it a client could delete every group's offsets.
         return ApiError(ErrorCode.invalid_request, f"Topic {topic.name} is internal and cannot be deleted.")
     return topic
-
-
-def _duplicate_topic(topic: TopicState) -> DeleteTopicResult:
-    return DeleteTopicResult(
-        name=topic.name,
-        id=topic.id,
-        error=ErrorCode.invalid_request,
-        message="The provided topic name maps to an ID that was already supplied.",
-    )

@@ -18,14 +18,16 @@ from penstock.cluster.controller.placement import (
 )
 from penstock.cluster.image import ClusterImage, ResourceType
 from penstock.cluster.metadata_records import ConfigRecord, MetadataRecord, TopicRecord
+from penstock.cluster.tenants import PartitionBudgets
 from penstock.cluster.topic_names import CLUSTER_METADATA, collision_key, topic_name_error
 from penstock.cluster.topic_settings import (
     ConfigLayer,
     EffectiveSetting,
-    effective_topic_settings,
+    TopicSettingsCache,
     validate_topic_settings,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 class NewTopic(NamedTuple):
@@ -73,19 +75,21 @@ def create_topics(
     rules: TopicDefaults,
     chance: Randomness,
     validate_only: bool = False,
-) -> Decision[tuple[CreateTopicResult, ...]]:
+) -> Steps[Decision[tuple[CreateTopicResult, ...]]]:
     """One result per name, in request order. A topic that fails does not affect the others."""
     asked = Counter(topic.name for topic in topics)
     maker = _TopicBuilder(image, rules, chance)
-    results = [
-        maker.make(topic) if asked[topic.name] == 1 else _duplicate(topic.name)
-        for topic in {topic.name: topic for topic in topics}.values()
-    ]
+    results: list[CreateTopicResult] = []
+    for topic in {topic.name: topic for topic in topics}.values():
+        if asked[topic.name] == 1:
+            results.append((yield from maker.make(topic)))
+        else:
+            duplicate = ErrorCode.invalid_request
+            results.append(
+                CreateTopicResult(name=topic.name, error=duplicate, message="Duplicate topic name.")
+            )
+        yield
     return Decision(() if validate_only else tuple(maker.records), tuple(results))
-
-
-def _duplicate(name: str) -> CreateTopicResult:
-    return CreateTopicResult(name=name, error=ErrorCode.invalid_request, message="Duplicate topic name.")
 
 
 class _TopicBuilder:
@@ -98,26 +102,36 @@ class _TopicBuilder:
         self._chance = chance
         self._partitions = 0
         self._load = ReplicaLimit(image, rules.broker_replicas_max)
+        self._budgets = PartitionBudgets(image)
+        self._settings = TopicSettingsCache(rules.node)
         self._collisions: dict[str, str] = {}
 
-    def make(self, topic: NewTopic) -> CreateTopicResult:
+    def make(self, topic: NewTopic) -> Steps[CreateTopicResult]:
         try:
-            return self._make(topic)
+            return (yield from self._make(topic))
         except ApiError as error:
             return CreateTopicResult(name=topic.name, error=error.code, message=error.message)
 
-    def _make(self, topic: NewTopic) -> CreateTopicResult:
+    def _make(self, topic: NewTopic) -> Steps[CreateTopicResult]:
         self._refuse_bad_name(topic.name)
         configs = _given_configs(topic.configs)
         validate_topic_settings(configs, self._rules.node)
-        assignments = self._assignments(topic)
+        assignments = yield from self._assignments(topic)
+        self._budgets.check(topic.name, len(assignments))
         self._load.add(assignments)
+        self._budgets.take(topic.name, len(assignments))
         topic_id = self._chance.fresh_id()
+        partitions = yield from partition_records(self._image, topic_id, assignments)
         # Partition records come last, so that a broker that opens the partitions knows their settings.
         self.records += (
             TopicRecord(name=topic.name, topic_id=topic_id),
-            *_config_records(topic.name, configs),
-            *partition_records(self._image, topic_id, assignments),
+            *(
+                ConfigRecord(
+                    resource_type=ResourceType.TOPIC, resource_name=topic.name, name=name, value=value
+                )
+                for name, value in configs.items()
+            ),
+            *partitions,
         )
         self._partitions += len(assignments)
         self._collisions[collision_key(topic.name)] = topic.name
@@ -126,7 +140,7 @@ class _TopicBuilder:
             topic_id=topic_id,
             partitions=len(assignments),
             replication_factor=len(assignments[0]),
-            settings=effective_topic_settings(configs, self._rules.node),
+            settings=self._settings.of(configs),
         )
 
     def _refuse_bad_name(self, name: str) -> None:
@@ -142,9 +156,9 @@ class _TopicBuilder:
                 ErrorCode.invalid_topic_exception, f"Topic '{name}' collides with existing topic: {alike}"
             )
 
-    def _assignments(self, topic: NewTopic) -> list[Replicas]:
+    def _assignments(self, topic: NewTopic) -> Steps[list[Replicas]]:
         if topic.assignments:
-            return self._manual_assignments(topic)
+            return (yield from self._manual_assignments(topic))
         if topic.replication_factor < -1 or topic.replication_factor == 0:
             raise ApiError(
                 ErrorCode.invalid_replication_factor,
@@ -156,16 +170,19 @@ class _TopicBuilder:
             )
         partitions = self._rules.partitions if topic.partitions == -1 else topic.partitions
         self._refuse_too_many(partitions)
-        return assign_replicas(
-            self._image,
-            partitions=partitions,
-            replication_factor=(
-                self._rules.replication_factor if topic.replication_factor == -1 else topic.replication_factor
-            ),
-            draw=self._chance.draw,
+        replication_factor = topic.replication_factor
+        if replication_factor == -1:
+            replication_factor = self._rules.replication_factor
+        return (
+            yield from assign_replicas(
+                self._image,
+                partitions=partitions,
+                replication_factor=replication_factor,
+                draw=self._chance.draw,
+            )
         )
 
-    def _manual_assignments(self, topic: NewTopic) -> list[Replicas]:
+    def _manual_assignments(self, topic: NewTopic) -> Steps[list[Replicas]]:
         for given, what in (
             (topic.replication_factor, "replication factor"),
             (topic.partitions, "numPartitions"),
@@ -178,6 +195,7 @@ class _TopicBuilder:
         self._refuse_too_many(len(topic.assignments))
         by_partition: dict[int, Replicas] = {}
         for partition, replicas in topic.assignments:
+            yield
             if partition in by_partition:
                 raise ApiError(
                     ErrorCode.invalid_replica_assignment,
@@ -209,10 +227,3 @@ def _given_configs(configs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
             ErrorCode.invalid_config, f"Null value not supported for topic configs: {','.join(nulls)}"
         )
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _config_records(topic: str, configs: Mapping[str, str]) -> list[ConfigRecord]:
-    return [
-        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
-        for name, value in configs.items()
-    ]

@@ -1,7 +1,8 @@
 """What a decision depends on, and what it returns.
 
 `ControllerConfig` holds the settings that decisions about brokers and leaders depend on. A `Decision` holds the records
-to append and replay, and the reply that is due once that is done.
+to append and replay, and the reply that is due once that is done. Decisions about many elements of a client's request
+are made in steps.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from penstock.cluster.topic_settings import (
     TopicGuarantees,
     topic_guarantees,
 )
+from penstock.protocol.steps import Steps
 
 Reply = TypeVar("Reply", covariant=True)
 
@@ -37,6 +39,8 @@ class Decision(NamedTuple, Generic[Reply]):
     reply: Reply
     unclean: tuple[UncleanElection, ...] = ()
 
+
+DecisionOrSteps = Decision[Reply] | Steps[Decision[Reply]]
 
 _PROMISE_SETTINGS = (MIN_ISR, FLUSH_POLICY, UNCLEAN_ELECTION)
 

@@ -12,10 +12,11 @@ from enum import IntEnum
 
 from penstock.cluster.controller.decision import ControllerConfig, Decision
 from penstock.cluster.controller.election import Election
-from penstock.cluster.controller.partition_change import PartitionChanges, all_partitions
+from penstock.cluster.controller.partition_change import PartitionChanges, all_partitions, replicas_by_broker
 from penstock.cluster.controller.reassignment import is_reassigning, reassign
 from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 class ElectionType(IntEnum):
@@ -46,7 +47,7 @@ def elect_leaders(
     *,
     election: ElectionType,
     rules: ControllerConfig,
-) -> Decision[tuple[ElectionResult, ...]]:
+) -> Steps[Decision[tuple[ElectionResult, ...]]]:
     """None elects for all partitions; the reply then leaves out those that need no election."""
     changes = PartitionChanges(image, rules)
     results = []
@@ -59,6 +60,7 @@ def elect_leaders(
                 results.append(
                     ElectionResult(topic=topic, partition=index, error=error.code, message=error.message)
                 )
+        yield
     return changes.decision(tuple(results))
 
 
@@ -149,7 +151,7 @@ def raise_internal_topic_replicas(
     that get more replicas.
     """
     changes = PartitionChanges(image, rules)
-    load = _replicas_by_broker(image)
+    load = replicas_by_broker(image)
     for name, replication_factor in sorted(replication_factors.items()):
         topic = image.topics.get(name)
         for index, partition in topic.partitions.items() if topic is not None else ():
@@ -170,10 +172,6 @@ def _rotated_by_partition(replicas: Replicas, index: int) -> Replicas:
     """Without this the cluster's first node would stay the preferred leader of every partition."""
     turn = index % len(replicas)
     return replicas[turn:] + replicas[:turn]
-
-
-def _replicas_by_broker(image: ClusterImage) -> Counter[int]:
-    return Counter(replica for _, _, partition in all_partitions(image) for replica in partition.replicas)
 
 
 def _with_more_replicas(

@@ -98,11 +98,16 @@ class BrokerSessions:
 
     def expired(self, image: ClusterImage, now_ms: int) -> list[int]:
         """Returns the unfenced brokers whose session has expired. A broker without a session gets one now."""
-        self._sync_with_image(image, now_ms)
+        for broker in image.brokers.values():
+            session = self._sessions.get(broker.id)
+            if session is None or session.epoch < broker.epoch:
+                self._sessions[broker.id] = _Session(broker.epoch, now_ms)
+        for gone in self._sessions.keys() - image.brokers.keys():
+            del self._sessions[gone]
         return [
             broker.id
             for broker in image.brokers.values()
-            if not broker.fenced and self._has_expired(broker.id, now_ms)
+            if not broker.fenced and now_ms >= self._sessions[broker.id].ends_ms(self._timeout_ms)
         ]
 
     def silent_ms(self, broker: int, now_ms: int) -> int:
@@ -129,20 +134,6 @@ class BrokerSessions:
             broker.id in self._sessions and self._sessions[broker.id].metadata_offset >= offset
             for broker in image.active_brokers()
         )
-
-    def _has_expired(self, broker: int, now_ms: int) -> bool:
-        return now_ms >= self._sessions[broker].ends_ms(self._timeout_ms)
-
-    def _sync_with_image(self, image: ClusterImage, now_ms: int) -> None:
-        for broker in image.brokers.values():
-            self._begin_if_new(broker.id, broker.epoch, now_ms)
-        for gone in self._sessions.keys() - image.brokers.keys():
-            del self._sessions[gone]
-
-    def _begin_if_new(self, broker: int, epoch: int, now_ms: int) -> None:
-        session = self._sessions.get(broker)
-        if session is None or session.epoch < epoch:
-            self._sessions[broker] = _Session(epoch, now_ms)
 
 
 def fence_broker(image: ClusterImage, broker_id: int, *, rules: ControllerConfig) -> Decision[None]:

@@ -4,6 +4,7 @@ Every such change is built here. The functions at the end look up the partitions
 leaders concerns.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 from uuid import UUID
@@ -109,7 +110,7 @@ class PartitionChangeBuilder:
         self._elect()
         if not self._below_min_isr():
             self.elr = ()
-        self._remember_last_leader()
+        self.last_known_elr = () if self.isr else self._last_known()
         return self._record()
 
     def unclean_election(self) -> UncleanElection | None:
@@ -179,9 +180,6 @@ class PartitionChangeBuilder:
 
     def _able_to_return(self, brokers: Replicas) -> Replicas:
         return tuple(broker for broker in brokers if broker in self.replicas and broker not in self._lost)
-
-    def _remember_last_leader(self) -> None:
-        self.last_known_elr = () if self.isr else self._last_known()
 
     def _starts_epoch(self) -> bool:
         """Whether a leader epoch starts. A new epoch also fences a removed replica, as it fences a deposed leader."""
@@ -277,6 +275,10 @@ def all_partitions(image: ClusterImage) -> Iterator[tuple[TopicState, int, Parti
     for topic in image.topics.values():
         for index, partition in topic.partitions.items():
             yield topic, index, partition
+
+
+def replicas_by_broker(image: ClusterImage) -> Counter[int]:
+    return Counter(replica for _, _, partition in all_partitions(image) for replica in partition.replicas)
 
 
 def affected_partitions(image: ClusterImage, brokers: Collection[int]) -> Iterator[tuple[TopicState, int]]:

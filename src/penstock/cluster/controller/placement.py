@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.cluster.controller.partition_change import default_directory
+from penstock.cluster.controller.partition_change import default_directory, replicas_by_broker
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.metadata_records import PartitionRecord
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 #: `draw(n)` gives a number from 0 to n - 1.
 Draw = Callable[[int], int]
@@ -28,12 +29,16 @@ class UsableBroker(NamedTuple):
 
 def place_replicas(
     brokers: Sequence[UsableBroker], *, partitions: int, replication_factor: int, draw: Draw
-) -> list[tuple[int, ...]]:
+) -> Steps[list[tuple[int, ...]]]:
     """The replicas of each new partition, leader first. Raises INVALID_REPLICATION_FACTOR."""
     _refuse_impossible(brokers, replication_factor)
     racks = _racks(brokers, draw)
     start = draw(len(racks))
-    return [_place_one(racks, start + number, replication_factor) for number in range(partitions)]
+    placed = []
+    for number in range(partitions):
+        placed.append(_place_one(racks, start + number, replication_factor))
+        yield
+    return placed
 
 
 class _Rack:
@@ -109,13 +114,17 @@ REPLICAS_UNLIMITED: Final = 1 << 31
 
 def assign_replicas(
     image: ClusterImage, *, partitions: int, replication_factor: int, draw: Draw
-) -> list[Replicas]:
+) -> Steps[list[Replicas]]:
     """Raises INVALID_REPLICATION_FACTOR."""
     candidates = [
         UsableBroker(broker.id, broker.rack_or_host, not broker.is_active)
         for broker in image.brokers.values()
     ]
-    return place_replicas(candidates, partitions=partitions, replication_factor=replication_factor, draw=draw)
+    return (
+        yield from place_replicas(
+            candidates, partitions=partitions, replication_factor=replication_factor, draw=draw
+        )
+    )
 
 
 def refuse_bad_replicas(image: ClusterImage, replicas: Replicas, expected: int | None) -> None:
@@ -140,12 +149,13 @@ def refuse_bad_replicas(image: ClusterImage, replicas: Replicas, expected: int |
 
 def partition_records(
     image: ClusterImage, topic_id: UUID, assignments: Sequence[Replicas], *, first: int = 0
-) -> list[PartitionRecord]:
+) -> Steps[list[PartitionRecord]]:
     """Numbers the partitions from `first`. Raises INVALID_REPLICA_ASSIGNMENT if one has no active replica."""
-    return [
-        _partition_record(image, topic_id, first + number, replicas)
-        for number, replicas in enumerate(assignments)
-    ]
+    records = []
+    for number, replicas in enumerate(assignments):
+        records.append(_partition_record(image, topic_id, first + number, replicas))
+        yield
+    return records
 
 
 def _partition_record(
@@ -188,7 +198,7 @@ class ReplicaLimit:
         added = self._added + Counter(broker for replicas in assignments for broker in replicas)
         # A broker has at most one replica of each partition, so replicas are counted only near the limit.
         if self._partitions + max(added.values(), default=0) > self._replicas_max:
-            self._existing = self._existing or self._counted()
+            self._existing = self._existing or replicas_by_broker(self._image)
             broker, count = max((self._existing + added).items(), key=lambda item: item[1])
             if count > self._replicas_max:
                 raise ApiError(
@@ -197,11 +207,3 @@ class ReplicaLimit:
                     f"{self._replicas_max}; where that is 0, it follows from the limit of open files.",
                 )
         self._added = added
-
-    def _counted(self) -> Counter[int]:
-        return Counter(
-            broker
-            for topic in self._image.topics.values()
-            for state in topic.partitions.values()
-            for broker in state.replicas
-        )

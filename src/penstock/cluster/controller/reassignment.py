@@ -12,6 +12,7 @@ from penstock.cluster.controller.partition_change import (
 from penstock.cluster.controller.placement import refuse_bad_replicas
 from penstock.cluster.image import ClusterImage, PartitionState, TopicPartition, TopicState
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 Replicas = tuple[int, ...]
 
@@ -48,7 +49,7 @@ def alter_reassignments(
     *,
     rules: ControllerConfig,
     allow_replication_factor_change: bool = True,
-) -> Decision[tuple[ReassignmentResult, ...]]:
+) -> Steps[Decision[tuple[ReassignmentResult, ...]]]:
     """One result per item, in order; an item that fails does not affect the others."""
     changes = PartitionChanges(image, rules)
     done: set[tuple[str, int]] = set()
@@ -66,6 +67,7 @@ def alter_reassignments(
                     topic=item.topic, partition=item.partition, error=error.code, message=error.message
                 )
             )
+        yield
     return changes.decision(tuple(results))
 
 

@@ -421,8 +421,10 @@ def handle_sync(
         _await_assignment(group, request, token, operation)
     else:
         assert group.state is ClassicGroupState.STABLE
-        mark_synced(group, request.member_id, operation)
-        operation.reply(token, _sync_reply(group, group.members[request.member_id].assignment))
+        member = group.members[request.member_id]
+        mark_synced(group, member.member_id, operation)
+        schedule_session_timeout(group, member, operation)
+        operation.reply(token, _sync_reply(group, member.assignment))
 
 
 def _check_sync(group: ClassicGroupData, request: SyncRequest) -> ErrorCode:

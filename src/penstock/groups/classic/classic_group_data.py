@@ -7,7 +7,7 @@ again has its stored state, and its members notice that by their generation.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Final
@@ -420,14 +420,10 @@ class ClassicGroupData:
         if not self.is_consumer_group:
             return None
         topics: set[str] = set()
-        for subscription in self._subscriptions():
-            parsed = subscribed_topics(subscription)
+        for member in self.members.values():
+            assert self.protocol is not None
+            parsed = subscribed_topics(member.metadata(self.protocol))
             if parsed is None:
                 return None
             topics |= parsed
         return frozenset(topics)
-
-    def _subscriptions(self) -> Iterator[bytes]:
-        for member in self.members.values():
-            assert self.protocol is not None
-            yield member.metadata(self.protocol)

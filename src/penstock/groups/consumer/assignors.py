@@ -68,7 +68,7 @@ def _pieces(
     members: ConsumerAssignorMembers, names: tuple[str, ...], topics: list[Topic]
 ) -> list[tuple[str, range]]:
     fair, over = divmod(topics[0].partition_count, len(names))
-    sizes = [fair + (place < over) for place in range(len(names))]
+    sizes = [fair + (index < over) for index in range(len(names))]
     ends = list(accumulate(sizes))
     pieces = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     order = _range_order(members, names, topics)
@@ -84,10 +84,10 @@ def _range_order(members: ConsumerAssignorMembers, names: tuple[str, ...], topic
         target = members[member_id].target
         return min((min(target[topic.id]) for topic in topics if target.get(topic.id)), default=1 << 31)
 
-    def place(member_id: str) -> tuple[int, str]:
+    def rank(member_id: str) -> tuple[int, str]:
         return first_held(member_id), members[member_id].instance_id or member_id
 
-    return sorted(names, key=place)
+    return sorted(names, key=rank)
 
 
 def _assign_near_replicas(
@@ -131,7 +131,7 @@ def assign_uniformly(members: ConsumerAssignorMembers, topics: TopicsById) -> Ta
         hands = _share_evenly(members, topics, kept, free)
     else:
         hands = _share_by_load(members, topics, kept, free)
-    return {member_id: to_assignment(places) for member_id, places in hands.items()}
+    return {member_id: to_assignment(partitions) for member_id, partitions in hands.items()}
 
 
 def _kept_and_free(
@@ -141,7 +141,7 @@ def _kept_and_free(
     taken: dict[TopicIdPartition, str] = {}
     kept: HeldPartitions = {}
     for member_id, member in members.items():
-        places = kept[member_id] = []
+        tps = kept[member_id] = []
         for topic_id, partitions in member.target.items():
             topic = topics.get(topic_id)
             if topic is None or topic_id not in member.topics:
@@ -149,7 +149,7 @@ def _kept_and_free(
             for partition in sorted(partitions):
                 if partition < topic.partition_count and (topic_id, partition) not in taken:
                     taken[topic_id, partition] = member_id
-                    places.append((topic_id, partition))
+                    tps.append((topic_id, partition))
     free = [
         (topic_id, partition)
         for topic_id, topic in topics.items()
@@ -159,9 +159,8 @@ def _kept_and_free(
     return kept, free
 
 
-def _is_local(topics: TopicsById, place: TopicIdPartition, rack: str | None) -> bool:
-    topic_id, partition = place
-    return rack is not None and rack in topics[topic_id].racks[partition]
+def _is_local(topic: Topic, partition: int, rack: str | None) -> bool:
+    return rack is not None and rack in topic.racks[partition]
 
 
 # --- one subscription ---
@@ -171,16 +170,18 @@ def _share_evenly(
     members: ConsumerAssignorMembers, topics: TopicsById, kept: HeldPartitions, free: list[TopicIdPartition]
 ) -> HeldPartitions:
     some = next(iter(members.values()))
-    free = [place for place in free if place[0] in some.topics]
-    total = len(free) + sum(len(places) for places in kept.values())
+    free = [partition for partition in free if partition[0] in some.topics]
+    total = len(free) + sum(len(partitions) for partitions in kept.values())
     quotas = _quotas(kept, total)
     for member_id, member in members.items():
-        places, quota = kept[member_id], quotas[member_id]
-        if len(places) > quota:
+        partitions, quota = kept[member_id], quotas[member_id]
+        if len(partitions) > quota:
             # A stable sort: of the local partitions, and of the others, the first ones stay.
-            places.sort(key=lambda place: not _is_local(topics, place, member.rack))
-            free += places[quota:]
-            del places[quota:]
+            partitions.sort(
+                key=lambda partition: not _is_local(topics[partition[0]], partition[1], member.rack)
+            )
+            free += partitions[quota:]
+            del partitions[quota:]
     _fill(members, topics, kept, quotas, free)
     return kept
 
@@ -195,7 +196,7 @@ def _quotas(kept: HeldPartitions, total: int) -> dict[str, int]:
 def _fill(
     members: ConsumerAssignorMembers,
     topics: TopicsById,
-    hands: HeldPartitions,
+    held: HeldPartitions,
     quotas: Mapping[str, int],
     free: list[TopicIdPartition],
 ) -> None:
@@ -207,15 +208,15 @@ def _fill(
             by_rack[rack].append((topic_id, partition))
     for member_id, member in members.items():
         near = by_rack.get(member.rack or "", [])
-        while near and len(hands[member_id]) < quotas[member_id]:
-            place = near.pop()
-            if place in left:
-                del left[place]
-                hands[member_id].append(place)
+        while near and len(held[member_id]) < quotas[member_id]:
+            tp = near.pop()
+            if tp in left:
+                del left[tp]
+                held[member_id].append(tp)
     rest = iter(tuple(left))
     for member_id in members:
-        for _ in range(quotas[member_id] - len(hands[member_id])):
-            hands[member_id].append(next(rest))
+        for _ in range(quotas[member_id] - len(held[member_id])):
+            held[member_id].append(next(rest))
 
 
 # --- different subscriptions ---
@@ -229,10 +230,10 @@ def _share_by_load(
         for topic_id in member.topics:
             subscribers[topic_id].append(member_id)
     held: dict[UUID, dict[int, str]] = defaultdict(dict)
-    for member_id, places in kept.items():
-        for topic_id, partition in places:
+    for member_id, tps in kept.items():
+        for topic_id, partition in tps:
             held[topic_id][partition] = member_id
-    load = Counter({member_id: len(places) for member_id, places in kept.items()})
+    load = Counter({member_id: len(tps) for member_id, tps in kept.items()})
     # Topics with few subscribers come first, so that members with a choice leave room for members without one.
     order = sorted((topic for topic in topics if topic in subscribers), key=lambda id: len(subscribers[id]))
     unheld: dict[UUID, list[int]] = defaultdict(list)
@@ -248,11 +249,11 @@ def _share_by_load(
 def _held_by_member(
     members: ConsumerAssignorMembers, held: Mapping[UUID, Mapping[int, str]]
 ) -> HeldPartitions:
-    hands: HeldPartitions = {member_id: [] for member_id in members}
+    by_member: HeldPartitions = {member_id: [] for member_id in members}
     for topic_id, owners in held.items():
         for partition, member_id in owners.items():
-            hands[member_id].append((topic_id, partition))
-    return hands
+            by_member[member_id].append((topic_id, partition))
+    return by_member
 
 
 def _assign_free(
@@ -281,10 +282,6 @@ def _assign_free(
         load[member_id] += 1
 
 
-def _has_local_replica(topic: Topic, partition: int, member: ConsumerAssignorMember) -> bool:
-    return member.rack is not None and member.rack in topic.racks[partition]
-
-
 def _move_to_lighter(
     topic: Topic,
     owners: dict[int, str],
@@ -301,7 +298,7 @@ def _move_to_lighter(
     moved = False
     for owner in sorted(by_owner, key=lambda member_id: -load[member_id]):
         # Partitions without a replica in the owner's rack move first.
-        partitions = sorted(by_owner[owner], key=lambda p: not _has_local_replica(topic, p, members[owner]))
+        partitions = sorted(by_owner[owner], key=lambda p: not _is_local(topic, p, members[owner].rack))
         while partitions and load[owner] - _least_load(lightest, load) > 1:
             _, rank, member_id = heapq.heappop(lightest)
             owners[partitions.pop()] = member_id

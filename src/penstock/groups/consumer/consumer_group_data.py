@@ -217,7 +217,10 @@ def subscription_hash(draft: ConsumerGroupDraft) -> int:
 
 
 def resolve_regular_expressions(draft: ConsumerGroupDraft) -> None:
-    """Drop expressions that no member uses any more, and match the others again if topics may have changed."""
+    """Drop expressions that no member uses any more, and match the others again if topics may have changed.
+
+    An expression must not reveal topics, so only those that the client may describe match.
+    """
     topics = draft.operation.topics
     used = {member.subscription.topic_regex: None for member in draft.state.members.values()}
     for expression in [each for each in draft.state.regexes if each not in used]:
@@ -226,7 +229,13 @@ def resolve_regular_expressions(draft: ConsumerGroupDraft) -> None:
         known = draft.state.regexes.get(expression)
         if not expression or (known is not None and draft.topics_unchanged):
             continue
-        found = matching_topics(expression, topics.names())
+        names = topics.names()
+        if draft.operation.settings.hides_topics:
+            may_describe = draft.operation.may_describe
+            if may_describe is None:
+                continue  # the next heartbeat of a member, which is a client, matches it
+            names = tuple(filter(may_describe, names))
+        found = matching_topics(expression, names)
         if known is None or known.topics != found:
             draft.change(
                 ConsumerGroupRecordType.REGULAR_EXPRESSION,

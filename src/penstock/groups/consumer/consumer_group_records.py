@@ -4,7 +4,7 @@ The values are subscriptions, assignments, epochs, and the state of each member 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -28,7 +28,7 @@ from penstock.groups.modern_group import (
     target_entity,
     target_of,
 )
-from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field, schema
 
 #: An epoch for each partition, by topic.
 AssignmentEpochs = Mapping[UUID, Mapping[int, int]]
@@ -114,22 +114,19 @@ class ResolvedRegularExpression(NamedTuple):
     timestamp_ms: int
 
 
-# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ConsumerGroupMetadataValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     metadata_hash: i64 = kafka_field("int64", tag=0, default=i64(0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ClassicProtocolPart(NestedSchema):
     name: str = kafka_field("string")
     metadata: bytes = kafka_field("bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ClassicMemberMetadataPart(NestedSchema):
     #: Kafka writes this byte before a nullable struct. kio writes it too, except in tagged fields.
     presence: i8 = kafka_field("int8", default=i8(1))
@@ -143,7 +140,7 @@ NO_CLASSIC_MEMBER_METADATA: Final = ClassicMemberMetadataPart(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ConsumerGroupMemberMetadataValue(RecordSchema):
     instance_id: str | None = kafka_field("string")
     rack_id: str | None = kafka_field("string")
@@ -158,7 +155,7 @@ class ConsumerGroupMemberMetadataValue(RecordSchema):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class AssignedPartitionsPart(NestedSchema):
     topic_id: UUID | None = kafka_field("uuid")
     partitions: tuple[i32, ...] = kafka_field("int32")
@@ -166,7 +163,7 @@ class AssignedPartitionsPart(NestedSchema):
     assignment_epochs: tuple[i32, ...] | None = kafka_field("int32", tag=0, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ConsumerGroupCurrentMemberAssignmentValue(RecordSchema):
     member_epoch: i32 = kafka_field("int32")
     previous_member_epoch: i32 = kafka_field("int32")
@@ -175,7 +172,7 @@ class ConsumerGroupCurrentMemberAssignmentValue(RecordSchema):
     partitions_pending_revocation: tuple[AssignedPartitionsPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class ConsumerGroupRegularExpressionValue(RecordSchema):
     topics: tuple[str, ...] = kafka_field("string")
     version: i64 = kafka_field("int64")

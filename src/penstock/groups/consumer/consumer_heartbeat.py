@@ -24,7 +24,7 @@ from penstock.groups.consumer.membership import (
 )
 from penstock.groups.consumer.migration import upgrade_to_consumer_group
 from penstock.groups.consumer.reconciliation import advance_member, target_due_in_ms
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group import GroupResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
@@ -37,7 +37,7 @@ from penstock.protocol.errors import ApiError, ErrorCode
 
 def consumer_group_heartbeat(
     shard: GroupCoordinatorShard, request: ConsumerHeartbeatRequest, token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     def decide(operation: Operation) -> ConsumerHeartbeatReply:
         check_heartbeat_request(request, shard.settings)
         if request.member_epoch < JOIN_GROUP_MEMBER_EPOCH:

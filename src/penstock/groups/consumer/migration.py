@@ -148,11 +148,11 @@ def _members_of_classic_group(group: ClassicGroup, topics: Topics) -> list[Consu
     holders: dict[tuple[UUID, int], str] = {}
     for partitions in (assigned, {member_id: each.owned for member_id, each in embedded.items()}):
         for member_id, named in partitions.items():
-            for place in topic_id_partitions(named, topics):
-                holders.setdefault(place, member_id)
+            for tp in topic_id_partitions(named, topics):
+                holders.setdefault(tp, member_id)
     members = []
     for member_id, member in group.members.items():
-        held = to_assignment(place for place, holder in holders.items() if holder == member_id)
+        held = to_assignment(tp for tp, holder in holders.items() if holder == member_id)
         current = ConsumerCurrentAssignment(group.generation).moved(
             group.generation, MemberState.STABLE, held
         )

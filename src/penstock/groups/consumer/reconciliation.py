@@ -161,7 +161,9 @@ def refresh_subscribed_topics(draft: ConsumerGroupDraft, *, begins_epoch: bool) 
     number = subscription_hash(draft)
     if begins_epoch or number != draft.state.metadata_hash:
         draft.begin_epoch(number)
-    draft.mark_topics_seen()
+    operation = draft.operation
+    if operation.may_describe is not None or not operation.settings.hides_topics:
+        draft.mark_topics_seen()
 
 
 def _reconcile_member(

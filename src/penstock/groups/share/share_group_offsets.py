@@ -7,7 +7,7 @@ stores the progress, so that the next coordinator of the group continues with it
 from collections.abc import Callable, Iterable
 from uuid import UUID
 
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group import GroupResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import NO_PARTITIONS, Assignment, require_group, run_operation, union
 from penstock.groups.share.share_group import (
@@ -65,7 +65,7 @@ def all_partitions(topic_ids: frozenset[UUID], topics: Topics) -> Assignment:
 
 def state_initialized(
     shard: GroupCoordinatorShard, group_id: str, partitions: Assignment, token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     """Mark the states as initialized, and start a new epoch, which assigns the partitions to members."""
     return _update_states(
         shard, group_id, lambda states: states.initialization_done(partitions), token, now_ms
@@ -74,7 +74,7 @@ def state_initialized(
 
 def state_deleted(
     shard: GroupCoordinatorShard, group_id: str, topic_ids: Iterable[UUID], token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     """Mark the deletion as complete. States that are initialized later have a later epoch than the deletion."""
     return _update_states(shard, group_id, lambda states: states.deletion_done(topic_ids), token, now_ms)
 
@@ -85,7 +85,7 @@ def _update_states(
     update: Callable[[StatePartitionMetadata], StatePartitionMetadata],
     token: ReplyToken,
     now_ms: int,
-) -> CoordinatorResult:
+) -> GroupResult:
     operation, group = shard.operation(now_ms), shard.groups.get(group_id)
     if isinstance(group, ShareGroup):
         states = update(group.states)
@@ -102,7 +102,7 @@ def _update_states(
 
 def begin_alter_offsets(
     shard: GroupCoordinatorShard, group_id: str, offsets: StartOffsets, token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     """The reply is an AlterShareOffsetsReply. A group that does not exist is created."""
 
     def decide(operation: Operation) -> AlterShareOffsetsReply:
@@ -148,7 +148,7 @@ def begin_delete_offsets(
     token: ReplyToken,
     *,
     now_ms: int,
-) -> CoordinatorResult:
+) -> GroupResult:
     """The reply is a DeleteShareOffsetsReply. `topic_names` None selects all topics of the group."""
 
     def decide(operation: Operation) -> DeleteShareOffsetsReply:

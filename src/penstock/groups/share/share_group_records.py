@@ -81,7 +81,7 @@ class StatePartitionMetadata(NamedTuple):
         initializing = union(self.initializing, difference(partitions, self.initialized))
         return StatePartitionMetadata(
             initializing, self.initialized, self.deleting, {**self.names, **names}
-        ).tidied()
+        ).without_unused_names()
 
     def initialization_done(self, partitions: Assignment) -> "StatePartitionMetadata":
         """Skip partitions that are no longer initializing: a deletion may have come in between."""
@@ -99,7 +99,7 @@ class StatePartitionMetadata(NamedTuple):
         )
 
     def deletion_done(self, topic_ids: Iterable[UUID]) -> "StatePartitionMetadata":
-        return self._replace(deleting=self.deleting.difference(topic_ids)).tidied()
+        return self._replace(deleting=self.deleting.difference(topic_ids)).without_unused_names()
 
     def forget(self, topic_ids: frozenset[UUID]) -> "StatePartitionMetadata":
         """Drop topics that no longer exist."""
@@ -108,9 +108,9 @@ class StatePartitionMetadata(NamedTuple):
             _without_topics(self.initialized, topic_ids),
             self.deleting - topic_ids,
             self.names,
-        ).tidied()
+        ).without_unused_names()
 
-    def tidied(self) -> "StatePartitionMetadata":
+    def without_unused_names(self) -> "StatePartitionMetadata":
         known = (*self.initializing, *self.initialized, *self.deleting)
         return self._replace(names={topic_id: self.names[topic_id] for topic_id in dict.fromkeys(known)})
 

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group import GroupResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     JOIN_GROUP_MEMBER_EPOCH,
@@ -70,10 +70,10 @@ ShareAssignorMembers = Mapping[str, ShareAssignorMember]
 def assign_simply(members: ShareAssignorMembers, partitions: Assignment) -> dict[str, Assignment]:
     """`partitions` are those whose state is initialized."""
     hands: dict[str, list[TopicIdPartition]] = {member_id: [] for member_id in members}
-    for readers, places in _pools(members, partitions):
-        for member_id, place in _spread(readers, places, members):
-            hands[member_id].append(place)
-    return {member_id: to_assignment(places) for member_id, places in hands.items()}
+    for readers, tps in _pools(members, partitions):
+        for member_id, tp in _spread(readers, tps, members):
+            hands[member_id].append(tp)
+    return {member_id: to_assignment(tps) for member_id, tps in hands.items()}
 
 
 def _pools(
@@ -90,29 +90,29 @@ def _pools(
         if topic_id in subscribers
     ]
     if pools and len({member.topics for member in members.values()}) == 1:
-        return [(list(members), [place for _, places in pools for place in places])]
+        return [(list(members), [tp for _, tps in pools for tp in tps])]
     return pools
 
 
 def _spread(
-    readers: list[str], places: list[TopicIdPartition], members: ShareAssignorMembers
+    readers: list[str], tps: list[TopicIdPartition], members: ShareAssignorMembers
 ) -> list[tuple[str, TopicIdPartition]]:
-    if not places:
+    if not tps:
         return []
     held: dict[TopicIdPartition, list[str]] = defaultdict(list)
-    wanted = set(places)
+    wanted = set(tps)
     for member_id in readers:
         for topic_id, partitions in members[member_id].target.items():
             for partition in sorted(partitions):
                 if (topic_id, partition) in wanted:
                     held[topic_id, partition].append(member_id)
-    if len(places) >= len(readers):
-        return [(member_id, place) for place, member_id in _assign_evenly(places, readers, held).items()]
+    if len(tps) >= len(readers):
+        return [(member_id, tp) for tp, member_id in _assign_evenly(tps, readers, held).items()]
     holds: dict[str, list[TopicIdPartition]] = defaultdict(list)
-    for place in places:
-        for member_id in held.get(place, ()):
-            holds[member_id].append(place)
-    return list(_assign_evenly(readers, places, holds).items())
+    for tp in tps:
+        for member_id in held.get(tp, ()):
+            holds[member_id].append(tp)
+    return list(_assign_evenly(readers, tps, holds).items())
 
 
 def _assign_evenly(
@@ -137,7 +137,7 @@ def _assign_evenly(
 
 def share_group_heartbeat(
     shard: GroupCoordinatorShard, request: ShareHeartbeatRequest, token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     def decide(operation: Operation) -> ShareHeartbeatReply:
         _check_request(request)
         if request.member_epoch == LEAVE_GROUP_MEMBER_EPOCH:

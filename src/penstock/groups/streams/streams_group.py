@@ -1,9 +1,9 @@
 """A streams group as one kind of group in the shard: its data, its messages and its assignor.
 
 Only records change the data. Messages are independent of the wire version. The `sticky` assignor makes each task
-active at one member, gives all members equally many, and leaves as much as possible in place. A task that must move
-goes to a member that has it as a standby task, because the state is there, or to the least loaded member. Only
-stateful tasks have standby tasks; no process has a task twice.
+active on one member, gives all members the same number of tasks, and moves as few tasks as possible. A task that must
+move goes to a member that has it as a standby task, because the state is there, or to the member with the fewest tasks.
+Only stateful tasks have standby tasks; no process has a task twice.
 """
 
 from collections import Counter, defaultdict
@@ -281,7 +281,7 @@ class StreamsGroup(ModernGroup):
         self.configured: ConfiguredTopology | None = None
         self.endpoint_epoch = 0
         self.shutdown_requested_by: str | None = None
-        #: The tasks that members last said they own.
+        #: The tasks that members last reported as owned.
         self.reported: dict[str, TaskSets] = {}
 
     def __repr__(self) -> str:
@@ -380,7 +380,7 @@ class StreamsGroup(ModernGroup):
         member_id, epoch = request.member_id, request.generation
         member = self.members.get(member_id)
         if member is not None and 0 < epoch < member.current.epoch:
-            # It missed its last epochs, and may commit for tasks that it has had since the epoch it knows.
+            # A member that missed its latest epochs may commit for tasks that it has held since the request's epoch.
             readers = self.subtopologies_by_source
             had = all(_was_assigned_at(member, each, epoch, readers) for each in request.offsets)
             return ErrorCode.none if had else ErrorCode.stale_member_epoch
@@ -427,7 +427,7 @@ class StreamsGroup(ModernGroup):
 def _was_assigned_at(
     member: StreamsGroupMember, offset: OffsetToCommit, epoch: int, readers: dict[str, list[str]]
 ) -> bool:
-    """Whether the member has a task that reads the partition and already had it at this epoch."""
+    """Whether the member holds a task that reads the partition, and already held it at this epoch."""
     return any(
         member.current.since.get(subtopology, {}).get(offset.partition, epoch + 1) <= epoch
         for subtopology in readers.get(offset.topic, ())
@@ -435,12 +435,12 @@ def _was_assigned_at(
 
 
 class StreamsGroupDraft(GroupDraft[StreamsGroup]):
-    """An operation on a streams group in progress."""
+    """An operation on a streams group."""
 
     __slots__ = ()
 
     def configured(self) -> ConfiguredTopology:
-        """The topology on the topics as they are now. Raises ApiError for a topology that no topics could satisfy."""
+        """The topology applied to the current topics. Raises ApiError for a topology that no topics could satisfy."""
         state = self.state
         assert state.topology is not None
         if state.configured is None or not self.topics_unchanged:
@@ -451,7 +451,7 @@ class StreamsGroupDraft(GroupDraft[StreamsGroup]):
         return state.configured
 
     def update_target(self) -> None:
-        """Assigns tasks for the group's epoch: records for members whose tasks change, and one for the epoch."""
+        """Store the new tasks of each member whose tasks change, and then the target epoch."""
         state = self.state
         if state.epoch <= state.target.epoch or state.topology is None:
             return

@@ -1,8 +1,7 @@
-# ruff: noqa: RUF009 - kafka_field() is dataclasses.field()
 """Records of streams groups in `__consumer_offsets` (keys 17 and 19 to 23), in Kafka's published formats."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from penstock.groups.streams.topology import (
     TaskSets,
     Topology,
 )
-from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field
+from penstock.protocol.stored_records import NestedSchema, RecordSchema, kafka_field, schema
 
 
 class StreamsGroupRecordType(IntEnum):
@@ -40,13 +39,13 @@ class StreamsGroupRecordType(IntEnum):
 # --- Kafka's formats ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class KeyValuePart(NestedSchema):
     key: str = kafka_field("string")
     value: str = kafka_field("string")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class StreamsGroupMetadataValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     metadata_hash: i64 = kafka_field("int64")
@@ -54,13 +53,13 @@ class StreamsGroupMetadataValue(RecordSchema):
     last_assignment_configs: tuple[KeyValuePart, ...] = field(metadata={"tag": 1}, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class EndpointPart(NestedSchema):
     host: str = kafka_field("string")
     port: u16 = kafka_field("uint16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class StreamsGroupMemberMetadataValue(RecordSchema):
     instance_id: str | None = kafka_field("string")
     rack_id: str | None = kafka_field("string")
@@ -73,28 +72,28 @@ class StreamsGroupMemberMetadataValue(RecordSchema):
     client_tags: tuple[KeyValuePart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class TaskIdsPart(NestedSchema):
     subtopology_id: str = kafka_field("string")
     partitions: tuple[i32, ...] = kafka_field("int32")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class StreamsGroupTargetAssignmentMemberValue(RecordSchema):
     active_tasks: tuple[TaskIdsPart, ...]
     standby_tasks: tuple[TaskIdsPart, ...]
     warmup_tasks: tuple[TaskIdsPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class AssignedTaskIdsPart(NestedSchema):
     subtopology_id: str = kafka_field("string")
     partitions: tuple[i32, ...] = kafka_field("int32")
-    #: One for each partition, of active tasks only.
+    #: One epoch for each partition; only for active tasks.
     assignment_epochs: tuple[i32, ...] | None = kafka_field("int32", tag=0, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class StreamsGroupCurrentMemberAssignmentValue(RecordSchema):
     member_epoch: i32 = kafka_field("int32")
     previous_member_epoch: i32 = kafka_field("int32")
@@ -107,7 +106,7 @@ class StreamsGroupCurrentMemberAssignmentValue(RecordSchema):
     warmup_tasks_pending_revocation: tuple[AssignedTaskIdsPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class TopicInfoPart(NestedSchema):
     name: str = kafka_field("string")
     partitions: i32 = kafka_field("int32")
@@ -115,14 +114,14 @@ class TopicInfoPart(NestedSchema):
     topic_configs: tuple[KeyValuePart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class CopartitionGroupPart(NestedSchema):
     source_topics: tuple[i16, ...] = kafka_field("int16")
     source_topic_regex: tuple[i16, ...] = kafka_field("int16")
     repartition_source_topics: tuple[i16, ...] = kafka_field("int16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class SubtopologyPart(NestedSchema):
     subtopology_id: str = kafka_field("string")
     source_topics: tuple[str, ...] = kafka_field("string")
@@ -133,7 +132,7 @@ class SubtopologyPart(NestedSchema):
     copartition_groups: tuple[CopartitionGroupPart, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@schema()
 class StreamsGroupTopologyValue(RecordSchema):
     epoch: i32 = kafka_field("int32")
     subtopologies: tuple[SubtopologyPart, ...]

@@ -1,14 +1,14 @@
 """StreamsGroupHeartbeat: the only request of a member of a streams group.
 
-In order: the member joins or changes, the group takes its topology and looks at the topics, it begins a new epoch if
-any of that matters, tasks are assigned for that epoch, and the member takes one safe step towards its assignment.
+In order: the member joins or changes, the group stores its topology and checks the topics, the group starts a new epoch
+if necessary, the coordinator assigns tasks for that epoch, and the member takes its next step towards its assignment.
 """
 
 from collections.abc import Iterable, Mapping
 
 from penstock.groups import modern_group
 from penstock.groups.classic.classic_group import ClassicGroup
-from penstock.groups.group import CoordinatorResult, Operation, ReplyToken
+from penstock.groups.group import GroupResult, Operation, ReplyToken
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.streams.streams_group import (
     INITIAL_DELAY_TIMER,
@@ -45,7 +45,7 @@ from penstock.protocol.stored_records import can_store
 
 def streams_group_heartbeat(
     shard: GroupCoordinatorShard, request: StreamsHeartbeatRequest, token: ReplyToken, *, now_ms: int
-) -> CoordinatorResult:
+) -> GroupResult:
     def decide(operation: Operation) -> StreamsHeartbeatReply:
         _check_request(request)
         if request.member_epoch == modern_group.LEAVE_GROUP_MEMBER_EPOCH:
@@ -114,7 +114,7 @@ def _check_join(request: StreamsHeartbeatRequest) -> None:
 def _draft_for(
     shard: GroupCoordinatorShard, request: StreamsHeartbeatRequest, operation: Operation
 ) -> StreamsGroupDraft:
-    """The group of the request, which is made for a member that joins. An empty classic group gives way to it."""
+    """The group of the request. A joining member creates it, also in place of an empty classic group."""
     group = shard.groups.get(request.group_id)
     if request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH:
         if group is None:
@@ -139,7 +139,7 @@ def _member_of_request(
     current = member.current
     if request.member_epoch in (modern_group.JOIN_GROUP_MEMBER_EPOCH, current.epoch):
         return member
-    # A member one epoch behind missed the last reply: it gets it again, if it owns nothing that is not its own.
+    # A member one epoch behind missed the last reply, and gets it again if it owns no tasks of other members.
     has_own = request.owned is not None and request.owned.is_within(current.assigned.merged(current.revoking))
     if request.member_epoch > current.epoch or request.member_epoch != current.previous_epoch or not has_own:
         than = "greater" if request.member_epoch > current.epoch else "smaller"
@@ -211,7 +211,7 @@ def _process_heartbeat(draft: StreamsGroupDraft, request: StreamsHeartbeatReques
         or before.current.assigned != member.current.assigned
     )
     if is_assigned and member.metadata.endpoint is not None:
-        # Both: the origin goes on with it, and the draft is what the reply is made of.
+        # In both: the group keeps the epoch, and the reply is built from the draft.
         group.endpoint_epoch += 1
         draft.state.endpoint_epoch = group.endpoint_epoch
     endpoints = None
@@ -326,12 +326,12 @@ def _reconcile(
     group = draft.state
     member = group.members[member_id]
     is_retry = request.member_epoch not in (modern_group.JOIN_GROUP_MEMBER_EPOCH, member.current.epoch)
-    # A member that missed the last reply may own nothing of what it is to revoke, and be about to take it.
+    # A member that missed the last reply may not own the tasks to revoke yet, but be about to take them.
     owned = None if is_retry else request.owned
     if request.member_epoch == modern_group.JOIN_GROUP_MEMBER_EPOCH:
         owned = NO_TASK_SETS
     elif request.owned is None and group.reported.get(member_id) == member.current.assigned:
-        # A member that already owns just what it is assigned has nothing to revoke, and reports no change.
+        # A member that owns exactly its assignment has nothing to revoke and does not report it again.
         owned = member.current.assigned
     if request.owned is not None:
         group.reported[member_id] = request.owned
@@ -352,9 +352,9 @@ def _reconcile(
 def _next_assignment(
     group: StreamsGroup, member: StreamsGroupMember, owned: TaskSets | None, *, joins: bool
 ) -> StreamsCurrentAssignment:
-    """First the member revokes what it must not keep, and confirms that in the epoch in which it was told so.
+    """First the member revokes the tasks that it must not keep, and confirms that in the same epoch.
 
-    Then it moves to the target's epoch with those of its tasks that are free; the others follow as they are revoked.
+    Then it moves to the target epoch with those of its new tasks that are free; the others follow once released.
     """
     current, target_epoch = member.current, group.target.epoch
     target = group.targets.get(member.member_id, NO_TASK_SETS)
@@ -375,7 +375,7 @@ def _next_assignment(
 
 
 def _free_tasks(group: StreamsGroup, member: StreamsGroupMember, wanted: TaskSets) -> TaskSets:
-    """An active task must be active nowhere else; no task may be twice in one process, whose threads share a disk."""
+    """A task may be active on one member only, and may be only once in a process, whose threads share a disk."""
     active: set[tuple[str, int]] = set()
     in_process: set[tuple[str, int]] = set()
     for other in group.members.values():
@@ -423,7 +423,7 @@ def _endpoints(
 def _partitions(
     tasks: Tasks, inputs: Mapping[str, tuple[str, ...]], topics: Topics
 ) -> dict[str, tuple[int, ...]]:
-    """A task reads the partition of its number of every input that has that many."""
+    """A task reads the partition with its own number from each input topic that has this partition."""
     found: dict[str, set[int]] = {}
     for subtopology, partitions in tasks.items():
         for name in inputs.get(subtopology, ()):

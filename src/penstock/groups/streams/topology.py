@@ -1,6 +1,6 @@
-"""The topology of a streams group, and whether the topics are as the topology needs them.
+"""The topology of a streams group, and whether the topics match it.
 
-The topology, members and tasks are values. `configure_topology` says how many tasks a topology has, and which
+The topology, members and tasks are values. `configure_topology` computes how many tasks a topology has, and which
 internal topics are missing.
 """
 
@@ -13,22 +13,22 @@ from penstock.groups.modern_group import MemberState
 from penstock.groups.topics import Topics
 from penstock.protocol.errors import ApiError, ErrorCode
 
-#: Partitions by subtopology: a task is one of each. Never changed in place; no subtopology is without partitions.
+#: Partitions by subtopology; each pair is a task. Immutable by convention; subtopologies without tasks are omitted.
 Tasks = Mapping[str, frozenset[int]]
 NO_TASKS: Final[Tasks] = {}
-#: For the active tasks of a member, the epoch since which it has had each without a break.
+#: The epoch since which a member has held each of its active tasks without interruption.
 TaskEpochs = Mapping[str, Mapping[int, int]]
 NO_TASK_EPOCHS: Final[TaskEpochs] = {}
 
-#: The epoch of a group, and of its target assignment, before anything was decided: a member that waits for the first
-#: assignment is in this epoch, which must not be 0, because 0 is how a member joins.
+#: The first epoch of a group and of its target assignment. A member that waits for its first assignment is in this
+#: epoch. It must not be 0, because a member joins with 0.
 FIRST_EPOCH: Final = 1
-#: The topology epoch of a group whose topics are not as its topology needs them.
+#: The validated topology epoch of a group whose topics do not match its topology.
 NOT_VALIDATED: Final = -1
 
 
 class TaskSets(NamedTuple):
-    """The tasks of one member by what it does with them."""
+    """The tasks of one member, by role."""
 
     active: Tasks = NO_TASKS
     standby: Tasks = NO_TASKS
@@ -38,7 +38,7 @@ class TaskSets(NamedTuple):
         return bool(self.active or self.standby or self.warmup)
 
     def overlaps(self, other: "TaskSets") -> bool:
-        """Whether a task is in both, in the same role."""
+        """Whether both have a task in the same role."""
         return any(
             not partitions.isdisjoint(theirs.get(subtopology, ()))
             for mine, theirs in zip(self, other, strict=True)
@@ -58,7 +58,7 @@ class TaskSets(NamedTuple):
         return TaskSets(*map(_task_union, self, other))
 
     def every(self) -> Iterator[tuple[str, int]]:
-        """Each task, in whatever role."""
+        """All tasks, whatever their role."""
         for tasks in self:
             for subtopology, partitions in tasks.items():
                 for partition in partitions:
@@ -78,7 +78,7 @@ NO_TASK_SETS: Final = TaskSets()
 
 
 class InternalTopic(NamedTuple):
-    """A changelog or repartition topic as the application asks for it; 0 leaves a number to the cluster."""
+    """A changelog or repartition topic as the application requests it; 0 leaves the number to the cluster."""
 
     name: str
     partitions: int = 0
@@ -87,7 +87,7 @@ class InternalTopic(NamedTuple):
 
 
 class CopartitionGroup(NamedTuple):
-    """Topics that must have equally many partitions, by their index in the subtopology."""
+    """Topics that must have the same number of partitions, by their index in the subtopology."""
 
     source_topics: tuple[int, ...] = ()
     source_topic_regex: tuple[int, ...] = ()
@@ -105,7 +105,7 @@ class Subtopology(NamedTuple):
 
     @property
     def input_topics(self) -> tuple[str, ...]:
-        """All that its tasks read."""
+        """The topics that its tasks read."""
         return (*self.source_topics, *(topic.name for topic in self.repartition_source_topics))
 
 
@@ -127,14 +127,14 @@ class Topology(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where a member answers interactive queries."""
+    """The address at which a member answers interactive queries."""
 
     host: str
     port: int
 
 
 class StreamsMemberMetadata(NamedTuple):
-    """What a member says of itself."""
+    """What a member reports about itself."""
 
     rack_id: str | None = None
     client_id: str = ""
@@ -147,13 +147,13 @@ class StreamsMemberMetadata(NamedTuple):
 
 
 class StreamsCurrentAssignment(NamedTuple):
-    """What a member has been assigned."""
+    """The assignment that the member has received."""
 
     epoch: int = 0
     previous_epoch: int = -1
     phase: MemberState = MemberState.STABLE
     assigned: TaskSets = NO_TASK_SETS
-    #: To be revoked: the member's until it confirms that it has revoked them.
+    #: The member must revoke these; it still owns them until it confirms.
     revoking: TaskSets = NO_TASK_SETS
     since: TaskEpochs = NO_TASK_EPOCHS
 
@@ -178,7 +178,7 @@ class StreamsGroupMember(NamedTuple):
 
 class StreamsGroupEpoch(NamedTuple):
     epoch: int = FIRST_EPOCH
-    #: Of the topics that the topology needs, as they were at this epoch.
+    #: A hash of the topics that the topology needs, at this epoch.
     metadata_hash: int = 0
     validated_topology_epoch: int = NOT_VALIDATED
     #: The settings with which tasks were assigned.
@@ -194,12 +194,12 @@ class StreamsTargetEpoch(NamedTuple):
 
 #: How many names a message lists.
 _NAMES_MAX: Final = 10
-#: Of one group. A topology of many subtopologies on a topic of many partitions would keep the node busy for minutes.
+#: The maximum for one group: many subtopologies on a topic of many partitions would keep the node busy for minutes.
 TASKS_MAX: Final = 20_000
 
 
 class StreamsStatusCode(IntEnum):
-    """What a heartbeat's reply says of the group, beside errors; numbered as on the wire."""
+    """The status of the group in a heartbeat reply, numbered as on the wire."""
 
     STALE_TOPOLOGY = 0
     MISSING_SOURCE_TOPICS = 1
@@ -215,12 +215,12 @@ class StreamsStatus(NamedTuple):
 
 
 class ConfiguredTopology(NamedTuple):
-    #: By subtopology; empty while the topics are not as they must be.
+    #: By subtopology; empty while the topics do not match.
     task_counts: Mapping[str, int]
-    #: Internal topics with the numbers of partitions that were decided for them.
+    #: Internal topics with their number of partitions.
     internal_topics: Mapping[str, InternalTopic]
     missing_topics: tuple[InternalTopic, ...] = ()
-    #: What is wrong with the topics.
+    #: Why the topics do not match; None if they do.
     status: StreamsStatus | None = None
 
     @property
@@ -284,10 +284,10 @@ def _configure(topology: Topology, topics: Topics) -> ConfiguredTopology:
 
 
 def _repartition_counts(topology: Topology, existing: Mapping[str, int]) -> dict[str, int]:
-    """As many partitions as the application says, or as the largest input of the subtopology that writes them.
+    """The number of the application, or else that of the largest input of the subtopology that writes the topic.
 
-    In rounds: a subtopology that has an input with a known number decides for all topics that it writes. Each has its
-    round once, however long the chain is.
+    In rounds: a subtopology that has an input with a known number decides for all topics that it writes. Each decides
+    only once, so a long chain takes no longer than its length.
     """
     every = topology.subtopologies
     counts = {
@@ -328,14 +328,14 @@ def _repartition_counts(topology: Topology, existing: Mapping[str, int]) -> dict
 def _largest_input(
     subtopology: Subtopology, counts: Mapping[str, int], existing: Mapping[str, int]
 ) -> int | None:
-    """None while none of its inputs is known."""
+    """None while the number of partitions of no input is known."""
     repartition = (counts.get(topic.name) for topic in subtopology.repartition_source_topics)
     sources = (existing.get(name) for name in subtopology.source_topics)
     return max((count for count in (*repartition, *sources) if count is not None), default=None)
 
 
 def _enforce_copartitioning(topology: Topology, existing: Mapping[str, int], counts: dict[str, int]) -> None:
-    """Gives repartition topics the number of partitions of the topics that they are joined with."""
+    """Gives repartition topics the number of partitions of the topics with which they are joined."""
     fixed = {
         topic.name
         for subtopology in topology.subtopologies

@@ -25,7 +25,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from penstock.protocol.compression import BytesLike, Codec, compress
+from penstock.protocol.compression import BytesLike, compress
 from penstock.protocol.record_batch import (
     CODEC_MASK,
     DELETE_HORIZON,
@@ -67,7 +67,7 @@ class OffsetMap:
         """`max_bytes` bounds the table, also while its entries move to a larger one."""
         self._slots_max = max_bytes // OFFSET_MAP_ENTRY_BYTES
         if self._slots_max < 2:
-            raise ValueError(f"{max_bytes} bytes hold not even one key")
+            raise ValueError(f"{max_bytes} bytes cannot hold a single key")
         self.entries = 0
         #: The map covers every offset up to this one.
         self.latest_offset = -1
@@ -304,7 +304,7 @@ class BatchFilter:
     def _control(self, header: BatchHeader, batch: BytesLike) -> BytesLike | None:
         if marker_outcome(header, batch) is None:
             if header.base_offset < self._taken_offset:
-                return self._shell(header)
+                return self._without_records(header)
             self._after_held = header.last_offset + 1
             return self._unchanged(header, batch)
         self._outcomes.passed(header)
@@ -315,7 +315,7 @@ class BatchFilter:
             return self._marker_with_horizon(header, batch)
         if self._now_ms < header.delete_horizon_ms:
             return self._unchanged(header, batch)
-        return self._shell(header)
+        return self._without_records(header)
 
     def _marker_with_horizon(self, header: BatchHeader, batch: BytesLike) -> bytearray:
         """Retains the whole marker: its keys are not record keys, so the offset map does not apply to them."""
@@ -330,7 +330,7 @@ class BatchFilter:
             match self._outcomes.outcome(header):
                 case TransactionOutcome.ABORTED:
                     self.stats.aborted_removed += header.record_count
-                    return self._shell(header)
+                    return self._without_records(header)
                 case TransactionOutcome.OPEN:
                     return self._unchanged(header, batch)
         if header.base_offset > self._keys.latest_offset:
@@ -342,7 +342,7 @@ class BatchFilter:
         kept = self._kept(header, body)
         self.stats.records_written += kept.records
         if kept.records == 0:
-            return self._shell(header)
+            return self._without_records(header)
         if kept.tombstone and header.delete_horizon_ms is None:
             spans = scan_records(header, body)
             survivors = (span for span in spans if self._verdict(header, span) is _RecordDecision.KEEP)
@@ -414,9 +414,14 @@ class BatchFilter:
         self.stats.records_written += header.record_count
         return batch
 
-    def _shell(self, header: BatchHeader) -> bytearray | None:
+    def _without_records(self, header: BatchHeader) -> bytearray | None:
         """Returns the batch without its records if its header is still needed, otherwise None."""
-        return _empty_batch(header) if self._must_survive(header) else None
+        if not self._must_survive(header):
+            return None
+        empty = header._replace(
+            attributes=header.attributes & ~_EMPTY_BATCH_CLEARS, base_timestamp=NO_TIMESTAMP, record_count=0
+        )
+        return pack_batch(empty, b"")
 
     def _must_survive(self, header: BatchHeader) -> bool:
         if header.last_offset + 1 == self._upper_offset:
@@ -440,10 +445,3 @@ def _repack_batch(header: BatchHeader, body: bytes, kept: _RetainedRecords) -> b
 
 _TIMESTAMP_MAX: Final = (1 << 63) - 1
 _EMPTY_BATCH_CLEARS: Final = CODEC_MASK | DELETE_HORIZON
-
-
-def _empty_batch(header: BatchHeader) -> bytearray:
-    attributes = (header.attributes & ~_EMPTY_BATCH_CLEARS) | Codec.NONE
-    return pack_batch(
-        header._replace(attributes=attributes, base_timestamp=NO_TIMESTAMP, record_count=0), b""
-    )

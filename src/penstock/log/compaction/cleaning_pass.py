@@ -14,7 +14,6 @@ from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.log.checkpoints import sync_directory
 from penstock.log.compaction.batch_filter import (
     BatchFilter,
     CleanerStats,
@@ -28,8 +27,10 @@ from penstock.log.data_directory import CLEANED_SUFFIX, SEGMENT_FILE_SUFFIXES, S
 from penstock.log.index_files import modified_ms, offset_index, write_indexes
 from penstock.log.indexes import TransactionIndex
 from penstock.log.log import Log, SegmentsChanged
+from penstock.log.producer_state import ProducerStateEntry
 from penstock.log.segment import LogSegment, iter_batch_headers, read_batch
 from penstock.protocol.compression import BytesLike
+from penstock.protocol.durable_files import sync_directory
 from penstock.protocol.record_batch import BatchHeader, checksum, open_batch, read_header, scan_records
 
 
@@ -168,7 +169,7 @@ class CleaningPass:
             is_whole = set(self._segments).issubset(self._log.segments)
             if is_whole or not isinstance(error, FileNotFoundError):
                 raise
-            raise CleaningAborted("segments to compact have gone") from None
+            raise CleaningAborted("segments to compact are gone") from None
 
     def _run(self) -> int:
         # Closed explicitly: the garbage collector might release a reader's file while the file pool is locked.
@@ -365,6 +366,12 @@ def group_segments_by_size(segments: Sequence[LogSegment], segment_bytes: int) -
 def last_records_of_active_producers(log: Log) -> dict[int, LastRecord]:
     """Returns a copy, because the event loop changes the producer states meanwhile."""
     return {
-        producer_id: LastRecord(state.batches[-1].last_offset if state.batches else None, state.epoch)
+        producer_id: LastRecord(_last_stored_offset(state), state.epoch)
         for producer_id, state in list(log.producers.states.items())
     }
+
+
+def _last_stored_offset(state: ProducerStateEntry) -> int | None:
+    return next(
+        (trace.last_offset for trace in reversed(tuple(state.batches)) if trace.last_offset >= 0), None
+    )

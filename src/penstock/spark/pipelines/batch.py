@@ -101,7 +101,7 @@ def _bisect(
     *,
     is_tried: bool,
 ) -> None:
-    """`is_tried`: whether these ranges were seen to fail. Otherwise it follows from the other half's success."""
+    """With `is_tried`, these ranges have failed. Without it, they must fail, because the other half has not."""
     if sum(each.size for each in record_ranges) == 1:
         seen = failure if is_tried else fails(record_ranges)
         if seen is None:

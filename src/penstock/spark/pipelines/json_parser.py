@@ -70,7 +70,7 @@ class ExpectedTypes:
         self._wanted[_INDEX.sub("[]", path)] = description
 
     def describe(self, error: msgspec.ValidationError) -> str:
-        """Return a message in our expected, or in those of msgspec if the path is unknown."""
+        """Return a message with our name of the expected type, or with msgspec's if the path is unknown."""
         text, path = str(error), ""
         if found := _AT.match(text):
             text, path = found.groups()

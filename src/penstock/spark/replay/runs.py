@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any, Final
 from uuid import UUID
 
@@ -200,7 +201,8 @@ class TopicReplay:
         self._options = context.run.options()
         self._query = f"replay-{request.id}"
         filter_rows(self._rows([]), request.where)
-        self.plan, is_known = self._agree_on_plan()
+        with closing(DocumentStore(cluster)) as store:
+            self.plan, is_known = agree_on_plan(store, request, self._make_plan)
         # Commit what an earlier run has decided, and abort its other transactions.
         resolve_transactions(cluster, self._query)
         with DecisionLog(cluster, self._query) as decision_log:
@@ -208,13 +210,6 @@ class TopicReplay:
         self.first = 0 if last is None else last + 1
         if is_known and self.first:
             context.note(_resume_note(request, self.first, self.plan.pieces))
-
-    def _agree_on_plan(self) -> tuple[ReplayJobPlan, bool]:
-        store = DocumentStore(self._cluster)
-        try:
-            return agree_on_plan(store, self._request, self._make_plan)
-        finally:
-            store.close()
 
     def _make_plan(self) -> ReplayJobPlan:
         return ReplayJobPlan(

@@ -24,7 +24,7 @@ from penstock.spark.option_reader import OptionError
 from penstock.spark.source.options import AtEdge, AtOffsets, AtTime, OffsetBound, SourceOptions
 
 _LOG: Final = logging.getLogger("penstock.spark")
-_LOSSES_NAMED_MAX: Final = 10
+_RANGES_NAMED_MAX: Final = 10
 
 
 class DataLoss(ClientError):
@@ -59,18 +59,18 @@ def lost_outside_log(error: OutOfRange, end: int) -> LostRange:
     )
 
 
-def report_losses(losses: Sequence[LostRange], *, fails: bool) -> None:
-    """Raise DataLoss if the query is to fail, and log the losses otherwise."""
-    if not losses:
+def report_lost_ranges(lost: Sequence[LostRange], *, fails: bool) -> None:
+    """Raise DataLoss if the query is to fail, and log the lost ranges otherwise."""
+    if not lost:
         return
-    named = "; ".join(str(each) for each in losses[:_LOSSES_NAMED_MAX])
-    more = f"; and {len(losses) - _LOSSES_NAMED_MAX} more" if len(losses) > _LOSSES_NAMED_MAX else ""
+    named = "; ".join(str(each) for each in lost[:_RANGES_NAMED_MAX])
+    more = f"; and {len(lost) - _RANGES_NAMED_MAX} more" if len(lost) > _RANGES_NAMED_MAX else ""
     if fails:
         raise DataLoss(
             f"records were deleted before they were read: {named}{more}. "
             "Set failOnDataLoss=false to continue without them"
         )
-    count = sum(each.end - each.start for each in losses if each.end is not None)
+    count = sum(each.end - each.start for each in lost if each.end is not None)
     _LOG.warning("skipped %d offsets of deleted records: %s%s", count, named, more)
 
 
@@ -143,7 +143,7 @@ class Discovery:
     ) -> dict[TopicPartition, int]:
         _refuse_other_partitions(asked, partitions)
         first, last = (self._offsets(dict.fromkeys(partitions, edge)) for edge in (EARLIEST, LATEST))
-        losses = []
+        lost = []
         found: dict[TopicPartition, int] = {}
         for tp in partitions:
             offset = {EARLIEST: first[tp], LATEST: last[tp]}.get(asked[tp], asked[tp])
@@ -152,9 +152,9 @@ class Discovery:
                     f"{_partition_name(tp)}: offset {offset} does not exist yet, the log ends at {last[tp]}"
                 )
             if offset < first[tp]:
-                losses.append(_lost_before_log_start(tp, offset, first[tp], first[tp]))
+                lost.append(_lost_before_log_start(tp, offset, first[tp], first[tp]))
             found[tp] = max(offset, first[tp])
-        report_losses(losses, fails=self._options.fail_on_data_loss)
+        report_lost_ranges(lost, fails=self._options.fail_on_data_loss)
         return found
 
     def _at_time(self, bound: AtTime, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
@@ -230,39 +230,39 @@ class Discovery:
     def _confirmed(self, start: Position) -> TopicsByName:
         """Return the topics. If one seems to be deleted, ask again in case a broker has old metadata."""
         topics = self._look() if self._topics_age.is_over else self._topics
-        losses = _deleted_topics(start, topics)
-        if losses:
+        lost = _deleted_topics(start, topics)
+        if lost:
             for _ in self._cluster.attempts(self._stale_metadata_deadline()):
                 topics = self._look()
-                losses = _deleted_topics(start, topics)
-                if not losses:
+                lost = _deleted_topics(start, topics)
+                if not lost:
                     break
-        report_losses(losses, fails=self._options.fail_on_data_loss)
+        report_lost_ranges(lost, fails=self._options.fail_on_data_loss)
         return topics
 
     def _latest(self, start: Position, topics: TopicsByName) -> Position:
         edges = dict.fromkeys(self._partitions(topics), LATEST)
         offsets = self._ends(edges, start)
-        losses = _truncated_logs(start, offsets, topics)
-        if losses:
+        lost = _truncated_logs(start, offsets, topics)
+        if lost:
             for _ in self._cluster.attempts(self._stale_metadata_deadline()):
                 for name in topics:
                     self._cluster.forget_topic(name)
                 offsets = self._ends(edges, start)
-                losses = _truncated_logs(start, offsets, topics)
-                if not losses:
+                lost = _truncated_logs(start, offsets, topics)
+                if not lost:
                     break
-        report_losses(losses, fails=self._options.fail_on_data_loss)
+        report_lost_ranges(lost, fails=self._options.fail_on_data_loss)
         return Position.of(offsets, _topic_ids(topics))
 
     def readable(self, ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
         """Return the parts of the ranges that still exist. Raises DataLoss if the query is to fail on a loss."""
         wanted = list(ranges)
-        there, losses = self._still_there(wanted)
+        there, lost = self._still_there(wanted)
         first = self.beginnings({each.topic_partition for each in there})
         for each in there:
             if each.start < first[each.topic_partition]:
-                losses.append(
+                lost.append(
                     _lost_before_log_start(
                         each.topic_partition,
                         each.start,
@@ -270,7 +270,7 @@ class Discovery:
                         first[each.topic_partition],
                     )
                 )
-        report_losses(losses, fails=self._options.fail_on_data_loss)
+        report_lost_ranges(lost, fails=self._options.fail_on_data_loss)
         kept = [each._replace(start=max(each.start, first[each.topic_partition])) for each in there]
         return [each for each in kept if each.size]
 
@@ -285,12 +285,12 @@ class Discovery:
             }
             if not gone:
                 break
-        losses = [
+        lost = [
             replace(gone[each.topic_partition], start=each.start, end=each.end)
             for each in ranges
             if each.topic_partition in gone
         ]
-        return [each for each in ranges if each.topic_partition not in gone], losses
+        return [each for each in ranges if each.topic_partition not in gone], lost
 
 
 # Losses
@@ -298,7 +298,7 @@ class Discovery:
 
 def _deleted_topics(start: Position, topics: TopicsByName) -> list[LostRange]:
     """Return the partitions of topics that were deleted, or deleted and created again, after the query read them."""
-    losses = []
+    lost = []
     for name, known in start.topics.items():
         found = topics.get(name)
         if found is None:
@@ -307,8 +307,8 @@ def _deleted_topics(start: Position, topics: TopicsByName) -> list[LostRange]:
             why = f"the topic was deleted and created again: its id is {found.id}, not {known.id}"
         else:
             continue
-        losses += [_lost_range((name, part), at, None, why) for part, at in sorted(known.offsets.items())]
-    return losses
+        lost += [_lost_range((name, part), at, None, why) for part, at in sorted(known.offsets.items())]
+    return lost
 
 
 def _truncated_logs(

@@ -21,7 +21,7 @@ from penstock.spark.at_most_once.task_claims import TaskClaim, claim_task, curre
 from penstock.spark.offsets import OffsetRange
 from penstock.spark.schema import Projection
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.source.discovery import LostRange, lost_outside_log, report_losses
+from penstock.spark.source.discovery import LostRange, lost_outside_log, report_lost_ranges
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.workers import until_reader_closes, without_traceback
 
@@ -93,7 +93,7 @@ class RangeReader:
                 self._refuse_timeout(deadline, position, fetched)
 
     def _fetch(self, position: int) -> FetchResult | int:
-        """Fetch at this offset. If the records are lost, and losses are allowed, return the offset to continue at."""
+        """Fetch at this offset. If the records are lost, and data loss is allowed, return the offset to continue at."""
         try:
             return self._reader.fetch(position, wait_ms=_WAIT_MS)
         except OutOfRange as error:
@@ -107,7 +107,7 @@ class RangeReader:
                 end=wanted.end,
                 why=str(error),
             )
-        report_losses([loss], fails=self._fails)
+        report_lost_ranges([loss], fails=self._fails)
         assert loss.end is not None
         return loss.end
 

@@ -158,7 +158,7 @@ async def test_an_address_may_have_a_limit_of_its_own(tmp_path: Path, host: str)
             code, message = await alter(client, HERE, {"max.connections.per.ip.overrides": wrong})
             assert (code, "is not HOST:COUNT" in (message or "")) == (ErrorCode.invalid_request, True)
         assert await alter(client, HERE, {"max.connections.per.ip.overrides": f"{host}:1, 10.0.0.1:7"}) == OK
-        await until(lambda: "127.0.0.1" in node.server._connections_by_host)
+        await until(lambda: "127.0.0.1" in node.server.limits.by_host)
         assert await (await Client.connect(node)).is_cut_off()
         await client.close()
 
@@ -173,7 +173,7 @@ async def test_an_unresolvable_host_name_has_no_other_effect(
         client = await WireClient.connect(node)
         await alter(client, EVERYWHERE, {"max.connections.per.ip.overrides": f"{text}:1,127.0.0.1:9"})
         await until(lambda: "no address for a host" in caplog.text)
-        assert node.server._connections_by_host == {"127.0.0.1": 9}
+        assert node.server.limits.by_host == {"127.0.0.1": 9}
         assert await answers(node)
         await client.close()
     async with running(tmp_path) as node:
@@ -190,7 +190,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_nothing(
         may_answer.wait()
         return [(0, 0, 0, "", ("10.0.0.9", 0))]
 
-    monkeypatch.setattr("penstock.broker.network.server.socket.getaddrinfo", slow)
+    monkeypatch.setattr("penstock.broker.network.connection_limits.socket.getaddrinfo", slow)
     setting = "max.connections.per.ip.overrides"
     async with running(tmp_path) as node:
         client = await WireClient.connect(node)
@@ -200,9 +200,9 @@ async def test_a_name_server_that_does_not_answer_holds_up_nothing(
         assert await answers(node)
         assert asked == ["first-0"], "one thread, however often the setting changes"
         may_answer.set()
-        await until(lambda: len(asked) == 3 and not node.server._is_resolving)
+        await until(lambda: len(asked) == 3 and not node.server.limits.is_resolving)
         assert asked == ["first-0", "first-2", "second-2"], "names that do not count any more are left out"
-        assert node.server._connections_by_host == {"10.0.0.9": 1}
+        assert node.server.limits.by_host == {"10.0.0.9": 1}
         await client.close()
 
 
@@ -445,7 +445,7 @@ async def test_limits_of_connections_are_for_clients_not_for_nodes(tmp_path: Pat
             await described(peer, HERE, "node.id")
         assert await (await Client.connect(node)).is_cut_off()
         await client.close()
-        await until(lambda: node.server._clients == 0)
+        await until(lambda: node.server.limits.clients == 0)
         assert await answers(node), "one client still gets in and can undo it"
         for peer in peers:
             await peer.close()

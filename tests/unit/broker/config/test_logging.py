@@ -204,3 +204,17 @@ def test_the_kinds_remembered_are_bounded() -> None:
     for number in range(5000):
         flood.log(f"made up {number}")
     assert len(flood.messages) == 1002
+
+
+def test_the_audit_trail_is_not_limited_and_limits_no_other_event(written: Callable[..., list[str]]) -> None:
+    """Each of its lines is a message of its own: they would use up the kinds, and then be left out with all others."""
+
+    def log() -> None:
+        for number in range(1500):
+            logging.getLogger("penstock.audit").info(f'{{"number": {number}}}')
+        for _ in range(3):
+            logger.warning("something new")
+
+    lines = written(log, burst_lines=2)
+    assert sum("penstock.audit" in line for line in lines) == 1500
+    assert sum("something new" in line for line in lines) == 2

@@ -180,6 +180,8 @@ def test_a_wrong_value_names_where_it_was_written() -> None:
         load_settings({"log.dirs": "/a,/b"}, {})
     with pytest.raises(InvalidSetting, match="must not be above"):
         load_settings({"group.min.session.timeout.ms": "1800001"}, {})
+    with pytest.raises(InvalidSetting, match=r"ratio.all must not be above penstock.shed"):
+        load_settings({"penstock.shed.disk.free.ratio.all": "0.5"}, {})
     with pytest.raises(
         InvalidSetting, match=r"Invalid penstock.http.listen .flag --http.: '9644' is not HOST:PORT"
     ):
@@ -229,7 +231,8 @@ def test_an_advertised_address_without_a_name_is_that_of_the_only_listener() -> 
 
 
 @pytest.mark.parametrize(
-    ("advertised", "words"), [("OTHER://h:1", "no listener is named OTHER"), ("0.0.0.0:1", "no address that")]
+    ("advertised", "words"),
+    [("OTHER://h:1", "no listener is named OTHER"), ("0.0.0.0:1", "not an address that")],
 )
 def test_advertised_addresses_that_are_refused(advertised: str, words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):

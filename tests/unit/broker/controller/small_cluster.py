@@ -23,11 +23,14 @@ from penstock.broker.controller.producer_id_manager import ProducerIdManager
 from penstock.broker.controller.topic_creation import TopicCreator
 from penstock.broker.metrics.counters import Metrics
 from penstock.broker.network.apis import APIS, route
+from penstock.broker.network.audit import AuditTrail
 from penstock.broker.network.peers import PeerUnreachable
+from penstock.broker.network.quotas import ClientQuotaManager
 from penstock.broker.network.requests import BrokerCalls, RequestContext
-from penstock.cluster.controller.decision import Decision
+from penstock.cluster.controller.decision import Decision, DecisionOrSteps
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import finish
 
 CLUSTER_ID = "a-cluster"
 FAST = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
@@ -83,6 +86,8 @@ class Cluster:
 
 
 class SmallNode:
+    authorizer = None
+
     def __init__(self, cluster: Cluster, node_id: int, folder: Path, settings: dict[str, str]) -> None:
         self.cluster = cluster
         self.node_id = node_id
@@ -111,6 +116,8 @@ class SmallNode:
             cluster_id=CLUSTER_ID,
         )
         self.metrics = Metrics()
+        self.audit = AuditTrail()
+        self.quotas = ClientQuotaManager(self.settings, lambda: 0)
         self.server: Any = None
         self.partitions = SimpleNamespace(refused=())
         self.telemetry = SimpleNamespace(has_subscriptions=False)
@@ -222,12 +229,13 @@ class SmallMetadata:
         self.image, self.applied_offset = image, len(records) - 1
         self._moved.set()
 
-    async def propose(self, decide: Callable[[ClusterImage], Decision[Any]]) -> Any:
+    async def propose(self, decide: Callable[[ClusterImage], DecisionOrSteps[Any]]) -> Any:
         if not self.is_active:
             raise ApiError(ErrorCode.not_controller)
         if self.fails is not None:
             raise self.fails
-        decision = decide(self.image)
+        decided = decide(self.image)
+        decision = decided if isinstance(decided, Decision) else finish(decided)
         if decision.records:
             self._node.cluster.commit(decision.records)
         await asyncio.sleep(0.001)

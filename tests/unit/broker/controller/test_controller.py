@@ -113,6 +113,22 @@ async def test_a_controller_that_was_paused_fences_no_broker(tmp_path: Path) -> 
 
 
 @in_virtual_time
+async def test_a_pause_counts_at_whatever_moment_it_begins(tmp_path: Path) -> None:
+    """Also if the pause begins when a check has just ended, and lasts little longer than the next one is away."""
+    fast = {"broker_session_timeout_ms": "500", "broker_heartbeat_interval_ms": "100"}
+    cluster = await three(tmp_path, **fast)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    for step in range(50):
+        await asyncio.sleep(0.7 + 0.01 * step)
+        cluster.cuts = {(2, 1), (3, 1)}  # what the brokers send is read only after the check
+        loop.stand_still(0.48)
+        await asyncio.sleep(0.05)
+        cluster.cuts = set()
+        assert cluster[1].metrics.brokers_fenced == 0
+    await cluster.stop()
+
+
+@in_virtual_time
 async def test_an_inactive_controller_fences_no_broker(tmp_path: Path) -> None:
     cluster = await three(tmp_path)
     await cluster[3].stop()

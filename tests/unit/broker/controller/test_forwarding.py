@@ -24,10 +24,14 @@ from tests.unit.broker.controller.test_broker_lifecycle import create as create_
 from tests.unit.broker.controller.test_broker_lifecycle import now, three, until
 from tests.unit.broker.virtual_time import in_virtual_time
 
+from penstock.broker.controller.forwarding import decode_principal, encode_principal
 from penstock.broker.network.apis import APIS, Api
 from penstock.broker.network.connection import CLOSE_CONNECTION, PendingReply
 from penstock.broker.network.dispatch import Dispatcher
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.slices import TimeSlices
+from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+from penstock.security.principal import ANONYMOUS, Principal
 
 ENVELOPE = 58
 RELAYED = [api for api in APIS.values() if api.relay]
@@ -37,11 +41,16 @@ class Client:
     """Stands for a connection: frames go into a node's dispatcher, replies are kept."""
 
     def __init__(self, node: SmallNode) -> None:
-        self.client_host, self.listener, self.is_inter_broker = "192.0.2.7", "PLAINTEXT", True
+        self.client_host, self.listener = "192.0.2.7", "PLAINTEXT"
+        self.is_inter_broker = self.may_send_as_node = True
+        self.nodes = object()
+        self.principal, self.authentication, self.account = ANONYMOUS, None, None
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
         self._number = 100
-        node.server = SimpleNamespace(failed=self._failed, time_slice_seconds=1.0)
+        node.server = self.server = SimpleNamespace(
+            failed=self._failed, slices=TimeSlices(1.0), is_from_node=lambda _: True
+        )
         self._dispatcher = Dispatcher(node, is_starting=lambda: node.state == "starting")  # type: ignore[arg-type]
 
     def send(self, reply: Any) -> None:
@@ -209,8 +218,13 @@ async def test_clients_never_hear_of_a_controller_that_lost_office_while_it_deci
 
 
 @pytest.mark.parametrize("api", RELAYED, ids=lambda api: api.name)
-def test_without_a_controller_every_request_is_refused_in_its_own_way(tmp_path: Path, api: Api) -> None:
+def test_without_a_controller_every_request_is_refused_in_its_own_way(
+    tmp_path: Path, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.unit.testing.test_error_responses import _errors, _sample
+
+    # Otherwise the node itself refuses requests about delegation tokens of this client, which has not logged in.
+    monkeypatch.setattr(RequestContext, "may_ask_about_tokens", True)
 
     @in_virtual_time
     async def scenario() -> None:
@@ -394,3 +408,22 @@ def test_a_controller_does_not_offer_what_needs_partitions(
         assert {1, 3, 18, 19, 52, 60} <= offered
 
     scenario()
+
+
+def test_an_envelope_names_the_principal_as_apache_kafka_does() -> None:
+    encoded = encode_principal(Principal("User", "alice:é"), is_by_token=False)
+    assert encoded == b"\0\0" + b"\x05User" + b"\x09alice:\xc3\xa9" + b"\0\0"
+    assert decode_principal(encoded) == (Principal("User", "alice:é"), False)
+    by_token = encode_principal(Principal("User", "alice:é"), is_by_token=True)
+    assert by_token == encoded[:-2] + b"\1\0"
+    assert decode_principal(by_token) == (Principal("User", "alice:é"), True)
+    for damaged in (
+        encoded[:1],
+        encoded[:5],
+        encoded[:-1],
+        encoded[:-2],
+        b"\0\1" + encoded[2:],
+        b"\0\0\x03\xff\xff\x01\0\0",
+    ):
+        with pytest.raises(MalformedFrame):
+            decode_principal(damaged)

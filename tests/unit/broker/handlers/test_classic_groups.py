@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import struct
 import uuid
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -11,12 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kio.index import load_request_schema
 from kio.schema.create_topics.v7 import request as create
+from kio.serial import entity_writer
 from tests.unit.broker.raw_client import new_node
 from tests.unit.broker.wire_client import WireClient
 from tests.unit.groups.classic.script import subscription
 from tests.waiting import eventually_async
 
+from penstock.broker.handlers import offset_delete
 from penstock.broker.network.apis import APIS
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
@@ -363,6 +368,29 @@ async def test_committing_in_every_version(node: Running, version: int) -> None:
     assert epoch == (3 if version >= 6 else -1)
 
 
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("retention_ms", [2**63 - 1, -(2**63), -1])
+async def test_commits_are_kept_for_any_retention_time(
+    node: Running, version: int, retention_ms: int
+) -> None:
+    topic_id = await node.create("t", 1)
+    joined = await node.stable_member()
+    body = io.BytesIO()
+    request = SimpleNamespace(
+        group_id="g",
+        generation_id_or_member_epoch=1,
+        member_id=joined.member_id,
+        group_instance_id=None,
+        retention_time=timedelta(milliseconds=0x123456789ABC),
+        topics=(to_commit(topic_id, "t", 5),),
+    )
+    entity_writer(load_request_schema(OFFSET_COMMIT, version))(body, request)
+    raw = body.getvalue().replace(struct.pack(">q", 0x123456789ABC), struct.pack(">q", retention_ms))
+    response = await node.client.ask_raw(OFFSET_COMMIT, version, raw)
+    assert errors_of(response) == [ErrorCode.none]
+    assert (await node.fetch(8, everything=True)).topics[0].partitions[0].committed_offset == 5
+
+
 @pytest.mark.parametrize("version", versions(OFFSET_COMMIT))
 async def test_fencing_of_commits_in_every_version(node: Running, version: int) -> None:
     topic_id = await node.create("t", 1)
@@ -449,6 +477,27 @@ async def test_deleting_offsets(node: Running) -> None:
     assert [topic.name for topic in everything.topics] == ["t"]
     assert (await delete("nobody", "t")).error_code is ErrorCode.group_id_not_found
     assert (await delete("", "t")).error_code is ErrorCode.invalid_group_id
+
+
+async def test_offsets_are_deleted_in_several_operations(
+    node: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that has only offsets goes with the last of them, and later operations delete none."""
+    monkeypatch.setattr(offset_delete, "_DELETED_AT_ONCE", 2)
+    await node.create("t", 6)
+    await node.find()
+    await node.commit(9, to_commit(None, "t", 7, 7, 7))
+    indexes = [0, 1, 2, 3, 4, 5, 9]
+    topic = SimpleNamespace(
+        name="t", partitions=tuple(SimpleNamespace(partition_index=index) for index in indexes)
+    )
+    response = await node.ask(OFFSET_DELETE, 0, group_id="g", topics=(topic,))
+    assert response.error_code is ErrorCode.none
+    assert errors_of(response) == [ErrorCode.none] * 6 + [ErrorCode.unknown_topic_or_partition]
+    assert not (await node.fetch(7, everything=True)).topics
+    assert (await node.ask(OFFSET_DELETE, 0, group_id="g", topics=(topic,))).error_code is (
+        ErrorCode.group_id_not_found
+    )
 
 
 async def test_a_deleted_topic_takes_its_offsets_along(node: Running) -> None:

@@ -49,6 +49,7 @@ async def joined(client: WireClient, **fields: Any) -> Any:
         ({"state_changelog_topics": (changelog("x" * 250),)}, "are not valid topic names."),
         ({"source_topics": ("__consumer_offsets",)}, "Use of Kafka internal topics __consumer_offsets in"),
         ({"state_changelog_topics": (changelog("__transaction_state"),)}, "Use of Kafka internal topics"),
+        ({"source_topics": tuple(f"t{number}" for number in range(5000))}, "more than 5000 subtopologies"),
     ],
 )
 async def test_a_topology_with_impossible_topics_is_refused(

@@ -19,6 +19,7 @@ from tests.unit.broker.raw_client import create_topic, new_node
 from tests.unit.broker.wire_client import WireClient
 from tests.waiting import eventually_async
 
+from penstock.broker.handlers import txn_offset_commit
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 
@@ -87,10 +88,10 @@ class Stage:
         assert reply.topics[0].partitions[0].error_code is NONE
 
     async def fetch(
-        self, *, stable: bool = False, version: int = 7, group: str = "g"
+        self, *, stable: bool = False, version: int = 7, group: str = "g", index: int = 0
     ) -> tuple[int, ErrorCode]:
         topic_id = self.node.image.topics["t"].id
-        topics = (SimpleNamespace(name="t", topic_id=topic_id, partition_indexes=(0,)),)
+        topics = (SimpleNamespace(name="t", topic_id=topic_id, partition_indexes=(index,)),)
         asked = SimpleNamespace(group_id=group, member_id=None, member_epoch=-1, topics=topics)
         reply = await self.ask(
             OFFSET_FETCH, version, group_id=group, topics=topics, groups=(asked,), require_stable=stable
@@ -174,6 +175,40 @@ async def test_offsets_count_once_their_transaction_is_committed(stage: Stage, v
     assert await producer.stage_offset(6) is NONE
     assert await producer.end(commit=False) is NONE
     await stage.becomes(5)
+
+
+@pytest.mark.parametrize("version", [3, 5])
+async def test_offsets_of_several_operations_take_effect_together(
+    stage: Stage, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(txn_offset_commit, "_COMMITTED_AT_ONCE", 1)
+    producer = await stage.producer(version)
+    assert await producer.begin() is NONE
+    partitions = tuple(
+        SimpleNamespace(
+            partition_index=index, committed_offset=5, committed_leader_epoch=-1, committed_metadata=""
+        )
+        for index in (0, 1, 2)
+    )
+    reply = await producer.ask(
+        TXN_OFFSET_COMMIT,
+        version,
+        transactional_id=producer.transactional_id,
+        group_id="g",
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        generation_id=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=(SimpleNamespace(name="t", partitions=partitions),),
+    )
+    errors = [each.error_code for each in reply.topics[0].partitions]
+    assert errors == [NONE, NONE, ErrorCode.unknown_topic_or_partition]
+    assert await stage.fetch() == (-1, NONE)
+    assert await stage.fetch(index=1) == (-1, NONE)
+    assert await producer.end(commit=True) is NONE
+    await stage.becomes(5)
+    assert await stage.fetch(stable=True, index=1) == (5, NONE)
 
 
 @pytest.mark.parametrize("version", [7, 8, 9, 10])

@@ -12,6 +12,7 @@ from penstock.broker.config.node_settings import load_settings
 from penstock.broker.metrics.counters import LATENCY_BUCKETS, HistogramSnapshot, MetricFamily, Metrics
 from penstock.broker.metrics.exposition import Exposition, render
 from penstock.broker.network.apis import FETCH, PRODUCE
+from penstock.broker.network.audit import AuditTrail
 from penstock.broker.partition.leader_replica import monotonic_ms
 from penstock.groups.group import CommitRequest, OffsetToCommit
 from penstock.groups.group_config import GroupCoordinatorConfig
@@ -127,21 +128,32 @@ def node() -> Any:
     return SimpleNamespace(
         is_serving=lambda: True,
         metrics=Metrics(),
+        quotas=SimpleNamespace(throttled_ms={"producer_byte_rate": 1500}),
+        tenants=SimpleNamespace(here=()),
+        overflow=SimpleNamespace(drops=()),
+        group_drops=SimpleNamespace(dropped={}),
         store=SimpleNamespace(cluster_id="cluster", failed={("orders", 9): OSError()}),
         quorum=SimpleNamespace(epoch=4, leader_id=3),
         metadata=SimpleNamespace(
             is_active=True,
             applied_offset=77,
-            image=SimpleNamespace(partition=lambda topic, index: object() if topic == "far" else None),
+            image=SimpleNamespace(
+                topics_by_id={}, partition=lambda topic, index: object() if topic == "far" else None
+            ),
         ),
         brokers=None,
+        audit=AuditTrail(),
         fetchers=lambda: SimpleNamespace(
             bytes_fetched=0, bytes_moved=0, truncations=0, records_lost=0, lags=list
         ),
         **dict.fromkeys(
             ("telemetry", "transactions", "share_state", "share", "schedule"), SimpleNamespace(existing=None)
         ),
-        server=SimpleNamespace(connections=connections, buffers=SimpleNamespace(bytes_in_use=4096)),
+        server=SimpleNamespace(
+            connections=connections,
+            buffers=SimpleNamespace(bytes_in_use=4096),
+            unauthenticated_counts=lambda: {"EXTERNAL": 2},
+        ),
         listeners=(SimpleNamespace(name="INTERNAL"), SimpleNamespace(name="EXTERNAL")),
         fetch_sessions=_Sessions(),
         partitions=_Partitions(
@@ -334,6 +346,7 @@ async def test_logs_and_the_node_itself(node: Any) -> None:
     assert samples["penstock_partition_segments", partition] == 3
     assert samples["penstock_connections", (("listener", "INTERNAL"),)] == 2
     assert samples["penstock_connections", (("listener", "EXTERNAL"),)] == 0
+    assert samples["penstock_unauthenticated_connections", (("listener", "EXTERNAL"),)] == 2
     assert samples["penstock_malformed_frames_total", ()] == 4
     assert samples["penstock_flush_seconds_count", ()] == 1
     assert samples["penstock_partitions_failed", ()] == 1

@@ -26,7 +26,11 @@ from tests.unit.broker.raw_client import (
 
 from penstock.broker.network.connection import Connection
 from penstock.broker.network.frame_buffers import FrameBuffers, PartialFrame
+from penstock.broker.network.tenants import TenantOnNode
 from penstock.broker.node import Node
+from penstock.cluster.tenants import Tenant
+from penstock.security.principal import USER, Principal
+from penstock.security.tenant_limits import TenantRates
 
 _FOREVER_MS = 2**31 - 1
 _PIPELINED = 300
@@ -34,20 +38,21 @@ _ANNOUNCED_BYTES = 100 * 2**20
 
 
 class Work:
-    """Every request of a connection in `costly` takes a second; `handled` has the connections in order."""
+    """Every request of a connection in `costly` takes `cost_s`; `handled` has the connections in order."""
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.costly: set[int] = set()
+        self.cost_s = 1.0
         self.handled: list[int] = []
         node.dispatcher.faults = self._serve
-        for module in ("connection", "server", "dispatch"):
+        for module in ("connection", "slices", "dispatch"):
             monkeypatch.setattr(f"penstock.broker.network.{module}.perf_counter", lambda: self.now)
 
     def _serve(self, context: Any, connection: Any, frame: memoryview, dispatcher: Any) -> bool:
         self.handled.append(connection.number)
         if connection.number in self.costly:
-            self.now += 1.0
+            self.now += self.cost_s
         return False
 
 
@@ -104,7 +109,7 @@ async def test_many_whose_frames_wait_share_one_turn(node: Node, work: Work) -> 
     work.costly |= {number for _, number in hogs}
     for client, _ in hogs:
         client.writer.write(_questions(60))
-    await turn_until(lambda: len(node.server._queue) == 10)
+    await turn_until(lambda: len(node.server.slices.waiting) == 10)
     before = len(work.handled)
     await neighbour.ask(frame(API_VERSIONS, 0))
     assert work.handled.index(number, before) - before < 20
@@ -121,6 +126,60 @@ async def test_connections_whose_frames_wait_take_turns(node: Node, work: Work) 
     # At first some may not have been read yet, and at last the first is done before the others.
     in_turn = work.handled[20:50]
     assert all(set(in_turn[i : i + 3]) == numbers for i in range(0, 30, 3)), in_turn
+
+
+def _assign(node: Node, number: int, party: str) -> None:
+    """The listener of the tests is for nodes too, whose time is not shared out."""
+    (connection,) = (each for each in node.server.connections if each.number == number)
+    connection.account = node.slices.accounts.join(party)
+
+
+async def test_a_tenant_does_not_wait_for_what_another_pipelines_on_many_connections(
+    node: Node, work: Work
+) -> None:
+    """12,800 requests of 0.1 ms wait, 1.3 s of work, and more connections come all the time."""
+    hogs = [await _client(node) for _ in range(200)]
+    neighbour, number = await _client(node)
+    work.costly |= {each for _, each in hogs}
+    work.cost_s = 0.0001
+    for _, each in hogs:
+        _assign(node, each, "hog")
+    _assign(node, number, "neighbour")
+    await neighbour.ask(frame(API_VERSIONS, 0))  # it has been active lately, as one that produces steadily
+    work.handled.clear()
+    for client, _ in hogs:
+        client.writer.write(_questions(64))
+    waits_s = []
+    for _ in range(50):
+        before = len(work.handled)
+        await neighbour.ask(frame(API_VERSIONS, 0))
+        waits_s.append((work.handled.index(number, before) - before) * work.cost_s)
+    assert len(work.handled) < 6_000  # the hog had more to do all the while
+    assert max(waits_s[1:]) < 0.002, waits_s
+    # At first all connections are read at once: the hog has used nothing yet.
+    assert waits_s[0] < 0.01, waits_s
+
+
+async def test_a_user_and_a_tenant_have_one_account_for_all_their_connections(tmp_path: Path) -> None:
+    async with running(tmp_path, listeners="PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0") as node:
+        clients = [await _client(node) for _ in range(3)]
+        first, second, third = node.server.connections
+        assert first.account is second.account is third.account is not None
+        assert not node.slices.accounts.are_several
+        first.authenticated(Principal(USER, "ann"))
+        second.authenticated(Principal(USER, "ann"))
+        assert first.account is second.account is not third.account
+        assert node.slices.accounts.are_several
+        second.tenant = TenantOnNode(
+            Tenant(name="acme", users=(), prefix="acme.", limits={}), TenantRates(10, 1000)
+        )
+        node.server.assign_account(second)
+        assert second.account is not first.account
+        assert first.account.connections == second.account.connections == third.account.connections == 1
+        first.abort()
+        await until(lambda: len(node.server.connections) == 2)
+        assert first.account is None
+        del clients  # open until here
 
 
 async def test_a_request_behind_an_expensive_one_waits_until_others_have_been_read(
@@ -386,3 +445,41 @@ async def test_frames_that_wait_for_memory_to_grow_all_arrive(tmp_path: Path) ->
         offsets = [base_offset((await client.reply())[1], "t") for client in clients]
         assert sorted(offsets) == list(range(5))
         assert node.server.buffers.bytes_in_use == node.server.buffers.backlog_bytes == 0
+
+
+async def test_a_request_with_too_many_elements_closes_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name takes a few bytes, and far more time than these."""
+
+    def metadata(count: int) -> bytes:
+        return frame(3, 1, struct.pack(">i", count) + string("topic") * count)
+
+    async with running(tmp_path, penstock_request_elements_max="1000") as node:
+        client = await Client.connect(node)
+        await client.ask(metadata(1_000))
+        client.writer.write(metadata(1_001))
+        assert await client.is_cut_off()
+        assert "penstock.request.elements.max, which is 1000" in caplog.records[-1].reason
+        assert "metadata" in caplog.records[-1].reason
+        assert node.server.buffers.bytes_in_use == 0
+
+
+async def test_frames_that_go_on_after_a_late_reply_wait_for_their_turn_too(node: Node, work: Work) -> None:
+    hog, number = await _client(node)
+    _, other = await _client(node)
+    _assign(node, number, "hog")
+    _assign(node, other, "other")
+    (connection,) = (each for each in node.server.connections if each.number == number)
+    slot = connection.defer(API_VERSIONS)
+    connection.wait_for_reply(slot)
+    connection._keep_for_later(memoryview(bytearray(_questions(3))))
+    accounts = node.slices.accounts
+    accounts.join("other").spend(work.now, work.now)
+    connection.account.spend(work.now, work.now + 0.01)
+    work.now += 0.01
+    before = len(work.handled)
+    connection.fulfil(slot, None)
+    assert len(work.handled) == before
+    assert len(node.slices.waiting) == 1
+    assert [(await hog.reply())[0] for _ in range(3)] == [0, 1, 2]

@@ -1,6 +1,8 @@
 """Replies stay in order and memory stays bounded, whatever a client pipelines, leaves unread or breaks off."""
 
 import asyncio
+import inspect
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ from tests.unit.broker.raw_client import (
     until,
 )
 
-from penstock.broker.network.connection import Connection
+from penstock.broker.network.connection import Connection, PendingReply
 from penstock.broker.network.frame_buffers import RECEIVE_BUFFER_BYTES, FrameBuffers
 from penstock.broker.node import Node
 
@@ -301,3 +303,23 @@ async def _connection_of(node: Node, client: Client) -> Connection:
 
     await until(is_found)
     return found[0]
+
+
+async def test_a_reply_that_is_lost_at_once_leaves_no_coroutine_behind() -> None:
+    """The peer closes the connection in the same turn of the event loop in which its request was read."""
+
+    async def respond() -> None:
+        await asyncio.Event().wait()
+
+    async def encode(response: Coroutine[Any, Any, None]) -> None:
+        await response
+
+    response = respond()
+    task = asyncio.get_running_loop().create_task(encode(response))
+    slot = PendingReply(3)
+    slot.cancel_if_lost(task)
+    assert slot.on_lost is not None
+    slot.on_lost()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert inspect.getcoroutinestate(response) == inspect.CORO_CLOSED

@@ -5,9 +5,11 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.broker.raw_client import running
 from tests.waiting import eventually_async
 
 from penstock.broker.network import http
@@ -192,3 +194,13 @@ async def test_the_routes_of_a_node() -> None:
     assert (health, json.loads(healthy)["status"]) == (200, "ok")
     assert (ready, json.loads(readiness)) == (503, {"ready": False, "reason": "the node is starting"})
     assert metrics == 503
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [(":0", "127.0.0.1"), ("127.0.0.1:0", "127.0.0.1"), ("0.0.0.0:0", "0.0.0.0")],
+)
+async def test_without_a_host_only_this_machine_is_served(tmp_path: Path, given: str, bound: str) -> None:
+    async with running(tmp_path, **{"penstock.http.listen": given}) as node:
+        assert node.http is not None
+        assert node.http.addresses == [(bound, node.http.port)]

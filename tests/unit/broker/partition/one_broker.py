@@ -20,14 +20,17 @@ from tests.unit.broker.raw_client import turn_until, until
 
 from penstock.broker.config.effective_settings import DynamicSettings
 from penstock.broker.config.node_settings import load_settings
-from penstock.broker.environment import Lazy
+from penstock.broker.environment import Lazy, NoStorageBudgets
 from penstock.broker.handlers import fetch, produce
 from penstock.broker.metrics.counters import Metrics
+from penstock.broker.network.quotas import ClientQuotaManager
 from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.slices import TimeSlices
 from penstock.broker.partition.alter_partition_manager import AlterPartitionManager
 from penstock.broker.partition.fetch_sessions import FetchSessions
 from penstock.broker.partition.follower_replica import FollowerReplica
 from penstock.broker.partition.housekeeping import Housekeeping
+from penstock.broker.partition.overflow import OverflowManager
 from penstock.broker.partition.partition import Partition
 from penstock.broker.partition.produced_batch import BatchPreparer
 from penstock.broker.partition.replica_fetcher import ReplicationQuota
@@ -115,6 +118,8 @@ class Broker:
         self.node_id = node_id
         self.state = state
         self.metrics = Metrics()
+        self.authorizer = None
+        self.quotas = ClientQuotaManager(self.settings, lambda: self.now_ms())
         self.image_changes: list[ImageDelta] = []
         self.environment = environment = SetClockEnvironment(1_700_000_000_000)
         self.now_ms, self.spawn, self.in_thread = environment.now_ms, environment.spawn, environment.in_thread
@@ -132,8 +137,19 @@ class Broker:
             sync_executor=environment.sync_executor,
             fetchers=lambda: self.fetchers,
             isr=lambda: self.isr,
+            overflow=OverflowManager(
+                environment,
+                self.settings,
+                self.store,
+                metadata=self.metadata,
+                budgets=NoStorageBudgets(),
+                partitions=lambda: self.partitions,
+                retain=lambda partition: self.housekeeping.apply_retention(partition),
+                is_unlinking=lambda partition: self.housekeeping.is_unlinking(partition),
+            ),
             report_lost=self.controller.report_lost,
             was_clean=lambda: self.was_clean,
+            pause=TimeSlices(1.0).pause,
             is_starting=lambda: self.state == "starting",
         )
         self.isr = AlterPartitionManager(
@@ -302,9 +318,10 @@ class Broker:
 class Pending:
     """A connection with one request under way."""
 
-    is_inter_broker = True
-
+    is_inter_broker = may_send_as_node = True
+    account = None
     is_open = True
+    throttle_ms = 0
 
     def __init__(self, api_key: int, version: int) -> None:
         self._schema = load_response_schema(api_key, version)

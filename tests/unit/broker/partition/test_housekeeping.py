@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.broker.partition.one_broker import PEER, Broker, broker_of_three
+from tests.unit.broker.partition.one_broker import ME, PEER, Broker, broker_of_three
 
 from penstock.broker.partition.housekeeping import Housekeeping, ProducerExpiryClock
 from penstock.protocol.record_batch import Record, encode_batch
@@ -77,6 +77,39 @@ async def test_a_log_that_is_being_cut_back_is_left_alone(
         cut.clear()
         await keeping._expire()
         assert _known(broker) == []
+
+
+async def test_retention_looks_at_all_logs_in_one_call_and_a_log_that_fails_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        await broker.create(partitions=4, replicas=(ME,), isr=(ME,), configs={"retention.ms": "1000"})
+        partitions = [broker.partition(index) for index in range(4)]
+        batch = encode_batch([Record(0, broker.now_ms() - 5000, None, b"x")])
+        for partition in partitions[:3]:
+            partition.append(memoryview(bytearray(batch)), broker.now_ms())
+            assert partition.high_watermark == 1
+
+        def fail(*_: object) -> None:
+            raise OSError("unreadable index")
+
+        monkeypatch.setattr(partitions[0].log, "expired_segments", fail)
+        calls: list[str] = []
+        in_thread = broker.environment.in_thread
+
+        def counted(call: Any, *arguments: Any, **named: Any) -> Any:
+            calls.append(call.__name__)
+            return in_thread(call, *arguments, **named)
+
+        monkeypatch.setattr(broker.environment, "in_thread", counted)
+        await broker.housekeeping._retain()
+        assert [each.log.start_offset for each in partitions] == [0, 1, 1, 0]
+        assert calls.count("_with_expired_segments") == 1
+        calls.clear()
+        await broker.housekeeping._retain()
+        assert calls == ["_with_expired_segments", "fail"], (
+            "logs with nothing to delete cost no call of their own"
+        )
 
 
 def test_the_clock_follows_the_wall_clock_but_is_never_hurried() -> None:

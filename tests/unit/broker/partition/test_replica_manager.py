@@ -13,6 +13,7 @@ from tests.unit.broker.raw_client import Client, create_topic, delete_topic, new
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
+from penstock.cluster.controller.alter_topics import TopicRef, delete_topics
 from penstock.cluster.controller.create_topics import CreateTopicResult, NewTopic
 from penstock.log import data_directory
 from penstock.log.log_manager import LogManager
@@ -189,6 +190,27 @@ async def test_deleting_a_large_topic_does_not_block_the_loop(
         assert list((tmp_path / "data").glob("t-0*delete"))
         may_erase.set()
         await until(lambda: not list((tmp_path / "data").glob("t-0*delete")))
+
+
+async def test_the_data_directory_is_read_once_for_all_topics_that_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+    real = LogManager.stored
+
+    def stored(store: LogManager) -> Any:
+        nonlocal reads
+        reads += 1
+        return real(store)
+
+    async with running(tmp_path) as node:
+        names = [f"t{number}" for number in range(20)]
+        for name in names:
+            await create_topic(node, name)
+        monkeypatch.setattr(LogManager, "stored", stored)
+        await node.metadata.propose(lambda image: delete_topics(image, [TopicRef(name) for name in names]))
+        assert reads == 1
+        await until(lambda: not list((tmp_path / "data").glob("t*-0*")))
 
 
 def _refuse_to_delete(*_: object) -> Path:

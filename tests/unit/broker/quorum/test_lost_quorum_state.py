@@ -34,7 +34,7 @@ async def test_a_member_whose_metadata_has_lost_its_end_does_not_start(tmp_path:
 async def test_a_member_whose_votes_have_gone_does_not_start(tmp_path: Path) -> None:
     shutil.rmtree(await _lived(tmp_path))
     for _ in range(2):
-        with pytest.raises(StartFailed, match="how this node has voted"):
+        with pytest.raises(StartFailed, match="this node's vote"):
             await new_node(tmp_path).start()
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 from tests.unit.broker.quorum.quorum_harness import Member, until, within
 
 from penstock.broker.quorum import snapshots, storage
-from penstock.broker.quorum.control_records import ControlType, control_type
+from penstock.broker.quorum.control_records import (
+    ControlType,
+    SnapshotFooter,
+    control_type,
+    encode_control_batch,
+)
 from penstock.broker.quorum.storage import METADATA_CONFIG, METADATA_TOPIC_ID
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage, ResourceType
@@ -20,7 +27,10 @@ from penstock.cluster.topic_names import CLUSTER_METADATA
 from penstock.log.log_manager import LogManager
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import Record, decode_records, encode_batch, iter_batches
+from penstock.protocol.steps import Steps
 from penstock.raft.types import ElectionState, OffsetAndEpoch, ReplicaKey, VoterSet
+
+T = TypeVar("T")
 
 
 def one(folder: Path, **settings: str) -> Member:
@@ -334,3 +344,93 @@ def test_a_vote_that_cannot_be_read_is_not_guessed(tmp_path: Path) -> None:
     (tmp_path / "quorum-state").write_text('{"leaderId":')
     with pytest.raises(storage.DamagedElection):
         storage.load_election(tmp_path)
+
+
+class StepByStep:
+    """Runs work in steps with a turn of the event loop after each, as a node does with many of them."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.at: dict[int, Callable[[], Any]] = {}
+
+    def __call__(self, steps: Steps[T]) -> Awaitable[T]:
+        return self._run(steps)
+
+    async def _run(self, steps: Steps[T]) -> T:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self.steps += 1
+            if (happens := self.at.pop(self.steps, None)) is not None:
+                happens()
+            await asyncio.sleep(0)
+
+
+def in_steps(count: int, seen: list[int]) -> Callable[[ClusterImage], Steps[Decision[int]]]:
+    """Decides on one setting after the other, depending on how many there are."""
+
+    def decide(image: ClusterImage) -> Steps[Decision[int]]:
+        there = len(image.config(ResourceType.BROKER, ""))
+        records = []
+        for number in range(count):
+            records.append(setting(f"key-{there + number}", "1"))
+            yield
+        seen.append(there)
+        return Decision(tuple(records), there)
+
+    return decide
+
+
+async def stepwise(tmp_path: Path) -> tuple[Member, StepByStep]:
+    member = await within(one(tmp_path).start())
+    run_steps = member.metadata._run_steps = StepByStep()
+    return member, run_steps
+
+
+async def test_decisions_in_steps_see_each_other_and_take_effect_as_a_whole(tmp_path: Path) -> None:
+    member, _ = await stepwise(tmp_path)
+    seen: list[int] = []
+    proposals = [asyncio.ensure_future(member.metadata.propose(in_steps(50, seen))) for _ in range(3)]
+    sizes: set[int] = set()
+    while not all(proposal.done() for proposal in proposals):
+        sizes.add(len(member.metadata.image.config(ResourceType.BROKER, "")))
+        await asyncio.sleep(0)
+    assert [await proposal for proposal in proposals] == seen == [0, 50, 100]
+    assert sizes <= {0, 50, 100, 150}
+    await member.kill()
+    again = await within(one(tmp_path).start())
+    assert len(again.metadata.image.config(ResourceType.BROKER, "")) == 150
+    await again.kill()
+
+
+async def test_a_decision_is_made_again_if_the_log_has_grown_meanwhile(tmp_path: Path) -> None:
+    """The quorum's own records take offsets too, and a broker's epoch is the offset of its record."""
+    member, run_steps = await stepwise(tmp_path)
+    offsets: list[int] = []
+
+    def decide(image: ClusterImage) -> Decision[int]:
+        offsets.append(member.metadata.next_offset)
+        return Decision((setting("a", "1"), setting("b", "2")), offsets[-1])
+
+    driver = member.quorum.driver
+    control = encode_control_batch((SnapshotFooter(),), epoch=member.quorum.epoch, now_ms=1)
+    run_steps.at[2] = lambda: driver.append(control)
+    reply = await within(member.metadata.propose(decide))
+    assert offsets == [3, 4]
+    assert reply == 4
+    assert [base for base, is_control, _ in log_batches(member) if not is_control] == [4]
+    assert (member.get("a"), member.get("b")) == ("1", "2")
+    await member.kill()
+
+
+async def test_a_decision_that_outlasts_the_leadership_is_not_appended(tmp_path: Path) -> None:
+    member, run_steps = await stepwise(tmp_path)
+    end_offset = member.quorum.state.log.end_offset
+    run_steps.at[5] = lambda: member.metadata.leader_changed(2, member.quorum.epoch + 1)
+    with pytest.raises(ApiError) as caught:
+        await within(member.metadata.propose(in_steps(10, [])))
+    assert caught.value.code is ErrorCode.not_controller
+    assert member.quorum.state.log.end_offset == end_offset
+    await member.kill()

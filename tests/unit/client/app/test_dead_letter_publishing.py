@@ -8,7 +8,8 @@ import pytest
 
 from penstock.client.app.failures import FailurePublisher, FailureRecord
 from penstock.client.app.figures import Figures
-from penstock.client.app.publisher import NotPublished, Published
+from penstock.client.app.publisher import Published
+from penstock.client.errors import NotPublished
 
 FIGURES = Figures()
 LETTER = FailureRecord("orders.retry.1", 0, None, b"", [], 0, False)

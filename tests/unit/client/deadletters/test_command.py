@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.cli import main
-from penstock.cli.dlq import FilterOptions, parse_id
+from penstock.cli.dlq.commands import FilterOptions, parse_id
 from penstock.cli.dlq.display import (
     DeadLetterStatus,
     dead_letter_document,

@@ -1,11 +1,12 @@
 """Settings with the names of Java clients and librdkafka, and the errors for invalid ones."""
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from penstock.client.errors import ClientError
-from penstock.client.wire.settings import ConnectionSettings, SaslSettings, TlsSettings
+from penstock.client.wire.settings import ConnectionSettings, SaslSettings, TlsSettings, librdkafka_names
 
 BOOTSTRAP = {"bootstrap.servers": "a:1"}
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -61,7 +62,10 @@ def test_what_is_not_known_is_told() -> None:
         ({"request.timeout.ms": "0"}, "request.timeout.ms"),
         ({"security.protocol": "TLS"}, "security.protocol"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "sasl.mechanism"),
-        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism"),
+        (
+            {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"},
+            "sasl.oauthbearer.token.endpoint.url",
+        ),
         ({"security.protocol": "SASL_SSL"}, "sasl.mechanism"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN"}, "sasl.username"),
         ({"ssl.truststore.location": "/a.jks"}, "ssl.truststore.type=JKS .* PEM"),
@@ -125,6 +129,7 @@ def test_pem_as_java_names_it() -> None:
         certificate_location="/me.pem",
         key_location="/me.pem",
         key_password="secret",
+        checks_hostname=False,  # in Java clients the empty value turns the check off
     )
     assert made.unknown == ()
 
@@ -148,9 +153,86 @@ def test_pem_as_java_names_it() -> None:
             sasl_username="u",
             sasl_password="secret",
         ),
+        parse(
+            security_protocol="SASL_SSL",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauthbearer_token_endpoint_url="https://issuer.example/token",
+            sasl_oauthbearer_client_id="app",
+            sasl_oauthbearer_client_secret="secret",
+            sasl_oauthbearer_extensions="tenant=acme",
+            https_ca_location="/ca",
+        ),
+        parse(
+            security_protocol="SASL_SSL",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_oauthbearer_token_endpoint_url="file:///run/token",
+        ),
     ],
 )
 def test_settings_travel(made: ConnectionSettings) -> None:
     assert ConnectionSettings.parse(made.to_mapping()) == made
     assert pickle.loads(pickle.dumps(made)) == made
     assert "secret" not in repr(made)
+
+
+TOKEN_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+OF_TOKENS = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+TOKEN_URL = {"sasl.oauthbearer.token.endpoint.url": "https://issuer.example/token"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"sasl.jaas.config": f'{TOKEN_MODULE} required clientId="app" clientSecret="secret" scope="kafka";'},
+        {
+            "sasl.oauthbearer.client.credentials.client.id": "app",
+            "sasl.oauthbearer.client.credentials.client.secret": "secret",
+            "sasl.oauthbearer.scope": "kafka",
+            "sasl.login.callback.handler.class": "org.apache.kafka.OAuthBearerLoginCallbackHandler",
+        },
+        {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": "app",
+            "sasl.oauthbearer.client.secret": "secret",
+            "sasl.oauthbearer.scope": "kafka",
+        },
+    ],
+)
+def test_names_of_token_settings(given: dict[str, str]) -> None:
+    made = ConnectionSettings.parse({**BOOTSTRAP, **OF_TOKENS, **TOKEN_URL, **given})
+    assert made.unknown == ()
+    assert made.sasl is not None
+    assert made.sasl.username == "app"
+    for_librdkafka = librdkafka_names({**OF_TOKENS, **TOKEN_URL, **given, "linger.ms": "5"})
+    assert {
+        "linger.ms": "5",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.client.id": "app",
+        "sasl.oauthbearer.client.secret": "secret",
+        "sasl.oauthbearer.scope": "kafka",
+        **TOKEN_URL,
+    }.items() <= for_librdkafka.items()
+    assert not [name for name in for_librdkafka if "credentials" in name or "jaas" in name or "login" in name]
+
+
+def test_librdkafka_reads_a_token_file_through_a_callback(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    settings = librdkafka_names({**OF_TOKENS, "sasl.oauthbearer.token.endpoint.url": path.as_uri()})
+    assert "sasl.oauthbearer.method" not in settings
+    assert settings["oauth_cb"]("")[0] == "one"
+    path.write_text("two")
+    assert settings["oauth_cb"]("")[0] == "two"
+    own = {**OF_TOKENS, "oauth_cb": settings["oauth_cb"]}
+    assert librdkafka_names(own) == own  # a program may bring its own tokens
+
+
+def test_a_login_module_of_another_mechanism() -> None:
+    jaas = f'{TOKEN_MODULE} required clientId="a" clientSecret="planted";'
+    for mechanism in ("PLAIN", "SCRAM-SHA-512"):
+        with pytest.raises(ClientError, match="does not work with") as raised:
+            ConnectionSettings.parse(
+                {**BOOTSTRAP, **OF_TOKENS, "sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
+            )
+        assert "planted" not in str(raised.value)

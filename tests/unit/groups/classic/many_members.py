@@ -10,7 +10,7 @@ from typing import Any
 from tests.unit.groups.classic.script import subscription
 
 from penstock.groups.group import (
-    CoordinatorResult,
+    GroupResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -186,7 +186,7 @@ class Herd:
     def call(
         self,
         consumer: Consumer,
-        operation: Callable[[GroupCoordinatorShard, int, int], CoordinatorResult],
+        operation: Callable[[GroupCoordinatorShard, int, int], GroupResult],
         then: Callable[[Any], None],
     ) -> None:
         """A request: it travels there, is served, and the reply travels back."""
@@ -207,7 +207,7 @@ class Herd:
         deadline_ms = self.shard.next_deadline_ms()
         return max(self.now_ms, min(event_ms, event_ms if deadline_ms is None else deadline_ms))
 
-    def _apply(self, work: CoordinatorResult) -> None:
+    def _apply(self, work: GroupResult) -> None:
         for key, value in work.records:
             self.shard.replay(key, value)
         for token, reply in work.replies:

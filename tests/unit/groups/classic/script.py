@@ -21,7 +21,7 @@ from penstock.groups.coordinator_records import (
 )
 from penstock.groups.group import (
     CommitRequest,
-    CoordinatorResult,
+    GroupResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -254,11 +254,11 @@ class Script:
 
     # What comes of them
 
-    def _wait(self, token: object, work: CoordinatorResult) -> Iterator[str]:
+    def _wait(self, token: object, work: GroupResult) -> Iterator[str]:
         self.waiting[token] = None
         yield from self._apply(work)
 
-    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
+    def _apply(self, work: GroupResult) -> Iterator[str]:
         lines = []
         for key, value in work.records:
             line = _record(decode_record(key, value))

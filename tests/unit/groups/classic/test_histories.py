@@ -11,7 +11,7 @@ from tests.unit.groups.classic.script import subscription
 from penstock.groups.classic.classic_group_data import ClassicGroupData, ClassicGroupState
 from penstock.groups.group import (
     CommitRequest,
-    CoordinatorResult,
+    GroupResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -51,7 +51,7 @@ class World:
         self.owners: dict[tuple[int, str, int, str], int] = {}
         self.apply(self.shard.loaded(0))
 
-    def apply(self, work: CoordinatorResult) -> None:
+    def apply(self, work: GroupResult) -> None:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)

@@ -22,7 +22,7 @@ from penstock.groups.consumer.membership import ConsumerHeartbeatReply, Consumer
 from penstock.groups.coordinator_records import CONSUMER_KEY_TYPES, GroupMetadataRecord
 from penstock.groups.coordinator_records import decode_record as decode_classic
 from penstock.groups.embedded_protocol import encode_assignment, parse_assignment
-from penstock.groups.group import CoordinatorResult, SyncReply, SyncRequest
+from penstock.groups.group import GroupResult, SyncReply, SyncRequest
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
     LEAVE_GROUP_MEMBER_EPOCH,
@@ -123,7 +123,7 @@ class ConsumerScript(classic_script.Script):
 
     # What comes of them
 
-    def _apply(self, work: CoordinatorResult) -> Iterator[str]:
+    def _apply(self, work: GroupResult) -> Iterator[str]:
         lines = []
         for key, value in work.records:
             if key_type(key) in CONSUMER_KEY_TYPES:
@@ -133,8 +133,8 @@ class ConsumerScript(classic_script.Script):
                 lines.append(_classic(record))
                 self._replay("replay", key, value)
             else:
-                lines += super()._apply(CoordinatorResult(records=((key, value),)))
-        return iter([*lines, *super()._apply(CoordinatorResult(replies=work.replies))])
+                lines += super()._apply(GroupResult(records=((key, value),)))
+        return iter([*lines, *super()._apply(GroupResult(replies=work.replies))])
 
     def _stored(self, record: ModernGroupRecord) -> str:
         what = f"store {record.group_id}{record.name and '/' + record.name} {record.kind.name.lower()}"

@@ -200,6 +200,18 @@ def test_a_fenced_classic_member_does_not_come_back_with_what_it_owned() -> None
     history.teardown()
 
 
+def test_a_static_leader_that_returns_assigns_a_topic_that_was_created_meanwhile() -> None:
+    history = Histories()
+    history.begin(t=0, u=0, assignor=("uniform",), interval_ms=0)
+    history.comes(("t",), 0, "")
+    history.crashes(0)
+    history.old_one_comes(("t",), 0, cooperative=False, lost="")
+    history.crashes(0)
+    history.topic_changes("t", 1)
+    history.old_one_comes(("t",), 0, cooperative=False, lost="")
+    history.teardown()
+
+
 def test_a_revocation_that_is_not_confirmed_survives_two_conversions() -> None:
     """The group becomes a classic group and a consumer group again before the member lets go of the partition."""
     topics = FakeTopics()

@@ -7,7 +7,7 @@ from penstock.groups.consumer.consumer_heartbeat import consumer_group_heartbeat
 from penstock.groups.consumer.membership import ConsumerHeartbeatReply, ConsumerHeartbeatRequest
 from penstock.groups.group import (
     CommitRequest,
-    CoordinatorResult,
+    GroupResult,
     OffsetToCommit,
     PartitionsReply,
     TransactionProducer,
@@ -41,7 +41,7 @@ def shard() -> GroupCoordinatorShard:
     return shard
 
 
-def apply(shard: GroupCoordinatorShard, work: CoordinatorResult) -> object:
+def apply(shard: GroupCoordinatorShard, work: GroupResult) -> object:
     for key, value in work.records:
         if work.producer is None:
             shard.replay(key, value)

@@ -19,7 +19,7 @@ from penstock.groups.consumer.membership import ConsumerHeartbeatReply, Consumer
 from penstock.groups.embedded_protocol import encode_assignment, parse_assignment, parse_subscription
 from penstock.groups.group import (
     CommitRequest,
-    CoordinatorResult,
+    GroupResult,
     HeartbeatRequest,
     JoinReply,
     JoinRequest,
@@ -92,6 +92,8 @@ class World:
         #: Whose a partition is in a consumer group, and at which epoch it became so.
         self.since: dict[Place, tuple[str, int]] = {}
         self.assignment_interval_ms = 0
+        #: What the last leader of a classic group assigned: the topics subscribed to, and their partitions.
+        self.last_assigned: tuple[set[str], set[Place]] = (set(), set())
         self._ids = 0
         self.apply(self.shard.loaded(0))
 
@@ -102,7 +104,7 @@ class World:
     # Operations
 
     def ask(
-        self, operation: Callable[[object], CoordinatorResult], hear: Callable[[Any], None], *, lost: str = ""
+        self, operation: Callable[[object], GroupResult], hear: Callable[[Any], None], *, lost: str = ""
     ) -> None:
         """`lost`: the reply, or (with the coordinator, before it is committed) what was decided."""
         self._ids += 1
@@ -114,7 +116,7 @@ class World:
         else:
             self.apply(work)
 
-    def apply(self, work: CoordinatorResult) -> None:
+    def apply(self, work: GroupResult) -> None:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)
@@ -445,6 +447,7 @@ class OldClient(Client):
     def _joined(self, reply: JoinReply) -> None:
         if not self.is_alive:
             return
+        world = self.world
         self.step = "join"
         match reply.error:
             case ErrorCode.member_id_required:
@@ -452,7 +455,11 @@ class OldClient(Client):
             case ErrorCode.none:
                 self.member_id, self.epoch, self.step = reply.member_id, reply.generation, "sync"
                 self._led = None
-                if reply.leader == self.member_id:
+                if reply.skip_assignment:
+                    # The leader of a real group takes its present metadata for what was assigned (KIP-814), so that
+                    # it misses what changed while it was away. This one knows better: every history must settle.
+                    self._led = world.last_assigned
+                elif reply.leader == self.member_id:
                     self._sync(self._assign(reply), "")
             case ErrorCode.rebalance_in_progress:
                 self.member_id = reply.member_id or self.member_id
@@ -475,7 +482,7 @@ class OldClient(Client):
         }
         given: dict[str, dict[str, list[int]]] = {member_id: {} for member_id in wanted}
         names = {topic for each in wanted.values() for topic in each.topics}
-        self._led = names, self.world.topics.places(names)
+        self._led = self.world.last_assigned = names, self.world.topics.places(names)
         for topic_name in sorted(names):
             topic = self.world.topics.get(topic_name)
             takers = [member_id for member_id, each in wanted.items() if topic_name in each.topics]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from penstock.groups.group import CoordinatorResult
+from penstock.groups.group import GroupResult
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import (
@@ -81,7 +81,7 @@ class World:
             self.shard.replay(key, value)
         self.apply(self.shard.loaded(self.now_ms))
 
-    def apply(self, work: CoordinatorResult) -> Any:
+    def apply(self, work: GroupResult) -> Any:
         for record in work.records:
             self.log.append(record)
             self.shard.replay(*record)

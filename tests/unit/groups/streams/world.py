@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from penstock.groups.group import CoordinatorResult
+from penstock.groups.group import GroupResult
 from penstock.groups.group_config import GroupCoordinatorConfig
 from penstock.groups.group_shard import GroupCoordinatorShard
 from penstock.groups.modern_group import JOIN_GROUP_MEMBER_EPOCH, LEAVE_GROUP_MEMBER_EPOCH
@@ -165,7 +165,7 @@ class World:
                 client.assigned = reply.assigned
             client.settle(take=take)
 
-    def perform(self, work: CoordinatorResult) -> list[StreamsHeartbeatReply]:
+    def perform(self, work: GroupResult) -> list[StreamsHeartbeatReply]:
         for key, value in work.records:
             self.log.append((key, value))
             self.shard.replay(key, value)

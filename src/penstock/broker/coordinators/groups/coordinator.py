@@ -63,9 +63,12 @@ class GroupTopics:
         is_news = bool(delta.topics_deleted or delta.topics_created)
         for topic in (*delta.topics_deleted, *delta.topics_created):
             self._known.pop(topic.name, None)
-        if delta.brokers_changed and self._racks_changed():
-            self._known.clear()
-            is_news = True
+        if delta.brokers_changed:
+            racks = {broker.id: broker.rack for broker in self._metadata.image.brokers.values()}
+            if racks != self._racks:
+                self._racks = racks
+                self._known.clear()
+                is_news = True
         for name in dict.fromkeys(topic for topic, _ in delta.partitions_changed):
             known = self._known.pop(name, None)
             is_news |= known is not None and known != self.get(name)
@@ -80,12 +83,6 @@ class GroupTopics:
     def _racks_of(self, replicas: tuple[int, ...]) -> frozenset[str]:
         racks = (self._racks.get(broker_id) for broker_id in replicas)
         return frozenset(rack for rack in racks if rack is not None)
-
-    def _racks_changed(self) -> bool:
-        racks = {broker.id: broker.rack for broker in self._metadata.image.brokers.values()}
-        changed = racks != self._racks
-        self._racks = racks
-        return changed
 
 
 logger = logging.getLogger("penstock.groups")
@@ -110,6 +107,8 @@ class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
         self._configs = Lazy(self._new_configs)
         self._groups_max = context.settings.integer("penstock.groups.max")
         self._groups_left = 0  # groups that may still be created before the existing groups are counted again
+        #: Raises ApiError if the tenant of a new group may not have it; None in a cluster without tenants.
+        self.check_tenant: Callable[[str], None] | None = None
         self.topics = GroupTopics(context.metadata)
         #: Held by a request that reads all groups, so that such requests run one after the other.
         self.scan_lock = asyncio.Lock()
@@ -128,7 +127,11 @@ class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
         return self._configs().of(group_id)
 
     def check_group_limit(self, group_id: str) -> None:
-        """Raise ApiError POLICY_VIOLATION if the group is new and this node has `penstock.groups.max` groups."""
+        """Raise ApiError POLICY_VIOLATION if the group is new and this node, or its tenant, may have no more groups."""
+        if self.check_tenant is not None:
+            shard = self._runtime.loaded_shard(self.shard_of(group_id))
+            if shard is not None and group_id not in shard.groups:
+                self.check_tenant(group_id)
         self._groups_left -= 1
         if self._groups_left >= 0:
             return
@@ -194,6 +197,7 @@ class GroupCoordinator(ShardedCoordinator["GroupCoordinatorShard"]):
 
 def group_settings(settings: NodeSettings) -> GroupCoordinatorConfig:
     return GroupCoordinatorConfig(
+        hides_topics=bool(settings.string("authorizer.class.name")),
         session_timeout_min_ms=settings.integer("group.min.session.timeout.ms"),
         session_timeout_max_ms=settings.integer("group.max.session.timeout.ms"),
         initial_rebalance_delay_ms=settings.integer("group.initial.rebalance.delay.ms"),

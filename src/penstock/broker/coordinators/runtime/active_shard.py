@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.log.validation import read_validated
 from penstock.protocol.compression import BytesLike
@@ -40,10 +40,6 @@ LOAD_CHUNK_BYTES: Final = 1 << 16
 _DECODED_BYTES_MAX: Final = 1 << 30
 
 
-class Replayable(Protocol):
-    def replay(self, key: bytes, value: bytes | None) -> None: ...
-
-
 class TransactionalShard(Protocol):
     """The additional methods of a shard if producers may write to its log in transactions."""
 
@@ -51,6 +47,14 @@ class TransactionalShard(Protocol):
         """Replay a record that takes effect only if the producer's transaction is committed."""
 
     def transaction_ended(self, producer_id: int, committed: bool) -> None: ...
+
+
+class Replayable(Protocol):
+    @property
+    def transactional(self) -> TransactionalShard | None:
+        """The shard itself if producers may write to its log in transactions, otherwise None."""
+
+    def replay(self, key: bytes, value: bytes | None) -> None: ...
 
 
 class CoordinatorLog(Protocol):
@@ -84,19 +88,20 @@ def _replay_batch(shard: Replayable, header: BatchHeader, batch: BytesLike) -> N
     if header.is_control:
         marker = parse_end_marker(batch)
         if marker is not None:
-            as_transactional(shard).transaction_ended(marker.producer_id, marker.committed)
+            _transactional(shard).transaction_ended(marker.producer_id, marker.committed)
         return
     for record in decode_records(batch, _DECODED_BYTES_MAX):
         assert record.key is not None
         if header.is_transactional:
-            as_transactional(shard).replay_pending(header.producer_id, record.key, record.value)
+            _transactional(shard).replay_pending(header.producer_id, record.key, record.value)
         else:
             shard.replay(record.key, record.value)
 
 
-def as_transactional(shard: object) -> TransactionalShard:
-    assert hasattr(shard, "replay_pending"), f"{shard!r} knows no transactions"
-    return cast(TransactionalShard, shard)
+def _transactional(shard: Replayable) -> TransactionalShard:
+    transactional = shard.transactional
+    assert transactional is not None, f"a record of a transaction in the log of {shard!r}"
+    return transactional
 
 
 class CommitStallDetector:
@@ -164,7 +169,11 @@ _PRODUCER_ERRORS: Final = frozenset(
 
 
 class CoordinatorResult(Protocol):
-    """May also have a `producer` (id and epoch): then its records are part of that producer's transaction."""
+    """What an operation of any shard returns: records to append and replay, and the replies once they are committed."""
+
+    @property
+    def producer(self) -> tuple[int, int] | None:
+        """Id and epoch of the producer of the transaction to which the records belong, if they belong to one."""
 
     @property
     def records(self) -> Sequence[tuple[bytes, bytes | None]]: ...
@@ -172,10 +181,9 @@ class CoordinatorResult(Protocol):
     def replies(self) -> Iterable[tuple[Any, object]]: ...
 
 
-class CoordinatorShard(Protocol):
+class CoordinatorShard(Replayable, Protocol):
     """What the runtime needs of a state machine. The operations themselves are not part of it."""
 
-    def replay(self, key: bytes, value: bytes | None) -> None: ...
     def loaded(self, now_ms: int) -> CoordinatorResult: ...
     def tick(self, now_ms: int) -> CoordinatorResult: ...
     def next_deadline_ms(self) -> int | None: ...
@@ -201,6 +209,7 @@ class _EndTransaction(NamedTuple):
     transaction_version: int
     replies: tuple[tuple[Any, object], ...]
     records: tuple[()] = ()
+    producer: None = None
 
 
 ShardT = TypeVar("ShardT", bound=CoordinatorShard)
@@ -297,7 +306,7 @@ class ActiveShard(Generic[ShardT]):
             _fail_token(token, ApiError(code))
 
     def _on_commit_stall(self) -> None:
-        logger.warning("nothing is committed; sending %d requests away: %r", len(self._tokens), self)
+        logger.warning("nothing is committed; failing %d requests: %r", len(self._tokens), self)
         self._fail_pending(ErrorCode.coordinator_not_available)
 
     def _on_commit_resume(self, after_s: float) -> None:
@@ -340,8 +349,8 @@ class ActiveShard(Generic[ShardT]):
         try:
             if isinstance(work, _EndTransaction):
                 self._append_marker(work)
-            elif getattr(work, "producer", None) is not None:
-                self._append_pending(work, guard)
+            elif work.producer is not None:
+                self._append_pending(work, *work.producer, guard)
             elif work.records:
                 self._append_batch(encode_coordinator_batch(work.records, self._now_ms()))
                 for key, value in work.records:
@@ -352,10 +361,11 @@ class ActiveShard(Generic[ShardT]):
             return error
         return None
 
-    def _append_pending(self, work: Any, guard: VerificationGuard | None) -> None:
+    def _append_pending(
+        self, work: CoordinatorResult, producer_id: int, epoch: int, guard: VerificationGuard | None
+    ) -> None:
         if not work.records:
             return
-        producer_id, epoch = work.producer
         if guard is not None:
             self.partition.log.producers.check_guard(producer_id, epoch, guard)
         batch = encode_coordinator_batch(
@@ -367,7 +377,7 @@ class ActiveShard(Generic[ShardT]):
         )
         self._append_batch(batch)
         for key, value in work.records:
-            as_transactional(self.shard).replay_pending(producer_id, key, value)
+            _transactional(self.shard).replay_pending(producer_id, key, value)
 
     def _append_marker(self, end: _EndTransaction) -> None:
         self._last_offset = self.partition.append_marker(
@@ -376,7 +386,7 @@ class ActiveShard(Generic[ShardT]):
             leader_epoch=self.leader_epoch,
             transaction_version=end.transaction_version,
         )
-        as_transactional(self.shard).transaction_ended(end.marker.producer_id, end.marker.committed)
+        _transactional(self.shard).transaction_ended(end.marker.producer_id, end.marker.committed)
 
     def _append_batch(self, batch: bytearray) -> None:
         self._last_offset = self.partition.append_internal(

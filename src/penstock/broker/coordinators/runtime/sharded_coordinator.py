@@ -135,23 +135,13 @@ class ShardedTopic:
 
     async def _create_topic(self) -> None:
         try:
-            (result,) = await self._context.create_topics([self._new_topic()])
+            new_topic = self.topic.new_topic(self._context.settings, len(self._image.active_brokers()))
+            (result,) = await self._context.create_topics([new_topic])
         finally:
             self._creating = None
         if result.error not in _TOPIC_EXISTS_CODES:
             logger.error("cannot create %s: %s", self.topic.name, result.message)
             raise ApiError(ErrorCode.coordinator_not_available, result.message)
-
-    def _new_topic(self) -> NewTopic:
-        settings = self._context.settings
-        # With fewer brokers, use fewer replicas. The controller raises the factor when brokers join.
-        brokers = len(self._image.active_brokers())
-        return NewTopic(
-            name=self.topic.name,
-            partitions=settings.integer(self.topic.partitions),
-            replication_factor=max(1, min(settings.integer(self.topic.replication_factor), brokers)),
-            configs=self.topic.topic_configs(settings),
-        )
 
 
 Result = TypeVar("Result")

@@ -66,8 +66,10 @@ class ActiveScheduleShard:
                 self.append(self.shard.register(ask.source, ask.position))
             case ScheduleOperation.MOVE:
                 await self._take(ask)
+        # As it is now: while this waits, another mover of the source may move it further, which is not committed then.
+        position = self.shard.position(ask.source)
         await self.committed()
-        return self.shard.position(ask.source)
+        return position
 
     def _check_ready(self, what: ScheduleOperation) -> None:
         """Raises ApiError if not loaded. Positions are loaded first, so that producers need not wait for the rest."""
@@ -94,12 +96,12 @@ class ActiveScheduleShard:
             raise ApiError(ErrorCode.not_enough_replicas)
         now_ms, base_offset = self.environment.now_ms(), self.partition.log.end_offset
         batch = encode_batch(
-            [Record(place, now_ms, key, value) for place, (key, value) in enumerate(records)], codec=codec
+            [Record(index, now_ms, key, value) for index, (key, value) in enumerate(records)], codec=codec
         )
         self._last_offset = self.partition.append_internal(batch, now_ms, leader_epoch=self.leader_epoch)
         assert self._last_offset == base_offset + len(records) - 1
-        for place, (key, value) in enumerate(records):
-            self.shard.replay(base_offset + place, key, value)
+        for index, (key, value) in enumerate(records):
+            self.shard.replay(base_offset + index, key, value)
 
     async def committed(self) -> None:
         """Wait until everything appended so far is committed. Raises ApiError if this leader cannot commit it."""

@@ -342,7 +342,7 @@ class Releaser:
         self._lines.pop(source, None)
         host.schedule.counts.dropped_count += held_count
         extra = {"topic_id": str(source.topic_id), "partition": source.partition, "held": held_count}
-        logger.info("topic deleted, and what was held of it", extra=extra)
+        logger.info("topic deleted with its held records", extra=extra)
 
 
 def _monotonic_s() -> float:

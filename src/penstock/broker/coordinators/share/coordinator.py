@@ -14,7 +14,6 @@ import asyncio
 import logging
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -106,20 +105,13 @@ class StateTopicPruner:
 
     async def _checkpoint_all(self, active: ActiveShard[ShareCoordinatorShard], bytes_max: int) -> None:
         names, written = active.shard.names(), 0
+
+        def checkpoint(shard: ShareCoordinatorShard, token: Token) -> CoordinatorResult:
+            some = names[written : written + _CHECKPOINT_PARTITIONS_MAX]
+            return shard.checkpoint(some, token, now_ms=self._environment.now_ms(), bytes_max=bytes_max)
+
         while written < len(names):
-            checkpoint = partial(
-                _checkpoint,
-                names[written : written + _CHECKPOINT_PARTITIONS_MAX],
-                self._environment.now_ms(),
-                bytes_max,
-            )
             written += await active.submit(checkpoint)
-
-
-def _checkpoint(
-    names: tuple[bytes, ...], now_ms: int, bytes_max: int, shard: ShareCoordinatorShard, token: Token
-) -> CoordinatorResult:
-    return shard.checkpoint(names, token, now_ms=now_ms, bytes_max=bytes_max)
 
 
 #: Share partitions whose shard is cached; to compute it takes as long as a small write.
@@ -186,11 +178,11 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
 
     async def _forget_topics(self, topic_ids: tuple[UUID, ...]) -> None:
         """A shard that cannot be written keeps the state until it is loaded again."""
-        asked = (
+        writes = (
             self.write_shard(index, lambda shard, token: shard.forget_topics(topic_ids, token))
             for index in self.shards()
         )
-        for result in await asyncio.gather(*asked, return_exceptions=True):
+        for result in await asyncio.gather(*writes, return_exceptions=True):
             if isinstance(result, Exception):
                 logger.info("some share state of deleted topics remains: %r", result)
 
@@ -218,65 +210,67 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
 
     # -- requests ------------------------------------------------------------------------------------
 
-    async def ask(self, questions: Sequence[ShareStateRequest]) -> list[ShareStateReply]:
+    async def handle(self, requests: Sequence[ShareStateRequest]) -> list[ShareStateReply]:
         """Handle requests; those to the same shard are decided and stored together. Errors are returned as replies."""
-        answers: list[ShareStateReply] = [_UNANSWERED] * len(questions)
+        replies: list[ShareStateReply] = [_NO_REPLY] * len(requests)
         by_shard: dict[int, list[int]] = {}
         again: list[int] = []
         seen: set[SharePartitionKey] = set()
-        for number, question in enumerate(questions):
-            flaw = self._validation_error(question.key) or self._refusal(question)
+        for number, request in enumerate(requests):
+            flaw = self._validation_error(request.key) or self._refusal(request)
             if flaw is not None:
-                answers[number] = flaw
-            elif question.key in seen:
+                replies[number] = flaw
+            elif request.key in seen:
                 again.append(number)  # handled after the first request for this key is stored
             else:
-                seen.add(question.key)
-                by_shard.setdefault(self.shard_of_key(question.key), []).append(number)
-        asked = [self._ask_shard(index, questions, numbers, answers) for index, numbers in by_shard.items()]
-        if len(asked) == 1:
-            await asked[0]
+                seen.add(request.key)
+                by_shard.setdefault(self.shard_of_key(request.key), []).append(number)
+        handlers = [
+            self._handle_in_shard(index, requests, numbers, replies) for index, numbers in by_shard.items()
+        ]
+        if len(handlers) == 1:
+            await handlers[0]
         else:
-            await asyncio.gather(*asked)
+            await asyncio.gather(*handlers)
         if again:
-            rest = await self.ask([questions[number] for number in again])
-            for number, answer in zip(again, rest, strict=True):
-                answers[number] = answer
-        return answers
+            rest = await self.handle([requests[number] for number in again])
+            for number, reply in zip(again, rest, strict=True):
+                replies[number] = reply
+        return replies
 
-    async def _ask_shard(
+    async def _handle_in_shard(
         self,
         index: int,
-        questions: Sequence[ShareStateRequest],
+        requests: Sequence[ShareStateRequest],
         numbers: list[int],
-        answers: list[ShareStateReply],
+        replies: list[ShareStateReply],
     ) -> None:
-        mine, now_ms = [self._restrict(questions[number]) for number in numbers], self.now_ms()
+        mine, now_ms = [self._restrict(requests[number]) for number in numbers], self.now_ms()
         try:
-            given: Sequence[ShareStateReply] = await self.write_shard(
-                index, lambda shard, token: shard.ask(mine, token, now_ms=now_ms)
+            shard_replies: Sequence[ShareStateReply] = await self.write_shard(
+                index, lambda shard, token: shard.handle(mine, token, now_ms=now_ms)
             )
         except ApiError as error:
-            given = [ShareStateReply(error.code, error.message)] * len(mine)
-        for number, answer in zip(numbers, given, strict=True):
-            answers[number] = answer
+            shard_replies = [ShareStateReply(error.code, error.message)] * len(mine)
+        for number, reply in zip(numbers, shard_replies, strict=True):
+            replies[number] = reply
 
-    def _restrict(self, question: ShareStateRequest) -> ShareStateRequest:
+    def _restrict(self, request: ShareStateRequest) -> ShareStateRequest:
         """Do not let any client move the start offset of an at-most-once group backwards."""
-        if type(question) is InitializeState:
-            group = self._group_config(question.key.group)
-            return question._replace(only_forward=group.is_at_most_once)
-        return question
+        if type(request) is InitializeState:
+            group = self._group_config(request.key.group)
+            return request._replace(only_forward=group.is_at_most_once)
+        return request
 
-    def _refusal(self, question: ShareStateRequest) -> ShareStateReply | None:
+    def _refusal(self, request: ShareStateRequest) -> ShareStateReply | None:
         """Refuse an impossible leader epoch, and the deletion of the state of an at-most-once group by any client."""
-        if isinstance(question, ReadState | WriteState) and question.leader_epoch > self._leader_epoch_max(
-            question.key
+        if isinstance(request, ReadState | WriteState) and request.leader_epoch > self._leader_epoch_max(
+            request.key
         ):
             return _UNKNOWN_LEADER_EPOCH
-        if type(question) is not DeleteState:
+        if type(request) is not DeleteState:
             return None
-        group = self._group_config(question.key.group)
+        group = self._group_config(request.key.group)
         return _DELETION_REFUSED if group.is_at_most_once else None
 
     def _leader_epoch_max(self, key: SharePartitionKey) -> int:
@@ -304,7 +298,7 @@ class ShareCoordinator(ShardedCoordinator["ShareCoordinatorShard"]):
         return None
 
 
-_UNANSWERED: Final = ShareStateReply(ErrorCode.unknown_server_error)
+_NO_REPLY: Final = ShareStateReply(ErrorCode.unknown_server_error)
 _UNKNOWN_LEADER_EPOCH: Final = ShareStateReply(
     ErrorCode.invalid_request, "a leader epoch that the partition has not had"
 )
@@ -318,7 +312,7 @@ async def handle_state_request(ctx: RequestContext, form: StateApi, request: Any
     """The implementation of all five handlers."""
     from penstock.broker.coordinators.share.state_messages import decode_request, encode_response
 
-    questions = decode_request(form, request)
-    answers = await ctx.services.share_state.ask(questions)
-    asked = [(question.key.topic_id, question.key.partition) for question in questions]
-    return encode_response(form, asked, answers)
+    requests = decode_request(form, request)
+    replies = await ctx.services.share_state.handle(requests)
+    partitions = [(one.key.topic_id, one.key.partition) for one in requests]
+    return encode_response(form, partitions, replies)

@@ -40,7 +40,7 @@ from penstock.groups.share.state.share_state_records import (
     offset_intervals,
 )
 from penstock.protocol.compression import BytesLike
-from penstock.protocol.dead_letter_headers import dead_letter_retention_ms
+from penstock.protocol.dead_letter_headers import DEAD_LETTER_TOPIC_SETTINGS, dead_letter_retention_ms
 from penstock.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ CollectRecords = Callable[[Iterable[SourceRecord | UnreadableSourceRecord]], int
 
 
 class SourceRead(NamedTuple):
-    """A wanted offset below `seen_upto` that was not collected has no record. Below `start_offset`, it was deleted."""
+    """How far the log was read: a wanted offset below `seen_upto` that was not collected has no record.
+
+    Below `start_offset` the record was deleted.
+    """
 
     start_offset: int
     seen_upto: int
@@ -141,7 +144,11 @@ class DeadLetterLogs:
             replication_factor=min(
                 replicas, len(self.image.brokers)
             ),  # includes brokers that are down for now
-            configs=((_MAX_MESSAGE_BYTES, str(largest)), (_RETENTION_MS, str(kept_ms))),
+            configs=(
+                (_MAX_MESSAGE_BYTES, str(largest)),
+                (_RETENTION_MS, str(kept_ms)),
+                *DEAD_LETTER_TOPIC_SETTINGS.items(),
+            ),
         )
 
     async def read(
@@ -207,7 +214,7 @@ class DeadLetterLogs:
 
         if not state.has_leader:
             raise ApiError(ErrorCode.leader_not_available)
-        asked = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
+        partition = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
         body = encode_replica_fetch_request(
             replica_id=_NOT_A_REPLICA,
             broker_epoch=-1,
@@ -216,10 +223,10 @@ class DeadLetterLogs:
             max_bytes=_READ_BYTES,
             session_id=0,
             session_epoch=_NO_SESSION,
-            topics=[(topic.id.bytes, [asked])],
+            topics=[(topic.id.bytes, [partition])],
         )
         try:
-            answer = await self._peers().fetch(
+            reply = await self._peers().fetch(
                 state.leader,
                 body,
                 version=REPLICA_FETCH_VERSION,
@@ -228,7 +235,7 @@ class DeadLetterLogs:
             )
         except (PeerUnreachable, TimeoutError) as error:
             raise ApiError(ErrorCode.network_exception, str(error)) from None
-        parsed = parse_replica_fetch_response(answer)
+        parsed = parse_replica_fetch_response(reply)
         if parsed.error or not parsed.partitions:
             raise ApiError(ErrorCode(parsed.error) if parsed.error else ErrorCode.unknown_server_error)
         (part,) = parsed.partitions
@@ -277,13 +284,13 @@ class DeadLetterWriter:
         """Returns whether there was work to do. Raises ApiError or TimeoutError if it must be retried later."""
         self.had_room = False
         key = self._key
-        view = await self._active.read(lambda shard: shard.burial(key))
+        view = await self._active.read(lambda shard: shard.pending_dead_letters(key))
         topic = self._logs.image.topics_by_id.get(key.topic_id)
         if view is None:
             await self._active.submit(lambda shard, token: shard.forget_dead_letters(key, token))
             return False
         if topic is None:
-            await self._give_up(view, "source deleted")
+            await self._abandon(view, "source deleted")
             return True
         async with self._manager.room:
             if view.plan is not None:
@@ -299,23 +306,23 @@ class DeadLetterWriter:
         config = self._manager.group_config(self._key.group)
         name = config.dead_letter_topic_of(topic.name)
         if name is None:
-            await self._give_up(view, "no dead-letter topic")
+            await self._abandon(view, "no dead-letter topic")
             return False
         wanted = min(view.pending_count, self._plan_max)
         allowance = self._manager.allowed(self._key, wanted)
         if allowance.left == 0:
             return True
-        letters = self._new_dead_letters(view, topic)
+        dead_letters = self._new_dead_letters(view, topic)
         try:
             plan = await self._planned(
-                view, topic, name, first_offsets(view.pending, allowance.left), letters
+                view, topic, name, first_offsets(view.pending, allowance.left), dead_letters
             )
             if plan is not None:
-                allowance.left -= letters.count
+                allowance.left -= dead_letters.count
         finally:
             self._manager.give_back(allowance)
         if plan is not None:
-            await self._carry_out(view, plan, topic, letters)
+            await self._carry_out(view, plan, topic, dead_letters)
         return False
 
     async def _planned(
@@ -323,17 +330,17 @@ class DeadLetterWriter:
         view: DeadLetterView,
         topic: TopicState,
         name: str,
-        asked: Sequence[StateRange],
-        letters: DeadLetterBatch,
+        pending: Sequence[StateRange],
+        dead_letters: DeadLetterBatch,
     ) -> DeadLetterPlan | None:
         """Store a plan for the records that could be read. Returns None if something else had to be settled first."""
         target_topic = await self._logs.ensure_topic(name, topic)
-        found = await self._logs.read(topic, self._key.partition, asked, letters.fill)
-        gone = _offsets_before(asked, min(found.start_offset, found.seen_upto))
+        found = await self._logs.read(topic, self._key.partition, pending, dead_letters.fill)
+        gone = _offsets_before(pending, min(found.start_offset, found.seen_upto))
         if gone:
             await self._settle(None, gone, lost=offset_count(gone), reason=RECORD_GONE)
             return None
-        resolved, offsets = _offsets_before(asked, found.seen_upto), tuple(letters.offsets)
+        resolved, offsets = _offsets_before(pending, found.seen_upto), tuple(dead_letters.offsets)
         self.had_room = offset_count(resolved) == view.pending_count < self._plan_max
         if not offsets:
             await self._settle(None, resolved)  # gaps, for example from compaction
@@ -361,41 +368,44 @@ class DeadLetterWriter:
         )
 
     async def _repeat(self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState) -> None:
-        letters, owed = self._new_dead_letters(view, topic), offsets_with_cause(view.pending, plan.offsets)
+        dead_letters, owed = (
+            self._new_dead_letters(view, topic),
+            offsets_with_cause(view.pending, plan.offsets),
+        )
         left = ranges_with_cause(view.pending, plan.offsets)
         while left:
-            collect = partial(letters.repeat, owed)
+            collect = partial(dead_letters.repeat, owed)
             found = await self._logs.read(topic, self._key.partition, left, collect)
             left = _ranges_from(left, found.seen_upto)
         for offset, cause in owed:
-            letters.add_without(offset, cause, RECORD_GONE)
-        await self._carry_out(view, plan, topic, letters)
+            dead_letters.add_without(offset, cause, RECORD_GONE)
+        await self._carry_out(view, plan, topic, dead_letters)
 
     async def _carry_out(
-        self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, letters: DeadLetterBatch
+        self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, dead_letters: DeadLetterBatch
     ) -> None:
         target = self._logs.image.topics.get(plan.topic)
         if target is None or target.id != plan.target.topic_id:
             await self._settle(plan, (), keeps_producer=False)
             return
         try:
-            await self._append(plan, letters)
+            await self._append(plan, dead_letters)
         except ApiError as error:
             await self._refused(view, plan, topic, error)
             return
         await self._settle(plan, plan.resolved)
-        self._manager.written_by_group[self._key.group] += letters.count
+        self._manager.written_by_group[self._key.group] += dead_letters.count
         self._plan_max = min(self._plan_max * 2, _PLAN_MAX)
 
-    async def _append(self, plan: DeadLetterPlan, letters: DeadLetterBatch) -> None:
-        assert letters.count == offset_count(plan.offsets), "a plan's number of records never changes"
+    async def _append(self, plan: DeadLetterPlan, dead_letters: DeadLetterBatch) -> None:
+        assert dead_letters.count == offset_count(plan.offsets), "a plan's number of records never changes"
         batch_of = partial(
-            letters.batch, producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence
+            dead_letters.batch, producer_id=plan.producer_id, epoch=plan.epoch, sequence=plan.sequence
         )
         batch, target = batch_of(), plan.target
-        if letters.codec and len(batch) > self._logs.batch_bytes_max(plan.topic):
+        if dead_letters.codec and len(batch) > self._logs.batch_bytes_max(plan.topic):
             # The record fits into its source topic only because it is compressed.
-            batch = await self._logs.environment.in_thread(batch_of, codec=letters.codec)
+            batch = await self._logs.environment.in_thread(batch_of, codec=dead_letters.codec)
         # Do not wait for long, because other writers need this permit. The plan is stored and will be repeated.
         async with asyncio.timeout(_APPEND_TIMEOUT_S):
             await self._logs.appends.append(plan.topic, target.partition, batch, topic_id=target.topic_id)
@@ -420,18 +430,18 @@ class DeadLetterWriter:
         self, view: DeadLetterView, plan: DeadLetterPlan, topic: TopicState, error: ApiError
     ) -> None:
         ((offset, cause),) = offsets_with_cause(view.pending, plan.offsets)
-        letters = self._new_dead_letters(view, topic)
+        dead_letters = self._new_dead_letters(view, topic)
         name = f"{topic.name}-{self._key.partition}-{offset}".encode()
-        letters.add_without(offset, cause, f"refused: {error.code.name}", name)
+        dead_letters.add_without(offset, cause, f"refused: {error.code.name}", name)
         try:
-            await self._append(plan, letters)
+            await self._append(plan, dead_letters)
         except ApiError:
             await self._settle(plan, plan.resolved, lost=1, reason="refused by the dead-letter topic")
             return
         await self._settle(plan, plan.resolved)
         self._manager.written_by_group[self._key.group] += 1
 
-    async def _give_up(self, view: DeadLetterView, reason: str) -> None:
+    async def _abandon(self, view: DeadLetterView, reason: str) -> None:
         count = offset_count(view.pending)
         await self._settle(view.plan, offset_intervals(view.pending), lost=count, reason=reason)
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.broker.coordinators.share.partitions import SharePartitionLeader, monotonic_ms
 from penstock.groups.share.partition.share_partition_state import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.broker.coordinators.share.partitions import SharePartitionManager
     from penstock.broker.coordinators.share.sessions import RawTopicIdPartition, ShareSession
     from penstock.protocol.share import ShareFetchRequest
+    from penstock.protocol.steps import Steps
 
 
 #: base offset, length, attributes, last offset delta, producer id, record count
@@ -125,6 +126,7 @@ _READ_SIZE_FACTOR: Final = 1.25
 _OFFSETS_PER_RECORD_MAX: Final = 5
 _READ_BYTES_MIN: Final = 16 * 1024
 _BYTES_ALWAYS_ALLOWED: Final = 64 * 1024
+_REFUSED: Final = ApiError(ErrorCode.topic_authorization_failed)
 #: No records are available now. Clients do not expect these codes (the Java client fails), so the request waits.
 _RETRIABLE_CODES: Final = frozenset({ErrorCode.coordinator_not_available, ErrorCode.offset_out_of_range})
 
@@ -151,19 +153,30 @@ class ReadWouldBlock(Exception):
 
     def __init__(self, led: SharePartitionLeader, offset: int, read: Callable[[], ScannedBatches]) -> None:
         super().__init__(led, offset)
-        self.place = (led, offset)
+        self.key = (led, offset)
         self.read = read
 
 
 class DelayedShareFetch:
     def __init__(
-        self, shares: SharePartitionManager, session: ShareSession, request: ShareFetchRequest
+        self,
+        shares: SharePartitionManager,
+        session: ShareSession,
+        request: ShareFetchRequest,
+        may_read: Callable[[bytes], bool] | None,
+        work: Callable[[Steps[Any]], Awaitable[Any]],
     ) -> None:
+        """`may_read` returns whether the member may read a topic, given by the bytes of its id; None means all.
+
+        `work` does steps, in turn with other requests.
+        """
+        self._work = work
         self._shares = shares
         self._session = session
         self._group, self._member = session.group, session.member
         self._request = request
-        self._places = session.rotated()
+        self._may_read = may_read
+        self._partitions = session.rotated()
         self.portions: dict[RawTopicIdPartition, AcquiredRecords] = {}
         self._leaders: dict[RawTopicIdPartition, SharePartitionLeader] = {}
         self._cold_reads: dict[tuple[SharePartitionLeader, int], ScannedBatches | ApiError] = {}
@@ -177,28 +190,37 @@ class DelayedShareFetch:
 
     # -- acquiring -----------------------------------------------------------------------------------
 
-    def collect(self) -> bool:
-        """Returns whether the request can be answered. Raises ReadWouldBlock."""
+    def collect(self) -> Steps[bool]:
+        """Returns whether the reply is complete. Raises ReadWouldBlock. Each partition is a step."""
         if not self._session.is_open:
             return True
+        if self._may_read is not None:
+            # Each time, because the rules may have changed while the request waited.
+            for partition in self._partitions:
+                if partition not in self.portions and not self._may_read(partition[0]):
+                    self.portions[partition] = AcquiredRecords([], (), _REFUSED)
+                yield
         bytes_left, records_left = self._left()
         self._peeked_reads.clear()
         self._reserved = 0
         self._has_more = False
-        if not self._has_enough(bytes_left):
+        if not (yield from self._has_enough(bytes_left)):
             return False
-        for place in self._places:
+        for partition in self._partitions:
+            yield
+            if not self._session.is_open:
+                return True
             if records_left <= self._reserved or bytes_left <= 0:
                 break
-            if place in self.portions:
+            if partition in self.portions:
                 continue
             try:
-                portion = self._take(place, records_left - self._reserved, bytes_left)
+                portion = self._take(partition, records_left - self._reserved, bytes_left)
             except ApiError as error:
                 self._shares.metrics.count_error("share_fetch", error.code.name)
                 portion = None if error.code in _RETRIABLE_CODES else AcquiredRecords([], (), error)
             if portion is not None:
-                self.portions[place] = portion
+                self.portions[partition] = portion
                 bytes_left -= portion.bytes_count
                 records_left -= portion.records_count
         return bool(self.portions)
@@ -213,9 +235,11 @@ class DelayedShareFetch:
             self._request.max_records - sum(portion.records_count for portion in taken),
         )
 
-    def _take(self, place: RawTopicIdPartition, records_max: int, bytes_max: int) -> AcquiredRecords | None:
+    def _take(
+        self, partition: RawTopicIdPartition, records_max: int, bytes_max: int
+    ) -> AcquiredRecords | None:
         """Returns None if nothing is available now. Raises ApiError."""
-        led = self._led(place)
+        led = self._led(partition)
         if led is None:
             return None
         rules = led.current()
@@ -240,11 +264,11 @@ class DelayedShareFetch:
         self._count(led, portion)
         return portion
 
-    def _led(self, place: RawTopicIdPartition) -> SharePartitionLeader | None:
+    def _led(self, partition: RawTopicIdPartition) -> SharePartitionLeader | None:
         """Returns None while the partition is loading. Raises ApiError, also if loading failed."""
-        led = self._leaders.get(place)
+        led = self._leaders.get(partition)
         if led is None or not led.is_closed:
-            led = self._leaders[place] = self._shares.find(self._group, place)
+            led = self._leaders[partition] = self._shares.find(self._group, partition)
         return None if led.rules is None and not led.is_closed else led
 
     def _update_record_size(self, led: SharePartitionLeader, read: ScannedBatches) -> None:
@@ -298,7 +322,7 @@ class DelayedShareFetch:
             return defer_to_thread
         return partial(record_runs, max_bytes=self._shares.decompressed_bytes_max)
 
-    def _has_enough(self, bytes_max: int) -> bool:
+    def _has_enough(self, bytes_max: int) -> Steps[bool]:
         """Whether there are `min_bytes` to read, or more than a response can hold.
 
         Also True after the timeout, and if there are released records.
@@ -307,9 +331,10 @@ class DelayedShareFetch:
         if wanted <= 1 or self._is_timed_out or self.portions:
             return True
         there = 0
-        for place in self._places:
+        for partition in self._partitions:
+            yield
             try:
-                led = self._led(place)
+                led = self._led(partition)
                 if led is None:
                     continue
                 rules = led.current()
@@ -345,38 +370,47 @@ class DelayedShareFetch:
                     continue
                 if self._is_timed_out:
                     return
-                await self._news(deadline)
+                if await self._has_news(deadline):
+                    return
         finally:
             self._unwatch()
 
     async def _collected(self) -> bool:
         while True:
             try:
-                return self.collect()
+                return bool(await self._work(self.collect()))
             except ReadWouldBlock as cold:
                 # Keep the reads that were done before this one.
                 self._cold_reads |= self._peeked_reads
                 try:
-                    self._cold_reads[cold.place] = await self._shares.environment.in_thread(cold.read)
+                    self._cold_reads[cold.key] = await self._shares.environment.in_thread(cold.read)
                 except ApiError as error:
-                    self._cold_reads[cold.place] = error
+                    self._cold_reads[cold.key] = error
 
-    async def _news(self, deadline: float) -> None:
+    async def _has_news(self, deadline: float) -> bool:
+        """Wait for news; return whether the reply is complete already."""
         loop = asyncio.get_running_loop()
         self._cold_reads.clear()  # there may be more data by then
-        self._watch()
         self._woken = loop.create_future()
+        await self._work(self._watch())
+        # What came after the last look at a partition, and before it was watched, has woken nobody.
+        if await self._collected():
+            return True
+        if self._pending_writes:
+            return False
         timer = loop.call_at(deadline, self._on_timeout)
         try:
             await self._woken
         finally:
             timer.cancel()
+        return False
 
-    def _watch(self) -> None:
+    def _watch(self) -> Steps[None]:
         self._unwatch()
-        for place in self._places:
+        for partition in self._partitions:
+            yield
             try:
-                led = self._shares.find(self._group, place)
+                led = self._shares.find(self._group, partition)
             except ApiError:
                 continue
             led.watch(self)
@@ -397,10 +431,10 @@ class DelayedShareFetch:
 
     def checked(self) -> dict[RawTopicIdPartition, AcquiredRecords]:
         """Check the result before it is sent: if a leader was fenced meanwhile, return its error instead of records."""
-        for place, portion in self.portions.items():
+        for partition, portion in self.portions.items():
             if portion.led is not None and portion.led.is_closed:
                 error = portion.led.error or ApiError(ErrorCode.not_leader_or_follower)
-                self.portions[place] = AcquiredRecords([], (), error)
+                self.portions[partition] = AcquiredRecords([], (), error)
         return self.portions
 
 

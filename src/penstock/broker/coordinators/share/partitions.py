@@ -3,7 +3,7 @@
 `SharePartitionManager` finds them and closes them when leadership, sessions or topics end. `SharePartitionLeader`
 is one of them: it is loaded from the share coordinator when it is first requested, and has one state write in
 flight at a time. `Acknowledgements` are those of one request: they take effect at once, in the order of the
-request, and are answered when their state is stored. `share_policy` derives the policy of a share partition from the
+request, and get their reply when their state is stored. `share_policy` derives the policy of a share partition from the
 configuration of its group.
 """
 
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from penstock.cluster.image import ImageDelta
     from penstock.groups.group_config import GroupConfig
     from penstock.groups.share.partition.share_partition_state import PendingWrite
-    from penstock.groups.share.state.share_state import DeliveryTotals
-    from penstock.protocol.share import ShareTopic
+    from penstock.groups.share.state.share_state import DeliveryTotals, RecordDelay
+    from penstock.protocol.share import AcknowledgementRange, ShareTopic
     from penstock.protocol.share_failures import WorkerFailure
+    from penstock.protocol.steps import Steps
 
 
 @lru_cache(maxsize=1024)
@@ -104,6 +105,11 @@ class Watcher(Protocol):
 
 def monotonic_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _moved(delays: Sequence[RecordDelay], by_ms: int) -> tuple[RecordDelay, ...]:
+    """The delays by another clock: a leader uses the clock of its event loop, and stored are times of day."""
+    return tuple(delay._replace(due_ms=max(delay.due_ms + by_ms, 0)) for delay in delays)
 
 
 class SharePartitionLeader:
@@ -175,6 +181,7 @@ class SharePartitionLeader:
                 self._policy(),
                 self._shares.counters_of(self.group),
                 state.totals,
+                _moved(state.delays, monotonic_ms() - self._shares.environment.now_ms()),
                 now_ms=monotonic_ms(),
                 chance=random.random(),
             )
@@ -218,7 +225,7 @@ class SharePartitionLeader:
                 rules.request_delay(failure.offset, failure.delivery_count, failure.delay_ms)
         errors = [failure for failure in held if failure.error is not None]
         if errors and rules.policy.writes_dead_letters:
-            await self._shares.persister.explain(self.group, partition.topic_id, partition.index, errors)
+            await self._shares.persister.store_errors(self.group, partition.topic_id, partition.index, errors)
 
     def release(self, member: str, *, with_delay: bool) -> asyncio.Future[None] | None:
         if self.rules is None or self.error is not None:
@@ -337,6 +344,7 @@ class SharePartitionLeader:
         complete: int,
         batches: list[tuple[int, int, int, int]],
         totals: DeliveryTotals | None = None,
+        delays: Sequence[RecordDelay] = (),
     ) -> None:
         await self._shares.persister.write(
             self.group,
@@ -348,6 +356,7 @@ class SharePartitionLeader:
             delivery_complete_count=complete,
             batches=batches,
             totals=totals,
+            delays=_moved(delays, self._shares.environment.now_ms() - monotonic_ms()),
         )
 
     # -- closing -------------------------------------------------------------------------------------
@@ -387,37 +396,43 @@ class Acknowledgements:
         shares: SharePartitionManager,
         group: str,
         member: str,
-        topics: list[ShareTopic],
         *,
         may_renew: bool,
+        may_read: Callable[[bytes], bool],
     ) -> None:
-        """Apply the acknowledgements in the order of the request, one after the other."""
+        """`may_read` returns whether the member may read a topic, given by the bytes of its id."""
+        self._shares, self._group, self._member = shares, group, member
+        self._may_renew, self._may_read = may_renew, may_read
         self.outcomes: dict[RawTopicIdPartition, AcknowledgeResult] = {}
         self._stored: dict[RawTopicIdPartition, asyncio.Future[None]] = {}
+
+    def apply(self, topics: list[ShareTopic]) -> Steps[None]:
+        """Apply the acknowledgements in the order of the request, one partition in each step."""
         for topic_id, partitions in topics:
             for index, batches in partitions:
-                if not batches:
-                    continue
-                place = (topic_id, index)
-                try:
-                    led = shares.get(group, place)
-                    if led is None:
-                        raise ApiError(ErrorCode.invalid_record_state, "no member has acquired records here")
-                    stored = led.acknowledge(member, batches, may_renew=may_renew)
-                except ApiError as error:
-                    self._failed(shares, place, error)
-                    continue
-                self.outcomes[place] = AcknowledgeResult()
-                if stored is not None:
-                    self._stored[place] = stored
+                if batches:
+                    self._apply_one((topic_id, index), batches)
+                yield
+
+    def _apply_one(self, partition: RawTopicIdPartition, batches: list[AcknowledgementRange]) -> None:
+        try:
+            if not self._may_read(partition[0]):
+                raise ApiError(ErrorCode.topic_authorization_failed)
+            led = self._shares.get(self._group, partition)
+            if led is None:
+                raise ApiError(ErrorCode.invalid_record_state, "no member has acquired records here")
+            stored = led.acknowledge(self._member, batches, may_renew=self._may_renew)
+        except ApiError as error:
+            self._shares.metrics.count_error("share_acknowledge", error.code.name)
+            self.outcomes[partition] = self._outcome(error)
+            return
+        self.outcomes[partition] = AcknowledgeResult()
+        if stored is not None:
+            self._stored[partition] = stored
 
     @staticmethod
     def _outcome(error: ApiError) -> AcknowledgeResult:
         return AcknowledgeResult(error.code, error.message)
-
-    def _failed(self, shares: SharePartitionManager, place: RawTopicIdPartition, error: ApiError) -> None:
-        shares.metrics.count_error("share_acknowledge", error.code.name)
-        self.outcomes[place] = self._outcome(error)
 
     @property
     def is_waiting(self) -> bool:
@@ -425,11 +440,11 @@ class Acknowledgements:
 
     async def stored(self) -> None:
         """Wait until the state is stored; then the outcomes are final."""
-        for place, future in self._stored.items():
+        for partition, future in self._stored.items():
             try:
                 await asyncio.shield(future)
             except ApiError as error:
-                self.outcomes[place] = self._outcome(error)
+                self.outcomes[partition] = self._outcome(error)
 
 
 async def wait_until_stored(futures: list[asyncio.Future[None]]) -> None:
@@ -479,23 +494,23 @@ class SharePartitionManager:
 
     # -- finding -------------------------------------------------------------------------------------
 
-    def get(self, group: str, place: RawTopicIdPartition) -> SharePartitionLeader | None:
+    def get(self, group: str, tp: RawTopicIdPartition) -> SharePartitionLeader | None:
         """Returns the share partition if it is open. Raises ApiError if this node does not lead the partition."""
-        partition = self._partitions.find_by_raw_id(*place)
-        led = self._led.get((group, *place))
+        partition = self._partitions.find_by_raw_id(*tp)
+        led = self._led.get((group, *tp))
         if led is not None and (led.partition is not partition or led.leader_epoch != partition.leader_epoch):
             led.close(ApiError(ErrorCode.not_leader_or_follower, "another leader epoch has begun"))
             return None
         return led
 
-    def find(self, group: str, place: RawTopicIdPartition) -> SharePartitionLeader:
+    def find(self, group: str, tp: RawTopicIdPartition) -> SharePartitionLeader:
         """Like `get`, but begins to load a share partition that is not open. Raises ApiError."""
-        led = self.get(group, place)
+        led = self.get(group, tp)
         if led is None:
-            partition = self._partitions.find_by_raw_id(*place)
+            partition = self._partitions.find_by_raw_id(*tp)
             if partition.is_internal:
                 raise ApiError(ErrorCode.topic_authorization_failed)
-            led = self._led[group, *place] = SharePartitionLeader(self, group, partition)
+            led = self._led[group, *tp] = SharePartitionLeader(self, group, partition)
             self.environment.spawn(led.load())
         return led
 

@@ -39,7 +39,7 @@ _HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, len
 _NO_CLIENT_ID: Final = -1
 _CORRELATION_BYTES: Final = 4
 #: Time for the network, in addition to the coordinator's own commit timeout.
-_ANSWER_MARGIN_S: Final = 1.0
+_REPLY_MARGIN_S: Final = 1.0
 _RETRIABLE_CODES: Final = frozenset(
     {
         ErrorCode.not_coordinator,
@@ -69,7 +69,7 @@ class Persister:
         self._peers = peers
         self._waiting: list[PendingRequest] = []
         commit_timeout_ms = context.settings.integer(coordinator.topic.commit_timeout_ms)
-        self._answer_s = commit_timeout_ms / 1000 + _ANSWER_MARGIN_S
+        self._reply_timeout_s = commit_timeout_ms / 1000 + _REPLY_MARGIN_S
 
     async def initialize(
         self, group: str, topic_id: UUID, partition: int, *, state_epoch: int, start_offset: int
@@ -79,7 +79,7 @@ class Persister:
         With another start offset, existing state is reset, which needs a larger state epoch. Raises POLICY_VIOLATION if
         that would move an at-most-once group backwards.
         """
-        await self._ask(
+        await self._request(
             state.InitializeState(
                 state.SharePartitionKey(group, topic_id, partition), state_epoch, start_offset
             )
@@ -87,11 +87,11 @@ class Persister:
 
     async def read(self, group: str, topic_id: UUID, partition: int, leader_epoch: int) -> state.ShareState:
         """Read the state and fence the leaders of earlier epochs. Raises INVALID_REQUEST if it is not initialised."""
-        answer = await self._ask(
+        reply = await self._request(
             state.ReadState(state.SharePartitionKey(group, topic_id, partition), leader_epoch)
         )
-        assert answer.state is not None
-        return answer.state
+        assert reply.state is not None
+        return reply.state
 
     async def write(
         self,
@@ -105,6 +105,7 @@ class Persister:
         delivery_complete_count: int,
         batches: Sequence[tuple[int, int, int, int]],
         totals: state.DeliveryTotals | None = None,
+        delays: tuple[state.RecordDelay, ...] = (),
     ) -> None:
         """Batches are (first offset, last offset, delivery state, delivery count); sorted batches are fastest.
 
@@ -112,104 +113,106 @@ class Persister:
         before the stored start does not move it back. A write may be repeated.
         """
         key = state.SharePartitionKey(group, topic_id, partition)
-        await self._ask(
+        await self._request(
             state.WriteState(
-                key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals
+                key, state_epoch, leader_epoch, start_offset, delivery_complete_count, batches, totals, delays
             )
         )
 
-    async def explain(
+    async def store_errors(
         self, group: str, topic_id: UUID, partition: int, failures: Sequence[WorkerFailure]
     ) -> None:
         """Store the errors of failed records until their dead letters are written."""
-        await self._ask(
+        await self._request(
             state.StoreWorkerErrors(state.SharePartitionKey(group, topic_id, partition), tuple(failures))
         )
 
     async def delete(self, group: str, topic_id: UUID, partition: int, *, state_epoch: int) -> None:
         """Raises FENCED_STATE_EPOCH if the state was initialised again, POLICY_VIOLATION for at-most-once groups."""
-        await self._ask(state.DeleteState(state.SharePartitionKey(group, topic_id, partition), state_epoch))
+        await self._request(
+            state.DeleteState(state.SharePartitionKey(group, topic_id, partition), state_epoch)
+        )
 
     async def summary(
         self, group: str, topic_id: UUID, partition: int, leader_epoch: int = -1
     ) -> state.ShareStateSummary:
         """The start offset is -1 if the state was never initialised."""
-        answer = await self._ask(
+        reply = await self._request(
             state.ReadStateSummary(state.SharePartitionKey(group, topic_id, partition), leader_epoch)
         )
-        assert answer.summary is not None
-        return answer.summary
+        assert reply.summary is not None
+        return reply.summary
 
     # -- sending -------------------------------------------------------------------------------------
 
-    async def _ask(self, question: state.ShareStateRequest) -> state.ShareStateReply:
+    async def _request(self, request: state.ShareStateRequest) -> state.ShareStateReply:
         loop = asyncio.get_running_loop()
         deadline, attempt = loop.time() + RETRY_TIMEOUT_S, 0
         while True:
             try:
-                answer = await self._ask_once(question)
+                reply = await self._request_once(request)
             except ApiError as error:
-                answer = state.ShareStateReply(error.code, error.message)
-            if answer.error is ErrorCode.none:
-                return answer
+                reply = state.ShareStateReply(error.code, error.message)
+            if reply.error is ErrorCode.none:
+                return reply
             delay_s = _BACKOFF.spread_ms(attempt, random, longest=1) / 1000
-            if not self._is_retriable(question, answer.error) or loop.time() + delay_s > deadline:
-                raise ApiError(answer.error, answer.message)
+            if not self._is_retriable(request, reply.error) or loop.time() + delay_s > deadline:
+                raise ApiError(reply.error, reply.message)
             await asyncio.sleep(delay_s)
             attempt += 1
 
-    def _is_retriable(self, question: state.ShareStateRequest, error: ErrorCode) -> bool:
+    def _is_retriable(self, request: state.ShareStateRequest, error: ErrorCode) -> bool:
         """Whether to retry. The coordinator may not know a new topic yet."""
         if error is ErrorCode.unknown_topic_or_partition:
-            return question.key.topic_id in self._context.metadata.image.topics_by_id
+            return request.key.topic_id in self._context.metadata.image.topics_by_id
         return error in _RETRIABLE_CODES
 
-    async def _ask_once(self, question: state.ShareStateRequest) -> state.ShareStateReply:
+    async def _request_once(self, request: state.ShareStateRequest) -> state.ShareStateReply:
         if not self._coordinator.has_topic:
             await self._coordinator.ensure_topic()
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[state.ShareStateReply] = loop.create_future()
+        reply_future: asyncio.Future[state.ShareStateReply] = loop.create_future()
         if not self._waiting:
             loop.call_soon(self._send)
-        self._waiting.append((question, answered))
-        return await answered
+        self._waiting.append((request, reply_future))
+        return await reply_future
 
     def _send(self) -> None:
         """Send all requests of this event loop iteration."""
         waiting, self._waiting = self._waiting, []
-        here: list[PendingRequest] = []
-        there: dict[tuple[int, type, str], list[PendingRequest]] = {}
+        local: list[PendingRequest] = []
+        remote: dict[tuple[int, type, str], list[PendingRequest]] = {}
         for one in waiting:
-            question = one[0]
+            request = one[0]
             try:
-                leader = self._coordinator.leader_of_shard(self._coordinator.shard_of_key(question.key))
+                leader = self._coordinator.leader_of_shard(self._coordinator.shard_of_key(request.key))
             except ApiError as error:
                 _complete([one], [state.ShareStateReply(error.code, error.message)])
                 continue
             if leader == self._context.node_id:
-                here.append(one)
+                local.append(one)
             elif leader is None:
                 _complete([one], [state.ShareStateReply(ErrorCode.coordinator_not_available)])
             else:
-                there.setdefault((leader, type(question), question.key.group), []).append(one)
-        if here:
-            self._context.environment.spawn(self._answer(here, self._coordinator.ask))
-        for (leader, _, _), asked in there.items():
+                remote.setdefault((leader, type(request), request.key.group), []).append(one)
+        if local:
+            self._context.environment.spawn(self._forward(local, self._coordinator.handle))
+        for (leader, _, _), batch in remote.items():
             # The message groups partitions by topic.
-            asked.sort(key=lambda one: one[0].key.topic_id.bytes)
-            self._context.environment.spawn(self._answer(asked, partial(self._request_remote, leader)))
+            batch.sort(key=lambda one: one[0].key.topic_id.bytes)
+            self._context.environment.spawn(self._forward(batch, partial(self._request_remote, leader)))
 
-    async def _answer(self, waiting: list[PendingRequest], ask: SendRequests) -> None:
+    async def _forward(self, waiting: list[PendingRequest], send: SendRequests) -> None:
         try:
-            answers = await ask([question for question, _ in waiting])
+            replies = await send([request for request, _ in waiting])
         except Exception as error:
             # Every caller needs a reply, and it is unknown whether the request was carried out.
             logger.exception("a request for share group state failed")
-            answers = [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
-        _complete(waiting, answers)
+            replies = [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(waiting)
+        _complete(waiting, replies)
 
     async def _request_remote(
-        self, leader: int, questions: list[state.ShareStateRequest]
+        self, leader: int, requests: list[state.ShareStateRequest]
     ) -> Sequence[state.ShareStateReply]:
         from penstock.broker.coordinators.share.state_messages import (
             STATE_APIS,
@@ -218,43 +221,45 @@ class Persister:
         )
         from penstock.broker.network.peers import PeerUnreachable
 
-        if isinstance(questions[0], state.StoreWorkerErrors):
+        if isinstance(requests[0], state.StoreWorkerErrors):
             return [
-                await self._explain_remote(leader, one)
-                for one in questions
+                await self._send_errors(leader, one)
+                for one in requests
                 if isinstance(one, state.StoreWorkerErrors)
             ]
-        form = STATE_APIS[type(questions[0])]
+        form = STATE_APIS[type(requests[0])]
         try:
             response = await self._peers().call(
                 leader,
                 form.api_key,
-                encode_request(form, questions),
-                timeout_s=self._answer_s,
+                encode_request(form, requests),
+                timeout_s=self._reply_timeout_s,
                 purpose="share-state",
             )
         except (PeerUnreachable, TimeoutError) as error:
-            return [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(questions)
-        answers = decode_response(form, response)
-        if len(answers) != len(questions):
+            return [state.ShareStateReply(ErrorCode.network_exception, str(error))] * len(requests)
+        replies = decode_response(form, response)
+        if len(replies) != len(requests):
             return [
                 state.ShareStateReply(ErrorCode.unknown_server_error, "the reply lacks partitions")
-            ] * len(questions)
-        return answers
+            ] * len(requests)
+        return replies
 
-    async def _explain_remote(self, leader: int, question: state.StoreWorkerErrors) -> state.ShareStateReply:
+    async def _send_errors(self, leader: int, request: state.StoreWorkerErrors) -> state.ShareStateReply:
         from penstock.broker.network.peers import PeerUnreachable
 
-        message = ShareFailures(*question.key, question.failures, for_coordinator=True)
+        message = ShareFailures(*request.key, request.failures, for_coordinator=True)
         frame = _HEADER.pack(SHARE_FAILURES, 0, 0, _NO_CLIENT_ID) + encode_share_failures(message)
         try:
-            reply = await self._peers().raw(leader, frame, timeout_s=self._answer_s, purpose="share-state")
+            reply = await self._peers().raw(
+                leader, frame, timeout_s=self._reply_timeout_s, purpose="share-state"
+            )
             return state.ShareStateReply(parse_share_failures_response(reply, _CORRELATION_BYTES))
         except (PeerUnreachable, TimeoutError, MalformedFrame) as error:
             return state.ShareStateReply(ErrorCode.network_exception, str(error))
 
 
-def _complete(waiting: list[PendingRequest], answers: Sequence[state.ShareStateReply]) -> None:
-    for (_, answered), answer in zip(waiting, answers, strict=True):
-        if not answered.done():
-            answered.set_result(answer)
+def _complete(waiting: list[PendingRequest], replies: Sequence[state.ShareStateReply]) -> None:
+    for (_, reply_future), reply in zip(waiting, replies, strict=True):
+        if not reply_future.done():
+            reply_future.set_result(reply)

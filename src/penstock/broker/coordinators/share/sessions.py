@@ -30,14 +30,14 @@ RawTopicIdPartition = tuple[bytes, int]
 
 
 class ShareSession:
-    __slots__ = ("connection", "epoch", "group", "is_open", "member", "places")
+    __slots__ = ("connection", "epoch", "group", "is_open", "member", "partitions")
 
     def __init__(self, group: str, member: str, connection: Connection | None) -> None:
         self.group, self.member = group, member
         self.connection = connection
         self.is_open = True
         self.epoch = 1
-        self.places: dict[RawTopicIdPartition, None] = {}
+        self.partitions: dict[RawTopicIdPartition, None] = {}
 
     def next_epoch(self) -> None:
         self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -45,16 +45,16 @@ class ShareSession:
     def update(self, request: ShareFetchRequest) -> None:
         for topic_id, partitions in request.topics:
             for index, _ in partitions:
-                self.places[topic_id, index] = None
+                self.partitions[topic_id, index] = None
         for topic_id, indexes in request.forgotten:
             for index in indexes:
-                self.places.pop((topic_id, index), None)
+                self.partitions.pop((topic_id, index), None)
 
     def rotated(self) -> Sequence[RawTopicIdPartition]:
         """Start each request with a different partition, so that full responses do not starve any."""
-        places = list(self.places)
-        turn = self.epoch % len(places) if places else 0
-        return places[turn:] + places[:turn]
+        partitions = list(self.partitions)
+        turn = self.epoch % len(partitions) if partitions else 0
+        return partitions[turn:] + partitions[:turn]
 
 
 def check_group_and_member(group: str | None, member: str | None, *, group_bytes_max: int) -> tuple[str, str]:
@@ -71,11 +71,11 @@ class ShareSessions:
         self,
         sessions_max: int,
         on_lost: Callable[[ShareSession], None],
-        places_max: int = SESSION_PARTITIONS_MAX,
+        partitions_max: int = SESSION_PARTITIONS_MAX,
     ) -> None:
         self._sessions_max = sessions_max
-        self._places_max = places_max
-        self._places = 0
+        self._partitions_max = partitions_max
+        self._partition_count = 0
         self._on_lost = on_lost
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._by_connection: dict[Connection, dict[tuple[str, str], ShareSession]] = {}
@@ -111,12 +111,12 @@ class ShareSessions:
 
     def _update(self, session: ShareSession, request: ShareFetchRequest) -> None:
         """Raises SHARE_SESSION_LIMIT_REACHED."""
-        asked = {(topic_id, index) for topic_id, partitions in request.topics for index, _ in partitions}
-        if self._places + len(asked - session.places.keys()) > self._places_max:
+        requested = {(topic_id, index) for topic_id, partitions in request.topics for index, _ in partitions}
+        if self._partition_count + len(requested - session.partitions.keys()) > self._partitions_max:
             raise ApiError(ErrorCode.share_session_limit_reached)
-        before = len(session.places)
+        before = len(session.partitions)
         session.update(request)
-        self._places += len(session.places) - before
+        self._partition_count += len(session.partitions) - before
 
     def acknowledge(self, group: str, member: str, epoch: int) -> ShareSession:
         """Raises ApiError."""
@@ -133,7 +133,7 @@ class ShareSessions:
         if self._sessions.get(key) is not session:
             return
         del self._sessions[key]
-        self._places -= len(session.places)
+        self._partition_count -= len(session.partitions)
         session.is_open = False
         self._by_group[session.group] -= 1
         if not self._by_group[session.group]:

@@ -21,11 +21,11 @@ class StateApi(NamedTuple):
     api_key: int
     name: str  # "Write" of WriteShareGroupState and WriteStateData
     folder: str
-    question: type
-    asked: Callable[[Any], dict[str, Any]]  # the fields of a request
-    read: Callable[[share_state.SharePartitionKey, Any], share_state.ShareStateRequest]
-    told: Callable[[share_state.ShareStateReply], dict[str, Any]]  # the fields of a reply
-    heard: Callable[[Any], share_state.ShareStateReply]
+    request: type
+    encode_part: Callable[[Any], dict[str, Any]]  # the fields of a request
+    decode_part: Callable[[share_state.SharePartitionKey, Any], share_state.ShareStateRequest]
+    encode_result: Callable[[share_state.ShareStateReply], dict[str, Any]]  # the fields of a reply
+    decode_result: Callable[[Any], share_state.ShareStateReply]
     suffix: str = ""
     numbers: Callable[[Any], tuple[int, ...]] = lambda one: (one.key.partition,)
 
@@ -46,12 +46,13 @@ def _decode_result(part: Any) -> share_state.ShareStateReply:
 
 
 def _decode_state(part: Any) -> share_state.ShareStateReply:
-    batches, totals = _decode_batches(part.state_batches)
+    batches, totals, delays = _decode_batches(part.state_batches)
     state = share_state.ShareState(
         part.state_epoch,
         part.start_offset,
         tuple(map(share_state.StateBatch._make, batches)),
         totals or share_state.NO_DELIVERY_TOTALS,
+        delays,
     )
     return share_state.ShareStateReply(part.error_code, part.error_message, state=state)
 
@@ -64,9 +65,12 @@ def _decode_summary(part: Any) -> share_state.ShareStateReply:
 
 
 def _encode_batches(
-    batches: Iterable[tuple[int, int, int, int]], totals: share_state.DeliveryTotals | None, folder: str
+    batches: Iterable[tuple[int, int, int, int]],
+    totals: share_state.DeliveryTotals | None,
+    delays: Sequence[share_state.RecordDelay],
+    folder: str,
 ) -> tuple[Any, ...]:
-    """Encode state batches; the totals, if any, are added as batches with special delivery states."""
+    """Encode state batches; totals and delays, if any, are added as batches with special delivery states."""
     batch = schema_class(f"{folder}:StateBatch")
     if totals:
         of_totals = (
@@ -74,6 +78,11 @@ def _encode_batches(
             (totals.expired, 0, share_state.EXPIRED_TOTAL_ON_WIRE, 0),
         )
         batches = (*batches, *of_totals)
+    if delays:
+        of_delays = (
+            (one.offset, one.due_ms, share_state.DELAY_ON_WIRE, one.delivery_count) for one in delays
+        )
+        batches = (*batches, *of_delays)
     return tuple(
         batch(first_offset=first, last_offset=last, delivery_state=state, delivery_count=count)
         for first, last, state, count in batches
@@ -82,9 +91,13 @@ def _encode_batches(
 
 def _decode_batches(
     sent: Iterable[Any],
-) -> tuple[list[tuple[int, int, int, int]], share_state.DeliveryTotals | None]:
+) -> tuple[
+    list[tuple[int, int, int, int]], share_state.DeliveryTotals | None, tuple[share_state.RecordDelay, ...]
+]:
     """The inverse of `_encode_batches`."""
-    batches, totals = [], None
+    batches: list[tuple[int, int, int, int]] = []
+    totals: share_state.DeliveryTotals | None = None
+    delays: list[share_state.RecordDelay] = []
     for one in sent:
         state = one.delivery_state
         if state == share_state.TOTALS_ON_WIRE:
@@ -93,9 +106,11 @@ def _decode_batches(
             )
         elif state == share_state.EXPIRED_TOTAL_ON_WIRE:
             totals = (totals or share_state.NO_DELIVERY_TOTALS)._replace(expired=one.first_offset)
+        elif state == share_state.DELAY_ON_WIRE:
+            delays.append(share_state.RecordDelay(one.first_offset, one.delivery_count, one.last_offset))
         else:
             batches.append((one.first_offset, one.last_offset, state, one.delivery_count))
-    return batches, totals
+    return batches, totals, tuple(delays)
 
 
 def _write_fields(write: share_state.WriteState) -> dict[str, Any]:
@@ -104,34 +119,40 @@ def _write_fields(write: share_state.WriteState) -> dict[str, Any]:
         "leader_epoch": write.leader_epoch,
         "start_offset": write.start_offset,
         "delivery_complete_count": write.delivery_complete_count,
-        "state_batches": _encode_batches(write.batches, write.totals, "write_share_group_state.v1.request"),
-    }
-
-
-def _decode_write(key: share_state.SharePartitionKey, part: Any) -> share_state.WriteState:
-    epochs = part.state_epoch, part.leader_epoch
-    return share_state.WriteState(
-        key, *epochs, part.start_offset, part.delivery_complete_count, *_decode_batches(part.state_batches)
-    )
-
-
-def _totals_if_any(totals: share_state.DeliveryTotals) -> share_state.DeliveryTotals | None:
-    return totals if any(totals) else None
-
-
-def _state_fields(answer: share_state.ShareStateReply) -> dict[str, Any]:
-    state = answer.state or _NO_STATE
-    return {
-        "state_epoch": state.state_epoch,
-        "start_offset": state.start_offset,
         "state_batches": _encode_batches(
-            state.batches, _totals_if_any(state.totals), "read_share_group_state.v0.response"
+            write.batches, write.totals, write.delays, "write_share_group_state.v1.request"
         ),
     }
 
 
-def _summary_fields(answer: share_state.ShareStateReply) -> dict[str, Any]:
-    return (answer.summary or _NO_SUMMARY)._asdict()
+def _decode_write(key: share_state.SharePartitionKey, part: Any) -> share_state.WriteState:
+    batches, totals, delays = _decode_batches(part.state_batches)
+    return share_state.WriteState(
+        key,
+        part.state_epoch,
+        part.leader_epoch,
+        part.start_offset,
+        part.delivery_complete_count,
+        batches,
+        totals,
+        delays,
+    )
+
+
+def _state_fields(reply: share_state.ShareStateReply) -> dict[str, Any]:
+    state = reply.state or _NO_STATE
+    totals = state.totals if any(state.totals) else None
+    return {
+        "state_epoch": state.state_epoch,
+        "start_offset": state.start_offset,
+        "state_batches": _encode_batches(
+            state.batches, totals, state.delays, "read_share_group_state.v0.response"
+        ),
+    }
+
+
+def _summary_fields(reply: share_state.ShareStateReply) -> dict[str, Any]:
+    return (reply.summary or _NO_SUMMARY)._asdict()
 
 
 #: Kafka's DeleteShareGroupState has no field for an epoch. We send it after its partition as an impossible number.
@@ -149,40 +170,40 @@ INITIALIZE: Final = StateApi(
     "Initialize",
     "initialize_share_group_state.v0",
     share_state.InitializeState,
-    asked=lambda one: {"state_epoch": one.state_epoch, "start_offset": one.start_offset},
-    read=lambda key, part: share_state.InitializeState(key, part.state_epoch, part.start_offset),
-    told=_no_fields,
-    heard=_decode_result,
+    encode_part=lambda one: {"state_epoch": one.state_epoch, "start_offset": one.start_offset},
+    decode_part=lambda key, part: share_state.InitializeState(key, part.state_epoch, part.start_offset),
+    encode_result=_no_fields,
+    decode_result=_decode_result,
 )
 READ: Final = StateApi(
     84,
     "Read",
     "read_share_group_state.v0",
     share_state.ReadState,
-    asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: share_state.ReadState(key, part.leader_epoch),
-    told=_state_fields,
-    heard=_decode_state,
+    encode_part=lambda one: {"leader_epoch": one.leader_epoch},
+    decode_part=lambda key, part: share_state.ReadState(key, part.leader_epoch),
+    encode_result=_state_fields,
+    decode_result=_decode_state,
 )
 WRITE: Final = StateApi(
     85,
     "Write",
     "write_share_group_state.v1",
     share_state.WriteState,
-    asked=_write_fields,
-    read=_decode_write,
-    told=_no_fields,
-    heard=_decode_result,
+    encode_part=_write_fields,
+    decode_part=_decode_write,
+    encode_result=_no_fields,
+    decode_result=_decode_result,
 )
 DELETE: Final = StateApi(
     86,
     "Delete",
     "delete_share_group_state.v0",
     share_state.DeleteState,
-    asked=_no_fields,
-    read=lambda key, part: share_state.DeleteState(key),
-    told=_no_fields,
-    heard=_decode_result,
+    encode_part=_no_fields,
+    decode_part=lambda key, part: share_state.DeleteState(key),
+    encode_result=_no_fields,
+    decode_result=_decode_result,
     numbers=_partition_and_epoch,
 )
 SUMMARY: Final = StateApi(
@@ -190,16 +211,16 @@ SUMMARY: Final = StateApi(
     "Read",
     "read_share_group_state_summary.v1",
     share_state.ReadStateSummary,
-    asked=lambda one: {"leader_epoch": one.leader_epoch},
-    read=lambda key, part: share_state.ReadStateSummary(key, part.leader_epoch),
-    told=_summary_fields,
-    heard=_decode_summary,
+    encode_part=lambda one: {"leader_epoch": one.leader_epoch},
+    decode_part=lambda key, part: share_state.ReadStateSummary(key, part.leader_epoch),
+    encode_result=_summary_fields,
+    decode_result=_decode_summary,
     suffix="Summary",
 )
-STATE_APIS: Final = {form.question: form for form in (INITIALIZE, READ, WRITE, DELETE, SUMMARY)}
+STATE_APIS: Final = {form.request: form for form in (INITIALIZE, READ, WRITE, DELETE, SUMMARY)}
 
 
-def encode_request(form: StateApi, questions: Sequence[share_state.ShareStateRequest]) -> Any:
+def encode_request(form: StateApi, requests: Sequence[share_state.ShareStateRequest]) -> Any:
     """All requests must be for the same group."""
     topic_class = form.part("request", f"{form.name}State{form.suffix}Data")
     part_class = form.part("request", "PartitionData")
@@ -207,56 +228,56 @@ def encode_request(form: StateApi, questions: Sequence[share_state.ShareStateReq
         topic_class(
             topic_id=topic_id,
             partitions=tuple(
-                part_class(partition=number, **form.asked(one))
+                part_class(partition=number, **form.encode_part(one))
                 for one in of_topic
                 for number in form.numbers(one)
             ),
         )
-        for topic_id, of_topic in groupby(questions, key=lambda one: one.key.topic_id)
+        for topic_id, of_topic in groupby(requests, key=lambda one: one.key.topic_id)
     )
-    return form.message("request")(group_id=questions[0].key.group, topics=topics)
+    return form.message("request")(group_id=requests[0].key.group, topics=topics)
 
 
 def decode_request(form: StateApi, request: Any) -> list[share_state.ShareStateRequest]:
-    questions: list[share_state.ShareStateRequest] = []
+    requests: list[share_state.ShareStateRequest] = []
     for topic in request.topics:
-        for place, part in enumerate(topic.partitions):
-            if form is DELETE and place and part.partition <= _EPOCH_BELOW:
-                questions[-1] = share_state.DeleteState(questions[-1].key, _EPOCH_BELOW - part.partition)
+        for index, part in enumerate(topic.partitions):
+            if form is DELETE and index and part.partition <= _EPOCH_BELOW:
+                requests[-1] = share_state.DeleteState(requests[-1].key, _EPOCH_BELOW - part.partition)
             else:
-                questions.append(
-                    form.read(
+                requests.append(
+                    form.decode_part(
                         share_state.SharePartitionKey(request.group_id, topic.topic_id, part.partition), part
                     )
                 )
-    return questions
+    return requests
 
 
 def encode_response(
-    form: StateApi, asked: Sequence[tuple[Any, int]], answers: Sequence[share_state.ShareStateReply]
+    form: StateApi, partitions: Sequence[tuple[Any, int]], replies: Sequence[share_state.ShareStateReply]
 ) -> Any:
-    """`asked` are the topic ids and partitions of the request."""
+    """`partitions` are those of the request, as topic id and number."""
     topic_class = form.part("response", f"{form.name}State{form.suffix}Result")
     part_class = form.part("response", "PartitionResult")
-    told = zip(asked, answers, strict=True)
+    of_partition = zip(partitions, replies, strict=True)
     results = tuple(
         topic_class(
             topic_id=topic_id,
             partitions=tuple(
                 part_class(
                     partition=partition,
-                    error_code=answer.error,
-                    error_message=answer.message,
-                    **form.told(answer),
+                    error_code=reply.error,
+                    error_message=reply.message,
+                    **form.encode_result(reply),
                 )
-                for (_, partition), answer in of_topic
+                for (_, partition), reply in of_topic
             ),
         )
-        for topic_id, of_topic in groupby(told, key=lambda one: one[0][0])
+        for topic_id, of_topic in groupby(of_partition, key=lambda one: one[0][0])
     )
     return form.message("response")(results=results)
 
 
 def decode_response(form: StateApi, response: Any) -> list[share_state.ShareStateReply]:
     """Return the replies in the order of the requests."""
-    return [form.heard(part) for topic in response.results for part in topic.partitions]
+    return [form.decode_result(part) for topic in response.results for part in topic.partitions]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from penstock.broker.coordinators.requests import gather_in_pieces
 from penstock.groups.modern_group import Assignment, to_assignment
 from penstock.groups.share.share_group_offsets import (
     begin_delete_offsets,
@@ -38,6 +39,8 @@ logger = logging.getLogger("penstock.share")
 
 #: How long a joining member waits; after that it gets its partitions with a later heartbeat.
 RECONCILE_WAIT_S: Final = 5.0
+#: Requests that travel together. With more at a time, other requests would wait for all of them.
+_REQUESTED_AT_ONCE: Final = 100
 
 TopicIdPartition = tuple[UUID, int]
 StateErrors = dict[TopicIdPartition, ApiError]
@@ -107,12 +110,12 @@ class ShareStateReconciler:
         """Must be called under `lock`. Returns the errors by partition. Raises ApiError if it cannot be recorded."""
         initialize = self._persister.initialize
 
-        def ask(topic_id: UUID, partition: int) -> Awaitable[None]:
+        def request(topic_id: UUID, partition: int) -> Awaitable[None]:
             start = starts[topic_id, partition]
             return initialize(group_id, topic_id, partition, state_epoch=epoch, start_offset=start)
 
-        errors = await _request_all(list(starts), ask)
-        done = to_assignment(place for place in starts if place not in errors)
+        errors = await _request_all(list(starts), request)
+        done = to_assignment(partition for partition in starts if partition not in errors)
         if done:
             now_ms = self._groups.now_ms()
             await self._groups.write(
@@ -120,21 +123,21 @@ class ShareStateReconciler:
             )
         return errors
 
-    async def delete(self, group_id: str, epoch: int, places: Assignment) -> StateErrors:
+    async def delete(self, group_id: str, epoch: int, partitions: Assignment) -> StateErrors:
         """Must be called under `lock`. Returns the errors by partition. Raises ApiError if it cannot be recorded.
 
         A request may arrive after a new group coordinator has initialized the state again; the epoch protects that.
         """
         delete = self._persister.delete
         errors = await _request_all(
-            _topic_id_partitions(places),
+            _topic_id_partitions(partitions),
             lambda topic_id, partition: delete(group_id, topic_id, partition, state_epoch=epoch),
         )
         # Partitions that no longer exist have no state.
         gone = ErrorCode.unknown_topic_or_partition
-        errors = {place: error for place, error in errors.items() if error.code is not gone}
+        errors = {partition: error for partition, error in errors.items() if error.code is not gone}
         remain = {topic_id for topic_id, _ in errors}
-        done = [topic_id for topic_id in places if topic_id not in remain]
+        done = [topic_id for topic_id in partitions if topic_id not in remain]
         if done:
             now_ms = self._groups.now_ms()
             await self._groups.write(
@@ -171,17 +174,19 @@ def _topic_id_partitions(assigned: Assignment) -> list[TopicIdPartition]:
 
 
 async def _request_all(
-    places: list[TopicIdPartition], ask: Callable[[UUID, int], Awaitable[None]]
+    partitions: list[TopicIdPartition], request: Callable[[UUID, int], Awaitable[None]]
 ) -> StateErrors:
-    async def one(place: TopicIdPartition) -> ApiError | None:
+    async def one(partition: TopicIdPartition) -> ApiError | None:
         try:
-            await ask(*place)
+            await request(*partition)
         except ApiError as error:
             return error
         return None
 
-    answers = await asyncio.gather(*map(one, places))
-    return {place: error for place, error in zip(places, answers, strict=True) if error is not None}
+    errors = await gather_in_pieces(one, partitions, at_once=_REQUESTED_AT_ONCE)
+    return {
+        partition: error for partition, error in zip(partitions, errors, strict=True) if error is not None
+    }
 
 
 class ShareOffsetsDeletion(NamedTuple):

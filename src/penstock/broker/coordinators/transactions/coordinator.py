@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.config.internal_topics import TRANSACTION_STATE_TOPIC
@@ -116,21 +116,22 @@ class TransactionCoordinator(ShardedCoordinator["TransactionCoordinatorShard"]):
         reply: EndTxnReply = await self._with_producer_id(request.transactional_id, end)
         return reply
 
-    async def join(
-        self, request: AddPartitionsRequest, *, verify_only: bool, forbidden: Sequence[TopicPartition] = ()
-    ) -> PartitionErrors:
+    async def join(self, request: AddPartitionsRequest, *, verify_only: bool) -> PartitionErrors:
         """Add partitions to a transaction, or verify that it contains them. Returns an error code for each partition.
 
-        If a partition does not exist or is forbidden, the others are not added either.
+        If a partition does not exist, the others are not added either.
         """
         partition_of = self._image.partition
-        unknown = [place for place in request.partitions if partition_of(*place) is None]
-        if unknown or forbidden:
+        unknown = [partition for partition in request.partitions if partition_of(*partition) is None]
+        if unknown:
             return {
                 **dict.fromkeys(request.partitions, ErrorCode.operation_not_attempted),
                 **dict.fromkeys(unknown, ErrorCode.unknown_topic_or_partition),
-                **dict.fromkeys(forbidden, ErrorCode.topic_authorization_failed),
             }
+        return await self.join_existing(request, verify_only=verify_only)
+
+    async def join_existing(self, request: AddPartitionsRequest, *, verify_only: bool) -> PartitionErrors:
+        """Like `join`, for partitions that exist."""
         try:
             check_transactional_id(request.transactional_id)
             reply = await (self.verify_partitions(request) if verify_only else self.add_partitions(request))

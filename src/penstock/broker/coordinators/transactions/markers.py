@@ -184,7 +184,9 @@ class MarkerAppender:
             return self._groups.write_marker(where.partition, entry.marker, entry.transaction_version)
         partition = self._partitions.find(where.topic, where.partition)
         if is_internal(where.topic):
-            raise ApiError(ErrorCode.invalid_topic_exception, f"{where.topic} takes part in no transaction")
+            raise ApiError(
+                ErrorCode.invalid_topic_exception, f"{where.topic} cannot be part of a transaction"
+            )
         if not partition.has_enough_replicas:
             raise ApiError(ErrorCode.not_enough_replicas)
         offset = partition.append_marker(

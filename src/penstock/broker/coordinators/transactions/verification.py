@@ -272,17 +272,17 @@ class AppendVerifier:
         for partition in partitions:
             verifications[partition] = guard = self._begin(partition, writer)
             if isinstance(guard, VerificationGuard):
-                place = TopicPartition(partition.topic, partition.index)
-                asked.append((partition, place, partition.leader_epoch, guard))
+                tp = TopicPartition(partition.topic, partition.index)
+                asked.append((partition, tp, partition.leader_epoch, guard))
         if not asked:
             return []
         question = VerificationRequest(writer.transactional_id, writer.producer_id, writer.epoch, writer.adds)
-        places = tuple(place for _, place, _, _ in asked)
-        outcomes = await self._verification.ask(question, places)
+        tps = tuple(tp for _, tp, _, _ in asked)
+        outcomes = await self._verification.ask(question, tps)
         again = []
-        for partition, place, leader_epoch, guard in asked:
-            if outcomes[place] is not ErrorCode.none:
-                verifications[partition] = _producer_error(outcomes[place], writer)
+        for partition, tp, leader_epoch, guard in asked:
+            if outcomes[tp] is not ErrorCode.none:
+                verifications[partition] = _producer_error(outcomes[tp], writer)
             elif partition.leader_epoch != leader_epoch:
                 verifications[partition] = ApiError(ErrorCode.not_leader_or_follower)
             elif writer.adds and not partition.log.producers.is_guard_valid(guard):

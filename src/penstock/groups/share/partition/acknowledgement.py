@@ -1,4 +1,4 @@
-"""How a member's acquired records are given up: it acknowledges them, or it leaves.
+"""Ends the acquisition of records: a member acknowledges its records, or it leaves and they are released.
 
 A request of acknowledgements is applied as a whole or not at all. A request with a type for each of a thousand records
 is one row of bytes parallel to the in-flight records, with a marker where no acknowledgement is given; no code loops
@@ -18,6 +18,7 @@ from penstock.groups.share.partition.in_flight_records import (
     AVAILABLE,
     DELAYED,
     LOCKED,
+    NO,
     QUEUED,
     REJECTED,
     RUN,
@@ -46,12 +47,12 @@ from penstock.groups.share.partition.share_partition_state import (
 from penstock.protocol.errors import ApiError, ErrorCode
 
 _NO_ACKNOWLEDGEMENT: Final = 0xFF
-_IS_ACKNOWLEDGED: Final = bytes(YES if said <= RENEW else 0 for said in range(256))
-_NOT: Final = bytes(0 if said else YES for said in range(256))
+_IS_ACKNOWLEDGED: Final = bytes(YES if code <= RENEW else NO for code in range(256))
+_NOT: Final = bytes(NO if code else YES for code in range(256))
 _IS_LOCKED: Final = mask_table(ACQUIRED, ACQUIRED_FINAL)
 _RENEWALS: Final = re.compile(b"[\\x%02x]+" % RENEW)
 #: At-most-once records are final already: every acknowledgement except a renewal ends the lock.
-_STATE_WHEN_CONFIRMED: Final = bytes(ACQUIRED_FINAL if said == RENEW else ACKNOWLEDGED for said in range(256))
+_STATE_WHEN_CONFIRMED: Final = bytes(ACQUIRED_FINAL if code == RENEW else ACKNOWLEDGED for code in range(256))
 
 
 class _AcknowledgementRow(NamedTuple):
@@ -59,7 +60,7 @@ class _AcknowledgementRow(NamedTuple):
 
     low: int
     high: int
-    said: bytearray
+    types: bytearray
     mask: Bytes
 
 
@@ -93,13 +94,13 @@ def acknowledge(
     number = core.members.number_of(member)
     row = _acknowledgement_row(core, batches)
     _check_locks(core, number, row, policy)
-    said = row.said
-    renewed = said.count(RENEW)
+    types = row.types
+    renewed = types.count(RENEW)
     is_written = _apply_acknowledgements(core, row, policy, now_ms, chance)
     if renewed:
         _renew_locks(core, row, now_ms + policy.lock_ms)
         core.counters.renewed += renewed
-    core.members.give_back(number, len(said) - said.count(_NO_ACKNOWLEDGEMENT) - renewed)
+    core.members.give_back(number, len(types) - types.count(_NO_ACKNOWLEDGEMENT) - renewed)
     core.drop_final_prefix()
     return is_written
 
@@ -122,7 +123,7 @@ def _acknowledgement_row(
     if batches[-1][1] >= window.end:
         raise ApiError(ErrorCode.invalid_request, "offsets beyond what has been acquired")
     low, high = window.clip(batches[0][0], batches[-1][1] + 1)
-    said = bytearray((_NO_ACKNOWLEDGEMENT,)) * (high - low)
+    row_types = bytearray((_NO_ACKNOWLEDGEMENT,)) * (high - low)
     base = window.start + low
     for first, last, types in batches:
         if first < base:  # keep the part of the first batch that is still in the window
@@ -130,21 +131,21 @@ def _acknowledgement_row(
             first = base
         if len(types) == 1:
             types = types * (last - first + 1)
-        said[first - base : last + 1 - base] = types
-    return _AcknowledgementRow(low, high, said, said.translate(_IS_ACKNOWLEDGED))
+        row_types[first - base : last + 1 - base] = types
+    return _AcknowledgementRow(low, high, row_types, row_types.translate(_IS_ACKNOWLEDGED))
 
 
 def _check_locks(
     core: SharePartitionState, number: int, row: _AcknowledgementRow, policy: SharePartitionPolicy
 ) -> None:
     """Raises ApiError."""
-    window, (low, high, said, mask) = core.window, row
+    window, (low, high, types, mask) = core.window, row
     held = bitwise_and(
         window.states[low:high].translate(_IS_LOCKED), window.owners[low:high].translate(equals_table(number))
     )
     if not number or not is_subset_mask(held, mask):
         raise ApiError(ErrorCode.invalid_record_state, "the member does not hold all of these records")
-    if RENEW in said and not policy.may_renew:
+    if RENEW in types and not policy.may_renew:
         raise ApiError(ErrorCode.invalid_record_state, "renewing is not enabled for the group")
 
 
@@ -156,23 +157,23 @@ def _apply_acknowledgements(
     chance: float,
 ) -> bool:
     """Return whether something has to be written."""
-    window, (low, high, said, mask) = core.window, row
+    window, (low, high, types, mask) = core.window, row
     before = window.states[low:high]
-    after: Bytes = said.translate(_states_by_type(policy.writes_dead_letters, release_code(policy, 0)))
-    if RELEASE in said:
+    after: Bytes = types.translate(_states_by_type(policy.writes_dead_letters, release_code(policy, 0)))
+    if RELEASE in types:
         after = _apply_releases(core, row, after, policy, now_ms, chance)
     confirmed = 0
     if ACQUIRED_FINAL in before:
-        is_handed = bitwise_and(before.translate(equals_table(ACQUIRED_FINAL)), mask)
-        after = select_bytes(after, said.translate(_STATE_WHEN_CONFIRMED), is_handed)
-        confirmed = bitwise_and(said.translate(equals_table(ACCEPT)), is_handed).count(YES)
+        is_acquired_final = bitwise_and(before.translate(equals_table(ACQUIRED_FINAL)), mask)
+        after = select_bytes(after, types.translate(_STATE_WHEN_CONFIRMED), is_acquired_final)
+        confirmed = bitwise_and(types.translate(equals_table(ACCEPT)), is_acquired_final).count(YES)
         if confirmed:
             core.add_totals(confirmed=confirmed)
         _count_acknowledgements(
-            core, select_bytes(said, bytes((_NO_ACKNOWLEDGEMENT,)) * len(said), is_handed), policy
+            core, select_bytes(types, bytes((_NO_ACKNOWLEDGEMENT,)) * len(types), is_acquired_final), policy
         )
     else:
-        _count_acknowledgements(core, said, policy)
+        _count_acknowledgements(core, types, policy)
     after = select_bytes(before, after, mask)
     window.states[low:high] = after
     is_written = after.translate(_IS_QUEUED) != before.translate(_IS_QUEUED)
@@ -193,9 +194,9 @@ def _apply_releases(
     chance: float,
 ) -> Bytes:
     """Records at the delivery limit are not delivered again; the others become available, possibly after a backoff."""
-    window, (low, high, said, _) = core.window, row
+    window, (low, high, types, _) = core.window, row
     released = bitwise_and(
-        said.translate(equals_table(RELEASE)), window.states[low:high].translate(equals_table(ACQUIRED))
+        types.translate(equals_table(RELEASE)), window.states[low:high].translate(equals_table(ACQUIRED))
     )
     if policy.is_at_most_once:
         return after
@@ -203,8 +204,8 @@ def _apply_releases(
     count = limited.count(YES)
     if count:
         code = release_code(policy, policy.delivery_limit)
-        after = select_bytes(after, bytes((code,)) * len(said), limited)
-        core.count_given_up(code, count)
+        after = select_bytes(after, bytes((code,)) * len(types), limited)
+        core.count_archived(code, count)
     if policy.backoff is not None:
         _apply_backoff(core, row, released, policy.backoff, now_ms, chance)
     if core.requested_delays:
@@ -229,7 +230,7 @@ def request_delay(core: SharePartitionState, offset: int, delivery_count: int, d
     if len(core.requested_delays) > len(window):
         # Drop delays of deliveries that have ended in another way.
         core.requested_delays = {
-            at: asked for at, asked in core.requested_delays.items() if at >= window.start
+            at: delay for at, delay in core.requested_delays.items() if at >= window.start
         }
     core.requested_delays[offset] = window.counts[offset - window.start], delay_ms
     return True
@@ -241,13 +242,13 @@ def _apply_requested_delays(
     window, base = core.window, core.window.start + row.low
     states = bytearray(after)
     for offset in [offset for offset in core.requested_delays if 0 <= offset - base < len(states)]:
-        place = offset - base
+        index = offset - base
         delivery_count, delay_ms = core.requested_delays[offset]
-        if released[place] and window.counts[row.low + place] == delivery_count:
-            states[place] = (DELAYED if delay_ms else AVAILABLE) | QUEUED
-            window.set_time(row.low + place, row.low + place + 1, now_ms + delay_ms)
-            core.own_delays.add(offset)
-        if row.said[place] not in (_NO_ACKNOWLEDGEMENT, RENEW):
+        if released[index] and window.counts[row.low + index] == delivery_count:
+            states[index] = (DELAYED if delay_ms else AVAILABLE) | QUEUED
+            window.set_time(row.low + index, row.low + index + 1, now_ms + delay_ms)
+            core.unstored_delays[offset] = delivery_count
+        if row.types[index] not in (_NO_ACKNOWLEDGEMENT, RENEW):
             del core.requested_delays[offset]
     return states
 
@@ -286,18 +287,18 @@ def _states_by_type(writes_dead_letters: bool, release: int) -> bytes:
     return bytes(codes)
 
 
-def _count_acknowledgements(core: SharePartitionState, said: Bytes, policy: SharePartitionPolicy) -> None:
-    counters, rejected = core.counters, said.count(REJECT)
-    counters.accepted += said.count(ACCEPT)
-    counters.released += said.count(RELEASE)
+def _count_acknowledgements(core: SharePartitionState, types: Bytes, policy: SharePartitionPolicy) -> None:
+    counters, rejected = core.counters, types.count(REJECT)
+    counters.accepted += types.count(ACCEPT)
+    counters.released += types.count(RELEASE)
     counters.rejected += rejected
-    counters.gaps += said.count(GAP)
-    counters.buried += rejected if policy.writes_dead_letters else 0
+    counters.gaps += types.count(GAP)
+    counters.dead_lettered += rejected if policy.writes_dead_letters else 0
 
 
 def _renew_locks(core: SharePartitionState, row: _AcknowledgementRow, until_ms: int) -> None:
     window = core.window
-    for run in _RENEWALS.finditer(row.said):
+    for run in _RENEWALS.finditer(row.types):
         at, after = row.low + run.start(), row.low + run.end()
         window.set_time(at, after, until_ms)
         core.set_timer(until_ms, window.start + at, window.start + after)

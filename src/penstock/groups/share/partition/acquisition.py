@@ -44,7 +44,7 @@ class _Eligibility(NamedTuple):
     """Which states can be acquired, and the state that each becomes."""
 
     is_ready: bytes
-    hand_out: bytes
+    acquire: bytes
 
 
 _AVAILABLE_AND_RESERVED: Final = _Eligibility(
@@ -87,19 +87,19 @@ def acquire(
     if not core.members.has_room_for(member):
         return []
     kind = _RESERVED_ONLY if policy.is_at_most_once else _AVAILABLE_AND_RESERVED
-    hand_out = _MemberAcquisition(core, member, kind, policy, now_ms)
+    acquisition = _MemberAcquisition(core, member, kind, policy, now_ms)
     left = limits.records_max
     for first, end in _spans_in_window(core, found):
         if left <= 0:
             continue  # so that gaps further on are archived too
-        left -= hand_out.again(first, end, left)
+        left -= acquisition.again(first, end, left)
         if left > 0 and not policy.is_at_most_once:
             new_first, new_end = _extend(core, found, end, left, limits, policy)
             if new_end > new_first:
-                hand_out.new(found, limits, new_first, new_end)
+                acquisition.new(found, limits, new_first, new_end)
                 left -= new_end - new_first
     core.drop_final_prefix()
-    return hand_out.acquired
+    return acquisition.acquired
 
 
 def reserve(
@@ -291,7 +291,7 @@ class _MemberAcquisition:
         core, window = self._core, self._core.window
         before, counts = window.states[low:high], window.counts[low:high]
         number = core.members.take(self._member, count)
-        window.states[low:high] = select_bytes(before, before.translate(self._kind.hand_out), mask)
+        window.states[low:high] = select_bytes(before, before.translate(self._kind.acquire), mask)
         is_available = mask if not paid else bitwise_and(mask, before.translate(equals_table(AVAILABLE)))
         window.counts[low:high] = select_bytes(counts, counts.translate(ONE_MORE_DELIVERY), is_available)
         window.owners[low:high] = select_bytes(window.owners[low:high], bytes((number,)) * (high - low), mask)

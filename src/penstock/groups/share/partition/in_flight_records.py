@@ -52,8 +52,8 @@ def select_bytes(old: Bytes, new: Bytes, mask: Bytes) -> bytes:
 
 def is_subset_mask(whole: Bytes, part: Bytes) -> bool:
     """Whether every YES of `part` is a YES of `whole`."""
-    asked = as_integer(part)
-    return asked & as_integer(whole) == asked
+    wanted = as_integer(part)
+    return wanted & as_integer(whole) == wanted
 
 
 AVAILABLE: Final = 0
@@ -173,7 +173,7 @@ OffsetSpan = tuple[int, int]
 
 
 class InFlightWindow:
-    """The offsets from `start` up to `end`, the first offset that was never handed out.
+    """The offsets from `start` up to `end`, the first offset that was never acquired.
 
     `times` holds when a lock or a delay ends, `owners` the number of the lock holder; both are meaningless in other
     states.
@@ -234,11 +234,11 @@ class InFlightWindow:
 def runs_where(matches: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """Indexes of the runs of True."""
     start = -1
-    for place, is_match in enumerate(matches):
+    for index, is_match in enumerate(matches):
         if is_match and start < 0:
-            start = place
+            start = index
         elif not is_match and start >= 0:
-            yield start, place
+            yield start, index
             start = -1
     if start >= 0:
         yield start, len(matches)

@@ -16,7 +16,6 @@ from penstock.groups.share.partition.in_flight_records import (
     ACQUIRED_FINAL,
     AVAILABLE,
     BUSY,
-    DELAYED,
     LOCKED,
     WRITE_PENDING,
 )
@@ -31,7 +30,7 @@ from penstock.groups.share.partition.share_partition_state import (
     SharePartitionState,
     load_share_partition,
 )
-from penstock.groups.share.state.share_state import NO_DELIVERY_TOTALS, DeliveryTotals
+from penstock.groups.share.state.share_state import NO_DELIVERY_TOTALS, DeliveryTotals, RecordDelay
 
 
 class SharePartition:
@@ -44,14 +43,15 @@ class SharePartition:
         policy: SharePartitionPolicy,
         counters: ShareCounters,
         totals: DeliveryTotals = NO_DELIVERY_TOTALS,
+        delays: Sequence[RecordDelay] = (),
         *,
         now_ms: int,
         chance: float,
     ) -> None:
-        """`batches` and `totals` are the stored ones; `policy` may be replaced at any time."""
+        """`batches`, `totals` and `delays` are the stored ones; `policy` may be replaced at any time."""
         self.policy = policy
         self._core: SharePartitionState = load_share_partition(
-            start_offset, batches, counters, policy, totals, now_ms=now_ms, chance=chance
+            start_offset, batches, counters, policy, totals, delays, now_ms=now_ms, chance=chance
         )
 
     def __repr__(self) -> str:
@@ -66,12 +66,12 @@ class SharePartition:
 
     @property
     def end_offset(self) -> int:
-        """The first offset that was never handed out."""
+        """The first offset that was never acquired."""
         return self._core.window.end
 
     @property
     def next_offset(self) -> int | None:
-        """Where to read the next records to hand out; None if none can be handed out."""
+        """The offset from which to read the next records for members; None if none can be acquired now."""
         return acquisition.next_offset(self._core, self.policy)
 
     def reach(self, records_max: int) -> int:
@@ -104,20 +104,8 @@ class SharePartition:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is lost if the share partition is dropped and loaded again."""
-        if self.has_writes or BUSY.search(self._core.window.states) is not None:
-            return False
-        # The group's delays start again when the partition is loaded; a record's own delay would be lost.
-        return not self._has_own_delays()
-
-    def _has_own_delays(self) -> bool:
-        core, window = self._core, self._core.window
-        core.own_delays = {
-            offset
-            for offset in core.own_delays
-            if window.start <= offset < window.end and window.states[offset - window.start] == DELAYED
-        }
-        return bool(core.own_delays)
+        """Nothing is lost if the share partition is dropped and loaded again; the group's delays start again."""
+        return not self.has_writes and BUSY.search(self._core.window.states) is None
 
     # -- operations ----------------------------------------------------------------------------------
 
@@ -145,8 +133,7 @@ class SharePartition:
     def request_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
         """Set the delay of a record that is released from this delivery, instead of the group's backoff.
 
-        Return False if no member holds the record from this delivery. Delays are not stored: another leader uses the
-        group's backoff.
+        Return False if no member holds the record from this delivery. The delay is stored when the record is released.
         """
         return acknowledgement.request_delay(self._core, offset, delivery_count, delay_ms)
 
@@ -183,8 +170,8 @@ class SharePartition:
         core, window = self._core, self._core.window
         _, high = window.clip(window.start, offset)
         for held in LOCKED.finditer(window.states, 0, high):
-            for place in range(*held.span()):
-                core.members.give_back(window.owners[place], 1)
+            for index in range(*held.span()):
+                core.members.give_back(window.owners[index], 1)
         pairs = zip(window.states[:high], window.counts, strict=False)
         never = sum(state == AVAILABLE and not count for state, count in pairs)
         window.drop_below(offset)

@@ -28,13 +28,14 @@ from penstock.groups.share.partition.in_flight_records import (
     RUNS,
     STORED_STATE_INDEX,
     STORED_STATES,
+    WRITING,
     InFlightWindow,
     LockHolders,
     OffsetSpan,
     as_integer,
     merge_spans,
 )
-from penstock.groups.share.state.share_state import DeliveryTotals
+from penstock.groups.share.state.share_state import DeliveryTotals, RecordDelay
 
 
 class RedeliveryBackoff(NamedTuple):
@@ -64,7 +65,7 @@ class SharePartitionPolicy(NamedTuple):
 
     @property
     def window_max(self) -> int:
-        """The maximum distance from the oldest record that is not final to the newest that was handed out.
+        """The maximum distance from the oldest record that is not final to the newest that was acquired.
 
         Larger than `locks_max`, so that one slow record does not stop its neighbours, and bounded, because the whole
         window is kept in memory.
@@ -89,7 +90,7 @@ AcknowledgementTuple = tuple[int, int, bytes]
 class ReadableRecords(NamedTuple):
     """The result of a log read from `first_offset` up to, but not including, `next_offset`.
 
-    `spans` are runs of records to hand out, as (first offset, offset after the last). Between them are gaps from
+    `spans` are runs of records for members, as (first offset, offset after the last). Between them are gaps from
     compaction, control records, and aborted transactions. `ends` are the offsets after each batch.
     """
 
@@ -123,20 +124,21 @@ class PendingWrite(NamedTuple):
     delivery_complete_count: int
     batches: list[tuple[int, int, int, int]]
     totals: DeliveryTotals | None = None
+    delays: Sequence[RecordDelay] = ()
 
 
 class ShareCounters:
     """Acknowledgements and their effects, over all share partitions of a group on a node."""
 
     __slots__ = (
-        "accepted", "acquired", "buried", "expired", "gaps", "limited", "rejected", "released", "renewed",
+        "accepted", "acquired", "dead_lettered", "expired", "gaps", "limited", "rejected", "released", "renewed",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.acquired = self.accepted = self.released = self.rejected = self.renewed = self.gaps = 0
         self.expired = 0  # locks
         self.limited = 0  # records that reached the delivery limit
-        self.buried = 0  # records for which a dead letter is to be written
+        self.dead_lettered = 0  # records for which a dead letter is to be written
 
 
 #: deadline, first offset, offset after the last
@@ -147,16 +149,17 @@ class SharePartitionState:
     __slots__ = (
         "counters",
         "deleted_upto",
+        "in_flight_delays",
         "in_flight_totals",
         "in_flight_write",
         "members",
-        "own_delays",
         "queued",
         "requested_delays",
         "stored_totals",
         "timers",
         "totals",
         "totals_pending",
+        "unstored_delays",
         "window",
     )
 
@@ -174,8 +177,9 @@ class SharePartitionState:
         self.totals_pending = False  # a reply waits until the totals are stored
         #: By offset: the delivery count, and the delay if the record is released from that delivery.
         self.requested_delays: dict[int, tuple[int, int]] = {}
-        #: Offsets with a delay of their own; the delay of some may be over.
-        self.own_delays: set[int] = set()
+        #: By offset: the delivery count of records that were released with a requested delay, until that is stored.
+        self.unstored_delays: dict[int, int] = {}
+        self.in_flight_delays: Sequence[RecordDelay] = ()
 
     def add_totals(self, *, handed_out: int = 0, confirmed: int = 0) -> None:
         before = self.totals
@@ -202,14 +206,14 @@ class SharePartitionState:
                 due_ms = now_ms + policy.backoff.delay_ms(delivery_count, chance)
                 window.set_time(run_low, run_high, due_ms)
             window.states[run_low:run_high] = bytes((code,)) * (run_high - run_low)
-            self.count_given_up(code, run_high - run_low)
+            self.count_archived(code, run_high - run_low)
         self.queued.append((window.start + low, window.start + high))
 
-    def count_given_up(self, code: int, count: int) -> None:
+    def count_archived(self, code: int, count: int) -> None:
         target = code & ~QUEUED
         if target in (DELIVERY_LIMIT_REACHED, LOCK_EXPIRED, ARCHIVED):
             self.counters.limited += count
-            self.counters.buried += count if target != ARCHIVED else 0
+            self.counters.dead_lettered += count if target != ARCHIVED else 0
 
     def drop_final_prefix(self) -> None:
         """Start the window at the oldest record that is not final."""
@@ -235,13 +239,15 @@ def load_share_partition(
     counters: ShareCounters,
     policy: SharePartitionPolicy,
     totals: DeliveryTotals,
+    delays: Sequence[RecordDelay],
     *,
     now_ms: int,
     chance: float,
 ) -> SharePartitionState:
     """Build the state from the stored batches. Offsets between the batches count as never delivered.
 
-    Delays start again, because their start is not stored, and too late is better than too early.
+    Delays of the group start again, because their start is not stored, and too late is better than too early. Delays
+    that consumers chose end when they would have ended.
     """
     core = SharePartitionState(start, counters, totals)
     window = core.window
@@ -258,6 +264,12 @@ def load_share_partition(
             window.states[low:] = bytes((DELAYED,)) * (len(window) - low)
             window.set_time(low, len(window), due_ms)
             core.set_timer(due_ms, start + low, window.end)
+    for offset, delivery_count, due_ms in delays:
+        low, high = window.clip(offset, offset + 1)
+        if low < high and window.states[low] in (AVAILABLE, DELAYED) and window.counts[low] == delivery_count:
+            window.states[low] = DELAYED if due_ms > now_ms else AVAILABLE
+            window.set_time(low, high, due_ms)
+            core.set_timer(due_ms, offset, offset + 1)
     core.drop_final_prefix()
     return core
 
@@ -287,7 +299,18 @@ def take_write(core: SharePartitionState) -> PendingWrite | None:
     core.totals_pending = False
     totals = None if core.totals == core.stored_totals else core.totals
     core.in_flight_totals = core.totals
-    return PendingWrite(window.start + done.end(), complete, batches, totals)
+    if core.unstored_delays:
+        core.in_flight_delays = _unstored_delays(core)
+    return PendingWrite(window.start + done.end(), complete, batches, totals, core.in_flight_delays)
+
+
+def _unstored_delays(core: SharePartitionState) -> list[RecordDelay]:
+    window, delays = core.window, []
+    for offset, delivery_count in core.unstored_delays.items():
+        low, high = window.clip(offset, offset + 1)
+        if low < high and window.states[low] & WRITING and window.counts[low] == delivery_count:
+            delays.append(RecordDelay(offset, delivery_count, window.times[low]))
+    return delays
 
 
 def _add_batches(
@@ -326,7 +349,7 @@ def _add_batches_of_many_deliveries(
 def written(core: SharePartitionState) -> None:
     """Make the changes of the write in progress visible, because it is stored."""
     window = core.window
-    assert core.in_flight_write is not None, "nothing was under way"
+    assert core.in_flight_write is not None, "no write is in progress"
     for first, end in core.in_flight_write:
         low, high = window.clip(first, end)
         settled = window.states[low:high].translate(FINISH_WRITE)
@@ -336,6 +359,9 @@ def written(core: SharePartitionState) -> None:
                 time for time, state in zip(window.times[low:high], settled, strict=True) if state == DELAYED
             )
             core.set_timer(due_ms, first, end)
+    for delay in core.in_flight_delays:
+        core.unstored_delays.pop(delay.offset, None)
+    core.in_flight_delays = ()
     core.in_flight_write = None
     core.stored_totals = core.in_flight_totals
     core.drop_final_prefix()
@@ -343,7 +369,7 @@ def written(core: SharePartitionState) -> None:
 
 def write_failed(core: SharePartitionState) -> None:
     """Queue the changes again, together with all changes since."""
-    assert core.in_flight_write is not None, "nothing was under way"
+    assert core.in_flight_write is not None, "no write is in progress"
     core.queued = [*core.in_flight_write, *core.queued]
     core.totals_pending = core.totals != core.stored_totals
     core.in_flight_write = None

@@ -1,12 +1,12 @@
-"""Dead letters: how many may be written now, and what they look like.
+"""Dead letters: how many a group may write now, and how they are encoded.
 
-The breaker of a group bounds its dead letters by rate and by their share of the finished records. It bounds a flood,
-for example when a whole topic is rejected because a system behind the consumers is down: dead letters over the
-bounds wait, none is dropped. A few are let through at any time, so that single poison messages are not held up in a
-group with little traffic, and so that a group that is held up continues in the end. The bounds hold for what one
-coordinator writes.
+The circuit breaker of a group limits its dead letters by rate and by their share of the finished records. The limits
+stop a flood, for example when consumers reject a whole topic because a system behind them is down. Dead letters over a
+limit wait; none is dropped. A few are allowed in every window whatever the share is, so that single poison messages of
+a group with little traffic do not wait, and so that a group that has to wait continues in the end. The limits hold for
+the dead letters that one coordinator writes.
 
-A dead letter is the record as it was, with headers that say where it is from and why it is here. Key, value and own
+A dead letter is a copy of the record with headers for its source and the reason. Key, value and the record's own
 headers are copied as bytes out of the source batch and are not decoded.
 """
 
@@ -52,13 +52,13 @@ from penstock.protocol.record_batch import (
 from penstock.protocol.share_failures import WorkerError
 from penstock.protocol.wire import read_varint, read_varlong
 
-#: Told by the second, and of about the last minute in which there was some.
+#: Counts are kept per second, for about one minute with traffic.
 _SECOND_MS: Final = 1_000
 _SECONDS_MAX: Final = 61
 
 
 class FinishedInSecond(NamedTuple):
-    """How many records of each group became final in the second that began then."""
+    """How many records of each group became final in the second that began at `at_ms`."""
 
     at_ms: int
     counts: dict[str, int]
@@ -72,7 +72,7 @@ class FinishedCounts:
         self._finished: deque[FinishedInSecond] = deque(maxlen=_SECONDS_MAX)
 
     def now(self, now_ms: int) -> None:
-        """What is finished from here on is of this time."""
+        """Set the time of the records that `finish` counts from here on."""
         self._second_ms = now_ms - now_ms % _SECOND_MS
 
     def finish(self, group: str, count: int) -> None:
@@ -87,12 +87,12 @@ class FinishedCounts:
         return finished
 
 
-#: Traffic counts for so long.
+#: How long finished records and dead letters count.
 _WINDOW_MS: Final = 60_000
 _SLOTS: Final = 60
-#: So many in a window are let through, whatever their share of the traffic is.
+#: Dead letters that are allowed in a window whatever their share of the finished records is.
 FREE_PER_WINDOW: Final = 10
-#: How soon traffic may have changed enough to ask again.
+#: How long to wait before the next try when no dead letter was allowed.
 _RETRY_MS: Final = 1_000
 
 
@@ -113,7 +113,7 @@ class _SlidingSum:
             self.forget_before(at_ms)
 
     def take_back(self, count: int, added_at_ms: int) -> None:
-        """What was added then was too much, and counts no longer if it still does."""
+        """Subtract a part of what was added at that time, unless its slot has already left the window."""
         if _slot(added_at_ms) in self._slots:
             self.add(-count, added_at_ms)
 
@@ -131,7 +131,7 @@ class DeadLetterBreaker:
     __slots__ = ("_dead_lettered", "_finished", "_tokens", "_tokens_at_ms", "rate_max", "share_max")
 
     def __init__(self, rate_max: float | None = None, share_max: float | None = None) -> None:
-        """Dead letters per second, and as a part of what is finished; None has no bound."""
+        """`rate_max` is dead letters per second, `share_max` their part of the finished records; None is no limit."""
         self.rate_max = rate_max
         self.share_max = share_max
         self._finished = _SlidingSum()
@@ -144,7 +144,7 @@ class DeadLetterBreaker:
 
     @property
     def _burst(self) -> float:
-        """A second's worth at once."""
+        """Up to one second of the rate may be written at once."""
         return max(self.rate_max or 0.0, 1.0)
 
     def configure(self, rate_max: float | None, share_max: float | None) -> None:
@@ -153,11 +153,14 @@ class DeadLetterBreaker:
             self._tokens = min(self._tokens, self._burst)
 
     def finished(self, count: int, at_ms: int) -> None:
-        """So many records of the group were acknowledged or given up then."""
+        """Count records of the group that were acknowledged or archived at that time."""
         self._finished.add(count, at_ms)
 
     def take(self, wanted: int, now_ms: int) -> int:
-        """How many of these may be buried now. They count at once, as others may ask before they are."""
+        """Return how many of the wanted dead letters may be written now.
+
+        They count at once, because another share partition may call this before they are written.
+        """
         self._refill(now_ms)
         self._finished.forget_before(now_ms)
         self._dead_lettered.forget_before(now_ms)
@@ -168,18 +171,18 @@ class DeadLetterBreaker:
             bound = max(int(self.share_max * self._finished.total), FREE_PER_WINDOW)
             allowed = min(allowed, max(bound - self._dead_lettered.total, 0))
         if self.rate_max is not None:
-            self._tokens -= allowed  # without a rate there is no debt that a later rate would count
+            self._tokens -= allowed  # only with a rate: a rate that is set later must not begin below zero
         self._dead_lettered.add(allowed, now_ms)
         return allowed
 
     def give_back(self, count: int, taken_at_ms: int) -> None:
-        """So many of those that were allowed then are not buried after all."""
+        """Return a part of an allowance that is not written after all."""
         if self.rate_max is not None:
             self._tokens = min(self._tokens + count, self._burst)
         self._dead_lettered.take_back(count, taken_at_ms)
 
     def wait_ms(self) -> int:
-        """How long until it is worth asking again, when none was allowed."""
+        """Return how long to wait before the next `take` when none was allowed."""
         if self.rate_max and self._tokens < 1:
             return min(int((1 - self._tokens) / self.rate_max * 1000) + 1, _RETRY_MS)
         return _RETRY_MS
@@ -194,7 +197,10 @@ class DeadLetterBreaker:
 
 
 class SourceRecord(NamedTuple):
-    """`key_and_value` with their lengths, `headers` without their count; `fate` is a reason and a delivery count."""
+    """`key_and_value` are encoded with their lengths, `headers` without their count.
+
+    `cause` is the dead-letter state (the reason) and the delivery count.
+    """
 
     offset: int
     cause: tuple[int, int]
@@ -202,7 +208,7 @@ class SourceRecord(NamedTuple):
     key_and_value: bytes
     headers_count: int
     headers: bytes
-    #: Of the batch that it is from.
+    #: The compression of its source batch.
     codec: Codec
 
 
@@ -214,32 +220,32 @@ class UnreadableSourceRecord(NamedTuple):
 
 
 class SourceScan:
-    """Looks for wanted records in a piece of a log. `seen_upto` is the offset behind what has been looked at.
+    """Finds the wanted records in a piece of a log. `seen_upto` is the offset after the last batch that was read.
 
-    `wanted` are sorted, with what is known of them. It ends before a batch that is not as it was appended: another
-    replica may have it.
+    `wanted` is sorted; each range has its dead-letter state and delivery count. The scan stops before a batch with a
+    wrong checksum, because another replica may have the correct batch.
     """
 
     def __init__(self, data: BytesLike, wanted: Sequence[StateRange], max_bytes: int) -> None:
         self._data = data
         self._wanted = wanted
-        self._place = 0  # of the first of them that may still come
+        self._index = 0  # the first wanted range that may still be found
         self._max_bytes = max_bytes
-        self._found_upto = 0  # behind the last of them that was found
+        self._found_upto = 0  # the offset after the last record that was found
         self.seen_upto = 0
 
     def __iter__(self) -> Iterator[SourceRecord | UnreadableSourceRecord]:
         wanted = self._wanted
         for header, batch in iter_batches(self._data):
-            while self._place < len(wanted) and wanted[self._place][1] < header.base_offset:
-                self._place += 1
-            if self._place < len(wanted) and wanted[self._place][0] <= header.last_offset:
+            while self._index < len(wanted) and wanted[self._index][1] < header.base_offset:
+                self._index += 1
+            if self._index < len(wanted) and wanted[self._index][0] <= header.last_offset:
                 if header.crc != checksum(batch):
                     return
                 if not header.is_control:
                     yield from self._of_batch(header, batch)
             self.seen_upto = header.last_offset + 1
-            if self._place == len(wanted):
+            if self._index == len(wanted):
                 return
 
     def _of_batch(
@@ -248,7 +254,7 @@ class SourceScan:
         try:
             yield from self._of_readable(header, batch)
         except ApiError:
-            for first, last, reason, count in islice(self._wanted, self._place, None):
+            for first, last, reason, count in islice(self._wanted, self._index, None):
                 if first > header.last_offset:
                     break
                 first = max(first, self._found_upto, header.base_offset)
@@ -260,8 +266,8 @@ class SourceScan:
     ) -> Iterator[SourceRecord | UnreadableSourceRecord]:
         """Raises CORRUPT_MESSAGE."""
         opened, body = open_batch(batch, self._max_bytes)
-        data, codec, wanted, place = bytes(body), header.codec, self._wanted, self._place
-        first, last, reason, count = wanted[place]
+        data, codec, wanted, index = bytes(body), header.codec, self._wanted, self._index
+        first, last, reason, count = wanted[index]
         is_dense = opened.record_count == opened.last_offset_delta + 1
         offset, end = header.base_offset - 1, 0
         for _ in range(opened.record_count):
@@ -271,11 +277,11 @@ class SourceScan:
                 raise ApiError(ErrorCode.corrupt_message, f"record of impossible length {length}")
             offset = offset + 1 if is_dense else _offset_of(data, start, header)
             while offset > last:
-                place += 1
-                if place == len(wanted):
-                    self._place = place
+                index += 1
+                if index == len(wanted):
+                    self._index = index
                     return
-                first, last, reason, count = wanted[place]
+                first, last, reason, count = wanted[index]
             if offset >= first:
                 self._found_upto = offset + 1
                 copied = _copied_fields(data, start, end)
@@ -284,7 +290,7 @@ class SourceScan:
                     yield UnreadableSourceRecord(offset, cause)
                 else:
                     yield SourceRecord(offset, cause, _timestamp(header, copied[0]), *copied[1:], codec)
-        self._place = place
+        self._index = index
 
 
 def _offset_of(data: bytes, start: int, header: BatchHeader) -> int:
@@ -293,7 +299,10 @@ def _offset_of(data: bytes, start: int, header: BatchHeader) -> int:
 
 
 def _copied_fields(data: bytes, start: int, end: int) -> tuple[int, bytes, int, bytes] | None:
-    """Its time after the batch's, and what a copy has of it; None for one that is not whole."""
+    """Return the timestamp delta, the encoded key and value, and the headers with their count.
+
+    Returns None for an incomplete record.
+    """
     try:
         time_delta, position = read_varlong(data, start + 1)
         _, fields_at = read_varint(data, position)
@@ -313,7 +322,7 @@ def _timestamp(header: BatchHeader, time_delta: int) -> int:
 
 
 def _end_of_sized(data: bytes, position: int) -> int:
-    """Where a key or value ends, which may be null."""
+    """Return the position after a key or value, which may be null."""
     length, position = read_varint(data, position)
     if length < -1:
         raise ApiError(ErrorCode.corrupt_message, f"impossible length {length}")
@@ -321,9 +330,9 @@ def _end_of_sized(data: bytes, position: int) -> int:
 
 
 def _end_of_headers(data: bytes, position: int, end: int, count: int) -> int:
-    """Where so many headers end. One that is not whole would spoil the batch that it is copied to."""
+    """Return the position after `count` headers. An incomplete header would damage the batch that it is copied to."""
     if not 0 <= count <= end - position:
-        raise ApiError(ErrorCode.corrupt_message, f"{count} headers cannot be")
+        raise ApiError(ErrorCode.corrupt_message, f"impossible number of headers {count}")
     for _ in range(count):
         length, position = read_varint(data, position)
         if length < 0:
@@ -344,13 +353,13 @@ _REASONS: Final = {
         "delivered as often as the group allows, the last time unanswered",
     ),
 }
-#: Ours, with the one that differs between those with a record and those without.
+#: The headers that every dead letter has: the last is the timestamp, or why the dead letter has no record.
 _HEADER_COUNT: Final = 8
-#: No attributes, and no time after the batch's.
+#: No attributes, and a timestamp delta of 0.
 _RECORD_HEAD: Final = b"\x00\x00"
 _NULL: Final = b"\x01"
 
-#: Lengths and counts come again and again.
+#: Cached, because the same lengths and counts occur again and again.
 _varint = lru_cache(maxsize=1 << 14)(wire.encode_varint)
 
 
@@ -368,7 +377,7 @@ def _header(name: str, value: str) -> bytes:
 
 
 class DeadLetterBatch:
-    """The dead letters of one plan, encoded as they come, in the order of their offsets."""
+    """The encoded dead letters of one plan, in the order of their offsets."""
 
     def __init__(
         self,
@@ -380,7 +389,7 @@ class DeadLetterBatch:
         bytes_max: int,
         errors: Mapping[int, tuple[int, WorkerError]] = MappingProxyType({}),
     ) -> None:
-        """`errors` are what workers said, by offset, each of one delivery."""
+        """`errors` are the delivery count and error that a worker reported, by offset."""
         self._errors = errors
         self._now_ms = now_ms
         self._copies_record = copies_record
@@ -395,9 +404,9 @@ class DeadLetterBatch:
         self._parts: list[bytes] = []
         self._size = 0
         self.count = 0
-        #: As which they were compressed at their source, if they were.
+        #: The compression of the source batches; the dead letters get the same.
         self.codec = Codec.NONE
-        #: The offsets that they are from, as ranges.
+        #: The source offsets of the dead letters, as ranges.
         self.offsets: list[tuple[int, int]] = []
 
     @property
@@ -405,7 +414,7 @@ class DeadLetterBatch:
         return self._size >= self._bytes_max
 
     def fill(self, found: Iterable[SourceRecord | UnreadableSourceRecord]) -> int | None:
-        """As many as there is room for, and one at least; the offset of the first that was left out, if any."""
+        """Add records until the batch is full. Return the offset of the first record that did not fit, or None."""
         for one in found:
             if self.is_full:
                 return one.offset
@@ -417,7 +426,11 @@ class DeadLetterBatch:
         owed: Iterator[tuple[int, tuple[int, int]]],
         found: Iterable[SourceRecord | UnreadableSourceRecord],
     ) -> None:
-        """One for each that is owed, up to the last that is found: how many there are was said before."""
+        """Add exactly one dead letter for each owed offset, up to the last record found.
+
+        The plan is already stored, so the number of its records must not change: an offset whose record is missing
+        gets a dead letter without the record.
+        """
         for one in found:
             for offset, cause in owed:
                 if offset < one.offset:
@@ -435,8 +448,8 @@ class DeadLetterBatch:
             return
         self.codec = copy.codec or self.codec
         time = b"%d" % copy.timestamp_ms
-        told, count = self._headers_upto_reason(copy.offset, copy.cause)
-        headers = (told, _header_key(TIMESTAMP_HEADER), _sized(time))
+        common_headers, count = self._common_headers(copy.offset, copy.cause)
+        headers = (common_headers, _header_key(TIMESTAMP_HEADER), _sized(time))
         if self._copies_record:
             self._put(
                 copy.offset,
@@ -449,28 +462,28 @@ class DeadLetterBatch:
             self._put(copy.offset, _NULL + _NULL, _varint(count), *headers)
 
     def add_without(self, offset: int, cause: tuple[int, int], why: str, name: bytes | None = None) -> None:
-        """Of a record that cannot be brought along; `name` is a key for those topics that need one."""
+        """Add a dead letter without its record. `name` is its key, for topics that require one."""
         key_and_value = (_NULL if name is None else _sized(name)) + _NULL
-        told, count = self._headers_upto_reason(offset, cause)
-        self._put(offset, key_and_value, _varint(count), told, _header(WITHOUT_RECORD_HEADER, why))
+        headers, count = self._common_headers(offset, cause)
+        self._put(offset, key_and_value, _varint(count), headers, _header(WITHOUT_RECORD_HEADER, why))
 
-    def _headers_upto_reason(self, offset: int, cause: tuple[int, int]) -> tuple[bytes, int]:
-        """With how many headers there are in all."""
+    def _common_headers(self, offset: int, cause: tuple[int, int]) -> tuple[bytes, int]:
+        """Return all headers but the last, and the number of headers with it."""
         delivery_count, error = self._errors.get(offset, (-1, None))
         if error is not None and delivery_count == cause[1]:
             return self._before_offset + _sized(b"%d" % offset) + self._worker_error_headers(
                 cause, error
             ), _HEADER_COUNT + 2
-        told = self._cause_headers.get(cause)
-        if told is None:
+        headers = self._cause_headers.get(cause)
+        if headers is None:
             reason, explanation = _REASONS[cause[0]]
-            told = self._cause_headers[cause] = (
+            headers = self._cause_headers[cause] = (
                 _header(GROUP_HEADER, self._group)
                 + _header(DELIVERY_COUNT_HEADER, str(cause[1]))
                 + _header(ERROR_MESSAGE_HEADER, explanation)
                 + _header(REASON_HEADER, reason)
             )
-        return self._before_offset + _sized(b"%d" % offset) + told, _HEADER_COUNT
+        return self._before_offset + _sized(b"%d" % offset) + headers, _HEADER_COUNT
 
     def _worker_error_headers(self, cause: tuple[int, int], error: WorkerError) -> bytes:
         reason, _ = _REASONS[cause[0]]
@@ -506,14 +519,14 @@ class DeadLetterBatch:
 
 
 def ranges_with_cause(pending: Sequence[StateRange], offsets: Iterable[tuple[int, int]]) -> list[StateRange]:
-    """These offsets with what is known of them. Both are sorted, and all of them are pending."""
+    """Return these offsets with their state and delivery count. Both lists are sorted, and every offset is pending."""
     out: list[StateRange] = []
-    place = 0
+    index = 0
     for first, last in offsets:
         while first <= last:
-            while pending[place][1] < first:
-                place += 1
-            _, end, reason, count = pending[place]
+            while pending[index][1] < first:
+                index += 1
+            _, end, reason, count = pending[index]
             out.append((first, min(last, end), reason, count))
             first = min(last, end) + 1
     return out
@@ -522,7 +535,7 @@ def ranges_with_cause(pending: Sequence[StateRange], offsets: Iterable[tuple[int
 def offsets_with_cause(
     pending: Sequence[StateRange], offsets: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Each of these offsets with its reason and delivery count."""
+    """Yield each of these offsets with its dead-letter state and delivery count."""
     for first, last, reason, count in ranges_with_cause(pending, offsets):
         for offset in range(first, last + 1):
             yield offset, (reason, count)

@@ -19,24 +19,26 @@ from penstock.protocol.share_failures import WorkerFailure
 AVAILABLE: Final = 0
 ACKNOWLEDGED: Final = 2
 ARCHIVED: Final = 4
-#: Delivery states that are only written: archived, and to be buried in the dead-letter topic. Readers see ARCHIVED.
-DEAD_LETTER_LIMIT: Final = 32  # delivered as often as it may be
-DEAD_LETTER_REJECTED: Final = 33  # a consumer has said that it cannot be processed
-DEAD_LETTER_LOCK_EXPIRED: Final = 34  # delivered as often as it may be, and the last one never answered
+#: Delivery states of write requests only: archive the record and write a dead letter for it. Readers see ARCHIVED.
+DEAD_LETTER_LIMIT: Final = 32  # the delivery count has reached the limit
+DEAD_LETTER_REJECTED: Final = 33  # a consumer has rejected the record
+DEAD_LETTER_LOCK_EXPIRED: Final = 34  # the delivery count has reached the limit, and the last lock expired
 #: The three above, in order.
 DEAD_LETTER_STATES: Final = (DEAD_LETTER_LIMIT, DEAD_LETTER_REJECTED, DEAD_LETTER_LOCK_EXPIRED)
 
-#: Not states at all, but a share partition's totals on the wire, which has no field for them: the offsets of such a
-#: batch are (handed out, confirmed) and (expired, 0).
+#: Not delivery states. The wire format has no fields for the totals of a share partition, so batches with these states
+#: carry them in place of offsets: (handed out, confirmed) and (expired, 0).
 TOTALS_ON_WIRE: Final = 40
 EXPIRED_TOTAL_ON_WIRE: Final = 41
+#: A batch with this state carries the delay of one record: (offset, due_ms) and the delivery count.
+DELAY_ON_WIRE: Final = 42
 
 #: A start offset or count that is not being written, or not known yet.
 UNSET: Final = -1
 
 
 class StateBatch(NamedTuple):
-    """Any 4-tuple of this shape will do: writes are hot."""
+    """Any 4-tuple of this shape is accepted, because writes are on the hot path."""
 
     first_offset: int
     last_offset: int
@@ -45,11 +47,11 @@ class StateBatch(NamedTuple):
 
 
 class DeliveryTotals(NamedTuple):
-    """Since a share partition was made. They never go back, so the same ones may be written again.
+    """Counts since the share partition was created. They never decrease, so writing the same totals again is harmless.
 
-    Under at-most-once, `handed_out` are records that are final since they were handed out, received or not,
-    of which members have `confirmed` some: the others may be lost. `expired`: offsets that retention deleted before
-    they were handed out.
+    Under at-most-once delivery a record is final when a member acquires it: `handed_out` counts these records, and
+    `confirmed` those that a member has acknowledged; the others may be lost. `expired` counts offsets that retention
+    deleted before any member acquired them.
     """
 
     handed_out: int = 0
@@ -67,8 +69,19 @@ class DeliveryTotals(NamedTuple):
 NO_DELIVERY_TOTALS: Final = DeliveryTotals()
 
 
+class RecordDelay(NamedTuple):
+    """A record that was released from this delivery is not delivered again before `due_ms`.
+
+    Only for records whose delay the consumer chose: the group's own delays are not stored.
+    """
+
+    offset: int
+    delivery_count: int
+    due_ms: int
+
+
 class SharePartitionKey(NamedTuple):
-    """A share partition."""
+    """Identifies a share partition: a group's view of one partition of a topic."""
 
     group: str
     topic_id: UUID
@@ -76,16 +89,17 @@ class SharePartitionKey(NamedTuple):
 
 
 class ShareState(NamedTuple):
-    """`start_offset` is UNSET until it has been initialised; `batches` are sorted and do not overlap."""
+    """`start_offset` is UNSET until a leader has set it; `batches` are sorted and do not overlap."""
 
     state_epoch: int
     start_offset: int
     batches: tuple[StateBatch, ...] = ()
     totals: DeliveryTotals = NO_DELIVERY_TOTALS
+    delays: tuple[RecordDelay, ...] = ()
 
 
 class ShareStateSummary(NamedTuple):
-    """`delivery_complete_count`: offsets from the start offset on that are final; UNSET if it is not known."""
+    """`delivery_complete_count` counts the final offsets from the start offset on; UNSET if unknown."""
 
     state_epoch: int
     leader_epoch: int
@@ -99,7 +113,7 @@ class InitializeState(NamedTuple):
     key: SharePartitionKey
     state_epoch: int
     start_offset: int
-    #: Refused where it would begin before what was already handed out.
+    #: Refuse a start offset before records that were already acquired.
     only_forward: bool = False
 
 
@@ -109,7 +123,9 @@ class ReadState(NamedTuple):
 
 
 class WriteState(NamedTuple):
-    """Batches need not be sorted. Where they overlap or meet older ones, more deliveries win, then the higher state."""
+    """Batches need not be sorted. Where they overlap, or meet stored ones, the higher delivery count wins, then the
+    higher state.
+    """
 
     key: SharePartitionKey
     state_epoch: int
@@ -117,7 +133,8 @@ class WriteState(NamedTuple):
     start_offset: int
     delivery_complete_count: int
     batches: Sequence[tuple[int, int, int, int]]
-    totals: DeliveryTotals | None = None  # as they are now, where they have changed
+    totals: DeliveryTotals | None = None  # the current totals; None if they have not changed
+    delays: tuple[RecordDelay, ...] = ()  # for records in the batches
 
 
 class DeleteState(NamedTuple):
@@ -133,7 +150,7 @@ class ReadStateSummary(NamedTuple):
 
 
 class StoreWorkerErrors(NamedTuple):
-    """What workers say records died of that they are about to give up. The same may come again."""
+    """Errors of records that workers are about to reject or release. A repeated request is harmless."""
 
     key: SharePartitionKey
     failures: tuple[WorkerFailure, ...]
@@ -147,15 +164,15 @@ ShareStateRequest = (
 class ShareStateReply(NamedTuple):
     error: ErrorCode = ErrorCode.none
     message: str | None = None
-    state: ShareState | None = None  # to Read
-    summary: ShareStateSummary | None = None  # to Summary
+    state: ShareState | None = None  # the reply to ReadState
+    summary: ShareStateSummary | None = None  # the reply to ReadStateSummary
 
 
 StateRange = tuple[int, int, int, int]
 
 
 def normalize(ranges: Sequence[StateRange]) -> Sequence[StateRange]:
-    """Any ranges, as they may come in, put in order. What is in order already is handed back as it is."""
+    """Return any ranges as a normalized list. A list that is normalized already is returned as it is."""
     last_before, state_before, count_before = -2, -1, -1
     for first, last, state, count in ranges:
         if first <= last_before or (
@@ -174,13 +191,13 @@ def _overlay_all(ranges: Sequence[StateRange]) -> list[StateRange]:
 
 
 def is_sorted(ranges: Sequence[StateRange]) -> bool:
-    """And without overlap, as tidy ones are."""
+    """Whether the ranges are sorted and do not overlap."""
     columns = tuple(zip(*ranges, strict=True))
     return not columns or all(map(lt, columns[1], columns[0][1:]))
 
 
 def merge_into(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
-    """Both tidy. Touches only what lies where the new ones are."""
+    """Merge normalized ranges into a normalized list. Only the part that the new ranges cover is changed."""
     if not ranges:
         ranges.extend(new)
         return
@@ -188,32 +205,32 @@ def merge_into(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
     if behind:
         _merge_among(ranges, new[:behind] if behind < len(new) else new)
     if behind < len(new):
-        # Most updates are about offsets that are not in the state yet.
+        # Most updates are for offsets that are not in the state yet.
         _append_merged(ranges, new[behind])
         ranges.extend(new[behind + 1 :])
 
 
 def _merge_among(ranges: list[StateRange], new: Sequence[StateRange]) -> None:
-    # From the last one that begins before, which may reach into the new ones, to the first that begins behind.
+    # From the last range that begins before the new ones, which may overlap them, to the first that begins after.
     low = max(bisect_left(ranges, (new[0][0],)) - 1, 0)
     high = bisect_left(ranges, (new[-1][1] + 2,))
     ranges[low:high] = overlay(ranges[low:high], new)
 
 
 def overlay(left: Sequence[StateRange], right: Sequence[StateRange]) -> list[StateRange]:
-    """Two tidy lists in one. Of the left one, what lies between those of the right one is not looked at."""
+    """Merge two normalized lists into one. Ranges of `left` between two ranges of `right` are copied as a slice."""
     out: list[StateRange] = []
     rights = iter(right)
-    place, count = 1, len(left)  # of the left one that comes next
+    index, count = 1, len(left)  # the next range of `left`
     a, b = left[0] if left else None, next(rights, None)
     while a is not None and b is not None:
         if a[1] < b[0]:
             _append_merged(out, a)
-            if place < count and left[place][1] < b[0]:
-                before, place = place, bisect_left(left, (b[0],), place)
-                place -= left[place - 1][1] >= b[0]
-                out.extend(left[before:place])
-            a, place = left[place] if place < count else None, place + 1
+            if index < count and left[index][1] < b[0]:
+                before, index = index, bisect_left(left, (b[0],), index)
+                index -= left[index - 1][1] >= b[0]
+                out.extend(left[before:index])
+            a, index = left[index] if index < count else None, index + 1
         elif b[1] < a[0]:
             _append_merged(out, b)
             b = next(rights, None)
@@ -230,11 +247,11 @@ def overlay(left: Sequence[StateRange], right: Sequence[StateRange]) -> list[Sta
             if a[1] > last:
                 a = (last + 1, a[1], a[2], a[3])
             else:
-                a, place = left[place] if place < count else None, place + 1
+                a, index = left[index] if index < count else None, index + 1
             b = (last + 1, b[1], b[2], b[3]) if b[1] > last else next(rights, None)
     if a is not None:
         _append_merged(out, a)
-        out.extend(left[place:])
+        out.extend(left[index:])
     if b is not None:
         _append_merged(out, b)
         out.extend(rights)
@@ -251,7 +268,7 @@ def _append_merged(out: list[StateRange], new: StateRange) -> None:
 
 
 def drop_before(ranges: list[StateRange], offset: int) -> None:
-    """Forget what lies before an offset."""
+    """Remove everything before an offset."""
     if not ranges or ranges[0][0] >= offset:
         return
     behind = bisect_left(ranges, (offset,))
@@ -263,13 +280,13 @@ def drop_before(ranges: list[StateRange], offset: int) -> None:
 
 
 def subtract(ranges: Iterable[StateRange], taken: Sequence[tuple[int, ...]]) -> list[StateRange]:
-    """What is left of tidy ranges outside `taken`, which begin with their first and last offset and are sorted."""
+    """Return the parts of normalized ranges outside `taken`: sorted tuples that begin with first and last offset."""
     out: list[StateRange] = []
-    place = 0
+    index = 0
     for first, last, state, count in ranges:
-        while place < len(taken) and taken[place][1] < first:
-            place += 1
-        ahead = place
+        while index < len(taken) and taken[index][1] < first:
+            index += 1
+        ahead = index
         while ahead < len(taken) and taken[ahead][0] <= last:
             if taken[ahead][0] > first:
                 out.append((first, taken[ahead][0] - 1, state, count))
@@ -281,7 +298,7 @@ def subtract(ranges: Iterable[StateRange], taken: Sequence[tuple[int, ...]]) -> 
 
 
 def overlapping_slice(ranges: Sequence[StateRange], others: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-    """Places of those ranges that may reach into others; all of them are sorted."""
+    """Return the indexes (low, high) of the ranges that may overlap `others`. Both lists are sorted."""
     if not others:
         return 0, 0
     low = max(bisect_left(ranges, (others[0][0],)) - 1, 0)
@@ -289,13 +306,13 @@ def overlapping_slice(ranges: Sequence[StateRange], others: Sequence[tuple[int, 
 
 
 def offset_count(ranges: Iterable[tuple[int, ...]]) -> int:
-    """How many offsets they hold."""
+    """Return how many offsets the ranges contain."""
     columns = tuple(zip(*ranges, strict=True))
     return sum(columns[1]) - sum(columns[0]) + len(columns[0]) if columns else 0
 
 
 def first_offsets(ranges: Sequence[StateRange], offsets_max: int) -> list[StateRange]:
-    """The first so many offsets of them."""
+    """Return the first `offsets_max` offsets of the ranges."""
     out: list[StateRange] = []
     for first, last, state, count in ranges:
         if offsets_max <= 0:

@@ -10,7 +10,13 @@ from itertools import chain, starmap
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from penstock.groups.share.state.share_state import UNSET, DeliveryTotals, SharePartitionKey, StateRange
+from penstock.groups.share.state.share_state import (
+    UNSET,
+    DeliveryTotals,
+    RecordDelay,
+    SharePartitionKey,
+    StateRange,
+)
 from penstock.protocol.share_failures import (
     ShareFailures,
     WorkerFailure,
@@ -22,18 +28,20 @@ from penstock.protocol.wire import WireCursor, encode_uvarint, read_uvarint, ski
 
 SHARE_SNAPSHOT: Final = 0
 SHARE_UPDATE: Final = 1
-#: More dead letters to bury.
+#: Records that need a dead letter.
 DEAD_LETTERS_PENDING: Final = 100
-#: Which of them are being buried, where, and under which producer and sequence.
+#: The dead letters that are being written: to which partition, and with which producer id and sequence.
 DEAD_LETTER_PLAN: Final = 101
-#: The plan is carried out or given up, and these are no longer pending.
+#: The plan has ended, written or abandoned, and these offsets are no longer pending.
 DEAD_LETTER_PLAN_SETTLED: Final = 102
-#: All that is known of a share partition's dead letters so far, but for what is pending and planned.
+#: The dead-letter counts and producer of a share partition; pending offsets and the plan have their own records.
 DEAD_LETTER_SNAPSHOT: Final = 103
-#: How many records were handed out and confirmed so far, and how many have expired.
+#: The delivery totals of a share partition.
 DELIVERY_TOTALS: Final = 104
-#: What workers say that records died of.
+#: The errors with which workers failed.
 WORKER_ERRORS: Final = 105
+#: The delays of released records, as consumers requested them.
+RECORD_DELAYS: Final = 106
 
 _VERSION: Final = 0
 _KEY_HEAD = struct.Struct(">hh")
@@ -42,14 +50,16 @@ _SNAPSHOT = struct.Struct(
     ">hiiiqqq"
 )  # version, snapshot, state and leader epoch, start offset, created, written
 _UPDATE = struct.Struct(">hiiq")  # version, snapshot and leader epoch, start offset
-_BATCH = struct.Struct(">qqbhx")  # and no tagged fields
+_BATCH = struct.Struct(">qqbhx")  # first and last offset, state, delivery count, no tagged fields
 _COMPLETE_COUNT = struct.Struct(">BBBi")  # one tagged field, number 0, of 4 bytes
 _PLAN = struct.Struct(">hqhi16siiiH")  # version, producer id, epoch, sequence, topic id, partition, counts
-_SETTLED = struct.Struct(">hBii")  # version, flags, how many are lost, how many ranges
+_SETTLED = struct.Struct(">hBii")  # version, flags, lost count, range count
 _DEAD_LETTER_SNAPSHOT = struct.Struct(
     ">hqqqhi16siB"
-)  # version, buried, lost, producer id, epoch, sequence, its target, if any
+)  # version, written, lost, producer id, epoch, sequence, target, has producer
 _TOTALS = struct.Struct(">hqqq")  # version, handed out, confirmed, expired
+_DELAY_COUNT = struct.Struct(">hi")  # version, delay count
+_DELAY = struct.Struct(">qhq")
 _OFFSET_INTERVAL = struct.Struct(">qq")
 _INT16 = struct.Struct(">h")
 _NO_TAGS: Final = b"\x00"
@@ -84,7 +94,7 @@ class DeadLetterTarget(NamedTuple):
 
 
 class DeadLetterProducer(NamedTuple):
-    """Whose sequence the next plan continues, as long as its target is the same."""
+    """The next plan continues the sequence of this producer if it has the same target."""
 
     id: int
     epoch: int
@@ -93,7 +103,7 @@ class DeadLetterProducer(NamedTuple):
 
 
 class DeadLetterPlan(NamedTuple):
-    """`offsets` are appended, in this order, one record each; with them `resolved` is no longer pending."""
+    """Append one dead letter for each of `offsets`, in this order; after that, `resolved` is no longer pending."""
 
     producer_id: int
     epoch: int
@@ -105,7 +115,7 @@ class DeadLetterPlan(NamedTuple):
 
 
 class SettledPlan(NamedTuple):
-    """`as_planned`: what the open plan resolves is resolved, too, and need not be said again."""
+    """With `as_planned` the offsets that the open plan resolves are resolved too, and are not stored again."""
 
     keeps_producer: bool
     lost: int
@@ -114,7 +124,7 @@ class SettledPlan(NamedTuple):
 
 
 class DeadLetterSnapshot(NamedTuple):
-    buried: int
+    written: int
     lost: int
     producer: DeadLetterProducer | None
 
@@ -175,7 +185,7 @@ def decode_pending(value: bytes) -> Sequence[StateRange]:
 
 def encode_plan(plan: DeadLetterPlan) -> bytes:
     topic = plan.topic.encode()
-    # Nearly always every pending offset has a record, and saying so once is enough.
+    # Usually every pending offset has a record: then both lists are equal, and one is enough.
     offsets = () if plan.offsets == plan.resolved else plan.offsets
     fixed = _PLAN.pack(
         _VERSION,
@@ -218,36 +228,36 @@ def decode_settled(value: bytes) -> SettledPlan:
     return SettledPlan(bool(flags & 1), lost, resolved, bool(flags & 2))
 
 
-def encode_dead_letter_snapshot(burials: DeadLetterSnapshot) -> bytes:
-    producer = burials.producer or DeadLetterProducer(
+def encode_dead_letter_snapshot(snapshot: DeadLetterSnapshot) -> bytes:
+    producer = snapshot.producer or DeadLetterProducer(
         UNSET, UNSET, UNSET, DeadLetterTarget(UUID(int=0), UNSET)
     )
     return _DEAD_LETTER_SNAPSHOT.pack(
         _VERSION,
-        burials.buried,
-        burials.lost,
+        snapshot.written,
+        snapshot.lost,
         producer.id,
         producer.epoch,
         producer.next_sequence,
         producer.target.topic_id.bytes,
         producer.target.partition,
-        burials.producer is not None,
+        snapshot.producer is not None,
     )
 
 
 def decode_dead_letter_snapshot(value: bytes) -> DeadLetterSnapshot:
     _check_version(value)
     fields = _DEAD_LETTER_SNAPSHOT.unpack_from(value)
-    _, buried, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
+    _, written, lost, producer_id, epoch, sequence, topic_id, partition, has_producer = fields
     target = DeadLetterTarget(UUID(bytes=topic_id), partition)
     return DeadLetterSnapshot(
-        buried, lost, DeadLetterProducer(producer_id, epoch, sequence, target) if has_producer else None
+        written, lost, DeadLetterProducer(producer_id, epoch, sequence, target) if has_producer else None
     )
 
 
 def encode_errors(key: SharePartitionKey, failures: Sequence[WorkerFailure]) -> bytes:
-    said = ShareFailures(key.group, key.topic_id, key.partition, failures, for_coordinator=True)
-    return _INT16.pack(_VERSION) + encode_share_failures(said)
+    message = ShareFailures(key.group, key.topic_id, key.partition, failures, for_coordinator=True)
+    return _INT16.pack(_VERSION) + encode_share_failures(message)
 
 
 def decode_errors(value: bytes) -> Sequence[WorkerFailure]:
@@ -262,6 +272,17 @@ def encode_totals(totals: DeliveryTotals) -> bytes:
 def decode_totals(value: bytes) -> DeliveryTotals:
     _check_version(value)
     return DeliveryTotals(*_TOTALS.unpack_from(value)[1:])
+
+
+def encode_delays(delays: Sequence[RecordDelay]) -> bytes:
+    return _DELAY_COUNT.pack(_VERSION, len(delays)) + b"".join(starmap(_DELAY.pack, delays))
+
+
+def decode_delays(value: bytes) -> list[RecordDelay]:
+    _check_version(value)
+    _, count = _DELAY_COUNT.unpack_from(value)
+    end = _DELAY_COUNT.size + count * _DELAY.size
+    return [RecordDelay._make(one) for one in _DELAY.iter_unpack(value[_DELAY_COUNT.size : end])]
 
 
 def _check_version(value: bytes) -> None:
@@ -314,5 +335,5 @@ def _decode_offset_intervals(
 
 
 def offset_intervals(ranges: Iterable[tuple[int, ...]]) -> tuple[OffsetInterval, ...]:
-    """Their offsets alone."""
+    """Return the offsets of the ranges, without state and delivery count."""
     return tuple((one[0], one[1]) for one in ranges)

@@ -1,7 +1,7 @@
-"""All share partitions of one `__share_group_state` partition, with their dead letters.
+"""One shard of the share coordinator: the share partitions of one partition of `__share_group_state`.
 
-State and dead letters are separate: a share partition that is deleted leaves its dead letters, which are written
-nevertheless.
+State and dead letters are kept apart: when a share partition is deleted, its pending dead letters stay until they are
+written.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -58,16 +58,17 @@ ReplyToken = Hashable
 _STATES: Final = frozenset({AVAILABLE, ACKNOWLEDGED, ARCHIVED, *DEAD_LETTER_STATES})
 _COUNT_MAX: Final = (1 << 15) - 1
 _KIND_BYTES: Final = 2
-#: How many ranges of pending dead letters are handed out at a time.
+#: The most ranges of pending dead letters in one view.
 _VIEW_RANGES_MAX: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorResult:
-    """Append the records as one, replay them, and give out the replies once they are committed."""
+class ShareStateResult:
+    """The caller appends the records as one batch, replays them, and sends the replies once they are committed."""
 
     records: tuple[KeyValue, ...] = ()
     replies: tuple[tuple[ReplyToken, object], ...] = ()
+    producer: None = None  # the records of this coordinator are never part of a transaction
 
 
 class ShareCoordinatorShard:
@@ -85,22 +86,25 @@ class ShareCoordinatorShard:
 
     def __init__(self, *, updates_per_snapshot: int = 500) -> None:
         self._updates_per_snapshot = updates_per_snapshot
-        # By a record's key without its kind, which is one lookup for every record.
+        # The dictionaries are keyed by a record's key without its kind, so that replay needs no decoding for a lookup.
         self._states: dict[bytes, StoredShareState] = {}
         self._dead_letters: dict[bytes, StoredDeadLetters] = {}
         self._totals: dict[bytes, DeliveryTotals] = {}
         self._keys: dict[bytes, SharePartitionKey] = {}
-        #: Records of kinds that are not known here, passed over on replay.
+        #: Records of unknown kinds, which replay skips.
         self.unknown_records = 0
-        # What follows is lost with the shard, and may be.
+        # The fields below are not stored. Losing them with the shard does no harm.
         self._watcher: ReplyToken | None = None
         self._busy: frozenset[bytes] = frozenset()
         self._traffic = FinishedCounts()
 
     def __repr__(self) -> str:
-        return f"<ShareStateShard of {len(self._states)} share partitions>"
+        return f"<ShareCoordinatorShard of {len(self._states)} share partitions>"
 
     # Replay
+
+    #: Producers never write to the log of this shard in transactions.
+    transactional: None = None
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         kind, name = key_type(key), key[_KIND_BYTES:]
@@ -115,6 +119,8 @@ class ShareCoordinatorShard:
             self._replay_dead_letters(kind, name, key, value)
         elif kind == share_state_records.DELIVERY_TOTALS:
             self._replay_totals(name, key, value)
+        elif kind == share_state_records.RECORD_DELAYS:
+            self._replay_delays(name, value)
         else:
             self.unknown_records += 1
 
@@ -124,7 +130,7 @@ class ShareCoordinatorShard:
         update = share_state_records.decode_update(value)
         state = self._states.get(name)
         if state is None:
-            # Kafka may have deleted the records before it, the snapshot included, when it needed them no more.
+            # Kafka may have deleted the earlier records, the snapshot included, because it no longer needed them.
             state = self._states[name] = StoredShareState(ShareSnapshot(0, 0, UNSET, UNSET, 0, 0, UNSET, ()))
             self._keys[name] = decode_key(key)
         before = state.progress
@@ -156,21 +162,21 @@ class ShareCoordinatorShard:
             self._dead_letters.pop(name, None)
             self._forget_name(name)
             return
-        burials = self._dead_letters.get(name)
-        if burials is None:
-            burials = self._dead_letters[name] = StoredDeadLetters()
+        dead_letters = self._dead_letters.get(name)
+        if dead_letters is None:
+            dead_letters = self._dead_letters[name] = StoredDeadLetters()
             self._keys[name] = decode_key(key)
         match kind:
             case share_state_records.DEAD_LETTERS_PENDING:
-                burials.add(share_state_records.decode_pending(value))
+                dead_letters.add(share_state_records.decode_pending(value))
             case share_state_records.DEAD_LETTER_PLAN:
-                burials.begin(share_state_records.decode_plan(value))
+                dead_letters.begin(share_state_records.decode_plan(value))
             case share_state_records.DEAD_LETTER_PLAN_SETTLED:
-                burials.settle(share_state_records.decode_settled(value))
+                dead_letters.settle(share_state_records.decode_settled(value))
             case share_state_records.WORKER_ERRORS:
-                burials.explain(share_state_records.decode_errors(value))
+                dead_letters.add_errors(share_state_records.decode_errors(value))
             case _:
-                burials.install(share_state_records.decode_dead_letter_snapshot(value))
+                dead_letters.install(share_state_records.decode_dead_letter_snapshot(value))
 
     def _replay_totals(self, name: bytes, key: bytes, value: bytes | None) -> None:
         if value is None:
@@ -180,18 +186,23 @@ class ShareCoordinatorShard:
         self._totals[name] = share_state_records.decode_totals(value)
         self._keys.setdefault(name, decode_key(key))
 
+    def _replay_delays(self, name: bytes, value: bytes | None) -> None:
+        state = self._states.get(name)
+        if state is not None and value is not None:
+            state.add_delays(share_state_records.decode_delays(value))
+
     def _forget_name(self, name: bytes) -> None:
         if name not in self._states and name not in self._dead_letters and name not in self._totals:
             self._keys.pop(name, None)
 
-    # Time: nothing here runs out.
+    # Time: a shard has no timers.
 
-    def loaded(self, now_ms: int) -> CoordinatorResult:
-        self._traffic.take()  # what was finished before is no traffic of now
-        return CoordinatorResult()
+    def loaded(self, now_ms: int) -> ShareStateResult:
+        self._traffic.take()  # replayed records became final at an unknown time in the past
+        return ShareStateResult()
 
-    def tick(self, now_ms: int) -> CoordinatorResult:
-        return CoordinatorResult()
+    def tick(self, now_ms: int) -> ShareStateResult:
+        return ShareStateResult()
 
     def next_deadline_ms(self) -> int | None:
         return None
@@ -201,29 +212,29 @@ class ShareCoordinatorShard:
 
     # State
 
-    def ask(
-        self, questions: Sequence[ShareStateRequest], token: ReplyToken, *, now_ms: int
-    ) -> CoordinatorResult:
-        """One Answer for each. No share partition may be asked about twice."""
+    def handle(
+        self, requests: Sequence[ShareStateRequest], token: ReplyToken, *, now_ms: int
+    ) -> ShareStateResult:
+        """Reply to all requests at once. They must be for different share partitions."""
         self._traffic.now(now_ms)
         stored: list[KeyValue] = []
-        answers = []
-        for question in questions:
-            match question:
+        replies = []
+        for request in requests:
+            match request:
                 case WriteState():
-                    answers.append(self._write(question, stored, now_ms))
+                    replies.append(self._write(request, stored, now_ms))
                 case ReadState():
-                    answers.append(self._read(question, stored, now_ms))
+                    replies.append(self._read(request, stored, now_ms))
                 case InitializeState():
-                    answers.append(self._initialize(question, stored, now_ms))
+                    replies.append(self._initialize(request, stored, now_ms))
                 case DeleteState():
-                    answers.append(self._delete(question, stored))
+                    replies.append(self._delete(request, stored))
                 case ReadStateSummary():
-                    answers.append(self._summary(question))
+                    replies.append(self._summary(request))
                 case StoreWorkerErrors():
-                    answers.append(self._explain(question, stored))
+                    replies.append(self._store_errors(request, stored))
         with_pending = [key[_KIND_BYTES:] for key, _ in stored if key[:_KIND_BYTES] == _PENDING_KIND]
-        return self._work(stored, ((token, tuple(answers)),), with_pending)
+        return self._work(stored, ((token, tuple(replies)),), with_pending)
 
     def _write(self, write: WriteState, stored: list[KeyValue], now_ms: int) -> ShareStateReply:
         name = _name(write.key)
@@ -233,25 +244,30 @@ class ShareCoordinatorShard:
         if UNSET != write.leader_epoch < state.leader_epoch:
             return _FENCED_LEADER
         if write.state_epoch not in (UNSET, state.state_epoch):
-            # A later one, too: a group that was deleted and made again begins with earlier epochs.
+            # A later epoch is fenced too: a group that was deleted and created again starts with lower epochs.
             return _FENCED_STATE
         if write.totals is not None and min(write.totals) < 0:
+            return _INVALID_BATCHES
+        if any(min(delay) < 0 or delay.delivery_count > _COUNT_MAX for delay in write.delays):
             return _INVALID_BATCHES
         batches, highest = write.batches, _highest_state(write.batches)
         if highest is None:
             return _INVALID_BATCHES
         if highest > ARCHIVED:
-            batches, buried = split_dead_letters(batches)
-            self._store_dead_letters(name, state, buried, stored)
+            batches, dead_lettered = split_dead_letters(batches)
+            self._store_dead_letters(name, state, dead_lettered, stored)
         leader_epoch = state.leader_epoch if write.leader_epoch == UNSET else write.leader_epoch
-        write = _never_backwards(write, state)
+        write = _without_regress(write, state)
         stored.append(self._stored(name, state, leader_epoch, write, normalize(batches), now_ms))
         if write.totals is not None:
             self._add_totals(name, write.totals, stored)
+        if write.delays:
+            # After the update of their records, and in the same batch.
+            stored.append((_DELAYS_KIND + name, share_state_records.encode_delays(write.delays)))
         return _DONE
 
     def _add_totals(self, name: bytes, totals: DeliveryTotals, stored: list[KeyValue]) -> None:
-        """In one batch with the state that they are about. A write that comes late takes nothing back."""
+        """Store totals in the same batch as the state. A late write does not lower them."""
         before = self._totals.get(name, NO_DELIVERY_TOTALS)
         now = totals.at_least(before)
         if now != before:
@@ -279,11 +295,15 @@ class ShareCoordinatorShard:
         return _UPDATE_KIND + name, share_state_records.encode_update(update)
 
     def _store_dead_letters(
-        self, name: bytes, state: StoredShareState, buried: Sequence[StateRange], stored: list[KeyValue]
+        self,
+        name: bytes,
+        state: StoredShareState,
+        dead_lettered: Sequence[StateRange],
+        stored: list[KeyValue],
     ) -> None:
-        fresh = state.new_dead_letters(buried)
-        if fresh:
-            stored.append((_PENDING_KIND + name, share_state_records.encode_pending(fresh)))
+        new = state.new_dead_letters(dead_lettered)
+        if new:
+            stored.append((_PENDING_KIND + name, share_state_records.encode_pending(new)))
 
     def _read(self, read: ReadState, stored: list[KeyValue], now_ms: int) -> ShareStateReply:
         name = _name(read.key)
@@ -293,7 +313,7 @@ class ShareCoordinatorShard:
         if UNSET != read.leader_epoch < state.leader_epoch:
             return _FENCED_LEADER
         if read.leader_epoch > state.leader_epoch:
-            # Stored, so that the previous leader stays fenced after a change of the coordinator.
+            # The epoch is stored, so that the previous leader stays fenced when the coordinator changes.
             fence = WriteState(
                 read.key,
                 state.state_epoch,
@@ -303,36 +323,36 @@ class ShareCoordinatorShard:
                 (),
             )
             stored.append(self._stored(name, state, read.leader_epoch, fence, (), now_ms))
-        return ShareStateReply(state=state.shown(self._totals.get(name, NO_DELIVERY_TOTALS)))
+        return ShareStateReply(state=state.view(self._totals.get(name, NO_DELIVERY_TOTALS)))
 
-    def _initialize(self, question: InitializeState, stored: list[KeyValue], now_ms: int) -> ShareStateReply:
-        name = _name(question.key)
+    def _initialize(self, request: InitializeState, stored: list[KeyValue], now_ms: int) -> ShareStateReply:
+        name = _name(request.key)
         state = self._states.get(name)
-        if question.start_offset < UNSET:
+        if request.start_offset < UNSET:
             return _INVALID_START
         known_epoch = 0 if state is None else max(state.state_epoch, 0)
-        if question.state_epoch > known_epoch + _STATE_EPOCHS_AHEAD_MAX:
+        if request.state_epoch > known_epoch + _STATE_EPOCHS_AHEAD_MAX:
             return _NO_SUCH_STATE_EPOCH
-        refusal = None if state is None else _initialize_refusal(question, state)
+        refusal = None if state is None else _initialize_refusal(request, state)
         if refusal is not None:
             return refusal
         snapshot = ShareSnapshot(
             0 if state is None else state.snapshot_epoch + 1,
-            question.state_epoch,
+            request.state_epoch,
             0 if state is None else state.leader_epoch,
-            question.start_offset,
+            request.start_offset,
             now_ms,
             now_ms,
-            UNSET if question.start_offset == UNSET else 0,
+            UNSET if request.start_offset == UNSET else 0,
             (),
         )
         stored.append((_SNAPSHOT_KIND + name, share_state_records.encode_snapshot(snapshot)))
         return _DONE
 
-    def _delete(self, question: DeleteState, stored: list[KeyValue]) -> ShareStateReply:
-        name = _name(question.key)
+    def _delete(self, request: DeleteState, stored: list[KeyValue]) -> ShareStateReply:
+        name = _name(request.key)
         state = self._states.get(name)
-        if state is not None and UNSET != question.state_epoch < state.state_epoch:
+        if state is not None and UNSET != request.state_epoch < state.state_epoch:
             return _FENCED_STATE
         self._delete_state(name, stored)
         return _DONE
@@ -342,25 +362,23 @@ class ShareCoordinatorShard:
             stored.append((_SNAPSHOT_KIND + name, None))
         if name in self._totals:
             stored.append((_TOTALS_KIND + name, None))
-        burials = self._dead_letters.get(name)
-        if burials is not None and not burials.pending:
+        dead_letters = self._dead_letters.get(name)
+        if dead_letters is not None and not dead_letters.pending:
             stored.append((_DEAD_LETTER_SNAPSHOT_KIND + name, None))
 
-    def _explain(self, question: StoreWorkerErrors, stored: list[KeyValue]) -> ShareStateReply:
-        name = _name(question.key)
+    def _store_errors(self, request: StoreWorkerErrors, stored: list[KeyValue]) -> ShareStateReply:
+        name = _name(request.key)
         if name not in self._states:
             return _INVALID_WRITE
-        stored.append(
-            (_ERRORS_KIND + name, share_state_records.encode_errors(question.key, question.failures))
-        )
+        stored.append((_ERRORS_KIND + name, share_state_records.encode_errors(request.key, request.failures)))
         return _DONE
 
-    def _summary(self, question: ReadStateSummary) -> ShareStateReply:
-        state = self._states.get(_name(question.key))
-        return ShareStateReply(summary=_NOTHING if state is None else state.summary())
+    def _summary(self, request: ReadStateSummary) -> ShareStateReply:
+        state = self._states.get(_name(request.key))
+        return ShareStateReply(summary=_NO_SUMMARY if state is None else state.summary())
 
-    def forget_topics(self, topic_ids: Collection[UUID], token: ReplyToken) -> CoordinatorResult:
-        """Forget the share partitions of deleted topics."""
+    def forget_topics(self, topic_ids: Collection[UUID], token: ReplyToken) -> ShareStateResult:
+        """Delete the share partitions of deleted topics."""
         stored: list[KeyValue] = []
         for name, key in self._keys.items():
             if key.topic_id in topic_ids:
@@ -369,101 +387,109 @@ class ShareCoordinatorShard:
 
     # Dead letters
 
-    def next_dead_letters(self, busy: Iterable[SharePartitionKey], token: ReplyToken) -> CoordinatorResult:
-        """Answered with the share partitions that have dead letters to bury; waits while there are none.
+    def next_dead_letters(self, busy: Iterable[SharePartitionKey], token: ReplyToken) -> ShareStateResult:
+        """Reply with the share partitions that have pending dead letters, except `busy`; wait while there are none.
 
-        Not with those that the one who asks is busy with already. Who asks again takes the place of who asked before.
+        There is one writer, so a new request replaces an earlier one that still waits.
         """
         self._watcher, self._busy = token, frozenset(map(_name, busy))
-        return self._work([], (), [name for name, burials in self._dead_letters.items() if burials.pending])
+        return self._work(
+            [], (), [name for name, dead_letters in self._dead_letters.items() if dead_letters.pending]
+        )
 
     def _work(
         self,
         stored: list[KeyValue],
         replies: tuple[tuple[ReplyToken, object], ...],
         with_pending: Iterable[bytes] = (),
-    ) -> CoordinatorResult:
+    ) -> ShareStateResult:
         if self._watcher is not None:
             keys = tuple(decode_key(_PENDING_KIND + name) for name in with_pending if name not in self._busy)
             if keys:
                 replies += ((self._watcher, keys),)
                 self._watcher = None
-        return CoordinatorResult(records=tuple(stored), replies=replies)
+        return ShareStateResult(records=tuple(stored), replies=replies)
 
-    def burial(self, key: SharePartitionKey) -> DeadLetterView | None:
-        """None where nothing is left to do."""
-        burials = self._dead_letters.get(_name(key))
-        if burials is None or not burials.pending:
+    def pending_dead_letters(self, key: SharePartitionKey) -> DeadLetterView | None:
+        """Return None if no dead letter is pending."""
+        dead_letters = self._dead_letters.get(_name(key))
+        if dead_letters is None or not dead_letters.pending:
             return None
-        return burials.view(key, _VIEW_RANGES_MAX)
+        return dead_letters.view(key, _VIEW_RANGES_MAX)
 
     def plan_dead_letters(
         self, key: SharePartitionKey, plan: DeadLetterPlan, token: ReplyToken
-    ) -> CoordinatorResult:
-        """Answered with whether it is stored; False when it does not fit any more."""
+    ) -> ShareStateResult:
+        """Reply with True if the plan is stored, with False if it no longer matches the pending dead letters."""
         name = _name(key)
-        burials = self._dead_letters.get(name)
-        if burials is None or burials.refuses(plan):
+        dead_letters = self._dead_letters.get(name)
+        if dead_letters is None or dead_letters.refuses(plan):
             return self._work([], ((token, False),))
         return self._work([(_PLAN_KIND + name, share_state_records.encode_plan(plan))], ((token, True),))
 
     def settle_dead_letters(
         self, key: SharePartitionKey, settled: SettledPlan, plan: DeadLetterPlan | None, token: ReplyToken
-    ) -> CoordinatorResult:
-        """`plan` is over: carried out, if anything is resolved, or given up.
+    ) -> ShareStateResult:
+        """End a plan: its dead letters are written if anything is resolved; otherwise it is abandoned.
 
-        Answered with whether it was the open one.
+        Reply with False if `plan` was not the open plan.
         """
         name = _name(key)
-        burials = self._dead_letters.get(name)
-        if burials is None or burials.plan != plan:
+        dead_letters = self._dead_letters.get(name)
+        if dead_letters is None or dead_letters.plan != plan:
             return self._work([], ((token, False),))
         return self._work(
             [(_SETTLED_KIND + name, share_state_records.encode_settled(settled))], ((token, True),)
         )
 
-    def forget_dead_letters(self, key: SharePartitionKey, token: ReplyToken) -> CoordinatorResult:
-        """Nothing is left to do: if the share partition has gone meanwhile, this is the last that is known of it."""
+    def forget_dead_letters(self, key: SharePartitionKey, token: ReplyToken) -> ShareStateResult:
+        """Delete the dead-letter counts of a deleted share partition once none of its dead letters is pending."""
         name = _name(key)
-        burials = self._dead_letters.get(name)
-        if burials is None or burials.pending or name in self._states:
+        dead_letters = self._dead_letters.get(name)
+        if dead_letters is None or dead_letters.pending or name in self._states:
             return self._work([], ((token, False),))
         return self._work([(_DEAD_LETTER_SNAPSHOT_KIND + name, None)], ((token, True),))
 
     def take_finished(self) -> tuple[FinishedInSecond, ...]:
-        """What has been finished since this was last asked, as far as it was lately."""
+        """Return how many records became final since the last call, for about the last minute with traffic."""
         return self._traffic.take()
 
-    # The whole
+    # Checkpoints and queries
 
     def checkpoint(
         self, names: Iterable[bytes], token: ReplyToken, *, now_ms: int, bytes_max: int
-    ) -> CoordinatorResult:
-        """Say all of it again, so that the log before can go; in pieces, as `names` are some of `names()`.
+    ) -> ShareStateResult:
+        """Write the state of share partitions to the log again, so that the log before can be deleted.
 
-        Answered with how many of them were: as many as there is room for, and one at least.
+        `names` are some of `names()`. Reply with how many of them were written: as many as `bytes_max` allows, and at
+        least one.
         """
         stored: list[KeyValue] = []
         count = size = 0
         for name in names:
-            said = self._all_of(name, now_ms)
-            size += sum(len(key) + len(value or b"") for key, value in said)
+            records = self._records_of(name, now_ms)
+            size += sum(len(key) + len(value or b"") for key, value in records)
             if count and size > bytes_max:
                 break
-            stored += said
+            stored += records
             count += 1
         return self._work(stored, ((token, count),))
 
-    def _all_of(self, name: bytes, now_ms: int) -> list[KeyValue]:
-        said: list[KeyValue] = []
-        state, burials = self._states.get(name), self._dead_letters.get(name)
+    def _records_of(self, name: bytes, now_ms: int) -> list[KeyValue]:
+        records: list[KeyValue] = []
+        state, dead_letters = self._states.get(name), self._dead_letters.get(name)
         if state is not None:
-            said.append((_SNAPSHOT_KIND + name, share_state_records.encode_snapshot(state.snapshot(now_ms))))
+            records.append(
+                (_SNAPSHOT_KIND + name, share_state_records.encode_snapshot(state.snapshot(now_ms)))
+            )
+            delays = state.current_delays()
+            if delays:
+                records.append((_DELAYS_KIND + name, share_state_records.encode_delays(delays)))
         if name in self._totals:
-            said.append((_TOTALS_KIND + name, share_state_records.encode_totals(self._totals[name])))
-        if burials is not None:
-            said += burials.snapshot(self._keys[name])
-        return said
+            records.append((_TOTALS_KIND + name, share_state_records.encode_totals(self._totals[name])))
+        if dead_letters is not None:
+            records += dead_letters.snapshot(self._keys[name])
+        return records
 
     def names(self) -> tuple[bytes, ...]:
         return tuple(self._keys)
@@ -477,37 +503,37 @@ class ShareCoordinatorShard:
     def stored(
         self,
     ) -> dict[SharePartitionKey, tuple[ShareState | None, ShareStateSummary | None, DeadLetterView | None]]:
-        """Everything durable: what a shard loaded from the same records would hold too."""
+        """Return everything that a shard loaded from the same records would have too."""
         return {key: self._stored_of(name, key) for name, key in sorted(self._keys.items())}
 
     def _stored_of(
         self, name: bytes, key: SharePartitionKey
     ) -> tuple[ShareState | None, ShareStateSummary | None, DeadLetterView | None]:
-        state, burials = self._states.get(name), self._dead_letters.get(name)
+        state, dead_letters = self._states.get(name), self._dead_letters.get(name)
         return (
-            None if state is None else state.shown(self._totals.get(name, NO_DELIVERY_TOTALS)),
+            None if state is None else state.view(self._totals.get(name, NO_DELIVERY_TOTALS)),
             None if state is None else state.summary(),
-            None if burials is None else burials.view(key, burials.pending_count),
+            None if dead_letters is None else dead_letters.view(key, dead_letters.pending_count),
         )
 
     def totals(self) -> dict[SharePartitionKey, DeliveryTotals]:
-        """Of those that have any."""
+        """Return the totals of the share partitions that have any."""
         return {self._keys[name]: totals for name, totals in self._totals.items()}
 
     def pending_by_group(self) -> dict[str, int]:
-        """How many dead letters of each group are to be buried."""
+        """Return the number of pending dead letters by group."""
         pending: dict[str, int] = {}
-        for name, burials in self._dead_letters.items():
+        for name, dead_letters in self._dead_letters.items():
             group = self._keys[name].group
-            pending[group] = pending.get(group, 0) + burials.pending_count
+            pending[group] = pending.get(group, 0) + dead_letters.pending_count
         return pending
 
     def counts(self) -> tuple[int, int, int]:
-        """Dead letters that are pending, buried and lost."""
+        """Return how many dead letters are pending, written and lost."""
         all_dead_letters = self._dead_letters.values()
         return (
             sum(one.pending_count for one in all_dead_letters),
-            sum(one.buried for one in all_dead_letters),
+            sum(one.written for one in all_dead_letters),
             sum(one.lost for one in all_dead_letters),
         )
 
@@ -526,6 +552,7 @@ _ANY = SharePartitionKey("", UUID(int=0), 0)
     _DEAD_LETTER_SNAPSHOT_KIND,
     _TOTALS_KIND,
     _ERRORS_KIND,
+    _DELAYS_KIND,
 ) = (
     encode_key(kind, _ANY)[:_KIND_BYTES]
     for kind in (
@@ -537,12 +564,13 @@ _ANY = SharePartitionKey("", UUID(int=0), 0)
         share_state_records.DEAD_LETTER_SNAPSHOT,
         share_state_records.DELIVERY_TOTALS,
         share_state_records.WORKER_ERRORS,
+        share_state_records.RECORD_DELAYS,
     )
 )
 
 
 def _highest_state(batches: Sequence[StateRange]) -> int | None:
-    """None for batches that cannot be."""
+    """Return the highest delivery state of the batches, or None if a batch is invalid."""
     if not batches:
         return AVAILABLE
     firsts, lasts, delivery_states, counts = zip(*batches, strict=True)
@@ -556,8 +584,8 @@ def _highest_state(batches: Sequence[StateRange]) -> int | None:
     return max(delivery_states) if is_fine else None
 
 
-def _never_backwards(write: WriteState, state: StoredShareState) -> WriteState:
-    """One that comes late, or again, takes nothing back."""
+def _without_regress(write: WriteState, state: StoredShareState) -> WriteState:
+    """Keep the stored start offset and count if a late or repeated write has lower ones."""
     is_behind = UNSET != write.start_offset < state.start_offset
     is_level = write.start_offset in (UNSET, state.start_offset)
     if is_behind or (is_level and UNSET != write.delivery_complete_count < state.delivery_complete_count):
@@ -565,25 +593,25 @@ def _never_backwards(write: WriteState, state: StoredShareState) -> WriteState:
     return write
 
 
-def _initialize_refusal(question: InitializeState, state: StoredShareState) -> ShareStateReply | None:
-    """Why what is there stays as it is. What comes again must not take back what was done since."""
-    if question.start_offset == UNSET:
+def _initialize_refusal(request: InitializeState, state: StoredShareState) -> ShareStateReply | None:
+    """Return the reply if the existing state must stay: a repeated request must not undo what was stored since."""
+    if request.start_offset == UNSET:
         return _DONE
-    if UNSET != question.state_epoch <= state.state_epoch:
-        is_repeated = question.state_epoch == state.state_epoch
-        return _DONE if is_repeated and question.start_offset == state.start_offset else _FENCED_STATE
-    if question.only_forward and question.start_offset < state.acquired_upto:
+    if UNSET != request.state_epoch <= state.state_epoch:
+        is_repeated = request.state_epoch == state.state_epoch
+        return _DONE if is_repeated and request.start_offset == state.start_offset else _FENCED_STATE
+    if request.only_forward and request.start_offset < state.acquired_upto:
         return _BACKWARDS
     return None
 
 
-#: A group's epoch grows by one with every change of the group; a later one would shut out the group itself.
+#: A group's epoch grows by one with every change, so a much larger one is a mistake. It would fence the group itself.
 _STATE_EPOCHS_AHEAD_MAX: Final = 1 << 24
 _DONE: Final = ShareStateReply()
 _NO_SUCH_STATE_EPOCH: Final = ShareStateReply(
     ErrorCode.invalid_request, "a state epoch that the group has not had"
 )
-_NOTHING: Final = ShareStateSummary(0, 0, UNSET, UNSET)
+_NO_SUMMARY: Final = ShareStateSummary(0, 0, UNSET, UNSET)
 _FENCED_LEADER: Final = ShareStateReply(
     ErrorCode.fenced_leader_epoch, "a later leader has read or written the state"
 )
@@ -595,7 +623,7 @@ _INVALID_READ: Final = ShareStateReply(
     ErrorCode.invalid_request, "Read operation on uninitialized share partition not allowed."
 )
 _BACKWARDS: Final = ShareStateReply(
-    ErrorCode.policy_violation, "records that were handed out would be handed out again"
+    ErrorCode.policy_violation, "records that were delivered would be delivered again"
 )
-_INVALID_START: Final = ShareStateReply(ErrorCode.invalid_request, "a start offset that cannot be")
-_INVALID_BATCHES: Final = ShareStateReply(ErrorCode.invalid_request, "state batches that cannot be")
+_INVALID_START: Final = ShareStateReply(ErrorCode.invalid_request, "invalid start offset")
+_INVALID_BATCHES: Final = ShareStateReply(ErrorCode.invalid_request, "invalid state batches")

@@ -23,10 +23,13 @@ from penstock.protocol.record_batch import EndMarker, Record, encode_batch, enco
 class Work(NamedTuple):
     records: tuple[tuple[bytes, bytes | None], ...] = ()
     replies: tuple[tuple[Any, object], ...] = ()
+    producer: None = None
 
 
 class Ledger:
     """The smallest shard that can do everything: names and values, requests that wait, one deadline."""
+
+    transactional: Any = None
 
     def __init__(self) -> None:
         self.entries: dict[bytes, bytes] = {}

@@ -33,6 +33,7 @@ class TransactionalLedger(Ledger):
     def __init__(self) -> None:
         super().__init__()
         self.pending: dict[int, dict[bytes, bytes | None]] = {}
+        self.transactional = self
 
     def replay_pending(self, producer_id: int, key: bytes, value: bytes | None) -> None:
         self.pending.setdefault(producer_id, {})[key] = value

@@ -67,7 +67,7 @@ async def write(
     )
 
 
-def buried(node: Node, topic: str = DEAD) -> list[Record]:
+def dead_letters_in(node: Node, topic: str = DEAD) -> list[Record]:
     """All that readers of any isolation level can see."""
     found: list[Record] = []
     state = node.image.topics.get(topic)
@@ -85,8 +85,10 @@ def header(record: Record, name: str) -> str | None:
     return values[0].decode() if values and values[0] is not None else None
 
 
-def buried_offsets(node: Node, topic: str = DEAD) -> Counter[int]:
-    return Counter(int(header(record, "__dlq.errors.offset") or "-1") for record in buried(node, topic))
+def dead_letter_offsets(node: Node, topic: str = DEAD) -> Counter[int]:
+    return Counter(
+        int(header(record, "__dlq.errors.offset") or "-1") for record in dead_letters_in(node, topic)
+    )
 
 
 async def pending(node: Node) -> int:
@@ -101,7 +103,7 @@ async def until_pending(node: Node, count: int) -> None:
     await eventually_async(is_reached, what=f"{count} pending dead letters")
 
 
-async def all_buried(node: Node) -> None:
+async def all_dead_letters_written(node: Node) -> None:
     await until_pending(node, 0)
 
 
@@ -138,11 +140,11 @@ class CrashPoints:
                 self.read = active.read
                 self.submit = points.around("a write", active.submit)
 
-        class WatchedBurial(DeadLetterWriter):
+        class WatchedWriter(DeadLetterWriter):
             def __init__(self, logs: Any, active: Any, key: Any, manager: Any) -> None:
                 super().__init__(logs, WatchedShard(active), key, manager)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(dead_letters_module, "DeadLetterWriter", WatchedBurial)
+        monkeypatch.setattr(dead_letters_module, "DeadLetterWriter", WatchedWriter)
         for owner, name in (
             (PlannedAppends, "append"),
             (DeadLetterLogs, "read"),

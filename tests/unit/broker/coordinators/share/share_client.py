@@ -56,7 +56,7 @@ class Clock:
 
 
 class Got(NamedTuple):
-    """One partition of an answer: acquired offsets with their delivery counts, and the records that came along."""
+    """One partition of an reply: acquired offsets with their delivery counts, and the records that came along."""
 
     error: ErrorCode
     acknowledge_error: ErrorCode
@@ -77,7 +77,7 @@ class Member:
         return cls(node, await WireClient.connect(node), topic, group)
 
     async def ask(self, *batches: Batch, epoch: int | None = None, version: int = 2, **options: Any) -> Any:
-        """The whole answer of a ShareFetch of partition 0."""
+        """The whole reply of a ShareFetch of partition 0."""
         partitions = options.pop("partitions", (0,))
         limits: dict[str, Any] = {
             "max_wait": timedelta(milliseconds=options.pop("wait_ms", 0)),
@@ -101,15 +101,15 @@ class Member:
             **limits,
             **options,
         )
-        answer = await self.client.ask(request, version=version)
-        if answer.error_code is ErrorCode.none and epoch is None:
+        reply = await self.client.ask(request, version=version)
+        if reply.error_code is ErrorCode.none and epoch is None:
             self.epoch += 1
-        return answer
+        return reply
 
     async def fetch(self, *batches: Batch, **options: Any) -> Got:
-        answer = await self.ask(*batches, **options)
-        assert answer.error_code is ErrorCode.none, answer
-        return got(answer)
+        reply = await self.ask(*batches, **options)
+        assert reply.error_code is ErrorCode.none, reply
+        return got(reply)
 
     async def acknowledge(
         self, *batches: Batch, epoch: int | None = None, version: int = 2, is_renew_ack: bool = False
@@ -125,12 +125,12 @@ class Member:
             is_renew_ack=is_renew_ack,
             topics=(acknowledging.AcknowledgeTopic(topic_id=self.topic_id, partitions=(part,)),),
         )
-        answer = await self.client.ask(request, version=version)
-        if answer.error_code is not ErrorCode.none:
-            return answer.error_code
+        reply = await self.client.ask(request, version=version)
+        if reply.error_code is not ErrorCode.none:
+            return reply.error_code
         if epoch is None:
             self.epoch += 1
-        return answer.responses[0].partitions[0].error_code if answer.responses else ErrorCode.none
+        return reply.responses[0].partitions[0].error_code if reply.responses else ErrorCode.none
 
     async def leave(self) -> Any:
         return await self.ask(epoch=-1)
@@ -146,10 +146,10 @@ def _batches(schema: Any, batches: Sequence[Batch]) -> tuple[Any, ...]:
     )
 
 
-def got(answer: Any) -> Got:
-    if not answer.responses:
+def got(reply: Any) -> Got:
+    if not reply.responses:
         return Got(ErrorCode.none, ErrorCode.none, [], [], {})
-    (topic,) = answer.responses
+    (topic,) = reply.responses
     (part,) = topic.partitions
     records = part.records or b""
     ranges = [(one.first_offset, one.last_offset, one.delivery_count) for one in part.acquired_records]

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.coordinators.share.dead_letter_harness import (
     GROUP,
     TOPIC,
-    all_buried,
+    all_dead_letters_written,
     prepare,
     started,
     write,
@@ -26,20 +26,24 @@ from penstock.broker.coordinators.share.state_messages import (
     decode_request,
     decode_response,
     encode_request,
+    encode_response,
 )
 from penstock.broker.network.apis import APIS
 from penstock.broker.network.requests import RequestContext
 from penstock.broker.node import Node
 from penstock.groups.share.state.share_state import (
     DeleteState,
+    DeliveryTotals,
     InitializeState,
     ReadState,
     ReadStateSummary,
+    RecordDelay,
     SharePartitionKey,
     ShareState,
     ShareStateReply,
     ShareStateRequest,
     ShareStateSummary,
+    StateBatch,
     WriteState,
 )
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -48,15 +52,26 @@ from penstock.protocol.share_failures import WorkerError, WorkerFailure
 OTHER_TOPIC = UUID(int=99)
 
 
-async def ask(node: Node, *questions: ShareStateRequest) -> list[ShareStateReply]:
+async def ask(node: Node, *requests: ShareStateRequest) -> list[ShareStateReply]:
     """As another broker would: in messages of the newest version."""
-    form = STATE_APIS[type(questions[0])]
-    request = encode_request(form, questions)
-    assert decode_request(form, request) == list(questions)
+    form = STATE_APIS[type(requests[0])]
+    request = encode_request(form, requests)
+    assert decode_request(form, request) == list(requests)
     context = RequestContext(
         node.services, form.api_key, APIS[form.api_key].max_version, None, "", "PLAINTEXT"
     )
     return decode_response(form, await APIS[form.api_key].handler(context, request))
+
+
+def test_what_kafka_has_no_fields_for_travels_as_batches() -> None:
+    key = SharePartitionKey("g", OTHER_TOPIC, 0)
+    totals, delays = DeliveryTotals(5, 4, 3), (RecordDelay(7, 2, 2**40), RecordDelay(9, 1, 0))
+    write = WriteState(key, 1, 2, 3, 4, [(5, 6, 2, 1)], totals, delays)
+    form = STATE_APIS[WriteState]
+    assert decode_request(form, encode_request(form, [write])) == [write]
+    told = ShareStateReply(state=ShareState(1, 3, (StateBatch(5, 6, 2, 1),), totals, delays))
+    form = STATE_APIS[ReadState]
+    assert decode_response(form, encode_response(form, [(key.topic_id, 0)], [told])) == [told]
 
 
 async def test_the_five_requests(tmp_path: Path) -> None:
@@ -65,11 +80,11 @@ async def test_the_five_requests(tmp_path: Path) -> None:
     far, elsewhere = key._replace(partition=7), key._replace(topic_id=OTHER_TOPIC)
     done = ShareStateReply()
     assert await ask(node, InitializeState(key, 0, 0)) == [done]
-    answers = await ask(node, *(InitializeState(where, 0, 0) for where in (key, far, elsewhere)))
+    replies = await ask(node, *(InitializeState(where, 0, 0) for where in (key, far, elsewhere)))
     unknown = ErrorCode.unknown_topic_or_partition
-    assert [answer.error for answer in answers] == [ErrorCode.none, unknown, unknown]
+    assert [reply.error for reply in replies] == [ErrorCode.none, unknown, unknown]
     # Impossible values are refused and change nothing.
-    for question in (
+    for request in (
         InitializeState(key._replace(group="ü" * 20_000), 0, 0),
         InitializeState(key._replace(partition=-1), 0, 0),
         InitializeState(key, 1, -5),
@@ -82,20 +97,20 @@ async def test_the_five_requests(tmp_path: Path) -> None:
         WriteState(key, 0, 2**31 - 1, 0, 0, []),
         ReadState(key, 2**31 - 1),
     ):
-        assert (await ask(node, question))[0].error is ErrorCode.invalid_request
+        assert (await ask(node, request))[0].error is ErrorCode.invalid_request
     # Twice in one request: the second is decided on when the first is stored.
     first, second = WriteState(key, 0, 1, 0, 2, [(0, 1, 2, 1)]), WriteState(key, 0, 0, 0, 2, [(2, 2, 2, 1)])
-    assert [answer.error for answer in await ask(node, first, second)] == [
+    assert [reply.error for reply in await ask(node, first, second)] == [
         ErrorCode.none,
         ErrorCode.fenced_leader_epoch,
     ]
-    (answer,) = await ask(node, ReadState(key, 1))
-    assert answer.state == ShareState(0, 0, ((0, 1, 2, 1),))  # type: ignore[arg-type]
+    (reply,) = await ask(node, ReadState(key, 1))
+    assert reply.state == ShareState(0, 0, ((0, 1, 2, 1),))  # type: ignore[arg-type]
     assert (await ask(node, ReadStateSummary(key, -1)))[0].summary == ShareStateSummary(0, 1, 0, 2)
     assert await ask(node, DeleteState(key, 0)) == [done]
     assert await ask(node, DeleteState(key)) == [done]
-    (answer,) = await ask(node, ReadState(key, 1))
-    assert answer.error is ErrorCode.invalid_request
+    (reply,) = await ask(node, ReadState(key, 1))
+    assert reply.error is ErrorCode.invalid_request
     await node.stop()
 
 
@@ -103,8 +118,8 @@ async def test_what_an_at_most_once_group_was_handed_is_not_forgotten(tmp_path: 
     node = await started(tmp_path)
     key = await prepare(node, 1)
     await set_group(node, GROUP, penstock_share_delivery="at-most-once")
-    (answer,) = await ask(node, DeleteState(key))
-    assert answer.error is ErrorCode.policy_violation
+    (reply,) = await ask(node, DeleteState(key))
+    assert reply.error is ErrorCode.policy_violation
     assert (await ask(node, ReadState(key, 1)))[0].error is ErrorCode.none
     await node.stop()
 
@@ -155,7 +170,7 @@ async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
     node = await started(tmp_path)
     key = await prepare(node, 40)
     await write(node, key, (0, 3, 33, 1))
-    await all_buried(node)
+    await all_dead_letters_written(node)
     for offset in range(4, 30):
         await write(node, key, (offset, offset, 2 if offset % 3 else 0, 1), start_offset=offset - 3)
     pruning, partition = node.share_state()._pruning, node.partitions.find("__share_group_state", 0)
@@ -171,7 +186,7 @@ async def test_a_pruned_log_says_all_that_it_said(tmp_path: Path) -> None:
     assert await again.share_state().read_all(lambda shard: shard.stored()) == before
     assert again.partitions.find("__share_group_state", 0).log.start_offset == end
     await write(again, key, (30, 30, 33, 1))
-    await all_buried(again)
+    await all_dead_letters_written(again)
     assert await again.share_state().read_all(lambda shard: shard.counts()) == [(0, 5, 0)]
     await again.stop()
 
@@ -187,9 +202,9 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
     sent: list[int] = []
     asked = persister_module.Persister._request_remote
 
-    async def noted(self: Any, leader: int, questions: list[ShareStateRequest]) -> Any:
-        sent.append(len(questions))
-        return await asked(self, leader, questions)
+    async def noted(self: Any, leader: int, requests: list[ShareStateRequest]) -> Any:
+        sent.append(len(requests))
+        return await asked(self, leader, requests)
 
     monkeypatch.setattr(persister_module.Persister, "_request_remote", noted)
     await _initialize(trio.any, keys)
@@ -200,9 +215,12 @@ async def test_any_node_reaches_the_coordinator_and_the_next_one(
         failures = [
             WorkerFailure(100 + round_, 1, error=WorkerError("KeyError", f"said by node {round_}", ""))
         ]
-        await asyncio.gather(*(node.share_state().persister.explain(*key, failures) for key in keys))
+        await asyncio.gather(*(node.share_state().persister.store_errors(*key, failures) for key in keys))
     victim = trio.leader("__share_group_state", 0)
     assert victim is not None
+    monkeypatch.setattr(
+        persister_module, "RETRY_TIMEOUT_S", 60.0
+    )  # an election may take long on a busy machine
     await trio.kill(victim.node_id)
     await asyncio.gather(*(_write(node, keys, offset=5) for node in trio.nodes.values()))
     for node in trio.nodes.values():
@@ -251,8 +269,8 @@ async def test_waiting_requests_are_answered_after_an_unexpected_error(
             patch.setattr(coordinator, "leader_of_shard", lambda _: 77 if failures else node.node_id)
             patch.setattr(node.peers(), "call", fail)
         else:
-            real = coordinator.ask
-            patch.setattr(coordinator, "ask", lambda questions: fail() if failures else real(questions))
+            real = coordinator.handle
+            patch.setattr(coordinator, "handle", lambda requests: fail() if failures else real(requests))
         await asyncio.wait_for(
             coordinator.persister.initialize(key.group, key.topic_id, 0, state_epoch=1, start_offset=3), 60
         )

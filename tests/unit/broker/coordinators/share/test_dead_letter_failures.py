@@ -10,10 +10,10 @@ from tests.unit.broker.coordinators.share.dead_letter_harness import (
     GROUP,
     TOPIC,
     CrashPoints,
-    all_buried,
+    all_dead_letters_written,
     append,
-    buried,
-    buried_offsets,
+    dead_letter_offsets,
+    dead_letters_in,
     header,
     prepare,
     started,
@@ -24,7 +24,7 @@ from tests.unit.broker.coordinators.share.share_client import set_group
 from tests.unit.broker.raw_client import create_topic, delete_topic, set_config, until
 from tests.waiting import eventually_async
 
-from penstock.broker.coordinators.share import dead_letter_writer as burial_module
+from penstock.broker.coordinators.share import dead_letter_writer as writer_module
 from penstock.broker.coordinators.share import dead_letters as dead_letters_module
 from penstock.broker.coordinators.share.dead_letter_writer import DeadLetterLogs
 from penstock.broker.metrics.exposition import Exposition
@@ -70,11 +70,11 @@ async def test_an_unreadable_record_does_not_block_the_others(tmp_path: Path) ->
     lying[lying.index(b"own") + 3] = 60  # the header of the first of them would end beyond it
     await append_batch(node, pack_batch(read_header(lying), bytes(lying[61:])))
     await write(node, key, (0, 7, REJECTED, 1))
-    await all_buried(node)
-    assert buried_offsets(node) == dict.fromkeys(range(8), 1)
-    without = [header(record, "penstock.dlq.without.record") for record in buried(node)]
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(8), 1)
+    without = [header(record, "penstock.dlq.without.record") for record in dead_letters_in(node)]
     assert without == [None, None, *["cannot be read"] * 2, None, None, "cannot be read", None]
-    assert [record.value for record in buried(node)[4:]] == [b"fine", b"fine", None, b"fine"]
+    assert [record.value for record in dead_letters_in(node)[4:]] == [b"fine", b"fine", None, b"fine"]
     await node.stop()
 
 
@@ -84,9 +84,9 @@ async def test_what_fits_its_topic_only_compressed_comes_whole(tmp_path: Path) -
     large = encode_batch([Record(0, 5, b"k", b"." * 2_000_000)], codec=Codec.GZIP)
     await append_batch(node, large)
     await write(node, key, (0, 2, REJECTED, 1))
-    await all_buried(node)
-    assert [len(record.value or b"") for record in buried(node)] == [7, 7, 2_000_000]
-    assert not any(header(record, "penstock.dlq.without.record") for record in buried(node))
+    await all_dead_letters_written(node)
+    assert [len(record.value or b"") for record in dead_letters_in(node)] == [7, 7, 2_000_000]
+    assert not any(header(record, "penstock.dlq.without.record") for record in dead_letters_in(node))
     await node.stop()
 
 
@@ -103,13 +103,13 @@ async def test_what_was_appended_stays_so_when_its_topic_would_refuse_it_by_now(
         await write(node, key, (1, 3, REJECTED, 1))
         await until(lambda: points.is_reached)
         assert points.passed[-1] == "before append"
-        await until(lambda: len(buried(node)) == 3)
+        await until(lambda: len(dead_letters_in(node)) == 3)
         await set_config(node, DEAD, *change)
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())
-    await all_buried(again)
-    assert buried_offsets(again) == {1: 1, 2: 1, 3: 1}
+    await all_dead_letters_written(again)
+    assert dead_letter_offsets(again) == {1: 1, 2: 1, 3: 1}
     await again.stop()
 
 
@@ -130,9 +130,9 @@ async def test_a_plan_stays_small_when_whole_records_are_asked_for_meanwhile(
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())
-    await all_buried(again)
-    assert buried_offsets(again) == dict.fromkeys(range(1, 6), 1)
-    assert [len(record.value or b"") for record in buried(again)] == [200_007] * 3 + [0] * 2
+    await all_dead_letters_written(again)
+    assert dead_letter_offsets(again) == dict.fromkeys(range(1, 6), 1)
+    assert [len(record.value or b"") for record in dead_letters_in(again)] == [200_007] * 3 + [0] * 2
     await again.stop()
 
 
@@ -154,8 +154,8 @@ async def test_a_group_is_not_given_its_own_dead_letters(
     await write(node, key, (0, 1, REJECTED, 1))
     await until(lambda: len(tried) > 1)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
-    await all_buried(node)
-    assert buried_offsets(node, "graves") == {0: 1, 1: 1}
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node, "graves") == {0: 1, 1: 1}
     assert node.partitions.find(TOPIC, 0).log.end_offset == 3
     await node.stop()
 
@@ -182,10 +182,10 @@ async def test_a_rate_holds_for_all_share_partitions_of_a_group_together(tmp_pat
     letters = node.share_state().dead_letters
     await until(lambda: len(letters._held.get(GROUP, ())) == 8)
     await until_pending(node, 15)  # one is let through at first
-    assert len(buried(node)) == 1
+    assert len(dead_letters_in(node)) == 1
     assert letters.held_back == {GROUP: 1}
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
-    await all_buried(node)
+    await all_dead_letters_written(node)
     await until(lambda: not letters.open_breakers().get(GROUP))
     await node.stop()
 
@@ -206,7 +206,7 @@ async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
 ) -> None:
     """With room for two of them, and a dead-letter partition that takes nothing for a while."""
     monkeypatch.setattr(dead_letters_module, "_CONCURRENT_WRITERS_MAX", 2)
-    monkeypatch.setattr(burial_module, "_APPEND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(writer_module, "_APPEND_TIMEOUT_S", 0.05)
     node = await started(tmp_path)
     keys = await prepare_many(node, 6)
     stuck, under_way, most = asyncio.Event(), [0], [0]
@@ -233,8 +233,8 @@ async def test_so_many_are_in_memory_at_a_time_and_none_holds_up_the_others(
     await until_pending(node, 4)
     assert most == [2]
     stuck.set()
-    await all_buried(node)
-    assert buried_offsets(node) == {0: 6, 1: 6}
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == {0: 6, 1: 6}
     await node.stop()
 
 
@@ -246,7 +246,7 @@ async def test_a_breaker_is_not_open_when_nothing_waits_for_it(tmp_path: Path) -
     letters = node.share_state().dead_letters
     await until(lambda: letters.open_breakers().get(GROUP))
     await delete_topic(node, TOPIC)
-    await all_buried(node)
+    await all_dead_letters_written(node)
     await until(lambda: not letters.open_breakers().get(GROUP))
     text = (await Exposition(node.metric_sources()).scrape()).decode()
     assert f'penstock_dead_letter_breaker_open{{group="{GROUP}"}} 0.0' in text
@@ -254,11 +254,11 @@ async def test_a_breaker_is_not_open_when_nothing_waits_for_it(tmp_path: Path) -
 
 
 async def test_nothing_remains_of_what_is_deleted(tmp_path: Path) -> None:
-    """Neither when all was buried before, nor when some of it is buried afterwards."""
+    """Neither when all dead letters were written before, nor when some are written afterwards."""
     node = await started(tmp_path)
     key = await prepare(node, 9)
     await write(node, key, (0, 1, REJECTED, 1))
-    await all_buried(node)
+    await all_dead_letters_written(node)
     await node.share_state().persister.delete(*key, state_epoch=0)
     await until_keys(node)
     await node.share_state().persister.initialize(*key, state_epoch=0, start_offset=0)
@@ -269,7 +269,7 @@ async def test_nothing_remains_of_what_is_deleted(tmp_path: Path) -> None:
     assert await keys_of(node) == [key]
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
     await until_keys(node)
-    assert buried_offsets(node) == dict.fromkeys(range(5), 1)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(5), 1)
     await node.stop()
 
 
@@ -279,7 +279,7 @@ async def test_share_state_of_a_topic_deleted_without_a_coordinator_is_deleted_l
     node = await started(tmp_path)
     key = await prepare(node, 3)
     await write(node, key, (0, 1, REJECTED, 1))
-    await all_buried(node)
+    await all_dead_letters_written(node)
 
     async def not_reached(*_: object) -> None:
         pass
@@ -341,6 +341,6 @@ async def test_a_damaged_source_is_reported_so_that_another_replica_leads(
     await until(lambda: reported)
     assert reported[0] == (partition, ErrorCode.corrupt_message)
     path.write_bytes(whole)
-    await all_buried(node)
-    assert buried_offsets(node) == {0: 1, 1: 1}
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == {0: 1, 1: 1}
     await node.stop()

@@ -11,9 +11,9 @@ from tests.unit.broker.coordinators.share.dead_letter_harness import (
     GROUP,
     TOPIC,
     CrashPoints,
-    all_buried,
-    buried,
-    buried_offsets,
+    all_dead_letters_written,
+    dead_letter_offsets,
+    dead_letters_in,
     header,
     prepare,
     started,
@@ -23,7 +23,7 @@ from tests.unit.broker.coordinators.share.dead_letter_harness import (
 from tests.unit.broker.coordinators.share.share_client import set_group
 from tests.unit.broker.raw_client import create_topic, delete_topic, until
 
-from penstock.broker.coordinators.share import dead_letter_writer as burial_module
+from penstock.broker.coordinators.share import dead_letter_writer as writer_module
 from penstock.broker.metrics.exposition import Exposition
 from penstock.cluster.image import ResourceType
 from penstock.groups.share.state.share_state import ARCHIVED
@@ -36,8 +36,10 @@ async def test_letters_are_kept_for_longer_than_their_source(tmp_path: Path) -> 
     quarter = str(90 * 24 * 60 * 60 * 1000)
     key = await prepare(node, 1, **{"retention.ms": quarter})
     await write(node, key, (0, 0, REJECTED, 1))
-    await all_buried(node)
-    assert node.image.config(ResourceType.TOPIC, DEAD)["retention.ms"] == quarter
+    await all_dead_letters_written(node)
+    settings = node.image.config(ResourceType.TOPIC, DEAD)
+    assert settings["retention.ms"] == quarter
+    assert (settings["cleanup.policy"], settings["retention.bytes"]) == ("delete", "-1")
     await node.stop()
 
 
@@ -45,10 +47,10 @@ async def test_a_dead_letter_is_the_record_and_where_it_is_from(tmp_path: Path) 
     node = await started(tmp_path)
     key = await prepare(node, 10)
     await write(node, key, (2, 2, LIMIT, 5), (3, 3, 2, 1), (4, 4, REJECTED, 1), (7, 7, LOCK_EXPIRED, 5))
-    await all_buried(node)
+    await all_dead_letters_written(node)
     days = 24 * 60 * 60 * 1000
     assert node.image.config(ResourceType.TOPIC, DEAD)["retention.ms"] == str(30 * days)
-    limit, rejected, expired = buried(node)
+    limit, rejected, expired = dead_letters_in(node)
     assert (limit.key, limit.value) == (b"key 2", b"value 2")
     assert [
         (name, (value or b"").decode()) for name, value in limit.headers if name != "__dlq.errors.message"
@@ -79,36 +81,38 @@ async def test_a_write_that_comes_again_buries_nothing_twice(tmp_path: Path) -> 
     key = await prepare(node, 10)
     for _ in range(2):
         await write(node, key, (0, 4, REJECTED, 1), start_offset=5)
-        await all_buried(node)
-    assert buried_offsets(node) == dict.fromkeys(range(5), 1)
+        await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(5), 1)
     await node.stop()
 
 
-async def bury_with_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int) -> CrashPoints:
+async def write_dead_letters_with_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int
+) -> CrashPoints:
     """Six dead letters in two plans; the node is killed at the chosen step, and started again."""
     points = CrashPoints(chosen)
     with monkeypatch.context() as patch:
-        patch.setattr(burial_module, "_PLAN_MAX", 3)
+        patch.setattr(writer_module, "_PLAN_MAX", 3)
         points.install(patch)
         node = await started(tmp_path)
         key = await prepare(node, 8)
         await write(node, key, (0, 0, 2, 1), (1, 3, LIMIT, 5), (4, 6, REJECTED, 2))
-        done = asyncio.ensure_future(all_buried(node))
+        done = asyncio.ensure_future(all_dead_letters_written(node))
         await points.reached_or(done)
         done.cancel()
         archived = dict.fromkeys(range(1, 7), 1)
-        assert buried_offsets(node).items() <= archived.items()
+        assert dead_letter_offsets(node).items() <= archived.items()
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())
-    await all_buried(again)
-    assert buried_offsets(again) == archived, points.passed
-    assert {header(record, "__dlq.errors.group") for record in buried(again)} == {GROUP}
-    assert all(header(record, "penstock.dlq.without.record") is None for record in buried(again))
+    await all_dead_letters_written(again)
+    assert dead_letter_offsets(again) == archived, points.passed
+    assert {header(record, "__dlq.errors.group") for record in dead_letters_in(again)} == {GROUP}
+    assert all(header(record, "penstock.dlq.without.record") is None for record in dead_letters_in(again))
     # The next ones continue where the plans before have ended.
     await write(again, key, (7, 7, REJECTED, 1))
-    await all_buried(again)
-    assert buried_offsets(again) == {**archived, 7: 1}
+    await all_dead_letters_written(again)
+    assert dead_letter_offsets(again) == {**archived, 7: 1}
     await again.stop()
     return points
 
@@ -119,7 +123,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
     for chosen in range(100):
         folder = tmp_path / str(chosen)
         folder.mkdir()
-        points = await bury_with_a_crash(folder, monkeypatch, chosen)
+        points = await write_dead_letters_with_a_crash(folder, monkeypatch, chosen)
         if not points.is_reached:
             break
     assert points.passed.count("after append") == 2, "the last round went through all steps"
@@ -131,7 +135,7 @@ async def test_records_that_are_gone_leave_what_is_known_of_them_or_are_counted(
 ) -> None:
     points = CrashPoints(6)  # the plan is stored, nothing appended
     with monkeypatch.context() as patch:
-        patch.setattr(burial_module, "_PLAN_MAX", 3)
+        patch.setattr(writer_module, "_PLAN_MAX", 3)
         points.install(patch)
         node = await started(tmp_path)
         key = await prepare(node, 8)
@@ -144,9 +148,9 @@ async def test_records_that_are_gone_leave_what_is_known_of_them_or_are_counted(
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())
-    await all_buried(again)
-    by_offset = {header(record, "__dlq.errors.offset"): record for record in buried(again)}
-    assert len(buried(again)) == len(by_offset)
+    await all_dead_letters_written(again)
+    by_offset = {header(record, "__dlq.errors.offset"): record for record in dead_letters_in(again)}
+    assert len(dead_letters_in(again)) == len(by_offset)
     # Those of the plan were promised to the topic; those behind it are not there any more; the last one is.
     assert list(by_offset) == ["0", "1", "2", "5"]
     assert header(by_offset["1"], "penstock.dlq.without.record") == "gone from the source"
@@ -169,7 +173,7 @@ async def test_a_deleted_source_takes_its_dead_letters_along_and_they_are_counte
         await node.stop(clean=False)
     again = await started(tmp_path)
     await until(lambda: again.share_state().shards())
-    await all_buried(again)
+    await all_dead_letters_written(again)
     await until(lambda: again.share_state().dead_letters.lost)
     assert again.share_state().dead_letters.lost == {(GROUP, "source deleted"): 3}
     await again.stop()
@@ -181,11 +185,11 @@ async def test_what_does_not_fit_its_topic_leaves_what_is_known_of_it(tmp_path: 
     await dead_letter_harness.append(node, TOPIC, 2, padding=2_000)
     await create_topic(node, DEAD, max_message_bytes="1500")
     await write(node, key, (0, 4, REJECTED, 1))
-    await all_buried(node)
-    assert buried_offsets(node) == dict.fromkeys(range(5), 1)
-    without = [header(record, "penstock.dlq.without.record") for record in buried(node)]
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(5), 1)
+    without = [header(record, "penstock.dlq.without.record") for record in dead_letters_in(node)]
     assert without == [None, None, None, *["refused: message_too_large"] * 2]
-    assert [record.value for record in buried(node)[:3]] == [b"value 0", b"value 1", b"value 2"]
+    assert [record.value for record in dead_letters_in(node)[:3]] == [b"value 0", b"value 1", b"value 2"]
     await node.stop()
 
 
@@ -193,11 +197,11 @@ async def test_a_deleted_dead_letter_topic_is_made_again_for_what_comes(tmp_path
     node = await started(tmp_path)
     key = await prepare(node, 8)
     await write(node, key, (0, 0, REJECTED, 1))
-    await all_buried(node)
+    await all_dead_letters_written(node)
     await delete_topic(node, DEAD)
     await write(node, key, (1, 1, REJECTED, 1))
-    await all_buried(node)
-    assert buried_offsets(node) == {1: 1}
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == {1: 1}
     await node.stop()
 
 
@@ -206,13 +210,13 @@ async def test_no_topic_means_no_dead_letters(tmp_path: Path) -> None:
     key = await prepare(node, 8)
     await set_group(node, GROUP, errors_deadletterqueue_topic_name="")
     await write(node, key, (0, 1, REJECTED, 1))
-    await all_buried(node)
+    await all_dead_letters_written(node)
     assert DEAD not in node.image.topics
     await set_group(node, GROUP, errors_deadletterqueue_topic_name="graves")
     await set_group(node, GROUP, errors_deadletterqueue_copy_record_enable="false")
     await write(node, key, (2, 2, REJECTED, 1))
-    await all_buried(node)
-    (record,) = buried(node, "graves")
+    await all_dead_letters_written(node)
+    (record,) = dead_letters_in(node, "graves")
     assert (record.key, record.value, header(record, "own")) == (None, None, None)
     assert header(record, "__dlq.errors.offset") == "2"
     await node.stop()
@@ -224,7 +228,7 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     await set_group(node, GROUP, penstock_share_dlq_rate_max="0")
     await write(node, key, (0, 49, REJECTED, 1))
     letters = node.share_state().dead_letters
-    await until(lambda: letters.open_breakers().get(GROUP) and buried_offsets(node))
+    await until(lambda: letters.open_breakers().get(GROUP) and dead_letter_offsets(node))
     assert letters.held_back == {GROUP: 1}
     await until_pending(node, 49)  # one is always let through at first
     text = (await Exposition(node.metric_sources()).scrape()).decode()
@@ -238,8 +242,8 @@ async def test_the_breaker_holds_back_and_lets_go(tmp_path: Path) -> None:
     state = await node.share_state().persister.read(*key, 0)
     assert [batch[:3] for batch in state.batches] == [(0, 49, ARCHIVED)]
     await set_group(node, GROUP, penstock_share_dlq_rate_max="-1")
-    await all_buried(node)
-    assert buried_offsets(node) == dict.fromkeys(range(50), 1)
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(50), 1)
     assert not letters.open_breakers().get(GROUP)
     await node.stop()
 
@@ -255,15 +259,15 @@ async def test_a_flood_waits_for_the_traffic_that_it_is_a_part_of(tmp_path: Path
     await write(node, key, (50, 249, 2, 1), start_offset=250)
     await until_pending(node, 25)  # a tenth of 250
     await set_group(node, GROUP, penstock_share_dlq_share_max="1")
-    await all_buried(node)
-    assert buried_offsets(node) == dict.fromkeys(range(50), 1)
+    await all_dead_letters_written(node)
+    assert dead_letter_offsets(node) == dict.fromkeys(range(50), 1)
     await node.stop()
 
 
 async def test_a_source_that_this_node_has_not_heard_of_yet_is_not_taken_for_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node leads a moment before its image says so, and that may be older than what its shard has to bury."""
+    """A new leader's image may be older than the pending dead letters of its shard."""
     node = await started(tmp_path)
     key = await prepare(node, 8)
     image, looked = node.image, []
@@ -290,7 +294,7 @@ async def test_a_source_that_this_node_has_not_heard_of_yet_is_not_taken_for_del
         node.share_state()._runtime.unload(0)  # the next life finds what is pending
         looked.clear()
         await until(lambda: len(looked) > 3)
-    await all_buried(node)
+    await all_dead_letters_written(node)
     assert not node.share_state().dead_letters.lost
-    assert buried_offsets(node) == {0: 1, 1: 1, 2: 1}
+    assert dead_letter_offsets(node) == {0: 1, 1: 1, 2: 1}
     await node.stop()

@@ -62,9 +62,9 @@ async def test_records_are_handed_out_once_and_acknowledged_for_good(node: Node)
     await share_topic(node)
     await publish(node, 10)
     one, two = await Member.join(node), await Member.join(node)
-    answer = await one.fetch(wait_ms=_LONG_MS)
-    assert answer.acquired == _all(10)
-    assert answer.values == {offset: b"v%d" % offset for offset in range(10)}
+    reply = await one.fetch(wait_ms=_LONG_MS)
+    assert reply.acquired == _all(10)
+    assert reply.values == {offset: b"v%d" % offset for offset in range(10)}
     assert (await two.fetch()).acquired == []
     assert await one.acknowledge((0, 9, [ACCEPT])) is ErrorCode.none
     state = await stored(node)
@@ -144,9 +144,9 @@ async def test_what_lies_before_the_log_is_passed_over(node: Node) -> None:
     await member.fetch(records=1, wait_ms=_LONG_MS)
     partition = node.partitions.find("t", 0)
     partition.log.delete_records_before(7)
-    answer = await member.fetch(wait_ms=_LONG_MS)
-    assert answer.acquired[-1] == (9, 1)
-    assert all(offset >= 5 for offset, _ in answer.acquired)
+    reply = await member.fetch(wait_ms=_LONG_MS)
+    assert reply.acquired[-1] == (9, 1)
+    assert all(offset >= 5 for offset, _ in reply.acquired)
 
 
 # -- where a group begins --------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ async def test_acknowledgements_on_a_new_session_are_refused(node: Node) -> None
     await publish(node, 3)
     member = await Member.join(node)
     await member.fetch(wait_ms=_LONG_MS)
-    answer = await member.ask((0, 2, [ACCEPT]), epoch=0)
-    assert answer.error_code is ErrorCode.invalid_request
+    reply = await member.ask((0, 2, [ACCEPT]), epoch=0)
+    assert reply.error_code is ErrorCode.invalid_request
     assert await member.acknowledge((0, 2, [ACCEPT]), epoch=0) is ErrorCode.invalid_share_session_epoch
     assert await member.acknowledge((0, 2, [ACCEPT])) is ErrorCode.none
 
@@ -212,8 +212,8 @@ async def test_acknowledgements_with_a_goodbye_count(node: Node) -> None:
     one, two = await Member.join(node), await Member.join(node)
     await two.fetch()
     await one.fetch(wait_ms=_LONG_MS)
-    answer = got(await one.ask((0, 1, [ACCEPT]), epoch=-1))
-    assert answer.acknowledge_error is ErrorCode.none
+    reply = got(await one.ask((0, 1, [ACCEPT]), epoch=-1))
+    assert reply.acknowledge_error is ErrorCode.none
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(2, 2), (3, 2)]
 
 
@@ -224,8 +224,8 @@ async def test_a_lost_connection_frees_what_was_held(node: Node) -> None:
     await one.fetch(wait_ms=_LONG_MS)
     waiting = await _waiting(node, two)
     await one.vanish()
-    answer = await waiting
-    assert answer.acquired == _all(3, delivery=2)
+    reply = await waiting
+    assert reply.acquired == _all(3, delivery=2)
 
 
 async def test_no_more_sessions_than_allowed(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ async def test_a_group_with_a_long_name_is_refused_and_not_kept(node: Node) -> N
 async def test_partitions_in_sessions_are_bounded(node: Node) -> None:
     """A client may name partitions without end, whether they exist or not."""
     await share_topic(node)
-    node.share().sessions._places_max = 5
+    node.share().sessions._partitions_max = 5
     one, two = await Member.join(node), await Member.join(node)
     for partitions in (range(3), range(2, 5), range(5)):
         assert (await one.ask(partitions=partitions)).error_code is ErrorCode.none
@@ -342,8 +342,8 @@ async def test_waiting_requests_are_told_that_the_topic_is_gone(node: Node) -> N
     await share_topic(node)
     waiting = await _waiting(node, await Member.join(node))
     await delete_topic(node, "t")
-    answer = await waiting
-    assert answer.error in (ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition)
+    reply = await waiting
+    assert reply.error in (ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition)
     assert len(node.share()) == 0
 
 
@@ -370,8 +370,8 @@ async def test_renewals_in_a_fetch_come_alone(node: Node) -> None:
     refused = await member.ask((0, 0, [RENEW]), is_renew_ack=True, epoch=member.epoch)
     assert refused.error_code is ErrorCode.invalid_request
     only = {"min_bytes": 0, "max_bytes": 0, "records": 0}
-    answer = await member.fetch((0, 0, [RENEW]), is_renew_ack=True, **only)
-    assert (answer.acknowledge_error, answer.acquired) == (ErrorCode.none, [])
+    reply = await member.fetch((0, 0, [RENEW]), is_renew_ack=True, **only)
+    assert (reply.acknowledge_error, reply.acquired) == (ErrorCode.none, [])
     assert await member.acknowledge((0, 0, [RENEW])) is ErrorCode.invalid_request
     assert await member.acknowledge((0, 0, [ACCEPT])) is ErrorCode.none
 

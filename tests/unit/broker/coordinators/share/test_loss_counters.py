@@ -42,9 +42,9 @@ class Client:
         member = await Member.join(node)
         end = node.partitions.find("t", 0).log.end_offset
         while not self.delivered or self.delivered[-1] < end - 1:
-            answer = await member.fetch(records=4, share_acquire_mode=1, wait_ms=_LONG_MS)
-            got = [offset for offset, _ in answer.acquired]
-            assert got, answer
+            reply = await member.fetch(records=4, share_acquire_mode=1, wait_ms=_LONG_MS)
+            got = [offset for offset, _ in reply.acquired]
+            assert got, reply
             self.delivered += got
             half = got[: (len(got) + 1) // 2]
             self.accepted += half
@@ -208,6 +208,6 @@ async def test_totals_that_come_late_take_nothing_back(tmp_path: Path) -> None:
         await share_topic(node, **_AT_MOST_ONCE)
         key = SharePartitionKey(GROUP, node.image.topics["t"].id, 0)
         for totals in (DeliveryTotals(5, 2), DeliveryTotals(3, 1)):
-            (answer,) = await node.share_state().ask([WriteState(key, 1, 0, 3, 0, [], totals)])
-            assert answer.error is ErrorCode.none
+            (reply,) = await node.share_state().handle([WriteState(key, 1, 0, 3, 0, [], totals)])
+            assert reply.error is ErrorCode.none
         assert (await stored(node)).totals == DeliveryTotals(5, 2)

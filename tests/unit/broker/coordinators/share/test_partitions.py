@@ -44,11 +44,11 @@ class Gate:
     async def write(self, *key: Any, **said: Any) -> None:
         self.writes.append(said)
         await self.open.wait()
-        if self.error is not None:
-            if self.arrives:
-                await self._write(*key, **said)
-            raise ApiError(self.error)
-        await self._write(*key, **said)
+        error = self.error  # the test may clear it while this write is on its way
+        if error is None or self.arrives:
+            await self._write(*key, **said)
+        if error is not None:
+            raise ApiError(error)
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ async def test_a_hand_out_of_a_leader_that_was_fenced_meanwhile_does_not_leave(
     one, _ = await _with_records(node, 4)
     await one.fetch(records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
     gate.error = ErrorCode.fenced_state_epoch
-    answer = await one.fetch((0, 1, [ACCEPT]), wait_ms=_LONG_MS)
-    assert (answer.error, answer.acknowledge_error) == (ErrorCode.not_leader_or_follower,) * 2
-    assert (answer.acquired, answer.values) == ([], {})
+    reply = await one.fetch((0, 1, [ACCEPT]), wait_ms=_LONG_MS)
+    assert (reply.error, reply.acknowledge_error) == (ErrorCode.not_leader_or_follower,) * 2
+    assert (reply.acquired, reply.values) == ([], {})
 
 
 # -- at most once ----------------------------------------------------------------------------------------

@@ -65,10 +65,10 @@ async def test_what_is_committed_is_handed_out_and_nothing_else(node: Node) -> N
     await _write(node, 7, 1, sequence=3)  # 8, committed
     await _end(node, 7, commit=True)  # 9
     member = await Member.join(node)
-    answer = await member.fetch(wait_ms=_LONG_MS)
-    assert [offset for offset, _ in answer.acquired] == [2, 3, 6, 8]
-    assert sorted(answer.values) == [2, 3, 6, 8]
-    said = [(first, last, [ACCEPT]) for first, last, _ in answer.ranges]
+    reply = await member.fetch(wait_ms=_LONG_MS)
+    assert [offset for offset, _ in reply.acquired] == [2, 3, 6, 8]
+    assert sorted(reply.values) == [2, 3, 6, 8]
+    said = [(first, last, [ACCEPT]) for first, last, _ in reply.ranges]
     assert await member.acknowledge(*said) is ErrorCode.none
     assert (await stored(node)).start_offset == 10, "what is not handed out is not waited for"
 

@@ -115,8 +115,8 @@ async def test_a_log_that_loses_records_during_a_write_is_read_on_afterwards(
     partition = node.partitions.find("t", 0)
     partition.log.delete_records_before(2)
     partition.start_moved()
-    answer = await two.fetch()
-    assert (answer.error, answer.acquired) == (ErrorCode.none, [])
+    reply = await two.fetch()
+    assert (reply.error, reply.acquired) == (ErrorCode.none, [])
     may_write.set()
     assert await said is ErrorCode.none
     assert (await two.fetch(wait_ms=_LONG_MS)).acquired == [(2, 2), (3, 2)]
@@ -138,8 +138,8 @@ async def test_a_state_that_cannot_be_read_yet_is_nothing_to_have(
     member = await Member.join(node)
     with monkeypatch.context() as patched:
         patched.setattr(node.share_state().persister, "read", nobody_there)
-        answer = await member.fetch(wait_ms=10)
-        assert (answer.error, answer.acquired) == (ErrorCode.none, [])
+        reply = await member.fetch(wait_ms=10)
+        assert (reply.error, reply.acquired) == (ErrorCode.none, [])
     assert (await member.fetch(wait_ms=_LONG_MS)).acquired == [(0, 1), (1, 1)]
 
 
@@ -158,8 +158,8 @@ async def test_at_most_once_no_more_is_made_final_than_was_asked_for(node: Node)
     member = await Member.join(node)
     await member.ask(partitions=(0, 1, 2), records=0)
     await until(lambda: sum(led.rules is not None for led in node.share()) == 3)
-    answer = await member.ask(partitions=(0, 1, 2), records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
-    parts = [part for topic in answer.responses for part in topic.partitions]
+    reply = await member.ask(partitions=(0, 1, 2), records=2, share_acquire_mode=1, wait_ms=_LONG_MS)
+    parts = [part for topic in reply.responses for part in topic.partitions]
     assert sum(one.last_offset - one.first_offset + 1 for part in parts for one in part.acquired_records) == 2
     states = [await stored(node, index=index) for index in (0, 1, 2)]
     assert sum(state.totals.handed_out for state in states) == 2
@@ -174,8 +174,8 @@ async def test_at_most_once_what_is_given_back_makes_room(node: Node) -> None:
     assert len((await one.fetch(records=100, wait_ms=_LONG_MS)).acquired) == 100
     waiting = await _long_poll(node, two, wait_ms=_FOR_EVER_MS)
     await one.acknowledge((0, 99, [RELEASE]))
-    answer = await asyncio.wait_for(waiting, timeout=_LONG_MS / 1000)
-    assert [offset for offset, _ in answer.acquired] == [100, 101, 102, 103, 104]
+    reply = await asyncio.wait_for(waiting, timeout=_LONG_MS / 1000)
+    assert [offset for offset, _ in reply.acquired] == [100, 101, 102, 103, 104]
 
 
 # -- records of which members die ------------------------------------------------------------------------

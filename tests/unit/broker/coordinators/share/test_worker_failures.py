@@ -25,10 +25,12 @@ from penstock.protocol.share_failures import (
 ERROR = WorkerError("ValueError", "no such customer", "")
 
 
+_SETTINGS = {"share_coordinator_state_topic_num_partitions": "1", "penstock_flush": "never"}
+
+
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    settings = {"share_coordinator_state_topic_num_partitions": "1", "penstock_flush": "never"}
-    async with running(tmp_path, **settings) as node:
+    async with running(tmp_path, **_SETTINGS) as node:
         yield node
 
 
@@ -40,7 +42,9 @@ async def tell(node: Node, topic_id: UUID, *failures: WorkerFailure, partition: 
 
 async def kept(node: Node) -> list[int]:
     (offsets,) = await node.share_state().read_all(
-        lambda shard: [offset for burials in shard._dead_letters.values() for offset in burials.errors]
+        lambda shard: [
+            offset for dead_letters in shard._dead_letters.values() for offset in dead_letters.errors
+        ]
     )
     return offsets
 
@@ -63,6 +67,22 @@ async def test_only_what_is_said_of_records_in_delivery_counts(node: Node) -> No
     # The group has no delay: what was not asked to rest comes again at once.
     assert await member.acknowledge((0, 2, [RELEASE])) is ErrorCode.none
     assert (await member.fetch(wait_ms=20_000)).acquired == [(1, 2), (2, 2)]
+
+
+async def test_a_delay_that_was_asked_for_outlives_a_restart(tmp_path: Path) -> None:
+    """The leader and the share coordinator load it again: a long delay goes on, a short one is over."""
+    async with running(tmp_path, **_SETTINGS) as node:
+        await share_topic(node)
+        await publish(node, 3)
+        member = await Member.join(node)
+        assert (await member.fetch(wait_ms=20_000)).acquired
+        asked = [WorkerFailure(0, 1, delay_ms=3_600_000), WorkerFailure(1, 1, delay_ms=1)]
+        assert await tell(node, member.topic_id, *asked) is ErrorCode.none
+        assert await member.acknowledge((0, 2, [RELEASE])) is ErrorCode.none
+    async with running(tmp_path, **_SETTINGS) as node:
+        member = await Member.join(node)
+        assert (await member.fetch(wait_ms=20_000)).acquired == [(1, 2), (2, 2)]
+        assert (await member.fetch(wait_ms=1)).acquired == []
 
 
 async def test_what_is_not_for_clients_or_too_large_ends_the_connection(node: Node) -> None:

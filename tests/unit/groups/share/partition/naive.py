@@ -225,14 +225,14 @@ class Naive:
             self._let_go(record, policy, now_ms, chance, in_flight_records.DELIVERY_LIMIT_REACHED)
 
     def _let_go(
-        self, record: Record, policy: SharePartitionPolicy, now_ms: int, chance: float, burial: int
+        self, record: Record, policy: SharePartitionPolicy, now_ms: int, chance: float, dead_letter: int
     ) -> None:
         if record.state == in_flight_records.ACQUIRED_FINAL:
             record.state = in_flight_records.ACKNOWLEDGED
         elif policy.is_at_most_once:
             record.target = in_flight_records.ARCHIVED
         elif record.count >= policy.delivery_limit:
-            record.target = burial if policy.writes_dead_letters else in_flight_records.ARCHIVED
+            record.target = dead_letter if policy.writes_dead_letters else in_flight_records.ARCHIVED
         elif policy.backoff is not None:
             record.target = in_flight_records.DELAYED
             record.time_ms = now_ms + policy.backoff.delay_ms(record.count, chance)
@@ -278,11 +278,11 @@ class Naive:
     def settle(self) -> None:
         for record in self.records.values():
             if record.launched and record.target is not None:
-                burial = record.target in (
+                dead_letter = record.target in (
                     in_flight_records.DELIVERY_LIMIT_REACHED,
                     in_flight_records.REJECTED,
                     in_flight_records.LOCK_EXPIRED,
                 )
-                record.state = in_flight_records.ARCHIVED if burial else record.target
+                record.state = in_flight_records.ARCHIVED if dead_letter else record.target
                 record.target, record.launched = None, False
         self.move_start()

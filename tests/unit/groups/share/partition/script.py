@@ -15,7 +15,7 @@ from penstock.groups.share.partition.share_partition_state import (
     ShareCounters,
     SharePartitionPolicy,
 )
-from penstock.groups.share.state.share_state import DeliveryTotals
+from penstock.groups.share.state.share_state import DeliveryTotals, RecordDelay
 from penstock.protocol.errors import ApiError
 
 _KINDS = {"gap": 0, "accept": 1, "release": 2, "reject": 3, "renew": 4}
@@ -28,7 +28,12 @@ _NAMES = {
     5: "delayed",
     6: "paid",
 }
-_STORED = {**_NAMES, 32: "buried (limit)", 33: "buried (rejected)", 34: "buried (lock expired)"}
+_STORED = {
+    **_NAMES,
+    32: "dead-lettered (limit)",
+    33: "dead-lettered (rejected)",
+    34: "dead-lettered (lock expired)",
+}
 
 
 class Script:
@@ -38,6 +43,7 @@ class Script:
         self.policy = SharePartitionPolicy(lock_ms=1000, delivery_limit=3, locks_max=100)
         self.counters = ShareCounters()
         self.totals = DeliveryTotals()  # as they are stored
+        self.delays: dict[int, RecordDelay] = {}  # likewise
         self.now_ms = 0
         self.log: list[tuple[int, int, bool]] = []
         self.partition: SharePartition | None = None
@@ -57,12 +63,12 @@ class Script:
         return self.partition
 
     def do_policy(self, *words: str) -> Iterator[str]:
-        """at-most-once, bury, delay=MS, limit=N, locks=N, no-renewals"""
+        """at-most-once, dead-letters, delay=MS, limit=N, locks=N, no-renewals"""
         for word in words:
             name, _, value = word.partition("=")
             change = {
                 "at-most-once": lambda: {"is_at_most_once": True},
-                "bury": lambda: {"writes_dead_letters": True},
+                "dead-letters": lambda: {"writes_dead_letters": True},
                 "delay": lambda value=value: {
                     "backoff": RedeliveryBackoff(int(value), int(value) * 8, 0, True)
                 },
@@ -90,7 +96,14 @@ class Script:
             code = next(code for code, name in _NAMES.items() if name == state)
             batches.append((int(first), int(last), code, int(count)))
         self.partition = SharePartition(
-            int(start), batches, self.policy, self.counters, self.totals, now_ms=self.now_ms, chance=0
+            int(start),
+            batches,
+            self.policy,
+            self.counters,
+            self.totals,
+            tuple(self.delays.values()),
+            now_ms=self.now_ms,
+            chance=0,
         )
         yield from self.do_show()
 
@@ -158,10 +171,13 @@ class Script:
             yield f"{first}-{last} {_STORED[state]}, delivery {count}"
         if self.write.totals is not None:
             yield _shown(self.write.totals)
+        for offset, count, due_ms in self.write.delays:
+            yield f"{offset} from delivery {count} not before {due_ms}"
 
     def do_written(self) -> Iterator[str]:
         assert self.write is not None
         self.totals = self.write.totals or self.totals
+        self.delays |= {delay.offset: delay for delay in self.write.delays}
         self.rules.written()
         yield from self.do_show()
 

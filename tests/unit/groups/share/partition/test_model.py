@@ -37,7 +37,7 @@ class Store:
     def __init__(self) -> None:
         self.start = 0
         self.records: dict[int, tuple[int, int]] = {}
-        self.buried: dict[int, int] = {}
+        self.dead_letters: dict[int, int] = {}
         self.totals = DeliveryTotals()
 
     def write(self, write: PendingWrite) -> None:
@@ -50,7 +50,7 @@ class Store:
 
     def _put(self, offset: int, state: int, count: int) -> None:
         if state >= in_flight_records.DELIVERY_LIMIT_REACHED:
-            assert self.buried.setdefault(offset, state) == state, "buried for two reasons"
+            assert self.dead_letters.setdefault(offset, state) == state, "two dead letters"
             state = in_flight_records.ARCHIVED
         before = self.records.get(offset, (0, 0))
         if (count, state) >= (before[1], before[0]):

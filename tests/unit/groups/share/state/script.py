@@ -1,11 +1,11 @@
 """Runs a script of share state operations and writes down everything that comes of each.
 
-A line that starts with `>` is an operation; the lines below it are the records stored, the answers given, and what is
+A line that starts with `>` is an operation; the lines below it are the records stored, the replies given, and what is
 kept of the share partition where it has changed. `restart` loads a new shard from the records.
 
     init PARTITION epoch=1 start=0          write PARTITION 0-4:acked/1 5:limit/5 [epoch= leader= start= complete=]
     read PARTITION leader=3                 summary PARTITION        delete PARTITION
-    bury                                    who buries asks for work  plan PARTITION 1-3 sequence=0
+    dead_letters                            the writer asks for work  plan PARTITION 1-3 sequence=0
     settle PARTITION                        done; `giveup` instead: the plan was not carried out
 """
 
@@ -28,7 +28,7 @@ from penstock.groups.share.state.share_state import (
     offset_count,
 )
 from penstock.groups.share.state.share_state_records import DeadLetterPlan, DeadLetterTarget, SettledPlan
-from penstock.groups.share.state.share_state_shard import CoordinatorResult, ShareCoordinatorShard
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard, ShareStateResult
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.stored_records import key_type
 
@@ -75,30 +75,30 @@ class Script:
         batches = [_range(word) for word in words[1:]]
         yield from self._ask(WriteState(key_of(words[0]), *epochs, start, complete, batches))
 
-    def _ask(self, question: ShareStateRequest) -> Iterator[str]:
-        yield from self._do(self.shard.ask([question], "asker", now_ms=0))
+    def _ask(self, request: ShareStateRequest) -> Iterator[str]:
+        yield from self._do(self.shard.handle([request], "leader", now_ms=0))
 
-    def _bury(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
-        yield from self._do(self.shard.next_dead_letters([key_of(word) for word in words], "undertaker"))
+    def _dead_letters(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
+        yield from self._do(self.shard.next_dead_letters([key_of(word) for word in words], "writer"))
 
     def _plan(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         offsets = tuple(_range(f"{word}:limit/0")[:2] for word in words[1:])
         plan = DeadLetterPlan(7, 0, options["sequence"], "graves", GRAVES, offsets, offsets)
-        yield from self._do(self.shard.plan_dead_letters(key_of(words[0]), plan, "undertaker"))
+        yield from self._do(self.shard.plan_dead_letters(key_of(words[0]), plan, "writer"))
 
     def _settle(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         plan = self._open_plan(words[0])
         settled = SettledPlan(True, options.get("lost", 0), plan.resolved if plan else ())
-        yield from self._do(self.shard.settle_dead_letters(key_of(words[0]), settled, plan, "undertaker"))
+        yield from self._do(self.shard.settle_dead_letters(key_of(words[0]), settled, plan, "writer"))
 
     def _giveup(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
         plan = self._open_plan(words[0])
         yield from self._do(
-            self.shard.settle_dead_letters(key_of(words[0]), SettledPlan(False, 0, ()), plan, "undertaker")
+            self.shard.settle_dead_letters(key_of(words[0]), SettledPlan(False, 0, ()), plan, "writer")
         )
 
     def _open_plan(self, partition: str) -> DeadLetterPlan | None:
-        view = self.shard.burial(key_of(partition))
+        view = self.shard.pending_dead_letters(key_of(partition))
         return None if view is None else view.plan
 
     def _restart(self, words: list[str], options: dict[str, int]) -> Iterator[str]:
@@ -108,13 +108,13 @@ class Script:
         assert self.shard.stored() == before
         yield f"loaded from {len(self.log)} records"
 
-    def _do(self, work: CoordinatorResult) -> Iterator[str]:
+    def _do(self, work: ShareStateResult) -> Iterator[str]:
         for record in work.records:
             self.shard.replay(*record)
             yield f"store {_stored(*record)}"
         self.log += work.records
         for token, reply in work.replies:
-            yield from _told(str(token), reply)
+            yield from _replied(str(token), reply)
 
     def _changes(self) -> Iterator[str]:
         kept = {key: _kept(stored) for key, stored in self.shard.stored().items()}
@@ -153,7 +153,7 @@ def _stored(key: bytes, value: bytes | None) -> str:
             update = share_state_records.decode_update(value)
             return f"g-{partition}: update of {_list(update.batches)}, start {update.start_offset}"
         case share_state_records.DEAD_LETTERS_PENDING:
-            return f"g-{partition}: to bury {_list(share_state_records.decode_pending(value))}"
+            return f"g-{partition}: dead letters pending {_list(share_state_records.decode_pending(value))}"
         case share_state_records.DEAD_LETTER_PLAN:
             plan = share_state_records.decode_plan(value)
             return f"g-{partition}: plan {_list(plan.offsets)} to {plan.topic} at sequence {plan.sequence}"
@@ -161,7 +161,7 @@ def _stored(key: bytes, value: bytes | None) -> str:
             return f"g-{partition}: settled {_list(share_state_records.decode_settled(value).resolved)}"
 
 
-def _told(token: str, reply: object) -> Iterator[str]:
+def _replied(token: str, reply: object) -> Iterator[str]:
     if not (isinstance(reply, tuple) and reply and isinstance(reply[0], ShareStateReply)):
         yield f"{token}: {[f'g-{key.partition}' for key in reply] if isinstance(reply, tuple) else reply}"
         return
@@ -187,7 +187,7 @@ def _kept(stored: tuple[object, ...]) -> str:
             f"{_list(state.batches)}"  # type: ignore[attr-defined]
         )
     if view is not None and (view.pending or view.plan):  # type: ignore[attr-defined]
-        parts.append(f"{offset_count(view.pending)} to bury")  # type: ignore[attr-defined]
+        parts.append(f"{offset_count(view.pending)} dead letters pending")  # type: ignore[attr-defined]
     if view is not None and view.plan:  # type: ignore[attr-defined]
         parts.append(f"planned {_list(view.plan.offsets)}")  # type: ignore[attr-defined]
     return ", ".join(parts) or "nothing"

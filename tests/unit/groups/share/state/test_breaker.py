@@ -49,7 +49,7 @@ def test_what_was_not_used_is_there_for_others() -> None:
     assert breaker.take(50, 62_000) == 4
 
 
-def test_what_was_buried_without_a_rate_is_no_debt_under_one() -> None:
+def test_dead_letters_written_without_a_rate_are_no_debt_under_one() -> None:
     breaker = DeadLetterBreaker()
     assert breaker.take(1_000_000, 0) == 1_000_000
     breaker.configure(10, None)

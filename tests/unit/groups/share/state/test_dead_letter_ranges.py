@@ -13,7 +13,7 @@ from penstock.groups.share.state.share_state import (
     WriteState,
 )
 from penstock.groups.share.state.share_state_records import DeadLetterPlan, DeadLetterTarget, SettledPlan
-from penstock.groups.share.state.share_state_shard import CoordinatorResult, ShareCoordinatorShard
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard, ShareStateResult
 from penstock.groups.share.state.stored_share_state import StoredDeadLetters
 from penstock.protocol.dead_letter_headers import ERROR_CLASS_HEADER, ERROR_MESSAGE_HEADER, ERROR_STACK_HEADER
 from penstock.protocol.record_batch import decode_records
@@ -23,23 +23,23 @@ GRAVES = DeadLetterTarget(UUID(int=9), 0)
 
 
 def planned(*offsets: tuple[int, int]) -> StoredDeadLetters:
-    burials = StoredDeadLetters()
-    burials.add([(0, 9, DEAD_LETTER_LIMIT, 5)])
-    burials.begin(DeadLetterPlan(7, 0, 0, "graves", GRAVES, offsets, offsets))
-    return burials
+    dead_letters = StoredDeadLetters()
+    dead_letters.add([(0, 9, DEAD_LETTER_LIMIT, 5)])
+    dead_letters.begin(DeadLetterPlan(7, 0, 0, "graves", GRAVES, offsets, offsets))
+    return dead_letters
 
 
-def test_what_is_lost_was_not_buried() -> None:
+def test_lost_records_are_not_counted_as_written() -> None:
     """Given up with its source, or refused for good."""
-    burials = planned((0, 3))
-    burials.settle(SettledPlan(True, 10, ((0, 9),)))
-    assert (burials.pending_count, burials.buried, burials.lost) == (0, 0, 10)
+    dead_letters = planned((0, 3))
+    dead_letters.settle(SettledPlan(True, 10, ((0, 9),)))
+    assert (dead_letters.pending_count, dead_letters.written, dead_letters.lost) == (0, 0, 10)
 
 
-def test_what_was_planned_is_buried_and_the_rest_waits() -> None:
-    burials = planned((0, 3))
-    burials.settle(SettledPlan(True, 0, (), as_planned=True))
-    assert (burials.pending_count, burials.buried, burials.lost) == (6, 4, 0)
+def test_a_settled_plan_counts_as_written_and_the_rest_waits() -> None:
+    dead_letters = planned((0, 3))
+    dead_letters.settle(SettledPlan(True, 0, (), as_planned=True))
+    assert (dead_letters.pending_count, dead_letters.written, dead_letters.lost) == (6, 4, 0)
 
 
 ERROR = WorkerError("ValueError", "no such customer", "Traceback ...")
@@ -49,12 +49,12 @@ def test_errors_survive_a_restart_until_their_letters_are_written() -> None:
     key = SharePartitionKey("g", UUID(int=1), 0)
     shard = ShareCoordinatorShard()
 
-    def decide(work: CoordinatorResult) -> None:
+    def decide(work: ShareStateResult) -> None:
         for record in work.records:
             shard.replay(*record)
 
-    def asked(question: ShareStateRequest) -> None:
-        decide(shard.ask([question], "t", now_ms=0))
+    def asked(request: ShareStateRequest) -> None:
+        decide(shard.handle([request], "t", now_ms=0))
 
     asked(InitializeState(key, 1, 0))
     asked(StoreWorkerErrors(key, (WorkerFailure(3, 2, error=ERROR), WorkerFailure(4, 1, error=ERROR))))
@@ -63,23 +63,23 @@ def test_errors_survive_a_restart_until_their_letters_are_written() -> None:
     for record in shard.checkpoint(shard.names(), "t", now_ms=0, bytes_max=1 << 20).records:
         again.replay(*record)
     assert again.stored() == shard.stored()
-    view = again.burial(key)
+    view = again.pending_dead_letters(key)
     assert view is not None
     assert view.errors == {3: (2, ERROR), 4: (1, ERROR)}
     decide(shard.settle_dead_letters(key, SettledPlan(True, 0, ((3, 3),)), None, "t"))
-    (burials,) = shard._dead_letters.values()
-    assert list(burials.errors) == [4]
+    (dead_letters,) = shard._dead_letters.values()
+    assert list(dead_letters.errors) == [4]
     asked(DeleteState(key))
     assert not shard.names()
 
 
 def test_errors_take_a_bounded_room() -> None:
-    burials = StoredDeadLetters()
-    burials.explain([WorkerFailure(offset, 1, error=ERROR) for offset in range(2_000)])
-    assert list(burials.errors) == list(range(1_500, 2_000))
+    dead_letters = StoredDeadLetters()
+    dead_letters.add_errors([WorkerFailure(offset, 1, error=ERROR) for offset in range(2_000)])
+    assert list(dead_letters.errors) == list(range(1_500, 2_000))
     large = WorkerError("E", "m", "x" * 8_000)
-    burials.explain([WorkerFailure(offset, 1, error=large) for offset in range(100)])
-    assert list(burials.errors) == list(range(84, 100))
+    dead_letters.add_errors([WorkerFailure(offset, 1, error=large) for offset in range(100)])
+    assert list(dead_letters.errors) == list(range(84, 100))
 
 
 def test_a_letter_takes_the_error_of_its_own_delivery() -> None:

@@ -20,13 +20,13 @@ from penstock.protocol.errors import ErrorCode
 KEY = SharePartitionKey("g", UUID(int=1), 0)
 
 
-def ask(shard: ShareCoordinatorShard, question: ShareStateRequest) -> ShareStateReply:
-    work = shard.ask([question], "token", now_ms=0)
+def ask(shard: ShareCoordinatorShard, request: ShareStateRequest) -> ShareStateReply:
+    work = shard.handle([request], "token", now_ms=0)
     for key, value in work.records:
         shard.replay(key, value)
-    answers = work.replies[0][1]
-    assert isinstance(answers, Sequence)
-    return answers[0]
+    replies = work.replies[0][1]
+    assert isinstance(replies, Sequence)
+    return replies[0]
 
 
 def begun() -> ShareCoordinatorShard:

@@ -77,15 +77,15 @@ def test_records_of_dead_letters_are_read_as_they_were_written() -> None:
     assert share_state_records.decode_plan(share_state_records.encode_plan(plan)) == plan
     for settled in (SettledPlan(True, 0, ((1, 5),)), SettledPlan(False, 3, ())):
         assert share_state_records.decode_settled(share_state_records.encode_settled(settled)) == settled
-    for burials in (
+    for dead_letters in (
         DeadLetterSnapshot(5, 6, DeadLetterProducer(9, 1, 80, target)),
         DeadLetterSnapshot(0, 0, None),
     ):
         assert (
             share_state_records.decode_dead_letter_snapshot(
-                share_state_records.encode_dead_letter_snapshot(burials)
+                share_state_records.encode_dead_letter_snapshot(dead_letters)
             )
-            == burials
+            == dead_letters
         )
     entries = [(1, 5, 32, 5), (8, 8, 33, 1)]
     assert share_state_records.decode_pending(share_state_records.encode_pending(entries)) == entries

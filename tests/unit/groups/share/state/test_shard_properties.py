@@ -47,7 +47,7 @@ def by_offset(ranges: Sequence[StateRange]) -> dict[int, tuple[int, int]]:
     return known
 
 
-def is_tidy(ranges: Sequence[StateRange]) -> bool:
+def is_normalized(ranges: Sequence[StateRange]) -> bool:
     neighbours = pairwise(ranges)
     return all(a[1] < b[0] and (a[1] + 1 < b[0] or a[2:] != b[2:]) and a[0] <= a[1] for a, b in neighbours)
 
@@ -56,7 +56,7 @@ def is_tidy(ranges: Sequence[StateRange]) -> bool:
 def test_ranges_are_put_together_offset_by_offset(left: list[StateRange], right: list[StateRange]) -> None:
     combined = overlay(normalize(left), normalize(right))
     assert by_offset(combined) == by_offset([*left, *right])
-    assert is_tidy(combined)
+    assert is_normalized(combined)
     merged = list(normalize(left))
     merge_into(merged, normalize(right))
     assert merged == combined
@@ -92,13 +92,13 @@ class Log:
     def _fresh(self) -> ShareCoordinatorShard:
         return ShareCoordinatorShard(updates_per_snapshot=self._updates_per_snapshot)
 
-    def ask(self, *questions: InitializeState | ReadState | WriteState) -> ShareStateReply:
-        work = self.shard.ask(questions, "me", now_ms=len(self.batches))
+    def ask(self, *requests: InitializeState | ReadState | WriteState) -> ShareStateReply:
+        work = self.shard.handle(requests, "me", now_ms=len(self.batches))
         self.append(work.records)
-        ((token, answers),) = work.replies
+        ((token, replies),) = work.replies
         assert token == "me"
-        assert isinstance(answers, tuple)
-        return answers[-1]  # type: ignore[no-any-return]
+        assert isinstance(replies, tuple)
+        return replies[-1]  # type: ignore[no-any-return]
 
     def append(self, records: tuple[tuple[bytes, bytes | None], ...]) -> None:
         for record in records:
@@ -176,13 +176,13 @@ def test_the_shard_equals_the_model_and_so_does_what_is_loaded_from_any_prefix(
 
 
 def check(shard: ShareCoordinatorShard, model: Model) -> None:
-    state, _, burials = shard.stored()[KEY]
+    state, _, dead_letters = shard.stored()[KEY]
     assert state is not None
     assert state.start_offset == model.start
-    assert is_tidy(state.batches)
+    assert is_normalized(state.batches)
     assert by_offset(state.batches) == model.known
     assert state.totals == model.totals
-    assert by_offset(() if burials is None else burials.pending) == model.pending
+    assert by_offset(() if dead_letters is None else dead_letters.pending) == model.pending
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 5), st.integers(0, 5))
@@ -204,7 +204,7 @@ def test_older_leaders_and_other_states_are_fenced(
     if answer.error is not ErrorCode.none:
         assert log.shard.stored() == before
         loaded = log.loaded(len(log.batches))
-        again = loaded.ask([WriteState(KEY, other_epoch, other_leader, 5, 0, [])], "me", now_ms=0)
+        again = loaded.handle([WriteState(KEY, other_epoch, other_leader, 5, 0, [])], "me", now_ms=0)
         assert again.replies == (("me", (answer,)),)
     assert (log.ask(ReadState(KEY, other_leader)).error is ErrorCode.none) == (other_leader >= leader)
 
@@ -244,7 +244,7 @@ def test_totals_outlive_a_new_start_and_go_with_the_share_partition() -> None:
         DeliveryTotals(3, 1),
         {KEY: DeliveryTotals(3, 1)},
     )
-    log.append(log.shard.ask([DeleteState(KEY)], "me", now_ms=0).records)
+    log.append(log.shard.handle([DeleteState(KEY)], "me", now_ms=0).records)
     assert (log.shard.keys(), log.shard.totals(), log.loaded(len(log.batches)).keys()) == ((), {}, ())
     log.ask(InitializeState(KEY, 1, 0))
     assert log.ask(ReadState(KEY, 5)).state == ShareState(1, 0)
@@ -297,7 +297,7 @@ def test_traffic_is_of_when_it_was() -> None:
     log, breaker = Log(500), DeadLetterBreaker(share_max=0.1)
     log.ask(InitializeState(KEY, 1, 0))
     for start, now_ms in ((1_000, 2_500), (2_000, 2_900), (2_300, 3_000), (3_000, 120_000)):
-        log.append(log.shard.ask([WriteState(KEY, 1, 5, start, 0, [])], "me", now_ms=now_ms).records)
+        log.append(log.shard.handle([WriteState(KEY, 1, 5, start, 0, [])], "me", now_ms=now_ms).records)
     finished = log.shard.take_finished()
     assert finished == (
         (2_000, {KEY.group: 2_000}),

@@ -1,0 +1,1 @@
+"""`penstock apply`: the file that declares who may do what, the plan, and its execution."""
