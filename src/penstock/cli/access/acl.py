@@ -139,7 +139,7 @@ class RuleOptions:
         Pattern,
         typer.Option(
             "--resource-pattern-type",
-            help="How names are meant. To list or remove also `any`, and `match`: all rules that cover the name.",
+            help="`literal` or `prefixed`. To list or remove: `any` for both, `match` for rules that cover the name.",
             case_sensitive=False,
         ),
     ] = Pattern.LITERAL

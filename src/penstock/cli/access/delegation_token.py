@@ -163,7 +163,10 @@ def expire(
     after: Annotated[
         str | None,
         typer.Option(
-            "--after", metavar="TIME", help="Let it expire then. Default: at once.", show_default=False
+            "--after",
+            metavar="TIME",
+            help="The token expires after this time, such as 12h. Default: at once.",
+            show_default=False,
         ),
     ] = None,
     yes: Yes = False,

@@ -140,7 +140,9 @@ def remove(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="QUOTA", help="Quotas by name, as `list` shows them; all without.", show_default=False
+            metavar="QUOTA",
+            help="Quotas to remove, by the names that `list` shows. Default: all.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
