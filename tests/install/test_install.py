@@ -1,8 +1,9 @@
-"""What a newcomer gets from `pip install 'penstock[...]'` in an empty folder: the README's examples work."""
+"""What a newcomer gets from `pip install 'penstock[...]'` in an empty folder: the examples of the first pages work."""
 
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +13,19 @@ from tests.install.environments import ROOT, Environment, build_wheel, installed
 
 pytestmark = pytest.mark.timeout(1800)
 
-#: What each of the smaller extras is for, as a program that does not run without it.
+#: The extras that pyproject.toml declares, but for the one that other tests install, and those of this repository.
+EXTRAS = sorted(
+    tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys()
+    - {"spark", "dev", "docs"}
+)
+#: What each of them is for, as a program that does not run without it.
 USES = {
     "redis": "import redis; from penstock.client.databases.redis import *",
     "postgres": "import psycopg; import penstock.client.databases.postgres",
     "outbox": "import sqlalchemy; import penstock.client.outbox",
     "tracing": "import penstock.client.opentelemetry_spans",
     "connect": "import grpc; import pyspark.sql.connect.session",
+    "security": "import penstock.security.oauthbearer; import penstock.testing.certificates",
 }
 ORDERS = [
     {"id": "1", "customer": "ada", "quantity": 2, "price": 1.5},
@@ -43,14 +50,16 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "empty"
 
 
-def readme_block(language: str, holding: str) -> str:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def example(language: str, holding: str) -> str:
+    """Return the block of the README, or of the page that goes on from it, that holds this text."""
+    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/first-steps.md"))
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     (found,) = [text for kind, text in blocks if kind == language and holding in text]
     return str(found)
 
 
-def readme_commands(holding: str) -> list[list[str]]:
-    lines = [line.partition(" #")[0].split() for line in readme_block("", holding).splitlines()]
+def example_commands(holding: str) -> list[list[str]]:
+    lines = [line.partition(" #")[0].split() for line in example("", holding).splitlines()]
     return [words for words in lines if words]
 
 
@@ -59,19 +68,19 @@ def test_the_application(wheel: Path, environment: Path, empty: Path, fresh_brok
     made = linked(environment, wheel, "", "pytest")
     check_application(made, empty, fresh_broker.bootstrap_servers)
     (empty / "test_orders.py").write_text(
-        "def publish_orders(servers): pass\n\n" + readme_block("python", "def test_orders")
+        "def publish_orders(servers): pass\n\n" + example("python", "def test_orders")
     )
     assert "1 passed" in made.run("python", "-m", "pytest", "-q", "test_orders.py", cwd=empty)
 
 
 def check_application(made: Environment, empty: Path, bootstrap: str) -> None:
-    code = readme_block("python", "app.run()").replace("localhost:9092", bootstrap)
+    code = example("python", "app.run()").replace("localhost:9092", bootstrap)
     # It runs until it is told to stop: that is when the order has come.
     ends = "\ndef bill(order: Order) -> None:\n    threading.Thread(target=app.stop).start()\n"
     code = "import threading\n" + code.replace("\ndef bill(order: Order) -> None:\n", ends)
     (empty / "app.py").write_text(code)
     assert made.run("python", "app.py", cwd=empty) == "alice owes 9.5\n"
-    for command in readme_commands("penstock group alter workers"):
+    for command in example_commands("penstock group alter workers"):
         made.run(*command, cwd=empty, PENSTOCK_BOOTSTRAP=bootstrap)
 
 
@@ -80,17 +89,17 @@ def test_the_pipeline(wheel: Path, environment: Path, empty: Path, fresh_broker:
 
 
 def check_pipeline(made: Environment, empty: Path, bootstrap: str) -> list[list[str]]:
-    """Returns the other commands of that example."""
+    """Return the commands that go on from that pipeline."""
     given = {"PENSTOCK_BOOTSTRAP": bootstrap}
     made.run("penstock", "topic", "create", "orders", cwd=empty, **given)
     (empty / "orders").write_text("\n".join([*map(json.dumps, ORDERS), "no order"]) + "\n")
     made.run("penstock", "produce", "orders", "--file", "orders", cwd=empty, **given)
-    (empty / "orders_pipeline.py").write_text(readme_block("python", "@pipeline"))
-    run, *others = readme_commands("penstock pipeline run orders_pipeline.py")
+    (empty / "orders_pipeline.py").write_text(example("python", "@pipeline"))
+    (run,) = example_commands("penstock pipeline run orders_pipeline.py")
     made.run(*run, "--once", cwd=empty, **given)
     read = ("penstock", "consume", "orders.clean", "--from", "beginning", "--exit-at-end")
     assert [json.loads(line)["id"] for line in made.run(*read, cwd=empty, **given).splitlines()] == ["1"]
-    return others
+    return example_commands("penstock pipeline status clean-orders")
 
 
 @pytest.mark.slow
@@ -112,11 +121,11 @@ def test_pip_installs_what_a_pipeline_needs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", USES)
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_pip_installs_what_an_extra_is_for(wheel: Path, environment: Path, empty: Path, extra: str) -> None:
     installed(environment, wheel, extra).run("python", "-c", USES[extra], cwd=empty)
 
 
-@pytest.mark.parametrize("extra", USES)
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_names_what_it_is_for(wheel: Path, environment: Path, empty: Path, extra: str) -> None:
     linked(environment, wheel, extra).run("python", "-c", USES[extra], cwd=empty)
