@@ -1,11 +1,12 @@
 """`controller.listener.names`: controllers listen apart from brokers, with a protocol of their own."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.brokers import CLIENTS, NODES, ClusterProcesses
+from tests.brokers import CLIENTS, NODES, ClusterProcesses, NodeProcess
 from tests.certificates import Authority
 from tests.topics import create_topics
 from tests.waiting import eventually
@@ -90,6 +91,48 @@ def test_brokers_reach_a_controller_whose_listener_they_do_not_have(cluster: Clu
         write(cluster, 2, 50)
         cluster.nodes[3].kill()
         write(cluster, 2, 50)
+    finally:
+        cluster.kill()
+
+
+def test_the_listener_is_introduced_without_downtime(cluster: ClusterProcesses) -> None:
+    """The three rolling restarts of operations.md."""
+    own = {name: text for name, text in cluster.nodes[1].settings.items() if "name.controller." in name}
+    for node in cluster.nodes.values():
+        for name in ("controller.listener.names", *own):
+            del node.settings[name]
+        node.remove_listener(CONTROLLER)
+        node.settings["controller.quorum.voters"] = ",".join(
+            f"{each.node_id}@{each.peer_address}" for each in cluster.nodes.values()
+        )
+    try:
+        cluster.start()
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+        create_topics(admin, NewTopic("t", 3, 3))
+
+        def restart_each(prepare: Callable[[NodeProcess], None]) -> None:
+            for node in cluster.nodes.values():
+                assert node.stop() == 0
+                prepare(node)
+                write(cluster, node.node_id % 3 + 1, 20)
+                node.start()
+                eventually(lambda: _whole(admin))
+
+        def add(node: NodeProcess) -> None:
+            node.add_listener(CONTROLLER)
+            node.settings |= own | {"penstock.inter.broker.listeners": CONTROLLER}
+
+        def use(node: NodeProcess) -> None:
+            addresses = (f"{each.node_id}@{each.address_at(CONTROLLER)}" for each in cluster.nodes.values())
+            node.settings["controller.quorum.voters"] = ",".join(addresses)
+            node.settings["controller.listener.names"] = CONTROLLER
+            node.settings["penstock.inter.broker.listeners"] = NODES
+
+        def finish(node: NodeProcess) -> None:
+            del node.settings["penstock.inter.broker.listeners"]
+
+        for step in (add, use, finish):
+            restart_each(step)
     finally:
         cluster.kill()
 
