@@ -64,15 +64,16 @@ class Observer:
         )
 
     def controller(self) -> int:
+        return next((int(state.leader_id) for state in self._quorum_states() if state.leader_id > 0), -1)
+
+    def quorum_epoch(self) -> int:
+        return max((int(state.leader_epoch) for state in self._quorum_states()), default=-1)
+
+    def _quorum_states(self) -> Iterator[Any]:
         for node in self._awake():
             answer = self._ask(node, _quorum_question())
-            if (
-                answer is not None
-                and answer.topics
-                and (leader := answer.topics[0].partitions[0].leader_id) > 0
-            ):
-                return int(leader)
-        return -1
+            if answer is not None and answer.topics:
+                yield answer.topics[0].partitions[0]
 
     def coordinator(self, kind: int, key: str) -> int:
         """Of a group or a transactional id, in the eyes of a node that knows one."""

@@ -109,7 +109,12 @@ class Node:
         self.bootstrap_user: BootstrapUser | None = None  # set before the start
         self._initial_credentials: tuple[InitialCredential, ...] = ()
         self.authorizer = new_authorizer(settings)
-        self.peers = Lazy(self._new_peers)
+        self.peers = Lazy(partial(self._new_peers, settings.inter_broker_listener))
+        is_shared = settings.controller_listener == settings.inter_broker_listener
+        #: How this node reaches controllers.
+        self.controller_peers = (
+            self.peers if is_shared else Lazy(partial(self._new_peers, settings.controller_listener))
+        )
         self.brokers = BrokerCalls(lambda: self.services, self.peers)
         self.preparer = BatchPreparer(
             settings, self.environment, lambda partition: self.schedule().limits(partition)
@@ -288,7 +293,7 @@ class Node:
             self.environment,
             self.settings,
             self.store,
-            peers=self.peers,
+            peers=self.controller_peers,
             listeners=lambda: self.listeners,
             is_starting=lambda: self.state == "starting",
         )
@@ -308,7 +313,7 @@ class Node:
             self.node_id,
             self.quorum,
             self.metadata,
-            peers=self.peers,
+            peers=self.controller_peers,
             call_local=self.brokers.call_local,
         )
         self.controller = Controller(
@@ -393,27 +398,28 @@ class Node:
             image_changed=self.image_changed,
         )
 
-    def _new_peers(self) -> Peers:
+    def _new_peers(self, listener: str | None) -> Peers:
         from penstock.broker.network.peers import Peers, peer_security
 
         bind_host = self.settings.string("penstock.peer.bind.host")
         return Peers(
             self.node_id,
-            address_of=self._peer_address,
+            address_of=partial(self._peer_address, listener),
             bind_host=bind_host,
-            security=peer_security(self.settings, self.handshakes, self.tls_contexts),
+            security=peer_security(self.settings, listener, self.handshakes, self.tls_contexts),
         )
 
-    def _peer_address(self, node_id: int) -> tuple[str, int] | None:
+    def _peer_address(self, listener: str | None, node_id: int) -> tuple[str, int] | None:
         """Return where a node listens for other nodes: as it registered, or else as the quorum knows it.
 
         For the quorum's leader, the address that the quorum knows takes precedence.
         """
-        broker, listener = self.image.brokers.get(node_id), self.settings.inter_broker_listener
+        broker = self.image.brokers.get(node_id)
         endpoint = None if broker is None or listener is None else broker.endpoints.get(listener)
         if endpoint is not None and node_id != self.quorum.leader_id:
             return endpoint.host, endpoint.port
-        return self.quorum.address_of(node_id) or (endpoint and (endpoint.host, endpoint.port))
+        known = self.quorum.address_of(node_id, listener)
+        return known or (endpoint and (endpoint.host, endpoint.port))
 
     def _active_changed(self, is_active: bool) -> None:
         if is_active:
@@ -661,8 +667,9 @@ class Node:
         if (fetchers := self.fetchers.existing) is not None:
             await fetchers.close()
         await self.environment.cancel_tasks()
-        if (peers := self.peers.existing) is not None:
-            await peers.close()
+        for kind in (self.peers, self.controller_peers):
+            if (peers := kind.existing) is not None:
+                await peers.close()
         for partition in self.partitions:
             await partition.close()
         await self.environment.wait_for_threads()

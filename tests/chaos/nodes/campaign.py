@@ -2,8 +2,10 @@
 
 import contextlib
 import random
+import statistics
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from tests.chaos.checks import checker
 from tests.chaos.checks.history import History, read
 from tests.chaos.command import ClusterPlan, Say, option, silent
 from tests.chaos.network import ProxyProcess
-from tests.chaos.nodes.faults import CUT, FREEZE, KILL, POWER, Faults, Hands, Hit
+from tests.chaos.nodes.faults import CUT, FREEZE, KILL, OUTAGE, POWER, Faults, Hands, Hit
 from tests.chaos.nodes.secure import Security
 from tests.chaos.nodes.upkeep import CERTIFICATES, REASSIGN, ROLLING, Upkeep
 from tests.chaos.readers import Again, Last, Member, Tail
@@ -27,6 +29,7 @@ from tests.chaos.workload import (
     Writer,
     create_topics,
 )
+from tests.repeat import busy_processes
 from tests.waiting import eventually
 
 RECOVERY_S = 60.0
@@ -40,6 +43,8 @@ class Plan(ClusterPlan):
     freezes: int = option(10, "SIGSTOP for a while")
     cuts: int = option(10, "partitions of the network, both ways and one way")
     power: int = option(10, "kill -9, and every file is cut back to what was synced")
+    outages: int = option(0, "kill -9 of all nodes, which start again at once")
+    busy: int = option(0, "processes that keep one core each busy meanwhile")
     rolling: int = option(1, "rolling restarts meanwhile")
     reassign: int = option(3, "reassignments of partitions meanwhile")
     secure: bool = option(
@@ -51,7 +56,13 @@ class Plan(ClusterPlan):
     work: int = option(1000, "acknowledged writes, and deliveries, between two faults at least")
 
     def faults(self, chance: random.Random) -> list[str]:
-        counts = {KILL: self.kills, FREEZE: self.freezes, CUT: self.cuts, POWER: self.power}
+        counts = {
+            KILL: self.kills,
+            FREEZE: self.freezes,
+            CUT: self.cuts,
+            POWER: self.power,
+            OUTAGE: self.outages,
+        }
         return _shuffled([kind for kind, count in counts.items() for _ in range(count)], chance)
 
     def chores(self, chance: random.Random) -> list[str]:
@@ -72,6 +83,7 @@ class Campaign(ClusterCampaign[Plan]):
         self._history = History(folder / "history.jsonl")
         self._progress = Progress()
         self._running: list[Client] = []
+        self._outage_phases: defaultdict[str, list[float]] = defaultdict(list)
         chores = plan.chores(self.chance)
         self._upkeep = Upkeep(
             self.cluster,
@@ -123,6 +135,12 @@ class Campaign(ClusterCampaign[Plan]):
 
     def fire_faults(self) -> None:
         self._await_work("start")
+        epoch = self.observer.quorum_epoch()
+        with busy_processes(self.plan.busy):
+            self._fire_faults()
+        self.outcome.figures["epochs of the quorum meanwhile"] = self.observer.quorum_epoch() - epoch
+
+    def _fire_faults(self) -> None:
         self._upkeep.start()
         kinds = self.plan.faults(self.chance)
         for number, kind in enumerate(kinds):
@@ -143,6 +161,8 @@ class Campaign(ClusterCampaign[Plan]):
             self._history.add("chaos", "info", "fault", "", [hit.words])
             self._linger(hit)
             hit.end()
+            if kind == OUTAGE:
+                self._time_recovery()
             self._history.add("chaos", "info", "heal", "", [hit.words])
         self.outcome.fired[kind] += 1
         self.outcome.shapes[f"{kind}: {shape}"] += 1
@@ -156,6 +176,18 @@ class Campaign(ClusterCampaign[Plan]):
             began = time.monotonic()
             with contextlib.suppress(AssertionError):
                 eventually(lambda: not self._progress.silent_since(began), within_s=FAIL_OVER_S)
+
+    def _time_recovery(self) -> None:
+        """What the time goes into from the start of all nodes to the first acknowledgement in each partition."""
+        began = time.monotonic()
+        phases: dict[str, Callable[[], bool]] = {
+            "a controller is elected": lambda: self.observer.controller() > 0,
+            "all nodes are ready": lambda: all(node.is_ready for node in self.cluster.nodes.values()),
+            "every partition acknowledges": lambda: not self._progress.silent_since(began),
+        }
+        for phase, is_over in phases.items():
+            eventually(is_over, within_s=RECOVERY_S, what=f"after an outage, {phase}")
+            self._outage_phases[phase].append(time.monotonic() - began)
 
     def _await_work(self, kind: str) -> None:
         """Until the cluster has proven that it lives: in every partition, and for long enough."""
@@ -239,6 +271,10 @@ class Campaign(ClusterCampaign[Plan]):
             **dict(sorted(verdict.operations.items())),
             **{f"reported: {name}": count for name, count in sorted(verdict.reported.items())},
             "bytes that power losses took": self._faults.bytes_lost,
+            **{
+                f"after an outage, {phase}": f"median {statistics.median(times):.1f} s, longest {max(times):.1f} s"
+                for phase, times in self._outage_phases.items()
+            },
             **self._upkeep.done,
             **(self._progress.troubles + self._upkeep.notes),
         }

@@ -12,13 +12,14 @@ from tests.chaos.proxy import Path
 from tests.chaos.view import Observer
 from tests.chaos.workload import PARTITIONS, STRONG, pick
 
-KILL, FREEZE, CUT, POWER = "kill", "freeze", "cut", "power"
+KILL, FREEZE, CUT, POWER, OUTAGE = "kill", "freeze", "cut", "power", "outage"
 LEADER, FOLLOWER, CONTROLLER, PAIR, ALL = "leader", "follower", "controller", "leader and follower", "all"
 
 VICTIMS = {
     KILL: {LEADER: 65, CONTROLLER: 15, PAIR: 12, ALL: 8},
     FREEZE: {LEADER: 55, CONTROLLER: 20, FOLLOWER: 10, PAIR: 15},
     POWER: {LEADER: 40, PAIR: 30, ALL: 30},
+    OUTAGE: {ALL: 1},
 }
 CUTS = {
     "isolated": 25,
@@ -101,6 +102,9 @@ class Faults:
                 return self._freeze(shape, targets)
             case "power":
                 return self._lose_power(shape, targets)
+            case "outage":
+                hit = self._kill(shape, targets)
+                return Hit(kind=OUTAGE, shape=shape, targets=targets, lasting_s=0.0, end=hit.end)
             case "cut":
                 return self._cut(shape, targets)
         raise AssertionError(f"no such fault: {kind}")

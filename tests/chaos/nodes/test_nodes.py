@@ -27,7 +27,7 @@ def run(folder: Path, plan: Plan) -> Outcome:
 def judge(outcome: Outcome, plan: Plan) -> None:
     assert outcome.problems == []
     assert outcome.examples == {}
-    assert outcome.fired.total() == plan.kills + plan.freezes + plan.cuts + plan.power
+    assert outcome.fired.total() == plan.kills + plan.freezes + plan.cuts + plan.power + plan.outages
     assert outcome.least_work >= plan.work
     assert outcome.figures["least committed between two faults"] > 0
 
@@ -51,6 +51,14 @@ def test_a_node_that_never_syncs_is_found_out(tmp_path: Path) -> None:
 def test_a_cluster_keeps_its_word(tmp_path: Path) -> None:
     plan = Plan(kills=2, freezes=1, cuts=2, power=2, rolling=1, reassign=1, seed=1)
     judge(run(tmp_path, plan), plan)
+
+
+def test_elections_converge_on_a_starved_machine(tmp_path: Path) -> None:
+    """All nodes are killed while other processes want the cores: the cluster may be slow, but elects in few epochs."""
+    plan = Plan(**{**NOTHING, "outages": 2}, busy=8, work=200, seed=1)
+    outcome = run(tmp_path, plan)
+    judge(outcome, plan)
+    assert outcome.figures["epochs of the quorum meanwhile"] <= 10
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from kio.schema.alter_partition_reassignments.v1 import request as reassignment
 from kio.schema.describe_topic_partitions.v0 import request as describing
 from tests.brokers import ClusterProcesses, external_bootstrap
 from tests.compat import confluent
+from tests.compat.apache_kafka import has_tools, java_command
 from tests.compat.message import Message, numbered, values
 from tests.compat.raw import connected
 from tests.topics import create_topics
@@ -25,6 +27,7 @@ RACKS = {1: "north", 2: "south", 3: "south"}
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 RATE_BYTES = 400_000
 MESSAGE_BYTES = 20_000
+REASSIGN = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +127,9 @@ def _consumer(bootstrap: str, rack: str, isolation: str, read_at: dict[str, Any]
 def test_a_throttled_move_keeps_to_its_rate(
     cluster: ClusterProcesses, admin: AdminClient, unique: Callable[[str], str], side: str
 ) -> None:
-    """As kafka-reassign-partitions --throttle does it; at no moment has more arrived than the rate allows."""
+    """As kafka-reassign-partitions --throttle does it, for either side alone."""
     topic = unique("moved")
-    create(admin, topic, replicas=[1, 2])
-    rows = [Message(value=bytes([number]) * MESSAGE_BYTES) for number in range(60)]
-    # A batch is moved as a whole, so small ones show the rate.
-    confluent.publish_on(confluent.producer(cluster.bootstrap_servers, batch_num_messages=2), topic, rows)
-    total = _held_bytes(cluster, 1, topic)
-    assert total >= 60 * MESSAGE_BYTES
+    total = _filled(cluster, admin, topic)
     for node in RACKS:
         _alter(
             admin, ConfigResource.Type.BROKER, str(node), {f"{side}.replication.throttled.rate": RATE_BYTES}
@@ -139,19 +137,65 @@ def test_a_throttled_move_keeps_to_its_rate(
     _alter(admin, ConfigResource.Type.TOPIC, topic, {f"{side}.replication.throttled.replicas": "*"})
     began = time.monotonic()
     _reassign(cluster, topic, [1, 3])
+    _await_move(cluster, topic, total, began)
+    for node in RACKS:
+        _alter(admin, ConfigResource.Type.BROKER, str(node), {f"{side}.replication.throttled.rate": None})
+
+
+@pytest.mark.kafka
+@pytest.mark.skipif(not has_tools(), reason="needs the jar of Kafka's tools: make test-kafka fetches it")
+def test_kafka_reassign_partitions_throttles_a_move(
+    cluster: ClusterProcesses, admin: AdminClient, unique: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic, plan = unique("moved"), tmp_path / "plan.json"
+    moves = [{"topic": topic, "partition": 0, "replicas": [1, 3]}]
+    plan.write_text(json.dumps({"version": 1, "partitions": moves}))
+    total = _filled(cluster, admin, topic)
+    connection = ("--bootstrap-server", cluster.bootstrap_servers, "--reassignment-json-file", str(plan))
+    execute = java_command(REASSIGN, *connection, "--execute", "--throttle", str(RATE_BYTES))
+    with subprocess.Popen(execute, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as tool:
+        eventually(lambda: _held_bytes(cluster, 3, topic) or tool.poll(), what="the move begins")
+        _await_move(cluster, topic, total, time.monotonic())
+        printed = tool.communicate()[0]
+    assert "Successfully started partition reassignment" in printed
+    # Only --verify removes the throttles, once the move is complete.
+    assert _throttled_replicas(admin, topic) == {"leader": "0:1,0:2", "follower": "0:3"}
+    verify = java_command(REASSIGN, *connection, "--verify")
+    verified = subprocess.run(verify, capture_output=True, text=True, timeout=180, check=True).stdout
+    assert f"Reassignment of partition {topic}-0 is completed." in verified
+    assert _throttled_replicas(admin, topic) == {"leader": "", "follower": ""}
+
+
+def _filled(cluster: ClusterProcesses, admin: AdminClient, topic: str) -> int:
+    """Returns how many bytes a replica of the new topic holds."""
+    create(admin, topic, replicas=[1, 2])
+    rows = [Message(value=bytes([number]) * MESSAGE_BYTES) for number in range(60)]
+    # A batch is moved as a whole, so small ones show the rate.
+    confluent.publish_on(confluent.producer(cluster.bootstrap_servers, batch_num_messages=2), topic, rows)
+    total = _held_bytes(cluster, 1, topic)
+    assert total >= 60 * MESSAGE_BYTES
+    return total
+
+
+def _await_move(cluster: ClusterProcesses, topic: str, total: int, began: float) -> None:
+    """Until node 3 holds and follows the partition; at no moment has more arrived than the rate allows."""
     seen: list[int] = []
     while not seen or seen[-1] < total:
         size = _held_bytes(cluster, 3, topic)
         elapsed_s = time.monotonic() - began
         # A second's worth may have gathered, and the last batch may be more than was left.
-        assert size <= RATE_BYTES * (elapsed_s + 1) + 5 * MESSAGE_BYTES, (side, elapsed_s, seen)
+        assert size <= RATE_BYTES * (elapsed_s + 1) + 5 * MESSAGE_BYTES, (elapsed_s, seen)
         assert elapsed_s < 60, "it never gets there"
         seen.append(size)
         time.sleep(0.02)
     assert time.monotonic() - began >= (total - RATE_BYTES - 5 * MESSAGE_BYTES) / RATE_BYTES
-    eventually(lambda: in_sync(admin, topic)[0] == ([1, 3], [1, 3]))
-    for node in RACKS:
-        _alter(admin, ConfigResource.Type.BROKER, str(node), {f"{side}.replication.throttled.rate": None})
+    eventually(lambda: _described(cluster, topic)[0] == (1, 3), what="node 3 is in sync")
+
+
+def _throttled_replicas(admin: AdminClient, topic: str) -> dict[str, str]:
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    values = admin.describe_configs([resource])[resource].result(60)
+    return {side: values[f"{side}.replication.throttled.replicas"].value for side in ("leader", "follower")}
 
 
 def _held_bytes(cluster: ClusterProcesses, node: int, topic: str) -> int:

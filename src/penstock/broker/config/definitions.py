@@ -499,11 +499,19 @@ _CLUSTER = (
         "the cluster, unless it authenticates its clients.",
     ),
     static_setting(
+        "controller.listener.names",
+        _LIST,
+        (),
+        "The listeners on which requests to the controller and between controllers are served, and on no others; nodes "
+        "connect to the first of them. A node that is no controller needs only its name and protocol. Without this "
+        "setting the inter-broker listener is used.",
+    ),
+    static_setting(
         "penstock.inter.broker.listeners",
         _LIST,
         (),
-        "More listeners on which requests between nodes are served, while the inter-broker listener of a running "
-        "cluster is changed from node to node.",
+        "More listeners on which requests between nodes and to the controller are served, while the listeners that "
+        "nodes use in a running cluster are changed from node to node.",
     ),
     static_setting(
         "penstock.peer.bind.host",

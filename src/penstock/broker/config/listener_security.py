@@ -76,27 +76,23 @@ def listener_flaw(
     listener: str,
     protocol: SecurityProtocol,
     value: ListenerValue,
-    login: SettingValue,
+    login: str | None,
     *,
-    is_inter_broker: bool,
+    is_for_nodes: bool,
+    is_served: bool = True,
 ) -> str | None:
     """Return what is missing in the settings of a listener.
 
-    `login` is the SASL mechanism between nodes, and `is_inter_broker` whether this node connects to such listeners.
+    `login` is the SASL mechanism with which nodes log in there, `is_for_nodes` whether this node connects to such
+    listeners, and `is_served` whether it has one itself.
     """
-    if protocol.uses_tls and (flaw := _tls_flaw(value, is_inter_broker=is_inter_broker)) is not None:
+    if protocol.uses_tls and (flaw := _tls_flaw(value, is_for_nodes=is_for_nodes)) is not None:
         return flaw
     if not protocol.uses_sasl:
         return None
-    mechanisms = value("sasl.enabled.mechanisms")
-    if not isinstance(mechanisms, tuple) or not mechanisms:
-        return "sasl.enabled.mechanisms must name the mechanisms of SASL that it offers, as in SCRAM-SHA-512"
-    if _OAUTHBEARER in mechanisms and value("sasl.oauthbearer.jwks.endpoint.url", _OAUTHBEARER) is None:
-        return (
-            "OAUTHBEARER needs the keys with which tokens are signed: sasl.oauthbearer.jwks.endpoint.url names their "
-            "key set, as in https://HOST/PATH or file:///PATH"
-        )
-    if not is_inter_broker:
+    if is_served and (flaw := _mechanisms_flaw(value)) is not None:
+        return flaw
+    if not is_for_nodes:
         return None
     if login is None:
         return "sasl.mechanism.inter.broker.protocol must name the mechanism with which nodes log in to each other"
@@ -105,7 +101,19 @@ def listener_flaw(
             "nodes log in to each other with OAUTHBEARER: penstock.node.principals must name their principals, as in "
             "User:broker, because a token says only to others who a node is"
         )
-    return _login_flaw(listener, str(login), value)
+    return _login_flaw(listener, login, value)
+
+
+def _mechanisms_flaw(value: ListenerValue) -> str | None:
+    mechanisms = value("sasl.enabled.mechanisms")
+    if not isinstance(mechanisms, tuple) or not mechanisms:
+        return "sasl.enabled.mechanisms must name the mechanisms of SASL that it offers, as in SCRAM-SHA-512"
+    if _OAUTHBEARER in mechanisms and value("sasl.oauthbearer.jwks.endpoint.url", _OAUTHBEARER) is None:
+        return (
+            "OAUTHBEARER needs the keys with which tokens are signed: sasl.oauthbearer.jwks.endpoint.url names their "
+            "key set, as in https://HOST/PATH or file:///PATH"
+        )
+    return None
 
 
 def _login_flaw(listener: str, mechanism: str, value: ListenerValue) -> str | None:
@@ -155,7 +163,7 @@ def key_flaw(value: Callable[[str], SettingValue]) -> str | None:
     return None
 
 
-def _tls_flaw(value: Callable[[str], SettingValue], *, is_inter_broker: bool) -> str | None:
+def _tls_flaw(value: Callable[[str], SettingValue], *, is_for_nodes: bool) -> str | None:
     if (flaw := key_flaw(value)) is not None:
         return flaw
     location, certificates = value("ssl.truststore.location"), value("ssl.truststore.certificates")
@@ -168,7 +176,7 @@ def _tls_flaw(value: Callable[[str], SettingValue], *, is_inter_broker: bool) ->
                 f"ssl.client.auth={client_auth} needs the authorities that sign certificates of clients: "
                 "ssl.truststore.location names a PEM file with them"
             )
-        if is_inter_broker:
+        if is_for_nodes:
             return (
                 "nodes check each other's certificates: ssl.truststore.location names a PEM file with the authorities "
                 "that sign them"

@@ -187,12 +187,31 @@ class NodeSettings:
         return "controller" in cast(tuple[str, ...], self.values["process.roles"])
 
     @property
-    def inter_broker_listeners(self) -> tuple[str, ...]:
-        """The listeners on which nodes are served; this node connects to the first of them at other nodes."""
-        if self.inter_broker_listener is None:
-            return ()
-        others = (name.upper() for name in self.strings("penstock.inter.broker.listeners"))
-        return tuple(dict.fromkeys((self.inter_broker_listener, *others)))
+    def controller_listener(self) -> str | None:
+        """The listener of a controller that this node connects to."""
+        named = self.strings("controller.listener.names")
+        return named[0].upper() if named else self.inter_broker_listener
+
+    @property
+    def controller_listeners(self) -> tuple[str, ...]:
+        """The listeners on which requests to the controller are served, if this node has them."""
+        named = self._upper("controller.listener.names") or (self.inter_broker_listener or "",)
+        return _without_repeats(*named, *self._upper("penstock.inter.broker.listeners"))
+
+    @property
+    def node_listeners(self) -> tuple[str, ...]:
+        """The listeners on which nodes are served, if this node has them: as brokers, as controllers, or as both."""
+        return _without_repeats(self.inter_broker_listener or "", *self.controller_listeners)
+
+    def node_mechanism(self, listener: str) -> str | None:
+        """The SASL mechanism with which this node logs in to others at a listener."""
+        value = self.values["sasl.mechanism.inter.broker.protocol"]
+        if listener in self._upper("controller.listener.names"):
+            value = self.values["sasl.mechanism.controller.protocol"] or value
+        return None if value is None else str(value)
+
+    def _upper(self, name: str) -> tuple[str, ...]:
+        return tuple(each.upper() for each in self.strings(name))
 
     @property
     def is_listener_shared(self) -> bool:
@@ -365,10 +384,7 @@ def _checked(values: Mapping[str, SettingValue], origins: Mapping[str, SettingOr
     )
     _check_cluster_membership(settings)
     settings = _with_inter_broker_listener(settings)
-    if unknown := set(settings.inter_broker_listeners) - {listener.name for listener in settings.listeners}:
-        raise InvalidSetting(
-            f"penstock.inter.broker.listeners: no listener is named {', '.join(sorted(unknown))}"
-        )
+    _check_node_listeners(settings)
     if settings.integer(_SESSION_MIN) > settings.integer(_SESSION_MAX):
         raise InvalidSetting(f"{_SESSION_MIN} must not be above {_SESSION_MAX}")
     if settings.number(_SHED_ALL) > settings.number(_SHED_START):
@@ -377,6 +393,10 @@ def _checked(values: Mapping[str, SettingValue], origins: Mapping[str, SettingOr
         if flaw is not None:
             raise InvalidSetting(flaw)
     return settings
+
+
+def _without_repeats(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
@@ -388,10 +408,7 @@ def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
                 "inter.broker.listener.name and security.inter.broker.protocol must not both be set: "
                 "listener.security.protocol.map gives the listener its protocol"
             )
-        name = str(named).upper()
-        if name not in names:
-            raise InvalidSetting(f"inter.broker.listener.name: no listener is named {name}")
-        return replace(settings, inter_broker_listener=name)
+        return replace(settings, inter_broker_listener=str(named).upper())
     if len(names) == 1 and not settings.is_broker:
         return replace(settings, inter_broker_listener=names[0])
     if names == [NODES_LISTENER]:
@@ -407,6 +424,21 @@ def _with_inter_broker_listener(settings: NodeSettings) -> NodeSettings:
     if not others and not settings.bootstrap_servers:
         return settings
     return _with_voter_listener(settings)
+
+
+def _check_node_listeners(settings: NodeSettings) -> None:
+    """Raises InvalidSetting if this node lacks a listener that its roles need."""
+    needed = {"penstock.inter.broker.listeners"}
+    if settings.is_broker:
+        needed.add("inter.broker.listener.name")
+    if settings.is_controller:
+        needed.add("controller.listener.names")
+    names = {listener.name for listener in settings.listeners}
+    for setting in sorted(needed):
+        value = settings.values[setting]
+        wanted = value if isinstance(value, tuple) else (value,) if value else ()
+        if unknown := {str(name).upper() for name in wanted} - names:
+            raise InvalidSetting(f"{setting}: no listener is named {', '.join(sorted(unknown))}")
 
 
 def _with_voter_listener(settings: NodeSettings) -> NodeSettings:
@@ -441,7 +473,9 @@ def _with_security(
     settings: NodeSettings, listener_texts: Sequence[tuple[SettingOrigin, str, str]]
 ) -> NodeSettings:
     """Add the protocols and the own settings of listeners. Raises InvalidSetting."""
-    names = [listener.name for listener in settings.listeners]
+    own = [listener.name for listener in settings.listeners]
+    # A node that is only a broker connects to a listener that only controllers have, and the other way round.
+    names = list(_without_repeats(*own, *settings.node_listeners))
     settings = replace(
         settings,
         protocols=MappingProxyType(listener_protocols(settings.values, names)),
@@ -449,15 +483,17 @@ def _with_security(
     )
     if settings.boolean("penstock.http.tls") and (flaw := key_flaw(settings.values.__getitem__)) is not None:
         raise InvalidSetting(f"penstock.http.tls: {flaw}")
-    for listener in settings.listeners:
+    for name in names:
         flaw = listener_flaw(
-            listener.name,
-            settings.protocol(listener.name),
-            partial(settings.listener_value, listener.name),
-            settings.values["sasl.mechanism.inter.broker.protocol"],
-            is_inter_broker=listener.name in settings.inter_broker_listeners,
+            name,
+            settings.protocol(name),
+            partial(settings.listener_value, name),
+            settings.node_mechanism(name),
+            is_for_nodes=name in settings.node_listeners,
+            is_served=name in own,
         )
         if flaw is not None:
+            listener = next((str(each) for each in settings.listeners if each.name == name), name)
             raise InvalidSetting(f"Listener {listener}: {flaw}")
     return settings
 

@@ -16,6 +16,7 @@ INT_MAX = (1 << 31) - 1
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+_NODE_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 CLIENT_AUTH_REQUIRED, CLIENT_AUTH_REQUESTED, CLIENT_AUTH_NONE = "required", "requested", "none"
 
 
@@ -173,7 +174,15 @@ _ALL_LISTENERS = (
         None,
         "The mechanism with which this node logs in to other nodes. Apache Kafka's default is GSSAPI, which is not "
         "supported.",
-        choices=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
+        choices=_NODE_MECHANISMS,
+    ),
+    static_setting(
+        "sasl.mechanism.controller.protocol",
+        _STRING,
+        None,
+        "The mechanism with which this node logs in to controllers, if controller.listener.names is set; by default "
+        "that of sasl.mechanism.inter.broker.protocol.",
+        choices=_NODE_MECHANISMS,
     ),
 )
 

@@ -1,8 +1,8 @@
 """ApiVersions (key 18), v0-4. The reply header is never flexible; an unknown version gets a v0 reply with the list.
 
 A node that is only a controller does not list APIs that need partitions; a client that sends one anyway gets an error
-which says that the partitions are on other nodes. Inter-broker APIs are listed only on the inter-broker listener. The
-APIs of client metrics are listed only if a subscription is defined, because a client that sees them uses them at
+which says that the partitions are on other nodes. Inter-broker APIs are listed only on the listeners that serve them.
+The APIs of client metrics are listed only if a subscription is defined, because a client that sees them uses them at
 once, and again every few minutes.
 """
 
@@ -18,6 +18,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import schema_class
 
 if TYPE_CHECKING:
+    from penstock.broker.network.node_principals import NodePrincipals
     from penstock.broker.services import BrokerServices
 
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -30,10 +31,10 @@ _CLIENT_METRICS = frozenset({71, 72})
 
 
 def handle(ctx: RequestContext, request: Any) -> Any:
-    is_inter_broker = ctx.connection is not None and ctx.connection.nodes is not None
+    nodes = None if ctx.connection is None else ctx.connection.nodes
     api = APIS[ctx.api_key]
     if not api.min_version <= ctx.version <= api.max_version:
-        return _response(ctx.services, 0, ErrorCode.unsupported_version, is_inter_broker=is_inter_broker)
+        return _response(ctx.services, 0, ErrorCode.unsupported_version, nodes)
     is_named = ctx.version < 3 or _has_valid_software(request)
     error = ErrorCode.none if is_named else ErrorCode.invalid_request
     if ctx.connection is not None and ctx.version >= 3 and is_named:
@@ -42,7 +43,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
             request.client_software_name[:_SOFTWARE_CHARS_MAX],
             request.client_software_version[:_SOFTWARE_CHARS_MAX],
         )
-    return _response(ctx.services, ctx.version, error, is_inter_broker=is_inter_broker)
+    return _response(ctx.services, ctx.version, error, nodes)
 
 
 def _has_valid_software(request: Any) -> bool:
@@ -52,8 +53,11 @@ def _has_valid_software(request: Any) -> bool:
     )
 
 
-def _response(services: BrokerServices, version: int, error: ErrorCode, *, is_inter_broker: bool) -> Any:
+def _response(services: BrokerServices, version: int, error: ErrorCode, nodes: NodePrincipals | None) -> Any:
+    """`nodes` is None on listeners for clients."""
     from datetime import timedelta
+
+    is_inter_broker, serves_controller = nodes is not None, nodes is not None and nodes.serves_controller
 
     response = schema_class("api_versions.v4.response:ApiVersionsResponse")
     api = schema_class("api_versions.v4.response:ApiVersion")
@@ -72,7 +76,12 @@ def _response(services: BrokerServices, version: int, error: ErrorCode, *, is_in
             for a in APIS.values()
             if services.settings.is_broker or not a.broker_only
             if a.key not in _CLIENT_METRICS or wants_metrics
-            if (max_version := a.max_version_on(is_inter_broker=is_inter_broker)) >= a.min_version
+            if (
+                max_version := a.max_version_on(
+                    is_inter_broker=is_inter_broker, serves_controller=serves_controller
+                )
+            )
+            >= a.min_version
         ),
         throttle_time=timedelta(0),
         supported_features=tuple(

@@ -70,7 +70,7 @@ def handle(
     if request.replica_id > CONSUMER_REPLICA_ID and not connection.may_send_as_node:
         return _refuse_follower(ctx, connection, correlation_id)
     if connection.may_send_as_node and request.topics and request.topics[0][0] in _METADATA_TOPICS:
-        if not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
+        if not connection.serves_controller or not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
             return _reject_follower(ctx, connection, correlation_id)
         return _fetch_metadata(ctx, connection, bytes(frame), position, correlation_id)
     by_id = ctx.version >= TOPIC_IDS_FROM

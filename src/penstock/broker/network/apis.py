@@ -51,9 +51,15 @@ class Api(NamedTuple):
     #: From this version on only nodes send the request; it is refused on listeners for clients.
     inter_broker_from: int = _NO_VERSION
 
-    def max_version_on(self, *, is_inter_broker: bool) -> int:
+    @property
+    def is_for_controllers(self) -> bool:
+        """Whether only nodes send it, and only to controllers, at the listeners in controller.listener.names."""
+        return self.while_starting and self.inter_broker_from == 0
+
+    def max_version_on(self, *, is_inter_broker: bool, serves_controller: bool) -> int:
         """Return the newest version served on a listener; below `min_version` if the API is not served there."""
-        return self.max_version if is_inter_broker else min(self.max_version, self.inter_broker_from - 1)
+        is_served = is_inter_broker and (serves_controller or not self.is_for_controllers)
+        return self.max_version if is_served else min(self.max_version, self.inter_broker_from - 1)
 
     @property
     def is_local(self) -> Callable[[Any, Any], bool] | None:

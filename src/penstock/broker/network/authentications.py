@@ -147,7 +147,7 @@ class ListenerAuthentications:
             each: int(str(settings.listener_value(name, "connections.max.reauth.ms", each)))
             for each in mechanisms
         }
-        is_inter_broker = name in settings.inter_broker_listeners
+        is_inter_broker = name in settings.node_listeners
         return Authentications(
             mechanisms,
             self._inter_broker_credentials if is_inter_broker else self._credentials,
@@ -186,8 +186,8 @@ def _plain_users(settings: NodeSettings, listener: str) -> PlainUsers:
 def _initial_credentials(settings: NodeSettings) -> tuple[InitialCredential, ...]:
     """Return those that the settings name, and that of this node itself if it logs in to others by SCRAM."""
     found = parse_initial_credentials(_text(settings["penstock.initial.scram.credentials"]) or "")
-    mechanism = str(settings["sasl.mechanism.inter.broker.protocol"])
-    for listener in settings.inter_broker_listeners:
+    for listener in settings.node_listeners:
+        mechanism = settings.node_mechanism(listener) or ""
         if not settings.protocol(listener).uses_sasl or mechanism not in SCRAM_HASHES:
             continue
         options = parse_jaas(str(settings.listener_value(listener, "sasl.jaas.config", mechanism))).options

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from penstock.broker.network.apis import PRODUCE
+from penstock.broker.network.apis import PRODUCE, Api
 from penstock.broker.network.frame_buffers import PartialFrame
 from penstock.broker.network.tls import HANDSHAKE_FAILURE_ALERT, TlsLayer
 from penstock.protocol.compression import BytesLike
@@ -227,6 +227,14 @@ class Connection(asyncio.BufferedProtocol):
     def may_send_as_node(self) -> bool:
         """Whether requests between nodes are served: to nodes, and to those whom the access rules allow them."""
         return self.is_inter_broker or (self.nodes is not None and self.nodes.follows_rules)
+
+    def may_send(self, api: Api) -> bool:
+        """Whether a request that only nodes send is let in. Access rules may still refuse it."""
+        return self.may_send_as_node and (not api.is_for_controllers or self.serves_controller)
+
+    @property
+    def serves_controller(self) -> bool:
+        return self.nodes is not None and self.nodes.serves_controller
 
     @property
     def is_node(self) -> bool:

@@ -124,7 +124,7 @@ class Dispatcher:
             raise MalformedFrame(
                 f"{api.name} of {len(frame)} bytes; penstock.request.max.bytes is {self._request_bytes_max}"
             )
-        if version >= api.inter_broker_from and not connection.may_send_as_node:
+        if version >= api.inter_broker_from and not connection.may_send(api):
             self._reject_inter_broker_request(connection, frame, api, version, correlation_id)
             return
         position = REQUEST_HEADER_BYTES
@@ -399,7 +399,8 @@ class Dispatcher:
         from penstock.broker.network.error_responses import NoErrorField, error_response_in_steps
 
         api_key, version, code = context.api_key, context.version, ErrorCode.cluster_authorization_failed
-        message = "only served to nodes, on the inter-broker listener"
+        where = "a controller" if APIS[api_key].is_for_controllers else "the inter-broker"
+        message = f"only served to nodes, on {where} listener"
         found = route(api_key, version)
         if found.is_flexible:
             position = skip_header_tags(frame, position)

@@ -40,6 +40,8 @@ class NodePrincipals:
         self.follows_rules = bool(settings.string("authorizer.class.name")) and not self._named
         super_users = settings.string("super.users") if self.follows_rules else ""
         self._super_users = frozenset(parse_principals(super_users))
+        #: Whether requests to the controller are served there, and not only requests between brokers.
+        self.serves_controller = listener in settings.controller_listeners
         protocol = settings.protocol(listener)
         asks_for_certificates = settings.listener_value(listener, "ssl.client.auth") != CLIENT_AUTH_NONE
         self.authenticates = protocol.uses_sasl or (protocol.uses_tls and asks_for_certificates)
@@ -91,8 +93,6 @@ class NodePrincipals:
 
 def login_name(settings: NodeSettings, listener: str) -> str | None:
     """Return the user as whom this node logs in to others; None if it does not, or if a token names the user."""
-    mechanism = settings["sasl.mechanism.inter.broker.protocol"]
-    text = (
-        None if mechanism is None else settings.listener_value(listener, "sasl.jaas.config", str(mechanism))
-    )
+    mechanism = settings.node_mechanism(listener)
+    text = None if mechanism is None else settings.listener_value(listener, "sasl.jaas.config", mechanism)
     return None if text is None else parse_jaas(str(text)).options.get("username")

@@ -94,15 +94,17 @@ class PeerSecurity(NamedTuple):
 
 
 def peer_security(
-    settings: NodeSettings, handshakes: Handshakes | None, contexts: Mapping[str, TlsContexts]
+    settings: NodeSettings,
+    listener: str | None,
+    handshakes: Handshakes | None,
+    contexts: Mapping[str, TlsContexts],
 ) -> PeerSecurity | None:
-    """Return how to connect to the inter-broker listeners of other nodes."""
-    listener = settings.inter_broker_listener
+    """Return how to connect to the listeners of this name of other nodes."""
     if listener is None or handshakes is None or not settings.protocol(listener):
         return None
     login = None
     if settings.protocol(listener).uses_sasl:
-        mechanism = settings.string("sasl.mechanism.inter.broker.protocol")
+        mechanism = settings.node_mechanism(listener) or ""  # the settings are checked
         login = PeerLogin(mechanism, partial(_new_exchange, settings, listener, mechanism))
     return PeerSecurity(handshakes, contexts.get(listener), login)
 

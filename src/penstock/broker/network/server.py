@@ -242,7 +242,7 @@ class Server:
                 )
 
     def _is_inter_broker_listener(self, listener: Listener) -> bool:
-        return listener.name in self._settings.inter_broker_listeners
+        return listener.name in self._settings.node_listeners
 
     async def serve_inter_broker(self) -> None:
         """Accept connections of other nodes, which this node needs before it can serve clients.

@@ -168,7 +168,7 @@ def load_contexts(settings: NodeSettings) -> dict[str, TlsContexts]:
         if protocol.uses_tls:
             try:
                 contexts[name] = TlsContexts(
-                    partial(settings.listener_value, name), connects=name == settings.inter_broker_listener
+                    partial(settings.listener_value, name), connects=name in settings.node_listeners
                 )
             except TlsUnusable as error:
                 raise TlsUnusable(f"listener {name}: {error}") from None

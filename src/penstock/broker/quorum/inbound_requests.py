@@ -68,11 +68,11 @@ def metadata_partition(topics: Sequence[Any], topic_field: str, index_field: str
 def leader_endpoints(ctx: RequestContext, reply: PeerReply) -> tuple[LeaderEndpoint, ...]:
     """Return the endpoint of the leader that a reply names, on the listener that received the request."""
     names = {ctx.listener}
-    if ctx.listener == ctx.services.settings.inter_broker_listener:
+    if ctx.listener == ctx.services.settings.controller_listener:
         names.add("")  # an address that this node knows from a reply to itself
     named = [at for at in reply.leader_addresses if at.name in names]
     if not named and (voter := ctx.services.quorum.voters.get(reply.leader_id)) is not None:
-        # While the inter-broker listener is changed from node to node, the client may use another one than this node.
+        # While the controller listener is changed from node to node, the client may use another one than this node.
         named = [at for at in voter.addresses if at.name == ctx.listener]
     named = named or list(reply.leader_addresses[:1])
     return tuple(LeaderEndpoint(reply.leader_id, at.host, at.port) for at in named[:1])

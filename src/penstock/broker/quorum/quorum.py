@@ -148,9 +148,9 @@ class Quorum:
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses for other nodes. A node without an inter-broker listener has the addresses for clients here."""
+        """The addresses for other nodes. A node without a listener for nodes has the addresses for clients here."""
         ports = {listener.name: listener.port for listener in self._listeners()}
-        wanted = self._settings.inter_broker_listeners
+        wanted = self._settings.node_listeners
         return tuple(
             Address(at.name, at.host, at.port or ports[at.name])
             for at in self._settings.advertised
@@ -256,8 +256,8 @@ class Quorum:
             return self.high_watermark or -1
         return self._driver.leader_high_watermark
 
-    def address_of(self, node_id: int) -> tuple[str, int] | None:
-        """Return where the leader, a voter or an initial voter listens for other nodes."""
+    def address_of(self, node_id: int, listener: str | None = None) -> tuple[str, int] | None:
+        """Return where the leader, a voter or an initial voter listens, by default for requests to controllers."""
         addresses: tuple[Address, ...] = ()
         if self._driver is not None and node_id == self._driver.core.leader_id:
             addresses = self._driver.core.leader_addresses
@@ -265,9 +265,14 @@ class Quorum:
         if not addresses and voter is not None:
             addresses = voter.addresses
         settings = self._settings
+        is_for_controllers = listener in (None, settings.controller_listener)
+        listener = listener or settings.controller_listener
         for at in addresses:
-            if at.name in ("", settings.inter_broker_listener):  # a reply carries the address without a name
+            # A reply carries the address without a name: that of the controller listener.
+            if at.name == listener or (at.name == "" and is_for_controllers):
                 return at.host, at.port
+        if not is_for_controllers:
+            return None
         # Only another listener is known: of a voter with an earlier release, or with another listener name.
         if node_id in settings.initial_voters:
             return settings.initial_voters[node_id]

@@ -134,8 +134,62 @@ def test_more_listeners_may_serve_nodes_while_the_one_between_nodes_changes() ->
         "inter.broker.listener.name": "NODES",
         "penstock.inter.broker.listeners": "new,nodes",
     }
-    assert load_settings(given, {}).inter_broker_listeners == ("NODES", "NEW")
+    assert load_settings(given, {}).node_listeners == ("NODES", "NEW")
     with pytest.raises(
         InvalidSetting, match=r"penstock\.inter\.broker\.listeners: no listener is named OTHER"
     ):
         load_settings(given | {"penstock.inter.broker.listeners": "other"}, {})
+
+
+APART = {
+    "listeners": "CLIENTS://localhost:1,NODES://localhost:2,CONTROLLER://localhost:3",
+    "controller.listener.names": "controller",
+    "controller.quorum.voters": "0@localhost:3,1@localhost:4,2@localhost:5",
+}
+
+
+def test_controllers_may_have_a_listener_of_their_own() -> None:
+    found = load_settings(APART, {})
+    assert found.inter_broker_listener == "NODES"
+    assert found.controller_listener == "CONTROLLER"
+    assert found.controller_listeners == ("CONTROLLER",)
+    assert found.node_listeners == ("NODES", "CONTROLLER")
+    # As in Apache Kafka's own example, brokers may use the listener of clients among themselves.
+    shared = load_settings(APART | {"inter.broker.listener.name": "CLIENTS"}, {})
+    assert shared.node_listeners == ("CLIENTS", "CONTROLLER")
+    # While a running cluster gets the new listener, nodes may still come through the old one.
+    both = load_settings(APART | {"penstock.inter.broker.listeners": "NODES"}, {})
+    assert both.controller_listeners == ("CONTROLLER", "NODES")
+
+
+def test_a_controller_needs_the_listener_for_controllers_and_a_broker_only_its_protocol() -> None:
+    wrong = {"listeners": "CLIENTS://localhost:1,NODES://localhost:2"}
+    with pytest.raises(InvalidSetting, match=r"controller\.listener\.names: no listener is named CONTROLLER"):
+        load_settings(APART | wrong, {})
+    broker = {"process.roles": "broker", "node.id": "7"}
+    assert load_settings(APART | wrong | broker, {}).controller_listener == "CONTROLLER"
+    secured = {MAP: "CLIENTS:PLAINTEXT,NODES:PLAINTEXT"}
+    with pytest.raises(InvalidSetting, match="Listener CONTROLLER has no security protocol"):
+        load_settings(APART | wrong | broker | secured, {})
+    with pytest.raises(InvalidSetting, match=r"Listener CONTROLLER: .*mechanism with which nodes log in"):
+        load_settings(APART | wrong | broker | {MAP: secured[MAP] + ",CONTROLLER:SASL_PLAINTEXT"}, {})
+
+
+def test_nodes_may_log_in_to_controllers_with_another_mechanism() -> None:
+    protocols = {MAP: "CLIENTS:PLAINTEXT,NODES:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT"}
+    mechanisms = {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-512",
+        "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+        "listener.name.nodes.scram-sha-512.sasl.jaas.config": 'm required username="a" password="b";',
+    }
+    with pytest.raises(
+        InvalidSetting, match=r"listener\.name\.controller\.scram-sha-512\.sasl\.jaas\.config"
+    ):
+        load_settings(APART | protocols | mechanisms, {})
+    plain = {
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "listener.name.controller.plain.sasl.jaas.config": 'm required username="c" password="d" user_c="d";',
+    }
+    found = load_settings(APART | protocols | mechanisms | plain, {})
+    assert found.node_mechanism("CONTROLLER") == "PLAIN"
+    assert found.node_mechanism("NODES") == "SCRAM-SHA-512"

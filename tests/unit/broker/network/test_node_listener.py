@@ -86,6 +86,32 @@ def _error_codes(entity: Any) -> Iterator[ErrorCode]:
                 yield from _error_codes(item)
 
 
+#: Requests that brokers send each other. All others in NODE_ONLY go to controllers.
+BETWEEN_BROKERS = {24, 27, 83, 84, 85, 86, 87}
+
+
+async def test_requests_to_the_controller_are_served_at_its_own_listener_only(tmp_path: Path) -> None:
+    three = {"listeners": BOTH["listeners"] + ",CONTROLLER://127.0.0.1:0"}
+    async with running(tmp_path, **three, **{"controller.listener.names": "CONTROLLER"}) as node:
+        request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+        for_clients, for_brokers, for_controllers = [
+            {api.api_key for api in (await _ask(node, at, request)).api_keys} for at in range(3)
+        ]
+        assert for_brokers - for_clients == BETWEEN_BROKERS - {24}
+        assert for_controllers - for_clients == NODE_ONLY.keys() - {24}
+        before = _state(node)
+        nodes = await WireClient.connect(node, 1)
+        for key in sorted(NODE_ONLY.keys() - BETWEEN_BROKERS):
+            version = APIS[key].max_version
+            answer = await nodes.ask(Requests(version)._entity(load_request_schema(key, version)))
+            assert set(_error_codes(answer)) <= {ErrorCode.cluster_authorization_failed}, APIS[key].name
+        body = _with_replica_states(_metadata_fetch(node, 18), str(node.store.cluster_id), (7,))
+        answer = await nodes.ask_raw(FETCH, 18, body)
+        assert answer.error_code is ErrorCode.cluster_authorization_failed
+        assert _state(node) == before
+        await nodes.close()
+
+
 @pytest.mark.parametrize("version", [4, 6, 7, 14, 15, 18])
 async def test_a_client_cannot_pose_as_a_follower(tmp_path: Path, version: int) -> None:
     async with running(tmp_path, **BOTH) as node:
@@ -106,26 +132,7 @@ async def test_a_client_cannot_pose_as_a_follower(tmp_path: Path, version: int) 
 async def test_no_fetch_of_a_client_follows_the_metadata_log(tmp_path: Path, version: int) -> None:
     """Whichever of two replica ids counts: a tag that the version does not know, or one that comes twice."""
     async with running(tmp_path) as node:
-        schema = load_request_schema(FETCH, version)
-        names = {field.name: field.type for field in fields(schema)}
-        topic = names["topics"].__args__[0]
-        partition = {field.name: field.type for field in fields(topic)}["partitions"].__args__[0]
-        asked = partition(
-            partition=0,
-            current_leader_epoch=node.quorum.epoch,
-            fetch_offset=0,
-            last_fetched_epoch=0,
-            log_start_offset=-1,
-            partition_max_bytes=1 << 20,
-        )
-        named = {"topic": CLUSTER_METADATA} if version == 12 else {"topic_id": METADATA_TOPIC_ID}
-        request = schema(
-            **({"replica_id": 9} if version < 15 else {}),
-            max_wait=timedelta(0),
-            min_bytes=0,
-            topics=(topic(**named, partitions=(asked,)),),
-            forgotten_topics_data=(),
-        )
+        request = _metadata_fetch(node, version)
         answers = []
         for replicas in ((-1,), (9, -1), (-1, 9)):
             client = await WireClient.connect(node)
@@ -136,6 +143,30 @@ async def test_no_fetch_of_a_client_follows_the_metadata_log(tmp_path: Path, ver
         unknown = ErrorCode.unknown_topic_id if known_by_id else ErrorCode.unknown_topic_or_partition
         assert set(answers) <= {ErrorCode.none, unknown, ErrorCode.cluster_authorization_failed}
         assert node.quorum.describe().observers == ()
+
+
+def _metadata_fetch(node: Node, version: int) -> Any:
+    """The beginning of the metadata log, as a follower asks for it."""
+    schema = load_request_schema(FETCH, version)
+    names = {field.name: field.type for field in fields(schema)}
+    topic = names["topics"].__args__[0]
+    partition = {field.name: field.type for field in fields(topic)}["partitions"].__args__[0]
+    asked = partition(
+        partition=0,
+        current_leader_epoch=node.quorum.epoch,
+        fetch_offset=0,
+        last_fetched_epoch=0,
+        log_start_offset=-1,
+        partition_max_bytes=1 << 20,
+    )
+    named = {"topic": CLUSTER_METADATA} if version == 12 else {"topic_id": METADATA_TOPIC_ID}
+    return schema(
+        **({"replica_id": 9} if version < 15 else {}),
+        max_wait=timedelta(0),
+        min_bytes=0,
+        topics=(topic(**named, partitions=(asked,)),),
+        forgotten_topics_data=(),
+    )
 
 
 def _with_replica_states(request: Any, cluster_id: str, replicas: tuple[int, ...]) -> bytes:
