@@ -155,9 +155,17 @@ class BrokerLifecycleManager:
             self._heartbeat_now.set()
 
     async def unfenced(self) -> None:
-        """Returns when clients may be sent here."""
-        while self.is_fenced:
+        """Returns when clients may be sent here, and this node's own image names it to them.
+
+        The controller's reply may come before the record that unfences the broker. A client that asked for metadata in
+        between would be told that the cluster has no brokers, and librdkafka would not ask again for minutes.
+        """
+        while not self._is_in_service():
             await self._change()
+
+    def _is_in_service(self) -> bool:
+        known = self._metadata.image.brokers.get(self._node_id)
+        return not self.is_fenced and known is not None and not known.fenced
 
     def is_replaced_in(self, image: ClusterImage) -> bool:
         """Whether another process was registered under this id, so that its partitions are not this process's."""
@@ -406,7 +414,7 @@ class BrokerLifecycleManager:
             )
 
     def _pause_s(self) -> float:
-        waits = self._wants_shutdown or (self._is_ready and self.is_fenced)
+        waits = self._wants_shutdown or (self._is_ready and not self._is_in_service())
         return (
             min(_SHORT_INTERVAL_S, self._interval_s)
             if waits and not self._controller_unreachable

@@ -72,8 +72,30 @@ async def test_a_broker_that_has_not_seen_its_registration_stays_fenced(tmp_path
     lifecycle.ready()
     await asyncio.sleep(5)
     assert lifecycle.is_fenced
+    cluster[2].lags = False
     cluster[2].metadata.follow()
     await lifecycle.unfenced()
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_a_broker_is_in_service_once_its_own_image_says_so(tmp_path: Path) -> None:
+    """Or a client that asks it for metadata is told that there are no brokers."""
+    cluster = Cluster(tmp_path)
+    cluster.elect(1)
+    lifecycle = cluster[2].lifecycle
+    await lifecycle.register()
+    cluster[2].lags = True
+    lifecycle.ready()
+    serving = asyncio.create_task(lifecycle.unfenced())
+    await until(lambda: not lifecycle.is_fenced)
+    await asyncio.sleep(5)
+    assert cluster[2].image.brokers[2].fenced
+    assert not serving.done()
+    cluster[2].metadata.follow()
+    seen_at = now()
+    await serving
+    assert now() - seen_at < 0.2
     await cluster.stop()
 
 

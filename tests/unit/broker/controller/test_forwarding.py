@@ -42,8 +42,8 @@ class Client:
 
     def __init__(self, node: SmallNode) -> None:
         self.client_host, self.listener = "192.0.2.7", "PLAINTEXT"
-        self.is_inter_broker = self.may_send_as_node = True
-        self.nodes = object()
+        self.is_inter_broker = True
+        self.nodes = SimpleNamespace(serves_controller=True)
         self.principal, self.authentication, self.account = ANONYMOUS, None, None
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         self.is_closed = False
@@ -52,6 +52,9 @@ class Client:
             failed=self._failed, slices=TimeSlices(1.0), is_from_node=lambda _: True
         )
         self._dispatcher = Dispatcher(node, is_starting=lambda: node.state == "starting")  # type: ignore[arg-type]
+
+    def may_send(self, api: Api) -> bool:
+        return True
 
     def send(self, reply: Any) -> None:
         self.replies.put_nowait(reply)

@@ -318,7 +318,7 @@ class Broker:
 class Pending:
     """A connection with one request under way."""
 
-    is_inter_broker = may_send_as_node = True
+    is_inter_broker = may_send_as_node = serves_controller = True
     account = None
     is_open = True
     throttle_ms = 0
