@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -48,6 +49,7 @@ NOW_MS = 1_700_000_000_000
 NODE_ONLY = [key for key, api in APIS.items() if api.inter_broker_from <= api.max_version]
 DESCRIBE_CONFIGS = 32
 REFUSED = {ErrorCode.cluster_authorization_failed}
+ACCESS_REFUSED = ("access", ErrorCode.cluster_authorization_failed.name)
 
 
 @contextlib.asynccontextmanager
@@ -92,10 +94,10 @@ def error_codes(entity: Any) -> Iterator[ErrorCode]:
                 yield from error_codes(item)
 
 
-def follower_fetch() -> Any:
-    request = Requests(1)._entity(load_request_schema(FETCH, 18))
-    without_session = replace(request, session_id=0, session_epoch=-1)
-    return replace(without_session, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
+def follower_fetch(partitions: int = 1, *, session_epoch: int = -1) -> Any:
+    request = message(load_request_schema(FETCH, 18), ("topics", "partitions"), partitions)
+    fetch = replace(request, session_id=0, session_epoch=session_epoch, max_wait=timedelta(0))
+    return replace(fetch, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
 
 
 def requests_of_nodes() -> Iterator[Any]:
@@ -129,22 +131,46 @@ async def test_other_principals_are_named_in_a_setting(tmp_path: Path) -> None:
 async def test_with_an_authorizer_super_users_count_and_others_need_a_rule(tmp_path: Path) -> None:
     async with node_with(tmp_path, **BY_RULES) as node:
         assert REFUSED.isdisjoint(await codes_of_answer(node, "admin", follower_fetch()))
-        for request in requests_of_nodes():
-            assert await codes_of_answer(node, "mallory", request) <= {
-                ErrorCode.cluster_authorization_failed,
-                ErrorCode.topic_authorization_failed,
-                ErrorCode.unknown_topic_id,
-                ErrorCode.none,
-            }
+        errors = node.metrics.errors
+        for key in NODE_ONLY:
+            before = errors.get(ACCESS_REFUSED, 0)
+            request = Requests(1)._entity(load_request_schema(key, APIS[key].max_version))
+            # An answer without an entry, because the request names nothing, or none at all has no place for the error.
+            assert await codes_of_answer(node, "mallory", request) <= REFUSED, type(request).__module__
+            assert errors[ACCESS_REFUSED] == before + 1, type(request).__module__
+        for epoch in (-1, 0):
+            codes = await codes_of_answer(node, "mallory", follower_fetch(session_epoch=epoch))
+            assert codes == {ErrorCode.none, ErrorCode.topic_authorization_failed}, (
+                "none is that of the whole"
+            )
+        assert len(node.fetch_sessions) == 0
         assert set(node.image.brokers) == {node.node_id}
+
+
+async def test_a_user_who_is_no_node_cannot_end_the_session_of_a_follower(tmp_path: Path) -> None:
+    """Otherwise the real follower has to begin again each time, and falls out of sync."""
+    async with node_with(tmp_path, **BY_RULES) as node:
+        follower, mallory = await logged_in(node, "admin", "a"), await logged_in(node, "mallory", "m")
+        first = await follower.ask(follower_fetch(session_epoch=0))
+        assert first.session_id
+        for many in (1, 400):  # many are read in slices
+            answer = await mallory.ask(follower_fetch(many, session_epoch=0))
+            assert set(error_codes(answer)) == {ErrorCode.none, ErrorCode.topic_authorization_failed}
+            assert answer.session_id == 0
+        stolen = replace(follower_fetch(session_epoch=1), session_id=first.session_id)
+        assert (await mallory.ask(stolen)).error_code is ErrorCode.fetch_session_id_not_found
+        assert (await follower.ask(stolen)).error_code is ErrorCode.none
+        assert len(node.fetch_sessions) == 1
+        await follower.close()
+        await mallory.close()
 
 
 async def test_a_node_that_a_rule_allows_may_fetch_many_partitions(tmp_path: Path) -> None:
     """A consumer's fetch of this size is read in slices, where only consumers are served."""
-    many = message(load_request_schema(FETCH, 18), ("topics", "partitions"), 400)
-    fetch = replace(many, session_epoch=-1, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
+    fetch = follower_fetch(400)
     async with node_with(tmp_path, **BY_RULES) as node:
-        assert await codes_of_answer(node, "mallory", fetch) == REFUSED
+        refused = await codes_of_answer(node, "mallory", fetch)
+        assert refused == {ErrorCode.none, ErrorCode.topic_authorization_failed}
         make_node_by_rule(node, "mallory")
         codes = await codes_of_answer(node, "mallory", fetch)
         assert codes == {ErrorCode.none, ErrorCode.unknown_topic_id}
