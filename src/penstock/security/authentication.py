@@ -54,6 +54,9 @@ class Credentials(Protocol):
 
     def scram(self, mechanism: str, user: str) -> ScramCredential | None: ...
 
+    def iterations_max(self) -> Mapping[str, int]:
+        """Return the most iterations of any user, by mechanism. Of a user's mechanisms only the first counts."""
+
     def token(self, token_id: str, now_ms: int) -> TokenLogin | None:
         """Return a delegation token that has not expired."""
 
@@ -151,6 +154,9 @@ class Authentications:
             known = new_credential(mechanism, encode_base64(hmac), salt=salt, iterations=ITERATIONS_MIN)
         self._token_credentials[key] = known
         return known
+
+    def iterations_max(self) -> Mapping[str, int]:
+        return self.credentials.iterations_max()
 
     def any_scram(self, name: str) -> tuple[str, ScramCredential] | None:
         """Return one of a user's credentials: all of them are for the password that was set last."""
@@ -268,8 +274,8 @@ class Authentication:
         parsed = parse_plain(message)
         self.name = parsed.name
         listener = self._listener
-        find = listener.any_scram if listener.plain_uses_scram else None
-        check_plain(parsed, listener.plain_users, find, listener.secret())
+        scram_users = listener if listener.plain_uses_scram else None
+        check_plain(parsed, listener.plain_users, scram_users, listener.secret())
         return self._logged_in(Principal(USER, parsed.name), b"", None, now_ms)
 
     def _scram(self, message: bytes, now_ms: int) -> Step:

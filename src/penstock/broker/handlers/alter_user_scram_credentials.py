@@ -5,6 +5,7 @@ The client salts the password, so that the password never leaves it.
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +21,16 @@ from penstock.cluster.controller.scram_credentials import (
     ScramUpsertion,
     alter_scram_credentials,
 )
+from penstock.cluster.scram_secret import SCRAM_SECRET_BYTES
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     deletions = await ctx.mapped(_deletion, request.deletions)
     upsertions = await ctx.mapped(_upsertion, request.upsertions)
     results = await ctx.services.metadata.propose(
-        lambda image: alter_scram_credentials(image, deletions, upsertions)
+        lambda image: alter_scram_credentials(
+            image, deletions, upsertions, new_secret=secrets.token_bytes(SCRAM_SECRET_BYTES)
+        )
     )
     return AlterUserScramCredentialsResponse(
         throttle_time=timedelta(0),
