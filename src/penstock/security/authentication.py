@@ -16,7 +16,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.sasl_client import OAUTHBEARER, PLAIN
 from penstock.protocol.scram import ITERATIONS_MIN, SCRAM_HASHES, encode_base64
 from penstock.security.plain import PlainUsers, check_plain, parse_plain
-from penstock.security.principal import ANONYMOUS, USER, Principal
+from penstock.security.principal import ANONYMOUS, RESERVED_NAMES, USER, Principal
 from penstock.security.scram import (
     TOKEN_EXTENSION,
     AuthenticationError,
@@ -32,10 +32,6 @@ _NONCE_BYTES: Final = 24
 _REAUTHENTICATION_MS_MIN: Final = 1_000
 #: Credentials of delegation tokens that are kept, because each takes milliseconds to compute.
 _TOKEN_CREDENTIALS_MAX: Final = 1_000
-
-
-#: In access rules they stand for everybody, and for clients that have not logged in.
-_RESERVED_NAMES: Final = frozenset({"*", ANONYMOUS.name})
 
 
 class TokenLogin(NamedTuple):
@@ -321,7 +317,7 @@ class Authentication:
         return self._logged_in(Principal(USER, identity.name), b"", identity.expires_ms, now_ms)
 
     def _logged_in(self, principal: Principal, reply: bytes, expires_ms: int | None, now_ms: int) -> Step:
-        if principal.name in _RESERVED_NAMES:
+        if principal.name in RESERVED_NAMES:
             raise AuthenticationError(f"no user can be named {principal.name}")
         if self._is_reauthentication and principal != self.principal:
             text = f"Cannot change principals during re-authentication from {self.principal} to {principal}"

@@ -19,6 +19,7 @@ from penstock.broker.network.tls import Handshakes, TlsContexts, TlsLayer, TlsUn
 from penstock.broker.network.unauthenticated import Refusals, Unauthenticated, handshake_failure
 from penstock.security.principal import (
     ANONYMOUS,
+    RESERVED_NAMES,
     USER,
     DistinguishedNameRules,
     Principal,
@@ -194,10 +195,13 @@ class Server:
             connection.abort()
             return
         name = rules.name(subject)
-        if name is None:
-            self._refuse_handshake(
-                connection, "certificate", f"no ssl.principal.mapping.rules fits {subject!r}"
+        if name is None or name in RESERVED_NAMES:
+            reason = (
+                f"no ssl.principal.mapping.rules fits {subject!r}"
+                if name is None
+                else f"no user can be named {name}, as ssl.principal.mapping.rules names {subject!r}"
             )
+            self._refuse_handshake(connection, "certificate", reason)
             connection.abort()
             return
         connection.authenticated(Principal(USER, name))

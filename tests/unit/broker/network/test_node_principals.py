@@ -275,6 +275,14 @@ def test_the_certificate_of_this_node_names_its_principal(tmp_path: Path) -> Non
     assert users(principals(tmp_path, **rules), "broker", "CN=node-1,O=Acme") == ["broker"]
 
 
+def test_a_node_whose_certificate_names_nobody_makes_no_client_a_node(tmp_path: Path) -> None:
+    rules = {
+        "listener.name.nodes.ssl.principal.mapping.rules": "RULE:^.*$/ANONYMOUS/",
+        "listener.name.nodes.ssl.client.auth": "requested",
+    }
+    assert users(principals(tmp_path, **rules), "ANONYMOUS", "CN=node-1,O=Acme") == []
+
+
 def test_a_renewed_certificate_may_have_another_subject(tmp_path: Path) -> None:
     location = tmp_path / "node.pem"
     authority = Authority(tmp_path / "authority")
