@@ -367,6 +367,10 @@ class Server:
         """Limits apply only to clients: if nodes could not reach each other, the limits could not be changed either."""
         return connection.is_node and len(self._servers) > 1
 
+    def is_principal_of_node(self, principal: Principal) -> bool:
+        """Whether nodes log in as this principal, as far as this node can tell."""
+        return any(nodes.authenticates and nodes.names(principal) for nodes in self._nodes.values())
+
     def _is_on_node_listener(self, connection: Connection) -> bool:
         """Like `is_from_node`, for a connection whose client has not authenticated yet."""
         return connection.nodes is not None and len(self._servers) > 1

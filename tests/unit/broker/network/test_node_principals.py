@@ -17,11 +17,14 @@ from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
 from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
 from tests.certificates import Authority
 from tests.fuzz.messages import Requests
+from tests.unit.broker.handlers.test_delegation_tokens import creation, log_in_with
+from tests.unit.broker.handlers.test_scram_credentials import altered, upsertion
 from tests.unit.broker.raw_client import create_topic
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.config.node_settings import load_settings
 from penstock.broker.network.apis import APIS, FETCH
+from penstock.broker.network.connection import Connection
 from penstock.broker.network.node_principals import NodePrincipals
 from penstock.broker.node import Node
 from penstock.broker.partition.idempotent_append import _produce_request
@@ -177,6 +180,82 @@ async def test_a_node_that_a_rule_allows_may_fetch_many_partitions(tmp_path: Pat
     async with node_with(tmp_path / "without rules") as node:
         assert await codes_of_answer(node, "mallory", fetch) == REFUSED
         assert sum(node.metrics.node_requests_refused.values()) == 1
+
+
+@pytest.mark.parametrize("rules", [{}, BY_RULES | {"super.users": "User:admin;User:broker"}])
+async def test_a_token_of_a_node_or_a_super_user_makes_no_node(tmp_path: Path, rules: dict[str, str]) -> None:
+    """Without an authorizer, everybody may make a token in the name of everybody."""
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", "delegation.token.secret.key": "k"}
+    async with node_with(tmp_path, **tokens | rules) as node:
+        mallory = await logged_in(node, *(("broker", "b") if rules else ("mallory", "m")))
+        token = await mallory.ask(creation("User:broker"))
+        assert token.error_code is ErrorCode.none
+        client = await WireClient.connect(node)
+        await log_in_with(client, token)
+        (connection,) = (each for each in node.server.connections if each.is_open and _is_by_token(each))
+        assert connection.principal == Principal("User", "broker")
+        answer = await client.ask(follower_fetch(session_epoch=0))
+        assert answer.error_code is ErrorCode.cluster_authorization_failed
+        assert not connection.is_node
+        await client.close()
+        await mallory.close()
+
+
+async def test_a_token_of_a_user_whom_a_rule_makes_a_node_does_not(tmp_path: Path) -> None:
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", "delegation.token.secret.key": "k"}
+    async with node_with(tmp_path, **BY_RULES | tokens) as node:
+        make_node_by_rule(node, "mallory")
+        mallory = await logged_in(node, "mallory", "m")
+        token = await mallory.ask(creation())
+        client = await WireClient.connect(node)
+        await log_in_with(client, token)
+        answer = await client.ask(follower_fetch(session_epoch=0))
+        assert answer.error_code is ErrorCode.cluster_authorization_failed
+        await client.close()
+        await mallory.close()
+
+
+def _is_by_token(connection: Connection) -> bool:
+    return connection.authentication is not None and connection.authentication.is_by_token
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"super.users": "User:admin"}, BY_RULES | {"allow.everyone.if.no.acl.found": "true"}],
+    ids=["no authorizer", "no rule"],
+)
+async def test_who_is_no_node_cannot_set_the_password_of_one(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    """Whoever knows the password of a node is one. The passwords of others are open, as in Apache Kafka."""
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256"}
+    async with node_with(tmp_path, **settings | tokens) as node:
+        mallory = await logged_in(node, "mallory", "m")
+        results = (await mallory.ask(altered(upsertion("alice"), upsertion("broker")))).results
+        assert [(each.user, each.error_code) for each in results] == [
+            ("alice", ErrorCode.none),
+            ("broker", ErrorCode.cluster_authorization_failed),
+        ]
+        assert {user for user, _ in node.image.security.credentials} == {"alice"}
+        for user, password in (("broker", "b"), ("admin", "a")):
+            client = await logged_in(node, user, password)
+            (result,) = (await client.ask(altered(upsertion("broker")))).results
+            assert result.error_code is ErrorCode.none
+            await client.close()
+        (result,) = (await mallory.ask(altered(deletions=(("broker", 1),)))).results
+        assert result.error_code is ErrorCode.cluster_authorization_failed
+        await mallory.close()
+
+
+@pytest.mark.parametrize(("settings", "warnings"), [({}, 1), (BY_RULES, 0)])
+async def test_a_start_without_an_authorizer_warns_that_passwords_are_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], warnings: int
+) -> None:
+    async with node_with(tmp_path, **settings):
+        found = [
+            record for record in caplog.records if "set the password of every SCRAM user" in record.message
+        ]
+    assert len(found) == warnings
 
 
 def make_node_by_rule(node: Node, user: str) -> None:
