@@ -79,13 +79,13 @@ def handle(
     fetch = _Fetch(ctx, request, correlation_id, opened)
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
-    if fetch.looks_at_many and request.replica_id == CONSUMER_REPLICA_ID:
+    if fetch.looks_at_many and request.replica_id <= CONSUMER_REPLICA_ID:
         return _answer_later(ctx, connection, fetch.serve_in_slices())
     try:
         # A follower's fetch can move the high watermark, which may complete the requests of many producers.
         collected = (
             fetch.collect()
-            if request.replica_id == CONSUMER_REPLICA_ID
+            if request.replica_id <= CONSUMER_REPLICA_ID
             else ctx.services.server.gathered(fetch.collect)
         )
     except NotCached as cold:
@@ -227,7 +227,7 @@ class _Fetch:
 
     def _heard(self) -> int:
         """The arrival time of a follower's fetch; 0 for consumers, whose fetches are not timed."""
-        if self._request.replica_id == CONSUMER_REPLICA_ID:
+        if self._request.replica_id <= CONSUMER_REPLICA_ID:
             return 0
         from penstock.broker.partition.leader_replica import monotonic_ms
 
