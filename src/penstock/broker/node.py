@@ -46,7 +46,12 @@ from penstock.broker.quorum.metadata_log import MetadataLog
 from penstock.broker.quorum.snapshots import DamagedSnapshot
 from penstock.broker.quorum.storage import DamagedElection
 from penstock.broker.services import BrokerServices
-from penstock.broker.start_checks import check_node_listener, descriptor_budget, preload_cluster_modules
+from penstock.broker.start_checks import (
+    check_node_listener,
+    descriptor_budget,
+    preload_cluster_modules,
+    warn_about_open_credentials,
+)
 from penstock.cluster.image import ClusterImage, ImageDelta, ResourceType
 from penstock.cluster.metadata_records import UnreadableRecord
 from penstock.cluster.security_image import acl_binding
@@ -437,6 +442,7 @@ class Node:
         check_node_listener(self.settings, has_peers=self._has_peers)
         self._build_server()
         if any(protocol.uses_sasl for protocol in self.settings.protocols.values()):
+            warn_about_open_credentials(self.settings)
             # Imported here, because a node without SASL never needs it.
             from penstock.broker.network.authentications import ListenerAuthentications
 

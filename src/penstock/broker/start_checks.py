@@ -65,6 +65,14 @@ def check_node_listener(settings: NodeSettings, *, has_peers: bool) -> None:
         )
 
 
+def warn_about_open_credentials(settings: NodeSettings) -> None:
+    """For a node with SASL."""
+    if not settings.string("authorizer.class.name"):
+        logger.warning(
+            "without authorizer.class.name every client may set the password of every SCRAM user but those of nodes"
+        )
+
+
 def preload_cluster_modules() -> None:
     """Load what a node of a cluster needs as soon as it listens.
 

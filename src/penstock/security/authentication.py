@@ -16,7 +16,7 @@ from penstock.protocol.errors import ErrorCode
 from penstock.protocol.sasl_client import OAUTHBEARER, PLAIN
 from penstock.protocol.scram import ITERATIONS_MIN, SCRAM_HASHES, encode_base64
 from penstock.security.plain import PlainUsers, check_plain, parse_plain
-from penstock.security.principal import ANONYMOUS, USER, Principal
+from penstock.security.principal import ANONYMOUS, RESERVED_NAMES, USER, Principal
 from penstock.security.scram import (
     TOKEN_EXTENSION,
     AuthenticationError,
@@ -34,10 +34,6 @@ _REAUTHENTICATION_MS_MIN: Final = 1_000
 _TOKEN_CREDENTIALS_MAX: Final = 1_000
 
 
-#: In access rules they stand for everybody, and for clients that have not logged in.
-_RESERVED_NAMES: Final = frozenset({"*", ANONYMOUS.name})
-
-
 class TokenLogin(NamedTuple):
     """What a login needs of a delegation token: its HMAC, in base 64, is the password."""
 
@@ -53,6 +49,9 @@ class Credentials(Protocol):
     """What the cluster's metadata holds."""
 
     def scram(self, mechanism: str, user: str) -> ScramCredential | None: ...
+
+    def iterations_max(self) -> Mapping[str, int]:
+        """Return the most iterations of any user, by mechanism. Of a user's mechanisms only the first counts."""
 
     def token(self, token_id: str, now_ms: int) -> TokenLogin | None:
         """Return a delegation token that has not expired."""
@@ -151,6 +150,9 @@ class Authentications:
             known = new_credential(mechanism, encode_base64(hmac), salt=salt, iterations=ITERATIONS_MIN)
         self._token_credentials[key] = known
         return known
+
+    def iterations_max(self) -> Mapping[str, int]:
+        return self.credentials.iterations_max()
 
     def any_scram(self, name: str) -> tuple[str, ScramCredential] | None:
         """Return one of a user's credentials: all of them are for the password that was set last."""
@@ -268,8 +270,8 @@ class Authentication:
         parsed = parse_plain(message)
         self.name = parsed.name
         listener = self._listener
-        find = listener.any_scram if listener.plain_uses_scram else None
-        check_plain(parsed, listener.plain_users, find, listener.secret())
+        scram_users = listener if listener.plain_uses_scram else None
+        check_plain(parsed, listener.plain_users, scram_users, listener.secret())
         return self._logged_in(Principal(USER, parsed.name), b"", None, now_ms)
 
     def _scram(self, message: bytes, now_ms: int) -> Step:
@@ -315,7 +317,7 @@ class Authentication:
         return self._logged_in(Principal(USER, identity.name), b"", identity.expires_ms, now_ms)
 
     def _logged_in(self, principal: Principal, reply: bytes, expires_ms: int | None, now_ms: int) -> Step:
-        if principal.name in _RESERVED_NAMES:
+        if principal.name in RESERVED_NAMES:
             raise AuthenticationError(f"no user can be named {principal.name}")
         if self._is_reauthentication and principal != self.principal:
             text = f"Cannot change principals during re-authentication from {self.principal} to {principal}"

@@ -3,6 +3,7 @@
 - A rule covers a resource if it names it literally, if its name is the literal `*`, or if its prefix fits.
 - One rule that denies wins over all that allow. Where rules cover the resource but none allows, the answer is no.
 - Only where no rule at all covers the resource, no matter for which principal, `allow.everyone.if.no.acl.found` counts.
+  It never counts for users and delegation tokens: whoever makes or sees the token of a super user is one.
 - READ, WRITE, DELETE and ALTER imply DESCRIBE, and ALTER_CONFIGS implies DESCRIBE_CONFIGS, in rules that allow.
 - Super users may do everything, whatever the rules say.
 - Confined users (our own addition, for tenants) may use what a rule allows them, never what no rule covers.
@@ -54,6 +55,8 @@ _ANY_NAME: Final = "hardcode"
 _REMEMBERED_MAX: Final = 10_000
 _REMEMBERED_CHARS_MAX: Final = 249
 _HOSTS_REMEMBERED: Final = 10_000
+#: What only a rule allows.
+_NEVER_OPEN: Final = frozenset({ResourceType.USER, ResourceType.DELEGATION_TOKEN})
 
 _IMPLIED_BY: Final[Mapping[int, tuple[Operation, ...]]] = {
     Operation.DESCRIBE: (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER),
@@ -269,7 +272,9 @@ class Authorizer:
         section = self._sections.get(resource_type)
         patterns = [] if section is None else section.covering(name)
         if not patterns:
-            return self._allows_everyone and principal not in self._confined
+            return (
+                self._allows_everyone and principal not in self._confined and resource_type not in _NEVER_OPEN
+            )
         denied_by, allowed_by = _DENIED_BY[operation], _ALLOWED_BY[operation]
         host = _canonical_host(host)
         is_allowed = False
@@ -280,6 +285,11 @@ class Authorizer:
                 if granted.allowed & allowed_by:
                     is_allowed = True
         return is_allowed
+
+    def has_rule_about(self, resource_type: int, name: str) -> bool:
+        """Whether a rule covers the resource, no matter for which principal."""
+        section = self._sections.get(resource_type)
+        return section is not None and bool(section.covering(name))
 
     def authorize_any(self, principal: PrincipalKey, host: str, operation: int, resource_type: int) -> bool:
         """Whether the principal may do this to some resource of the type, which may not exist. Raises AclsNotLoaded.

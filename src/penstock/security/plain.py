@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
 
 from penstock.protocol.jaas import parse_jaas
 from penstock.security.scram import (
@@ -12,15 +12,21 @@ from penstock.security.scram import (
     ScramCredential,
     fake_credential,
     password_matches,
+    spend_iterations,
 )
 
 _MODULE: Final = "PlainLoginModule"
 _USER_OPTION: Final = "user_"
-#: The mechanism whose work is done for an unknown user.
-_FAKE_MECHANISM: Final = "SCRAM-SHA-256"
 
-#: Returns the mechanism and the credential of a user, or None.
-FindAnyCredential = Callable[[str], tuple[str, ScramCredential] | None]
+
+class ScramUsers(Protocol):
+    """The users with a SCRAM credential, who may log in with PLAIN, too."""
+
+    def any_scram(self, name: str) -> tuple[str, ScramCredential] | None:
+        """Return the mechanism and the credential of a user with which a password is compared."""
+
+    def iterations_max(self) -> Mapping[str, int]:
+        """Return the most iterations that `any_scram` returns of any user, by mechanism."""
 
 
 class PlainUsers:
@@ -85,14 +91,26 @@ def parse_plain(message: bytes) -> PlainMessage:
 
 
 def check_plain(
-    message: PlainMessage, users: PlainUsers, find: FindAnyCredential | None, secret: bytes
+    message: PlainMessage, users: PlainUsers, scram_users: ScramUsers | None, secret: bytes
 ) -> None:
-    """Raises AuthenticationError. With `find` this takes milliseconds, as long for unknown users as for others."""
+    """Raises AuthenticationError. With `scram_users` this takes milliseconds, as long for every name.
+
+    Users have different mechanisms and iterations, so each login computes all mechanisms that are in use, with the
+    iterations of the user who has most.
+    """
     is_right = users.matches(message.name, message.password, secret)
-    if find is not None:
-        found = find(message.name)
-        fake = fake_credential(_FAKE_MECHANISM, message.name, secret)
-        mechanism, credential = found or (_FAKE_MECHANISM, fake)
-        is_right |= password_matches(mechanism, message.password, credential) and found is not None
+    if scram_users is not None:
+        found = scram_users.any_scram(message.name)
+        work = dict(scram_users.iterations_max())
+        if found is not None:
+            # The user may have been stored since.
+            work[found[0]] = max(work.get(found[0], 0), found[1].iterations)
+        for mechanism, iterations in work.items():
+            credential = fake_credential(mechanism, message.name, secret, iterations)
+            is_known = found is not None and found[0] == mechanism
+            if found is not None and is_known:
+                credential = found[1]
+            is_right |= password_matches(mechanism, message.password, credential) and is_known
+            spend_iterations(mechanism, message.password, iterations - credential.iterations)
     if not is_right:
         raise AuthenticationError("unknown user or wrong password")

@@ -27,6 +27,8 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal(USER, "ANONYMOUS")
+#: In access rules they stand for everybody, and for clients that have not logged in: no login may give them.
+RESERVED_NAMES: Final = frozenset({"*", ANONYMOUS.name})
 
 #: As in Apache Kafka: DEFAULT, RULE:pattern/replacement/ with an optional L or U, or nothing.
 _RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(.*?)"

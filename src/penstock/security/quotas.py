@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from penstock.protocol.quota_entities import IP, canonical_entity
+
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 REQUEST_PERCENTAGE: Final = "request_percentage"
@@ -19,7 +21,6 @@ CONNECTION_CREATION_RATE: Final = "connection_creation_rate"
 
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"
-IP: Final = "ip"
 
 #: The limits that each kind of entity may have.
 CLIENT_QUOTAS: Final = frozenset(
@@ -49,8 +50,12 @@ class ClientQuotas:
     def __init__(self, quotas: Mapping[Entity, Mapping[str, float]]) -> None:
         self._limits: dict[str, dict[Entity, float]] = {}
         for entity, limits in quotas.items():
+            canonical = canonical_entity(entity)
             for name, value in limits.items():
-                self._limits.setdefault(name, {})[entity] = value
+                known = self._limits.setdefault(name, {})
+                # Older versions stored addresses as they were spelled; the one that was in force stays so.
+                if canonical == entity or canonical not in quotas:
+                    known[canonical] = value
         #: The kinds of quotas for which a limit exists.
         self.kinds = frozenset(self._limits)
 
@@ -79,7 +84,9 @@ class ClientQuotas:
     def connection_rate(self, host: str) -> float | None:
         """Return how many connections per second a host may open."""
         limits = self._limits.get(CONNECTION_CREATION_RATE, {})
-        found = limits.get(((IP, host),))
+        if not limits:
+            return None
+        found = limits.get(canonical_entity(((IP, host),)))
         return found if found is not None else limits.get(((IP, _DEFAULT),))
 
 

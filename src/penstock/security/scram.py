@@ -44,13 +44,15 @@ def new_credential(mechanism: str, password: str, *, salt: bytes, iterations: in
     return ScramCredential(salt, keys.stored_key, keys.server_key, iterations)
 
 
-def fake_credential(mechanism: str, name: str, secret: bytes) -> ScramCredential:
+def fake_credential(
+    mechanism: str, name: str, secret: bytes, iterations: int = ITERATIONS_MIN
+) -> ScramCredential:
     """Return the credential of a user that does not exist: always the same, and no password matches it."""
     digest = SCRAM_HASHES[mechanism]
     random = hmac.digest(secret, f"salt {mechanism} {name}".encode(), "sha512")
     stored = hmac.digest(secret, f"stored key {mechanism} {name}".encode(), digest)
     server = hmac.digest(secret, f"server key {mechanism} {name}".encode(), digest)
-    return ScramCredential(scram.salt_text(random[:SALT_RANDOM_BYTES]), stored, server, ITERATIONS_MIN)
+    return ScramCredential(scram.salt_text(random[:SALT_RANDOM_BYTES]), stored, server, iterations)
 
 
 def password_matches(mechanism: str, password: str, credential: ScramCredential) -> bool:
@@ -58,6 +60,12 @@ def password_matches(mechanism: str, password: str, credential: ScramCredential)
     digest = SCRAM_HASHES[mechanism]
     salted = scram.salted_password(digest, password, credential.salt, credential.iterations)
     return hmac.compare_digest(scram.scram_keys(digest, salted).stored_key, credential.stored_key)
+
+
+def spend_iterations(mechanism: str, password: str, iterations: int) -> None:
+    """Take as long as a password takes that has so many more iterations."""
+    if iterations > 0:
+        scram.salted_password(SCRAM_HASHES[mechanism], password, b"", iterations)
 
 
 class ScramLogin(NamedTuple):

@@ -195,9 +195,10 @@ def fetch_v7(
     max_bytes: int = 1 << 20,
     partition_bytes: int = 1 << 20,
     correlation: int = 0,
+    replica: int = -1,
 ) -> bytes:
     """`wanted` is (topic, partition, offset), `session` is (id, epoch)."""
-    body = struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, max_bytes, 0, *session)
+    body = struct.pack(">iiiibii", replica, max_wait_ms, min_bytes, max_bytes, 0, *session)
     body += struct.pack(">i", len(wanted))
     for topic, index, offset in wanted:
         body += string(topic) + struct.pack(">iiqqi", 1, index, offset, -1, partition_bytes)

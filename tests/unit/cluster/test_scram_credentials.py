@@ -1,5 +1,7 @@
 """SCRAM credentials: what AlterUserScramCredentials changes and refuses, with Kafka's errors."""
 
+from itertools import count
+
 import pytest
 
 from penstock.cluster.controller.scram_credentials import (
@@ -9,11 +11,14 @@ from penstock.cluster.controller.scram_credentials import (
     alter_scram_credentials,
 )
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.image_snapshot import snapshot_records
+from penstock.cluster.scram_secret import stored_scram_secret
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.scram import salted_password, scram_keys
 from penstock.protocol.steps import finish
 
 SHA_256, SHA_512 = 1, 2
+SECRETS = (bytes((number,)) * 32 for number in count())
 SALTED = salted_password("sha256", "pw", b"salt", 4096)
 ALICE = ScramUpsertion("alice", SHA_256, 4096, b"salt", SALTED)
 
@@ -21,9 +26,27 @@ ALICE = ScramUpsertion("alice", SHA_256, 4096, b"salt", SALTED)
 def changed(
     image: ClusterImage, deletions: list[ScramDeletion], upsertions: list[ScramUpsertion]
 ) -> tuple[ScramResult, ...]:
-    decision = finish(alter_scram_credentials(image, deletions, upsertions))
+    decision = finish(alter_scram_credentials(image, deletions, upsertions, new_secret=next(SECRETS)))
     image.apply(decision.records)
     return decision.reply
+
+
+def test_the_first_credential_makes_the_secret_of_the_cluster_which_stays() -> None:
+    """Of users who do not exist, the salts follow from it: a change would show who they are."""
+    image = ClusterImage()
+    changed(image, [], [ALICE._replace(iterations=1)])
+    assert stored_scram_secret(image) is None, "no user, no secret"
+    changed(image, [], [ALICE])
+    secret = stored_scram_secret(image)
+    assert secret is not None
+    changed(image, [], [ALICE._replace(user="bob")])
+    changed(image, [ScramDeletion("alice", SHA_256), ScramDeletion("bob", SHA_256)], [])
+    changed(image, [], [ALICE])
+    assert stored_scram_secret(image) == secret
+    loaded = ClusterImage()
+    for batch in snapshot_records(image):
+        loaded.apply(batch)
+    assert stored_scram_secret(loaded) == secret
 
 
 def test_set_replace_and_delete() -> None:

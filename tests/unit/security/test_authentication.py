@@ -1,6 +1,7 @@
 """SASL exchanges: the vectors of the RFCs, clients of ours, clients that cheat, sessions that end."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,13 @@ class Stored:
 
     def scram(self, mechanism: str, user: str) -> ScramCredential | None:
         return self.users.get((mechanism, user))
+
+    def iterations_max(self) -> dict[str, int]:
+        most: dict[str, int] = {}
+        for mechanism, name in self.users:
+            if mechanism == SHA_256 or (SHA_256, name) not in self.users:
+                most[mechanism] = max(most.get(mechanism, 0), self.users[mechanism, name].iterations)
+        return most
 
     def token(self, token_id: str, now_ms: int) -> TokenLogin | None:
         token = self.tokens.get(token_id)
@@ -432,6 +440,32 @@ def test_an_unknown_user_of_plain_costs_what_a_wrong_password_costs(
 
     known = work.of(lambda: attempt("alice"))
     assert known == work.of(lambda: attempt("carol")) == work.of(lambda: attempt("nobody")) != []
+
+
+def test_every_name_costs_plain_the_same_whatever_mechanism_and_iterations_the_user_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise time tells which users exist."""
+    stored = Stored(alice="pw")
+    stored.set("bob", "pw", iterations=16_384)
+    del stored.users[SHA_512, "bob"]
+    stored.set("dora", "pw", iterations=8_192)
+    del stored.users[SHA_256, "dora"]
+    made = listener(stored, plain_users=PlainUsers({"carol": "pw"}), plain_uses_scram=True)
+    spent: Counter[str] = Counter()
+
+    def pbkdf2(digest: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+        spent[digest] += iterations
+        return derive(digest, password, salt, iterations)
+
+    derive = hashlib.pbkdf2_hmac
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", pbkdf2)
+    for name in ("alice", "bob", "dora", "carol", "nobody"):
+        for password in ("pw", "wrong"):
+            spent.clear()
+            is_accepted = log_in(made.new(), "PLAIN", PlainExchange(name, password)).principal is not None
+            assert is_accepted == (password == "pw" and name != "nobody")
+            assert spent == {"sha256": 16_384, "sha512": 8_192}, name
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,22 @@ def test_allow_everyone_holds_only_where_no_rule_covers_the_resource() -> None:
     assert not may(authorizer(rule(name="*", who="User:bob"), everyone=True), Operation.READ, "payments")
 
 
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        (Operation.CREATE_TOKENS, ResourceType.USER),
+        (Operation.DESCRIBE_TOKENS, ResourceType.USER),
+        (Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN),
+    ],
+)
+def test_allow_everyone_gives_nobody_the_tokens_of_others(operation: Operation, kind: ResourceType) -> None:
+    """With the token of a super user, anybody would be one."""
+    rules = authorizer(everyone=True)
+    assert not rules.authorize(ALICE, HOST, operation, kind, "User:admin")
+    assert not rules.authorize_any(ALICE, HOST, operation, kind)
+    assert rules.authorize(ALICE, HOST, Operation.READ, TOPIC, "User:admin")
+
+
 def test_before_the_rules_are_loaded_only_super_users_get_an_answer() -> None:
     rules = Authorizer(super_users=[ALICE], allow_everyone_if_no_acl_found=True)
     assert may(rules, Operation.READ)

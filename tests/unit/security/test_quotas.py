@@ -77,6 +77,19 @@ def test_hosts_have_a_rate_of_connections_or_the_default() -> None:
     assert ClientQuotas({}).connection_rate("10.0.0.1") is None
 
 
+def test_the_rate_of_a_host_holds_however_its_address_is_spelled() -> None:
+    stored = {
+        "2001:DB8:0::1": 1.0,
+        "::ffff:10.0.0.9": 2.0,
+        # Older versions stored every spelling; only this one has ever been in force.
+        "2001:db8::2": 3.0,
+        "2001:DB8::2": 4.0,
+    }
+    quotas = ClientQuotas({((IP, name),): {CONNECTION_CREATION_RATE: rate} for name, rate in stored.items()})
+    hosts = ("2001:db8::1", "10.0.0.9", "2001:db8::2", "::ffff:10.0.0.9", "2001:db8::3")
+    assert [quotas.connection_rate(host) for host in hosts] == [1.0, 2.0, 3.0, 2.0, None]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_client_that_waits_as_told_stays_at_its_limit(seed: int) -> None:
     """Within 5 % over ten seconds and more, whatever the sizes and pauses of its requests."""

@@ -48,7 +48,7 @@ SASL_SETTINGS = (
         None,
         "The secret from which SCRAM derives the salt of a user that does not exist. It must be the same on all nodes: "
         "if two nodes sent different salts, a client would see that the user does not exist. Default: "
-        "delegation.token.secret.key, or else a random value of each node.",
+        "delegation.token.secret.key, or else a random value that the metadata log keeps.",
     ),
     static_setting(
         "delegation.token.secret.key",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
@@ -87,6 +88,7 @@ class Controller:
         self._rules = ControllerConfig()
         self._balancer: LeaderBalancer | None = None
         self._token_sweeper: TokenSweeper | None = None
+        self._has_scram_secret = False  # as far as it was looked at in this term
         self._watching: asyncio.Task[None] | None = None
         #: The connection over which each broker sent its last heartbeat.
         self._last_connections: dict[int, Connection] = {}
@@ -102,6 +104,7 @@ class Controller:
         self._metrics.controller_elections += 1
         self._begin_sessions()
         self._balancer = None
+        self._has_scram_secret = False
         self._watching = self._environment.spawn(self._watch())
 
     def _begin_sessions(self) -> None:
@@ -266,12 +269,28 @@ class Controller:
                 await self._leaders().look(self._now_ms())
                 if self._metadata.image.security.tokens:
                     await self._tokens().sweep(self._environment.now_ms())
+                await self._make_scram_secret()
             except ApiError as error:
                 # Nothing has changed, or another node is the active controller by now: the next check will tell.
                 logger.info("decision not made", extra={"reason": error.message or error.code.name})
             except Exception:
                 # No other node makes these checks while this one is active, so a failure must not end them.
                 logger.exception("the check of brokers and leaders failed")
+
+    async def _make_scram_secret(self) -> None:
+        """Make the secret of a cluster whose first credential was stored by an older version."""
+        if self._has_scram_secret or not self._metadata.image.security.credentials:
+            return
+        from penstock.cluster.scram_secret import (
+            SCRAM_SECRET_BYTES,
+            missing_scram_secret,
+            stored_scram_secret,
+        )
+
+        if stored_scram_secret(self._metadata.image) is None:
+            random = secrets.token_bytes(SCRAM_SECRET_BYTES)
+            await self.propose(lambda image: Decision(missing_scram_secret(image, random), None))
+        self._has_scram_secret = True
 
     def _leaders(self) -> LeaderBalancer:
         """Return the balancer, created once per term: a new controller does not know which brokers have just joined."""

@@ -16,12 +16,14 @@ from penstock.cluster.controller.client_quotas import QuotaAlteration, QuotaResu
 from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.quota_entities import canonical_entity
 from penstock.protocol.steps import Steps
 
 
 async def handle(ctx: RequestContext, request: Any) -> Any:
     alterations = await ctx.mapped(_alteration, request.entries)
-    if any(count > 1 for count in Counter(frozenset(each.entity) for each in alterations).values()):
+    named = Counter(frozenset(canonical_entity(each.entity)) for each in alterations)
+    if any(count > 1 for count in named.values()):
         raise ApiError(ErrorCode.invalid_request, "A quota entity is named twice.")
 
     def decide(image: ClusterImage) -> Steps[Decision[tuple[QuotaResult, ...]]]:

@@ -18,7 +18,9 @@ from kio.schema.describe_client_quotas.v1.response import (
 )
 
 from penstock.broker.network.requests import RequestContext
+from penstock.protocol.acls import canonical_host
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.quota_entities import canonical_entity
 
 _EXACT, _DEFAULT, _SPECIFIED = 0, 1, 2
 _ENTITY_TYPES: Final = frozenset({"user", "client-id", "ip"})
@@ -41,7 +43,7 @@ def handle(ctx: RequestContext, request: Any) -> Any:
                 values=tuple(ValueData(key=name, value=value) for name, value in limits.items()),
             )
             for key, limits in ctx.services.image.security.quotas.items()
-            if _matches(dict(key), components, is_strict=request.strict)
+            if _matches(dict(canonical_entity(key)), components, is_strict=request.strict)
         ),
     )
 
@@ -61,6 +63,8 @@ def _components(request: Any) -> dict[str, tuple[int, str | None]]:
         if (match is not None) != (match_type == _EXACT):
             problem = "needs a name" if match_type == _EXACT else "takes no name"
             raise ApiError(ErrorCode.invalid_request, f"Match type {match_type} of {kind} {problem}.")
+        if kind == "ip" and match is not None:
+            match = canonical_host(match)
         components[kind] = (match_type, match)
     if "ip" in components and len(components) > 1:
         raise ApiError(

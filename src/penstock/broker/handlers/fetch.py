@@ -22,6 +22,7 @@ from penstock.broker.network.requests import RequestContext
 from penstock.broker.partition.fetch_reader import FetchReader, LogReadResult, NotCached
 from penstock.broker.partition.fetch_sessions import (
     CONSUMER_REPLICA_ID,
+    INITIAL_EPOCH,
     FetchContext,
     PartitionKey,
     RequestedPartition,
@@ -67,8 +68,8 @@ def handle(
         frame = memoryview(bytes(frame))
         return _answer_later(ctx, connection, _serve_large(ctx, connection, frame, position, correlation_id))
     request = parse_fetch_request(frame, position, ctx.version)
-    if request.replica_id > CONSUMER_REPLICA_ID and not connection.may_send_as_node:
-        return _refuse_follower(ctx, connection, correlation_id)
+    if request.replica_id > CONSUMER_REPLICA_ID and not _may_follow(ctx, connection):
+        return finish(_refuse_follower(ctx, connection, request, correlation_id))
     if connection.may_send_as_node and request.topics and request.topics[0][0] in _METADATA_TOPICS:
         if not connection.serves_controller or not ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER):
             return _reject_follower(ctx, connection, correlation_id)
@@ -78,13 +79,13 @@ def handle(
     fetch = _Fetch(ctx, request, correlation_id, opened)
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
-    if fetch.looks_at_many and request.replica_id == CONSUMER_REPLICA_ID:
+    if fetch.looks_at_many and request.replica_id <= CONSUMER_REPLICA_ID:
         return _answer_later(ctx, connection, fetch.serve_in_slices())
     try:
         # A follower's fetch can move the high watermark, which may complete the requests of many producers.
         collected = (
             fetch.collect()
-            if request.replica_id == CONSUMER_REPLICA_ID
+            if request.replica_id <= CONSUMER_REPLICA_ID
             else ctx.services.server.gathered(fetch.collect)
         )
     except NotCached as cold:
@@ -103,8 +104,8 @@ async def _serve_large(
         request = await ctx.finish_in_slices(parse_fetch_request_in_steps(frame, position, ctx.version))
     finally:
         buffers.release(size)
-    if request.replica_id > CONSUMER_REPLICA_ID:
-        return _refuse_follower(ctx, connection, correlation_id)
+    if request.replica_id > CONSUMER_REPLICA_ID and not _may_follow(ctx, connection):
+        return await ctx.finish_in_slices(_refuse_follower(ctx, connection, request, correlation_id))
     opening = ctx.services.fetch_sessions.open_in_steps(
         request, by_id=ctx.version >= TOPIC_IDS_FROM, now_ms=ctx.services.now_ms()
     )
@@ -132,9 +133,37 @@ def _answer_later(
     return slot
 
 
-def _refuse_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
+def _may_follow(ctx: RequestContext, connection: Connection) -> bool:
+    """Whether the client may fetch as a follower, whose full fetch replaces the session that the follower has.
+
+    So this is known before a session is looked at.
+    """
+    if connection.may_send_as_node:
+        return ctx.demand(Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     audit_refusal(ctx, Operation.CLUSTER_ACTION.name, ResourceType.CLUSTER.name, CLUSTER_NAME)
-    return _reject_follower(ctx, connection, correlation_id)
+    return False
+
+
+def _refuse_follower(
+    ctx: RequestContext, connection: Connection, request: FetchRequest, correlation_id: int
+) -> Steps[Reply]:
+    """Refuse each partition, as Apache Kafka does, if only a rule is missing."""
+    if not connection.may_send_as_node:
+        return _reject_follower(ctx, connection, correlation_id)
+    error, topics = ErrorCode.none, []
+    if request.session_epoch > INITIAL_EPOCH:
+        # The full request that follows this error names all partitions.
+        error = ErrorCode.fetch_session_id_not_found
+    else:
+        refused = ErrorCode.topic_authorization_failed.value
+        for name, partitions in request.topics:
+            topics.append((name, [PartitionData(each.partition, refused) for each in partitions]))
+            yield
+    return (
+        yield from encode_fetch_response_in_steps(
+            ctx.version, correlation_id, error=error.value, session_id=0, topics=topics
+        )
+    )
 
 
 def _reject_follower(ctx: RequestContext, connection: Connection, correlation_id: int) -> Reply:
@@ -198,7 +227,7 @@ class _Fetch:
 
     def _heard(self) -> int:
         """The arrival time of a follower's fetch; 0 for consumers, whose fetches are not timed."""
-        if self._request.replica_id == CONSUMER_REPLICA_ID:
+        if self._request.replica_id <= CONSUMER_REPLICA_ID:
             return 0
         from penstock.broker.partition.leader_replica import monotonic_ms
 

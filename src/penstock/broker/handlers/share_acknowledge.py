@@ -85,7 +85,7 @@ def _session(ctx: RequestContext, request: ShareAcknowledgeRequest) -> ShareSess
         request.member,
         group_bytes_max=ctx.services.settings.integer("penstock.id.max.bytes"),
     )
-    return ctx.services.share.sessions.acknowledge(group, member, request.session_epoch)
+    return ctx.services.share.sessions.acknowledge(group, member, request.session_epoch, ctx.connection)
 
 
 def _refusal(ctx: RequestContext, correlation_id: int, error: ApiError) -> Reply:

@@ -2,6 +2,8 @@
 
 Our own API, encoded by hand; only our client sends it, before the acknowledgement. The partition's leader keeps the
 delays and passes the errors to the coordinator of the share partition; the reply waits until the errors are stored.
+Client libraries do not tell the id of their member, so a report counts if the principal that sends it is that of the
+member that holds the record.
 """
 
 from __future__ import annotations
@@ -75,4 +77,4 @@ async def _apply_at_leader(ctx: RequestContext, failures: ShareFailures) -> None
     led = ctx.services.share.get(failures.group, (failures.topic_id.bytes, failures.partition))
     if led is None:
         raise ApiError(ErrorCode.invalid_record_state, "no member holds records of this partition")
-    await led.apply_failures(failures.failures)
+    await led.apply_failures(failures.failures, ctx.principal)

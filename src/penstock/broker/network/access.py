@@ -463,7 +463,7 @@ def _finish(
 
 def _is_own_node(ctx: RequestContext) -> bool:
     nodes = None if ctx.connection is None else ctx.connection.nodes
-    return nodes is not None and nodes.names(ctx.principal)
+    return nodes is not None and nodes.names(ctx.principal) and not ctx.is_by_token
 
 
 def refusal(ctx: RequestContext, request: Any, code: ErrorCode) -> Any:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.environment import StartFailed
 from penstock.cluster.image import ClusterImage
+from penstock.cluster.scram_secret import SCRAM_SECRET_BYTES, stored_scram_secret
 from penstock.protocol.jaas import parse_jaas
 from penstock.protocol.sasl_client import OAUTHBEARER, PLAIN
-from penstock.protocol.scram import SCRAM_HASHES, SCRAM_MECHANISM_IDS
+from penstock.protocol.scram import SCRAM_HASHES, SCRAM_MECHANISM_IDS, SCRAM_MECHANISMS_BY_ID
 from penstock.security.authentication import Authentication, Authentications, TokenLogin
 from penstock.security.delegation_tokens import TokenHmacs
 from penstock.security.initial_credentials import InitialCredential, parse_initial_credentials
@@ -19,15 +20,15 @@ from penstock.security.principal import Principal
 from penstock.security.scram import ScramCredential
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.environment import ImageView, Tasks
     from penstock.broker.network.key_sets import KeySetReader
     from penstock.broker.network.requests import RequestContext
+    from penstock.cluster.rare_records import UserScramCredentialRecord
 
 _SUPPORTED: Final = (PLAIN, *SCRAM_HASHES, OAUTHBEARER)
-_SECRET_BYTES: Final = 32
 _NAME_CHARS_MAX: Final = 100
 
 
@@ -37,12 +38,25 @@ class ImageCredentials:
     def __init__(self, metadata: ImageView, token_hmacs: TokenHmacs) -> None:
         self._metadata = metadata
         self._token_hmacs = token_hmacs
+        self._counted: Mapping[tuple[str, int], UserScramCredentialRecord] | None = None
+        self._iterations_max: Mapping[str, int] = {}
 
     def scram(self, mechanism: str, user: str) -> ScramCredential | None:
         record = self._image.security.credentials.get((user, SCRAM_MECHANISM_IDS[mechanism]))
         if record is None:
             return None
         return ScramCredential(record.salt, record.stored_key, record.server_key, record.iterations)
+
+    def iterations_max(self) -> Mapping[str, int]:
+        credentials = self._image.security.credentials
+        if credentials is not self._counted:
+            most: dict[str, int] = {}
+            for (user, number), record in credentials.items():
+                if all((user, earlier) not in credentials for earlier in range(1, number)):
+                    mechanism = SCRAM_MECHANISMS_BY_ID[number]
+                    most[mechanism] = max(most.get(mechanism, 0), record.iterations)
+            self._iterations_max, self._counted = most, credentials
+        return self._iterations_max
 
     def token(self, token_id: str, now_ms: int) -> TokenLogin | None:
         record = self._image.security.tokens.get(token_id)
@@ -79,11 +93,22 @@ class InterBrokerCredentials(ImageCredentials):
         self._is_starting = is_starting
 
     def scram(self, mechanism: str, user: str) -> ScramCredential | None:
-        if not self._image.security.credentials or self._is_starting():
-            initial = self._initial.get((mechanism, user))
-            if initial is not None:
-                return initial
+        if self._uses_initial and (initial := self._initial.get((mechanism, user))) is not None:
+            return initial
         return super().scram(mechanism, user)
+
+    def iterations_max(self) -> Mapping[str, int]:
+        most = super().iterations_max()
+        if not self._uses_initial:
+            return most
+        most = dict(most)
+        for (mechanism, _), credential in self._initial.items():
+            most[mechanism] = max(most.get(mechanism, 0), credential.iterations)
+        return most
+
+    @property
+    def _uses_initial(self) -> bool:
+        return not self._image.security.credentials or self._is_starting()
 
 
 class ListenerAuthentications:
@@ -100,7 +125,9 @@ class ListenerAuthentications:
         self._inter_broker_credentials = InterBrokerCredentials(
             metadata, token_hmacs, self.initial_credentials, is_starting
         )
-        self._secret = _unknown_users_secret(_text(settings["penstock.sasl.secret"]) or token_secret)
+        self._metadata = metadata
+        self._own_secret = secrets.token_bytes(SCRAM_SECRET_BYTES)
+        self._shared_secret = _text(settings["penstock.sasl.secret"]) or token_secret
         self._key_sets: dict[str, KeySetReader] = {}
         self._by_listener = {
             listener.name: self._listener(settings, listener.name)
@@ -123,6 +150,17 @@ class ListenerAuthentications:
     async def wait_for_newer_keys(self, listener: str) -> None:
         """Read the keys of tokens again for a login on this listener, unless that was done just now."""
         await self._key_sets[listener].wait_for_newer()
+
+    def _unknown_users_secret(self) -> bytes:
+        """All nodes have the same, and keep it when they restart.
+
+        Before there are users, there is nothing to hide.
+        """
+        if self._shared_secret is not None:
+            secret = self._shared_secret.encode()
+        else:
+            secret = stored_scram_secret(self._metadata.image) or self._own_secret
+        return hmac.digest(secret, b"salts of unknown SCRAM users", "sha256")
 
     def _listener(self, settings: NodeSettings, name: str) -> Authentications:
         mechanisms = settings.listener_value(name, "sasl.enabled.mechanisms")
@@ -151,7 +189,7 @@ class ListenerAuthentications:
         return Authentications(
             mechanisms,
             self._inter_broker_credentials if is_inter_broker else self._credentials,
-            secret=lambda: self._secret,
+            secret=self._unknown_users_secret,
             random=secrets.token_bytes,
             plain_users=users,
             plain_uses_scram=uses_scram,
@@ -195,12 +233,6 @@ def _initial_credentials(settings: NodeSettings) -> tuple[InitialCredential, ...
         if all((each.user, each.mechanism) != (own.user, own.mechanism) for each in found):
             found.append(own)
     return tuple(found)
-
-
-def _unknown_users_secret(shared: str | None) -> bytes:
-    if shared is None:
-        return secrets.token_bytes(_SECRET_BYTES)
-    return hmac.digest(shared.encode(), b"salts of unknown SCRAM users", "sha256")
 
 
 def _text(value: object) -> str | None:

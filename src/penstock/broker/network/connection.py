@@ -95,7 +95,7 @@ class Authentication(Protocol):
 
 class Connection(asyncio.BufferedProtocol):
     __slots__ = (
-        "_backlog", "_closing", "_corked", "_frame_began", "_held_by", "_holds", "_is_expensive",
+        "_backlog", "_closing", "_corked", "_follows_rules", "_frame_began", "_held_by", "_holds", "_is_expensive",
         "_is_pipelining", "_is_queued", "_muted", "_muted_at", "_partial", "_slots", "_throttle", "_transport",
         "_write_paused", "account",
         "authentication", "client_host", "decisions", "frame_bytes_max", "is_inter_broker", "last_active",
@@ -110,6 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         self.nodes = nodes  # None on listeners for clients
         #: Whether the client is a node; on a listener that authenticates, only once it has proven who it is.
         self.is_inter_broker = nodes is not None and not nodes.authenticates
+        #: Whether access rules may make the client a node.
+        self._follows_rules = nodes is not None and nodes.follows_rules
         self.number = next(_numbers)  # in the order in which connections arrive
         self.client_host = self.peer = "?"
         self.principal: Principal = ANONYMOUS
@@ -196,7 +198,10 @@ class Connection(asyncio.BufferedProtocol):
         self.meters.clear()
         self.session_end = perf_counter() + session_ms / 1000
         if self.nodes is not None:
-            self.is_inter_broker = self.nodes.includes(principal)
+            # Nodes have no delegation tokens: others may have made one in the name of a node.
+            is_by_token = self.authentication is not None and self.authentication.is_by_token
+            self.is_inter_broker = self.nodes.includes(principal) and not is_by_token
+            self._follows_rules = self.nodes.follows_rules and not is_by_token
         self.frame_bytes_max = self.server.frame_bytes_max
         self.server.authenticated(self)
 
@@ -226,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def may_send_as_node(self) -> bool:
         """Whether requests between nodes are served: to nodes, and to those whom the access rules allow them."""
-        return self.is_inter_broker or (self.nodes is not None and self.nodes.follows_rules)
+        return self.is_inter_broker or self._follows_rules
 
     def may_send(self, api: Api) -> bool:
         """Whether a request that only nodes send is let in. Access rules may still refuse it."""
@@ -242,9 +247,7 @@ class Connection(asyncio.BufferedProtocol):
 
         Unlike `is_inter_broker`, this does not allow it to write internal topics.
         """
-        return self.is_inter_broker or (
-            self.nodes is not None and self.nodes.follows_rules and self.server.is_node_by_rule(self)
-        )
+        return self.is_inter_broker or (self._follows_rules and self.server.is_node_by_rule(self))
 
     @property
     def waits_for_node(self) -> bool:

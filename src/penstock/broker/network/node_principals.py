@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.access_settings import parse_principals
 from penstock.broker.config.security_definitions import CLIENT_AUTH_NONE
 from penstock.protocol.jaas import parse_jaas
-from penstock.security.principal import USER, DistinguishedNameRules, Principal, certificate_subject
+from penstock.security.principal import (
+    RESERVED_NAMES,
+    USER,
+    DistinguishedNameRules,
+    Principal,
+    certificate_subject,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.config.node_settings import NodeSettings
@@ -72,6 +78,13 @@ class NodePrincipals:
                 logger.error(
                     "the subject of this node's own certificate is unknown: set penstock.node.principals",
                     extra={"listener": listener, "reason": str(error)},
+                )
+                return frozenset()
+            if name in RESERVED_NAMES:
+                # Every client without a certificate would be a node.
+                logger.error(
+                    "ssl.principal.mapping.rules gives this node's own certificate a name that no user can have",
+                    extra={"listener": listener, "name_given": name},
                 )
                 return frozenset()
         return frozenset() if name is None else frozenset((Principal(USER, name),))

@@ -19,6 +19,7 @@ from penstock.broker.network.tls import Handshakes, TlsContexts, TlsLayer, TlsUn
 from penstock.broker.network.unauthenticated import Refusals, Unauthenticated, handshake_failure
 from penstock.security.principal import (
     ANONYMOUS,
+    RESERVED_NAMES,
     USER,
     DistinguishedNameRules,
     Principal,
@@ -194,10 +195,13 @@ class Server:
             connection.abort()
             return
         name = rules.name(subject)
-        if name is None:
-            self._refuse_handshake(
-                connection, "certificate", f"no ssl.principal.mapping.rules fits {subject!r}"
+        if name is None or name in RESERVED_NAMES:
+            reason = (
+                f"no ssl.principal.mapping.rules fits {subject!r}"
+                if name is None
+                else f"no user can be named {name}, as ssl.principal.mapping.rules names {subject!r}"
             )
+            self._refuse_handshake(connection, "certificate", reason)
             connection.abort()
             return
         connection.authenticated(Principal(USER, name))
@@ -362,6 +366,10 @@ class Server:
     def is_from_node(self, connection: Connection) -> bool:
         """Limits apply only to clients: if nodes could not reach each other, the limits could not be changed either."""
         return connection.is_node and len(self._servers) > 1
+
+    def is_principal_of_node(self, principal: Principal) -> bool:
+        """Whether nodes log in as this principal, as far as this node can tell."""
+        return any(nodes.authenticates and nodes.names(principal) for nodes in self._nodes.values())
 
     def _is_on_node_listener(self, connection: Connection) -> bool:
         """Like `is_from_node`, for a connection whose client has not authenticated yet."""

@@ -27,7 +27,8 @@ _EPOCH_MAX: Final = 2**31 - 1
 _CLOSED_EPOCH: Final = -1
 #: A session idle for this long may make room for another (Apache Kafka's min.incremental.fetch.session.eviction.ms).
 _EVICTABLE_AFTER_MS: Final = 120_000
-#: Limit of partitions in all consumer sessions together: a request may name any number, even ones that do not exist.
+#: Limit of partitions in all consumer sessions together, and in all sessions of followers: a request may name any
+#: number, even ones that do not exist.
 SESSION_PARTITIONS_MAX: Final = 250_000
 
 PartitionKey = tuple[bytes, int]
@@ -226,7 +227,7 @@ class FetchSessions:
     ) -> None:
         self._slots_max = slots_max
         self._partitions_max = partitions_max
-        self._partitions = 0  # of consumers
+        self._partitions = {False: 0, True: 0}  # in the sessions of consumers, and in those of followers
         self._new_id = new_id
         self._sessions: dict[int, FetchSession] = {}
         self.evictions = 0
@@ -266,7 +267,7 @@ class FetchSessions:
                 # Another request has ended the session or moved it on.
                 return FetchContext(None, {}, True, ErrorCode.invalid_fetch_session_epoch)
         self._count(session, len(session.wanted) - counted)
-        if self._partitions > self._partitions_max and len(session.wanted) > before:
+        if self._partitions[session.is_replica] > self._partitions_max and len(session.wanted) > before:
             # The reader then sends a full request, which is served without a session.
             self._close(session)
             return FetchContext(None, {}, True, ErrorCode.fetch_session_id_not_found)
@@ -304,8 +305,7 @@ class FetchSessions:
         session.close()
 
     def _count(self, session: FetchSession, partitions: int) -> None:
-        if not session.is_replica:
-            self._partitions += partitions
+        self._partitions[session.is_replica] += partitions
 
     def _make_room(self, request: FetchRequest, now_ms: int) -> bool:
         """Make room for a session if possible, by closing the consumer session that has been idle for longest.
@@ -314,7 +314,7 @@ class FetchSessions:
         """
         is_consumer = request.replica_id <= CONSUMER_REPLICA_ID
         asked = sum(len(partitions) for _, partitions in request.topics)
-        if is_consumer and self._partitions + asked > self._partitions_max:
+        if self._partitions[not is_consumer] + asked > self._partitions_max:
             return False
         if len(self._sessions) < self._slots_max:
             return True

@@ -12,6 +12,7 @@ from penstock.cluster.image import ClusterImage
 from penstock.cluster.rare_records import ClientQuotaRecord, QuotaEntity
 from penstock.cluster.security_image import QuotaKey
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.quota_entities import canonical_entity
 from penstock.protocol.steps import Steps
 
 _USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
@@ -45,6 +46,10 @@ def alter_client_quotas(
     """An entity that cannot be altered as requested stays as it is; the others are altered."""
     records: list[ClientQuotaRecord] = []
     results = []
+    spelled: dict[QuotaKey, list[QuotaKey]] = {}
+    for key in image.security.quotas:
+        if (canonical := canonical_entity(key)) != key:
+            spelled.setdefault(canonical, []).append(key)
     for entity, limits in alterations:
         yield
         try:
@@ -53,7 +58,13 @@ def alter_client_quotas(
         except ApiError as error:
             results.append(QuotaResult(entity, error.code, error.message))
             continue
-        records += _changes(image.security.quotas.get(key, {}), key, limits)
+        present = image.security.quotas.get(key, {})
+        for other in spelled.get(key, ()):
+            # Stored by an older version, which did not know that it is the same address.
+            replaced = image.security.quotas[other]
+            records += _changes(replaced, other, dict.fromkeys(replaced))
+            limits = {**replaced, **present, **limits}
+        records += _changes(present, key, limits)
         results.append(QuotaResult(entity))
     return Decision(tuple(records), tuple(results))
 
@@ -78,7 +89,7 @@ def quota_key(entity: Iterable[tuple[str, str | None]]) -> QuotaKey:
                 "Invalid quota entity combination: an IP has no user and no client id",
             )
         _check_address(parts[_IP])
-    return tuple(sorted(parts.items(), key=lambda part: part[0]))
+    return canonical_entity(tuple(sorted(parts.items(), key=lambda part: part[0])))
 
 
 def _check_address(name: str | None) -> None:

@@ -7,6 +7,7 @@ from penstock.cluster.controller.decision import Decision
 from penstock.cluster.image import ClusterImage
 from penstock.cluster.metadata_records import MetadataRecord
 from penstock.cluster.rare_records import RemoveUserScramCredentialRecord, UserScramCredentialRecord
+from penstock.cluster.scram_secret import missing_scram_secret
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.scram import (
     ITERATIONS_MAX,
@@ -46,8 +47,13 @@ class ScramResult(NamedTuple):
 
 
 def alter_scram_credentials(
-    image: ClusterImage, deletions: Sequence[ScramDeletion], upsertions: Sequence[ScramUpsertion]
+    image: ClusterImage,
+    deletions: Sequence[ScramDeletion],
+    upsertions: Sequence[ScramUpsertion],
+    *,
+    new_secret: bytes,
 ) -> Steps[Decision[tuple[ScramResult, ...]]]:
+    """`new_secret` becomes the secret of the cluster if it has none: users who do not exist must not be told apart."""
     records: dict[str, MetadataRecord] = {}
     refused: dict[str, ScramResult] = {}
 
@@ -70,7 +76,8 @@ def alter_scram_credentials(
     for upsertion in upsertions:
         decide(upsertion.user, lambda upsertion=upsertion: _upserted(upsertion))  # type: ignore[misc]
         yield
-    return Decision(tuple(records.values()), (*map(ScramResult, records), *refused.values()))
+    secret = missing_scram_secret(image, new_secret) if records else ()
+    return Decision((*records.values(), *secret), (*map(ScramResult, records), *refused.values()))
 
 
 def _deleted(image: ClusterImage, deletion: ScramDeletion) -> MetadataRecord:

@@ -23,6 +23,8 @@ from tests.unit.broker.raw_client import create_topic, running, until
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.node import Node
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.rare_records import ClientQuotaRecord, QuotaEntity
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import Record, encode_batch
 from penstock.security.quotas import (
@@ -34,6 +36,7 @@ from penstock.security.quotas import (
 
 Entity = Mapping[str, str | None]
 USER, CLIENT = "user", "client-id"
+RATE = "connection_creation_rate"
 
 
 @pytest_asyncio.fixture
@@ -165,6 +168,43 @@ async def test_quotas_survive_a_restart(tmp_path: Path) -> None:
         assert await described(client) == {((CLIENT, None),): {CONSUMER_BYTE_RATE: 77.0}}
         assert node.quotas.limits_fetch
         await client.close()
+
+
+async def test_an_address_is_one_entity_however_it_is_spelled(node: Node, client: WireClient) -> None:
+    spelled, canonical = "2001:DB8:0::1", (("ip", "2001:db8::1"),)
+    assert await set_quotas(client, {"ip": spelled}, {RATE: 5.0}) == (ErrorCode.none, None)
+    for filters in ([], [("ip", 0, spelled)], [("ip", 0, "2001:db8::1")]):
+        assert await described(client, *filters) == {canonical: {RATE: 5.0}}
+    assert node.quotas.connection_rate("2001:db8::1") == 5.0
+    await set_quotas(client, {"ip": "2001:db8:0:0::1"}, {RATE: None})
+    assert await described(client) == {}
+
+
+async def test_two_spellings_of_an_address_are_one_entity_named_twice(client: WireClient) -> None:
+    entries = tuple(
+        alter.EntryData(
+            entity=(alter.EntityData(entity_type="ip", entity_name=name),),
+            ops=(alter.OpData(key=RATE, value=1.0, remove=False),),
+        )
+        for name in ("::1", "0::1")
+    )
+    answer = await client.ask(alter.AlterClientQuotasRequest(entries=entries, validate_only=False))
+    assert {entry.error_code for entry in answer.entries} == {ErrorCode.invalid_request}
+
+
+async def test_addresses_that_an_older_version_stored_as_spelled(node: Node, client: WireClient) -> None:
+    old = [
+        ClientQuotaRecord(
+            entity=(QuotaEntity(entity_type="ip", entity_name=name),), key=RATE, value=rate, remove=False
+        )
+        for name, rate in (("2001:DB8::1", 1.0), ("2001:DB8:0::1", 2.0), ("2001:DB8::2", 3.0))
+    ]
+    await node.controller.propose(lambda image: Decision(tuple(old), None))
+    assert node.quotas.connection_rate("2001:db8::2") == 3.0
+    assert await described(client, ("ip", 0, "2001:db8::2")) == {(("ip", "2001:DB8::2"),): {RATE: 3.0}}
+    await set_quotas(client, {"ip": "2001:db8::1"}, {RATE: 4.0})
+    await set_quotas(client, {"ip": "2001:db8::2"}, {RATE: None})
+    assert await described(client) == {(("ip", "2001:db8::1"),): {RATE: 4.0}}
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ async def test_a_login_with_a_token_acts_as_its_owner_also_after_a_restart(tmp_p
             await topics_seen(node, *given, **{"penstock.sasl.tokenauth": "true"})
 
 
+async def test_where_everybody_may_do_what_no_rule_is_about_others_tokens_still_need_one(
+    tmp_path: Path,
+) -> None:
+    """Otherwise everybody makes, or reads, the token of a super user."""
+    async with sasl_node(tmp_path, **WITH_RULES | {"allow.everyone.if.no.acl.found": "true"}) as node:
+        carol, admin = await client_of(node, "carol"), await client_of(node, "admin")
+        assert (await admin.ask(creation())).error_code is ErrorCode.none
+        forged = await carol.ask(creation("User:admin"))
+        assert forged.error_code is ErrorCode.delegation_token_authorization_failed
+        assert await ids_seen(carol, description(is_null=True)) == set()
+        assert (await carol.ask(creation())).error_code is ErrorCode.none, "her own needs no rule"
+        await carol.close()
+        await admin.close()
+
+
 async def test_a_session_ends_with_its_token(tmp_path: Path) -> None:
     async with sasl_node(tmp_path, **USERS) as node:
         carol = await client_of(node, "carol")

@@ -82,6 +82,23 @@ async def test_what_arrives_behind_the_reads_ends_the_wait(
     assert indexes(answer, with_records=True) == {3}
 
 
+async def test_every_negative_replica_id_is_that_of_a_consumer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a client could have all that it asks for read in one piece."""
+    sliced: list[bool] = []
+    collect = fetch_handler._Fetch._collect_in_slices
+
+    async def noted(self: Any) -> Any:
+        sliced.append(True)
+        return await collect(self)
+
+    monkeypatch.setattr(fetch_handler._Fetch, "_collect_in_slices", noted)
+    some = ALL[:255]  # more than are read at once, in a request that is read at once
+    answer = await ask(await Client.connect(node), some, session=NEW_SESSION, replica=-2)
+    assert (len(answer.partitions), sliced) == (len(some), [True])
+
+
 async def test_a_fetch_of_many_partitions_ends_after_its_wait_and_with_its_connection(node: Node) -> None:
     client = await Client.connect(node)
     answer = await ask(client, ALL, session=NO_SESSION, max_wait_ms=20)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields, is_dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,11 +17,14 @@ from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
 from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
 from tests.certificates import Authority
 from tests.fuzz.messages import Requests
+from tests.unit.broker.handlers.test_delegation_tokens import creation, log_in_with
+from tests.unit.broker.handlers.test_scram_credentials import altered, upsertion
 from tests.unit.broker.raw_client import create_topic
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.config.node_settings import load_settings
 from penstock.broker.network.apis import APIS, FETCH
+from penstock.broker.network.connection import Connection
 from penstock.broker.network.node_principals import NodePrincipals
 from penstock.broker.node import Node
 from penstock.broker.partition.idempotent_append import _produce_request
@@ -48,6 +52,7 @@ NOW_MS = 1_700_000_000_000
 NODE_ONLY = [key for key, api in APIS.items() if api.inter_broker_from <= api.max_version]
 DESCRIBE_CONFIGS = 32
 REFUSED = {ErrorCode.cluster_authorization_failed}
+ACCESS_REFUSED = ("access", ErrorCode.cluster_authorization_failed.name)
 
 
 @contextlib.asynccontextmanager
@@ -92,10 +97,10 @@ def error_codes(entity: Any) -> Iterator[ErrorCode]:
                 yield from error_codes(item)
 
 
-def follower_fetch() -> Any:
-    request = Requests(1)._entity(load_request_schema(FETCH, 18))
-    without_session = replace(request, session_id=0, session_epoch=-1)
-    return replace(without_session, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
+def follower_fetch(partitions: int = 1, *, session_epoch: int = -1) -> Any:
+    request = message(load_request_schema(FETCH, 18), ("topics", "partitions"), partitions)
+    fetch = replace(request, session_id=0, session_epoch=session_epoch, max_wait=timedelta(0))
+    return replace(fetch, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
 
 
 def requests_of_nodes() -> Iterator[Any]:
@@ -129,28 +134,128 @@ async def test_other_principals_are_named_in_a_setting(tmp_path: Path) -> None:
 async def test_with_an_authorizer_super_users_count_and_others_need_a_rule(tmp_path: Path) -> None:
     async with node_with(tmp_path, **BY_RULES) as node:
         assert REFUSED.isdisjoint(await codes_of_answer(node, "admin", follower_fetch()))
-        for request in requests_of_nodes():
-            assert await codes_of_answer(node, "mallory", request) <= {
-                ErrorCode.cluster_authorization_failed,
-                ErrorCode.topic_authorization_failed,
-                ErrorCode.unknown_topic_id,
-                ErrorCode.none,
-            }
+        errors = node.metrics.errors
+        for key in NODE_ONLY:
+            before = errors.get(ACCESS_REFUSED, 0)
+            request = Requests(1)._entity(load_request_schema(key, APIS[key].max_version))
+            # An answer without an entry, because the request names nothing, or none at all has no place for the error.
+            assert await codes_of_answer(node, "mallory", request) <= REFUSED, type(request).__module__
+            assert errors[ACCESS_REFUSED] == before + 1, type(request).__module__
+        for epoch in (-1, 0):
+            codes = await codes_of_answer(node, "mallory", follower_fetch(session_epoch=epoch))
+            assert codes == {ErrorCode.none, ErrorCode.topic_authorization_failed}, (
+                "none is that of the whole"
+            )
+        assert len(node.fetch_sessions) == 0
         assert set(node.image.brokers) == {node.node_id}
+
+
+async def test_a_user_who_is_no_node_cannot_end_the_session_of_a_follower(tmp_path: Path) -> None:
+    """Otherwise the real follower has to begin again each time, and falls out of sync."""
+    async with node_with(tmp_path, **BY_RULES) as node:
+        follower, mallory = await logged_in(node, "admin", "a"), await logged_in(node, "mallory", "m")
+        first = await follower.ask(follower_fetch(session_epoch=0))
+        assert first.session_id
+        for many in (1, 400):  # many are read in slices
+            answer = await mallory.ask(follower_fetch(many, session_epoch=0))
+            assert set(error_codes(answer)) == {ErrorCode.none, ErrorCode.topic_authorization_failed}
+            assert answer.session_id == 0
+        stolen = replace(follower_fetch(session_epoch=1), session_id=first.session_id)
+        assert (await mallory.ask(stolen)).error_code is ErrorCode.fetch_session_id_not_found
+        assert (await follower.ask(stolen)).error_code is ErrorCode.none
+        assert len(node.fetch_sessions) == 1
+        await follower.close()
+        await mallory.close()
 
 
 async def test_a_node_that_a_rule_allows_may_fetch_many_partitions(tmp_path: Path) -> None:
     """A consumer's fetch of this size is read in slices, where only consumers are served."""
-    many = message(load_request_schema(FETCH, 18), ("topics", "partitions"), 400)
-    fetch = replace(many, session_epoch=-1, replica_state=ReplicaState(replica_id=0))  # type: ignore[arg-type]
+    fetch = follower_fetch(400)
     async with node_with(tmp_path, **BY_RULES) as node:
-        assert await codes_of_answer(node, "mallory", fetch) == REFUSED
+        refused = await codes_of_answer(node, "mallory", fetch)
+        assert refused == {ErrorCode.none, ErrorCode.topic_authorization_failed}
         make_node_by_rule(node, "mallory")
         codes = await codes_of_answer(node, "mallory", fetch)
         assert codes == {ErrorCode.none, ErrorCode.unknown_topic_id}
     async with node_with(tmp_path / "without rules") as node:
         assert await codes_of_answer(node, "mallory", fetch) == REFUSED
         assert sum(node.metrics.node_requests_refused.values()) == 1
+
+
+@pytest.mark.parametrize("rules", [{}, BY_RULES | {"super.users": "User:admin;User:broker"}])
+async def test_a_token_of_a_node_or_a_super_user_makes_no_node(tmp_path: Path, rules: dict[str, str]) -> None:
+    """Without an authorizer, everybody may make a token in the name of everybody."""
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", "delegation.token.secret.key": "k"}
+    async with node_with(tmp_path, **tokens | rules) as node:
+        mallory = await logged_in(node, *(("broker", "b") if rules else ("mallory", "m")))
+        token = await mallory.ask(creation("User:broker"))
+        assert token.error_code is ErrorCode.none
+        client = await WireClient.connect(node)
+        await log_in_with(client, token)
+        (connection,) = (each for each in node.server.connections if each.is_open and _is_by_token(each))
+        assert connection.principal == Principal("User", "broker")
+        answer = await client.ask(follower_fetch(session_epoch=0))
+        assert answer.error_code is ErrorCode.cluster_authorization_failed
+        assert not connection.is_node
+        await client.close()
+        await mallory.close()
+
+
+async def test_a_token_of_a_user_whom_a_rule_makes_a_node_does_not(tmp_path: Path) -> None:
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256", "delegation.token.secret.key": "k"}
+    async with node_with(tmp_path, **BY_RULES | tokens) as node:
+        make_node_by_rule(node, "mallory")
+        mallory = await logged_in(node, "mallory", "m")
+        token = await mallory.ask(creation())
+        client = await WireClient.connect(node)
+        await log_in_with(client, token)
+        answer = await client.ask(follower_fetch(session_epoch=0))
+        assert answer.error_code is ErrorCode.cluster_authorization_failed
+        await client.close()
+        await mallory.close()
+
+
+def _is_by_token(connection: Connection) -> bool:
+    return connection.authentication is not None and connection.authentication.is_by_token
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"super.users": "User:admin"}, BY_RULES | {"allow.everyone.if.no.acl.found": "true"}],
+    ids=["no authorizer", "no rule"],
+)
+async def test_who_is_no_node_cannot_set_the_password_of_one(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    """Whoever knows the password of a node is one. The passwords of others are open, as in Apache Kafka."""
+    tokens = {"sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256"}
+    async with node_with(tmp_path, **settings | tokens) as node:
+        mallory = await logged_in(node, "mallory", "m")
+        results = (await mallory.ask(altered(upsertion("alice"), upsertion("broker")))).results
+        assert [(each.user, each.error_code) for each in results] == [
+            ("alice", ErrorCode.none),
+            ("broker", ErrorCode.cluster_authorization_failed),
+        ]
+        assert {user for user, _ in node.image.security.credentials} == {"alice"}
+        for user, password in (("broker", "b"), ("admin", "a")):
+            client = await logged_in(node, user, password)
+            (result,) = (await client.ask(altered(upsertion("broker")))).results
+            assert result.error_code is ErrorCode.none
+            await client.close()
+        (result,) = (await mallory.ask(altered(deletions=(("broker", 1),)))).results
+        assert result.error_code is ErrorCode.cluster_authorization_failed
+        await mallory.close()
+
+
+@pytest.mark.parametrize(("settings", "warnings"), [({}, 1), (BY_RULES, 0)])
+async def test_a_start_without_an_authorizer_warns_that_passwords_are_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, str], warnings: int
+) -> None:
+    async with node_with(tmp_path, **settings):
+        found = [
+            record for record in caplog.records if "set the password of every SCRAM user" in record.message
+        ]
+    assert len(found) == warnings
 
 
 def make_node_by_rule(node: Node, user: str) -> None:
@@ -247,6 +352,14 @@ def test_the_certificate_of_this_node_names_its_principal(tmp_path: Path) -> Non
     assert users(known, "CN=node-1,O=Acme", "CN=alice,O=Acme", "ANONYMOUS") == ["CN=node-1,O=Acme"]
     rules = {"listener.name.nodes.ssl.principal.mapping.rules": "RULE:^CN=node-[0-9]+,.*$/broker/,DEFAULT"}
     assert users(principals(tmp_path, **rules), "broker", "CN=node-1,O=Acme") == ["broker"]
+
+
+def test_a_node_whose_certificate_names_nobody_makes_no_client_a_node(tmp_path: Path) -> None:
+    rules = {
+        "listener.name.nodes.ssl.principal.mapping.rules": "RULE:^.*$/ANONYMOUS/",
+        "listener.name.nodes.ssl.client.auth": "requested",
+    }
+    assert users(principals(tmp_path, **rules), "ANONYMOUS", "CN=node-1,O=Acme") == []
 
 
 def test_a_renewed_certificate_may_have_another_subject(tmp_path: Path) -> None:

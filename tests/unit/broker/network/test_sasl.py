@@ -3,12 +3,16 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Producer
 from kio.schema.alter_user_scram_credentials.v0 import request as alter
+from kio.schema.describe_configs.v4 import request as describe
+from kio.schema.incremental_alter_configs.v1 import request as incremental
+from kio.schema.list_config_resources.v1.request import ListConfigResourcesRequest
 from kio.schema.metadata.v13.request import MetadataRequest
 from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
 from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
@@ -24,8 +28,11 @@ from penstock.broker.node import Node
 from penstock.client.errors import AuthenticationFailed
 from penstock.client.wire.connection import Connection
 from penstock.client.wire.settings import ConnectionSettings
+from penstock.cluster.controller.decision import Decision
+from penstock.cluster.image import ClusterImage
+from penstock.cluster.scram_secret import missing_scram_secret, stored_scram_secret
 from penstock.protocol.errors import ErrorCode
-from penstock.protocol.scram import salted_password
+from penstock.protocol.scram import parse_attributes, salted_password
 from penstock.security import plain
 
 SASL_LISTENERS = {
@@ -124,6 +131,64 @@ async def test_plain_with_scram_credentials(tmp_path: Path) -> None:
         assert await topics_seen(node, "PLAIN", "alice", "pw") == 1
         with pytest.raises(AuthenticationFailed):
             await topics_seen(node, "PLAIN", "alice", "no")
+
+
+async def salt_shown(node: Node, name: str) -> str:
+    client = await WireClient.connect(node, SASL)
+    await client.ask(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"))
+    answer = await client.ask(SaslAuthenticateRequest(auth_bytes=f"n,,n={name},r=x".encode()))
+    await client.close()
+    return (parse_attributes(answer.auth_bytes) or {})["s"]
+
+
+async def test_the_salt_of_a_user_who_does_not_exist_outlives_a_restart(tmp_path: Path) -> None:
+    """A salt that changes, or that differs between nodes, belongs to nobody."""
+    async with sasl_node(tmp_path) as node:
+        await add_user(node, "alice", "pw")
+        salts = [await salt_shown(node, name) for name in ("alice", "nobody")]
+        await add_user(node, "bob", "pw")
+        assert [await salt_shown(node, name) for name in ("alice", "nobody")] == salts
+    async with sasl_node(tmp_path) as node:
+        assert [await salt_shown(node, name) for name in ("alice", "nobody")] == salts
+
+
+async def test_the_controller_makes_the_secret_of_a_cluster_with_users_from_an_older_version(
+    tmp_path: Path,
+) -> None:
+    async with sasl_node(tmp_path) as node:
+        await add_user(node, "alice", "pw")
+        (made,) = missing_scram_secret(ClusterImage(), b"x")
+        await node.controller.propose(lambda image: Decision((replace(made, value=None),), None))
+        assert stored_scram_secret(node.image) is None
+    async with sasl_node(tmp_path) as node:
+        await until(lambda: stored_scram_secret(node.image) is not None)
+        salt = await salt_shown(node, "nobody")
+    async with sasl_node(tmp_path) as node:
+        assert await salt_shown(node, "nobody") == salt
+
+
+async def test_no_request_reads_or_changes_the_secret(tmp_path: Path) -> None:
+    async with sasl_node(tmp_path) as node:
+        await add_user(node, "alice", "pw")
+        secret = stored_scram_secret(node.image)
+        assert secret is not None
+        (made,) = missing_scram_secret(ClusterImage(), b"x")
+        client = await WireClient.connect(node, PLAINTEXT)
+        kind, name = made.resource_type, made.resource_name
+        asked = describe.DescribeConfigsResource(
+            resource_type=kind, resource_name=name, configuration_keys=None
+        )
+        (described,) = (await client.ask(describe.DescribeConfigsRequest(resources=(asked,)))).results
+        assert (described.error_code, described.configs) == (ErrorCode.invalid_request, ())
+        listed = await client.ask(ListConfigResourcesRequest(resource_types=(kind,)))
+        assert listed.config_resources == ()
+        value = incremental.AlterableConfig(name=made.name, config_operation=0, value="00")
+        changed = incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=(value,))
+        request = incremental.IncrementalAlterConfigsRequest(resources=(changed,), validate_only=False)
+        (refused,) = (await client.ask(request)).responses
+        assert refused.error_code is ErrorCode.invalid_request
+        assert stored_scram_secret(node.image) == secret
+        await client.close()
 
 
 async def test_librdkafka_takes_a_lost_connection_for_a_refusal(tmp_path: Path) -> None:
@@ -290,6 +355,7 @@ async def test_logins_that_take_long_compute_one_at_a_time(
 
     monkeypatch.setattr(plain, "password_matches", counted)
     async with sasl_node(tmp_path, **{"penstock.sasl.plain.scram.credentials": "true"}) as node:
+        await add_user(node, "alice", "pw")  # as long as there is no user, nothing is computed
 
         async def log_in() -> ErrorCode:
             client = await WireClient.connect(node, SASL)

@@ -129,6 +129,22 @@ async def test_certificates_are_asked_for_as_configured(tmp_path, authority, cap
         streams[1].close()
 
 
+@pytest.mark.parametrize(
+    ("rule", "subject"), [("RULE:^CN=(.*?),.*$/$1/U", "anonymous"), ("RULE:^CN=(.*?),.*$/$1/", "*")]
+)
+async def test_no_certificate_names_everybody_or_a_client_without_one(
+    tmp_path, authority, caplog, rule, subject
+):
+    """Access rules for all clients, or super users, would be those of one certificate."""
+    caplog.set_level(logging.WARNING, "penstock.server")
+    settings = tls_settings(authority, ssl_client_auth="required", ssl_principal_mapping_rules=rule)
+    async with running(tmp_path, settings) as node:
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await ask(await connect(node, client_context(authority, authority.issue(subject, file="c.pem"))))
+        assert failures(node) == {"certificate": 1}
+        assert f"no user can be named {subject.upper()}" in caplog.records[0].reason
+
+
 async def test_a_subject_that_no_rule_fits_is_refused(tmp_path, authority):
     settings = tls_settings(
         authority, ssl_client_auth="required", ssl_principal_mapping_rules="RULE:^CN=bob,.*$/bob/"

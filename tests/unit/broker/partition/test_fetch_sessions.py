@@ -86,4 +86,17 @@ def test_partitions_in_sessions_of_consumers_are_bounded() -> None:
     assert sessions.open(wide(range(4), session=second.id, epoch=1), by_id=True, now_ms=0).session is second
     opened(sessions, wide(range(6)))
     assert sessions.open(wide(range(1)), by_id=True, now_ms=0).session is None
-    opened(sessions, wide(range(100), replica=2))
+    opened(sessions, wide(range(10), replica=2))
+
+
+def test_partitions_in_sessions_of_followers_have_a_bound_of_their_own() -> None:
+    """Followers are let in although consumers use up what they may, and have no bottomless memory either."""
+    sessions = FetchSessions(10, iter(range(1, 100)).__next__, partitions_max=10)
+    opened(sessions, wide(range(10)))
+    first = opened(sessions, wide(range(6), replica=2))
+    beyond = sessions.open(wide(range(5), replica=3), by_id=True, now_ms=0)
+    assert (beyond.session, len(beyond.wanted), beyond.error) == (None, 5, ErrorCode.none)
+    opened(sessions, wide(range(4), replica=3))
+    grown = sessions.open(wide(range(6, 8), replica=2, session=first.id, epoch=1), by_id=True, now_ms=0)
+    assert (grown.session, grown.error) == (None, ErrorCode.fetch_session_id_not_found)
+    opened(sessions, wide(range(6), replica=2))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.protocol.share import AcknowledgementRange, ShareTopic
     from penstock.protocol.share_failures import WorkerFailure
     from penstock.protocol.steps import Steps
+    from penstock.security.principal import Principal
 
 
 @lru_cache(maxsize=1024)
@@ -216,10 +217,15 @@ class SharePartitionLeader:
         is_written = rules.acknowledge(member, batches, now_ms=monotonic_ms(), chance=random.random())
         return self._changed_by_member(is_written=is_written)
 
-    async def apply_failures(self, failures: Sequence[WorkerFailure]) -> None:
-        """Apply failures that workers report for records they have acquired; ignore the others. Raises ApiError."""
-        rules, partition = self.current(), self.partition
-        held = [one for one in failures if rules.is_held(one.offset, one.delivery_count)]
+    async def apply_failures(self, failures: Sequence[WorkerFailure], principal: Principal) -> None:
+        """Apply failures of records that members of this principal hold; ignore the others. Raises ApiError."""
+        rules, partition, sessions = self.current(), self.partition, self._shares.sessions
+
+        def is_held(failure: WorkerFailure) -> bool:
+            holder = rules.holder(failure.offset, failure.delivery_count)
+            return holder is not None and sessions.is_of(self.group, holder, principal)
+
+        held = [failure for failure in failures if is_held(failure)]
         for failure in held:
             if failure.delay_ms != GROUP_DEFAULT_DELAY:
                 rules.request_delay(failure.offset, failure.delivery_count, failure.delay_ms)

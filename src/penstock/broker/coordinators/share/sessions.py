@@ -1,7 +1,8 @@
 """Share sessions (KIP-932): the partitions that a member reads on this broker, and the order of its requests.
 
 A session belongs to the connection that opened it: when the connection is lost, the records that the member holds
-are released.
+are released. It belongs to the principal that opened it, too: member ids are no secret, and a user who may read the
+group must not act for the member of another user.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.coordinators.requests import exceeds_utf8_bytes
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share import ShareFetchRequest
+from penstock.security.principal import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
     from penstock.broker.network.connection import Connection
@@ -30,11 +32,12 @@ RawTopicIdPartition = tuple[bytes, int]
 
 
 class ShareSession:
-    __slots__ = ("connection", "epoch", "group", "is_open", "member", "partitions")
+    __slots__ = ("connection", "epoch", "group", "is_open", "member", "partitions", "principal")
 
     def __init__(self, group: str, member: str, connection: Connection | None) -> None:
         self.group, self.member = group, member
         self.connection = connection
+        self.principal = _principal(connection)
         self.is_open = True
         self.epoch = 1
         self.partitions: dict[RawTopicIdPartition, None] = {}
@@ -66,6 +69,10 @@ def check_group_and_member(group: str | None, member: str | None, *, group_bytes
     return group, member
 
 
+def _principal(connection: Connection | None) -> Principal:
+    return ANONYMOUS if connection is None else connection.principal
+
+
 class ShareSessions:
     def __init__(
         self,
@@ -87,14 +94,19 @@ class ShareSessions:
     def has_group(self, group: str) -> bool:
         return group in self._by_group
 
+    def is_of(self, group: str, member: str, principal: Principal) -> bool:
+        """Whether the member has a session, which this principal has opened."""
+        session = self._sessions.get((group, member))
+        return session is not None and session.principal == principal
+
     def fetch(
         self, request: ShareFetchRequest, group: str, member: str, connection: Connection | None
     ) -> ShareSession:
         """Return the session of a request and advance it. Raises ApiError."""
         if request.session_epoch == FINAL_EPOCH:
-            return self._found(group, member)
+            return self._found(group, member, connection)
         if request.session_epoch != INITIAL_EPOCH:
-            session = self._expected(group, member, request.session_epoch)
+            session = self._expected(group, member, request.session_epoch, connection)
             self._update(session, request)
             session.next_epoch()
             return session
@@ -118,13 +130,13 @@ class ShareSessions:
         session.update(request)
         self._partition_count += len(session.partitions) - before
 
-    def acknowledge(self, group: str, member: str, epoch: int) -> ShareSession:
+    def acknowledge(self, group: str, member: str, epoch: int, connection: Connection | None) -> ShareSession:
         """Raises ApiError."""
         if epoch == INITIAL_EPOCH:
             raise ApiError(ErrorCode.invalid_share_session_epoch)
         if epoch == FINAL_EPOCH:
-            return self._found(group, member)
-        session = self._expected(group, member, epoch)
+            return self._found(group, member, connection)
+        session = self._expected(group, member, epoch, connection)
         session.next_epoch()
         return session
 
@@ -141,23 +153,22 @@ class ShareSessions:
         if session.connection is not None:
             self._by_connection.get(session.connection, {}).pop(key, None)
 
-    def _found(self, group: str, member: str) -> ShareSession:
+    def _found(self, group: str, member: str, connection: Connection | None) -> ShareSession:
         session = self._sessions.get((group, member))
-        if session is None:
+        if session is None or session.principal != _principal(connection):
             raise ApiError(ErrorCode.share_session_not_found)
         return session
 
-    def _expected(self, group: str, member: str, epoch: int) -> ShareSession:
-        session = self._found(group, member)
+    def _expected(self, group: str, member: str, epoch: int, connection: Connection | None) -> ShareSession:
+        session = self._found(group, member, connection)
         if session.epoch != epoch:
             raise ApiError(ErrorCode.invalid_share_session_epoch)
         return session
 
     def _open(self, group: str, member: str, connection: Connection | None) -> ShareSession:
         """Replace an existing session of this member; its locks stay as they are."""
-        before = self._sessions.get((group, member))
-        if before is not None:
-            self.close(before)
+        if (group, member) in self._sessions:
+            self.close(self._found(group, member, connection))
         if len(self._sessions) >= self._sessions_max:
             raise ApiError(ErrorCode.share_session_limit_reached)
         session = self._sessions[group, member] = ShareSession(group, member, connection)

@@ -25,6 +25,7 @@ from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.topics import ConfigResourceType, describe_configs
 from penstock.protocol.acls import AclBinding, AclFilter, Operation, ResourceType
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.quota_entities import canonical_entity
 from penstock.protocol.scram import SCRAM_HASHES
 
 #: Rules in a request: many, because each request waits for the metadata quorum, and few enough for a small frame.
@@ -45,7 +46,10 @@ def read_state(cluster: Cluster, declared: Declaration) -> AccessState:
         tenants={tenant.name: tenant for tenant in tenants},
         users={user.name: user.iterations for user in users},
         rules=rules - derived_rules(tenants),
-        quotas={tuple(sorted(each.entity.items(), key=lambda part: part[0])): each.limits for each in quotas},
+        quotas={
+            canonical_entity(tuple(sorted(each.entity.items(), key=lambda part: part[0]))): each.limits
+            for each in quotas
+        },
     )
 
 

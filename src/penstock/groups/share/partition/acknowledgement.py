@@ -215,17 +215,19 @@ def _apply_releases(
     return after
 
 
-def is_acquired(core: SharePartitionState, offset: int, delivery_count: int) -> bool:
-    """Whether a member holds the record from this delivery."""
+def holder(core: SharePartitionState, offset: int, delivery_count: int) -> str | None:
+    """Return the member that holds the record from this delivery."""
     window = core.window
     low, high = window.clip(offset, offset + 1)
-    return low < high and window.states[low] == ACQUIRED and window.counts[low] == min(delivery_count, 255)
+    if low < high and window.states[low] == ACQUIRED and window.counts[low] == min(delivery_count, 255):
+        return core.members.name_of(window.owners[low])
+    return None
 
 
 def request_delay(core: SharePartitionState, offset: int, delivery_count: int, delay_ms: int) -> bool:
     """Set the delay for a release from this delivery. Return False if no member holds the record from it."""
     window = core.window
-    if not is_acquired(core, offset, delivery_count):
+    if holder(core, offset, delivery_count) is None:
         return False
     if len(core.requested_delays) > len(window):
         # Drop delays of deliveries that have ended in another way.

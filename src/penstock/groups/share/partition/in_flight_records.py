@@ -275,6 +275,10 @@ class LockHolders:
         """NO_HOLDER for a member that holds nothing."""
         return self._numbers.get(member, NO_HOLDER)
 
+    def name_of(self, number: int) -> str:
+        """Return the member that holds something under this number."""
+        return self._names[number]
+
     def has_room_for(self, member: str) -> bool:
         return member in self._numbers or len(self._numbers) < HOLDERS_MAX
 

@@ -126,9 +126,9 @@ class SharePartition:
             self._core, member, batches, self.policy, now_ms=now_ms, chance=chance
         )
 
-    def is_held(self, offset: int, delivery_count: int) -> bool:
-        """Whether a member holds the record from this delivery."""
-        return acknowledgement.is_acquired(self._core, offset, delivery_count)
+    def holder(self, offset: int, delivery_count: int) -> str | None:
+        """Return the member that holds the record from this delivery."""
+        return acknowledgement.holder(self._core, offset, delivery_count)
 
     def request_delay(self, offset: int, delivery_count: int, delay_ms: int) -> bool:
         """Set the delay of a record that is released from this delivery, instead of the group's backoff.

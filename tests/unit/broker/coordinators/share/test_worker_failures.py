@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.unit.broker.coordinators.share.share_client import GROUP, RELEASE, Member, publish, share_topic
-from tests.unit.broker.raw_client import Client, frame, running
+from tests.unit.broker.coordinators.share.share_client import (
+    ACCEPT,
+    GROUP,
+    RELEASE,
+    Member,
+    publish,
+    share_topic,
+)
+from tests.unit.broker.raw_client import Client, frame, running, until
 
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
@@ -21,7 +29,9 @@ from penstock.protocol.share_failures import (
     encode_share_failures,
     parse_share_failures_response,
 )
+from penstock.security.principal import ANONYMOUS, Principal
 
+ALICE, MALLORY = Principal("User", "alice"), Principal("User", "mallory")
 ERROR = WorkerError("ValueError", "no such customer", "")
 
 
@@ -34,8 +44,25 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         yield node
 
 
-async def tell(node: Node, topic_id: UUID, *failures: WorkerFailure, partition: int = 0) -> ErrorCode:
-    client = await Client.connect(node)
+@asynccontextmanager
+async def acting_as(node: Node, principal: Principal) -> AsyncIterator[None]:
+    """The connection that is made here belongs to this principal."""
+    before = set(node.server.connections)
+    yield
+    await until(lambda: node.server.connections.keys() - before)
+    (connection,) = node.server.connections.keys() - before
+    connection.principal = principal
+
+
+async def tell(
+    node: Node,
+    topic_id: UUID,
+    *failures: WorkerFailure,
+    partition: int = 0,
+    principal: Principal = ANONYMOUS,
+) -> ErrorCode:
+    async with acting_as(node, principal):
+        client = await Client.connect(node)
     body = encode_share_failures(ShareFailures(GROUP, topic_id, partition, failures))
     return parse_share_failures_response(memoryview(await client.ask(frame(SHARE_FAILURES, 0, body))))
 
@@ -67,6 +94,34 @@ async def test_only_what_is_said_of_records_in_delivery_counts(node: Node) -> No
     # The group has no delay: what was not asked to rest comes again at once.
     assert await member.acknowledge((0, 2, [RELEASE])) is ErrorCode.none
     assert (await member.fetch(wait_ms=20_000)).acquired == [(1, 2), (2, 2)]
+
+
+async def test_only_the_user_whose_member_holds_a_record_may_say_that_it_failed(node: Node) -> None:
+    """Others who may read the group and the topic could keep its records away, or forge why they failed."""
+    await share_topic(node)
+    await publish(node, 2)
+    async with acting_as(node, ALICE):
+        victim = await Member.join(node)
+    async with acting_as(node, MALLORY):
+        mallory = await Member.join(node)
+    assert (await victim.fetch(wait_ms=20_000)).acquired == [(0, 1), (1, 1)]
+    lies = [WorkerFailure(0, 1, delay_ms=3_600_000), WorkerFailure(1, 1, error=ERROR)]
+    assert await tell(node, victim.topic_id, *lies, principal=MALLORY) is ErrorCode.none
+    # Nor may another user take over the member, whose id everybody knows who may describe the group.
+    mallory.name = victim.name
+    for epoch in (0, victim.epoch, -1):
+        assert (await mallory.ask(epoch=epoch)).error_code is ErrorCode.share_session_not_found
+    assert (
+        await mallory.acknowledge((0, 1, [ACCEPT]), epoch=victim.epoch) is ErrorCode.share_session_not_found
+    )
+    assert await tell(node, victim.topic_id, *lies, principal=MALLORY) is ErrorCode.none
+    assert await kept(node) == []
+    assert (
+        await tell(node, victim.topic_id, WorkerFailure(1, 1, error=ERROR), principal=ALICE) is ErrorCode.none
+    )
+    assert await kept(node) == [1]
+    assert await victim.acknowledge((0, 1, [RELEASE])) is ErrorCode.none
+    assert (await victim.fetch(wait_ms=20_000)).acquired == [(0, 2), (1, 2)]
 
 
 async def test_a_delay_that_was_asked_for_outlives_a_restart(tmp_path: Path) -> None:
