@@ -1,7 +1,4 @@
-"""`--secure`: TLS with certificates between nodes, TLS and SCRAM for clients, access rules, and new certificates.
-
-Nodes know each other by their certificates, because SCRAM needs users that only a formed cluster has.
-"""
+"""`--secure`: TLS and SCRAM for clients and between nodes, access rules, and certificates that are replaced."""
 
 import contextlib
 import secrets
@@ -24,20 +21,20 @@ from penstock.client.wire.cluster import Cluster
 from penstock.client.wire.settings import ConnectionSettings
 from penstock.protocol.acls import WILDCARD, AclBinding, Operation, PatternType, Permission, ResourceType
 
-OBSERVER, CLIENT = "observer", "client"
+OBSERVER, CLIENT, NODE = "observer", "client", "node"
 MECHANISM = "SCRAM-SHA-512"
 #: Nodes look for changed files every few seconds.
 RELOAD_S = 60.0
 NODE_SETTINGS = {
-    "listener.security.protocol.map": f"{CLIENTS}:SASL_SSL,{NODES}:SSL",
-    "listener.name.nodes.ssl.client.auth": "required",
-    "listener.name.nodes.ssl.principal.mapping.rules": "RULE:^CN=(node)-[0-9]+,O=Acme$/$1/",
-    "sasl.enabled.mechanisms": f"PLAIN,{MECHANISM}",
-    "penstock.sasl.secret": "of all nodes",
+    "listener.security.protocol.map": f"{CLIENTS}:SASL_SSL,{NODES}:SASL_SSL",
+    "listener.name.client.sasl.enabled.mechanisms": f"PLAIN,{MECHANISM}",
+    "listener.name.nodes.sasl.enabled.mechanisms": MECHANISM,
+    "sasl.mechanism.inter.broker.protocol": MECHANISM,
     "authorizer.class.name": "StandardAuthorizer",
-    "super.users": f"User:node;User:{OBSERVER}",
+    "super.users": f"User:{NODE};User:{OBSERVER}",
 }
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 
 class Security:
@@ -46,13 +43,15 @@ class Security:
     def __init__(self, folder: Path, cluster: ClusterProcesses) -> None:
         self._authority = Authority(folder / "certificates")
         self._cluster = cluster
-        self._passwords = {name: secrets.token_urlsafe() for name in (OBSERVER, CLIENT)}
+        self._passwords = {name: secrets.token_urlsafe() for name in (OBSERVER, CLIENT, NODE)}
         self._own = threading.local()
         self._trusted = ssl.create_default_context(cafile=str(self._authority.certificate))
         jaas = f'{PLAIN_MODULE} required user_{OBSERVER}="{self._passwords[OBSERVER]}";'
+        login = f'{SCRAM_MODULE} required username="{NODE}" password="{self._passwords[NODE]}";'
         for node in cluster.nodes.values():
             node.settings |= {
                 **NODE_SETTINGS,
+                f"listener.name.nodes.{MECHANISM.lower()}.sasl.jaas.config": login,
                 "listener.name.client.plain.sasl.jaas.config": jaas,
                 "ssl.keystore.location": str(self._issue(node)),
                 "ssl.truststore.location": str(self._authority.certificate),
