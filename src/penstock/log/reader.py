@@ -253,15 +253,25 @@ def _before_damaged_range(
 
 
 class DamagedRead(ApiError):
-    """Bytes that are not a batch, in the segment that starts at `segment_base`."""
+    """Bytes that are not what was written, in the segment that holds `offset`.
 
-    def __init__(self, segment: LogSegment, position: int) -> None:
-        super().__init__(ErrorCode.corrupt_message, f"{segment.path} is damaged at position {position}")
-        self.segment_base = segment.base_offset
+    `Log.scan_for_damage` finds out which records are lost. Then a read of one of those raises a plain CORRUPT_MESSAGE.
+    """
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(ErrorCode.corrupt_message, message)
+        self.offset = offset
 
 
-def damaged_read(segment: LogSegment, position: int) -> ApiError:
-    return DamagedRead(segment, position)
+def damaged_read(segment: LogSegment, position: int) -> DamagedRead:
+    return DamagedRead(f"{segment.path} is damaged at position {position}", segment.base_offset)
+
+
+def damaged_records(offset: int, piece: LogSlice, reason: str) -> DamagedRead:
+    """For a slice that was read from `offset` on. It may start in a later segment, if compaction has left a gap."""
+    found = int.from_bytes(piece.data[:8], "big")  # the base offset, which may be damaged, too
+    place = max(offset, min(found, piece.next_offset - 1))
+    return DamagedRead(f"damaged at or after offset {offset}: {reason}", place)
 
 
 class DecompressionLimitReached(Exception):

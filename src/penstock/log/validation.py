@@ -1,8 +1,10 @@
 """What a batch must satisfy before it is appended, and Kafka's error for each way to fail."""
 
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from penstock.log.config import INT32_MAX, LogConfig
+from penstock.log.reader import damaged_records
+from penstock.log.segment import LogSlice
 from penstock.protocol.compression import BytesLike, Codec
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import (
@@ -15,6 +17,7 @@ from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     LOG_OVERHEAD_BYTES,
     RECORD_BYTES_MIN,
+    checksum,
     crc32c,
     iter_batches,
 )
@@ -128,27 +131,33 @@ def validate_fetched_batches(records: BytesLike) -> None:
         raise ApiError(ErrorCode.corrupt_message, f"only {checked_bytes} of {len(records)} bytes are batches")
 
 
-class _Slice(Protocol):
-    @property
-    def data(self) -> BytesLike: ...
+class _ReadableLog(Protocol):
+    def read(self, offset: int, max_bytes: int, upto: Any) -> LogSlice: ...
 
 
-_SliceT = TypeVar("_SliceT", bound=_Slice, covariant=True)
-
-
-class _ReadableLog(Protocol[_SliceT]):
-    def read(self, offset: int, max_bytes: int, upto: Any) -> _SliceT: ...
-
-
-def read_validated(log: _ReadableLog[_SliceT], offset: int, max_bytes: int, upto: Any) -> _SliceT:
+def read_validated(log: _ReadableLog, offset: int, max_bytes: int, upto: Any) -> LogSlice:
     """Blocking: read for the broker's own use. Raises CORRUPT_MESSAGE for damage, and any other error of a read."""
     piece = log.read(offset, max_bytes, upto)
     try:
         validate_fetched_batches(piece.data)
     except ApiError as error:
-        message = f"damaged at or after offset {offset}: {error.message}"
-        raise ApiError(ErrorCode.corrupt_message, message) from None
+        raise damaged_records(offset, piece, error.message or error.code.name) from None
     return piece
+
+
+def read_intact(log: _ReadableLog, offset: int, max_bytes: int, upto: Any) -> LogSlice:
+    """Blocking: read the batches before the first damaged one. Raises CORRUPT_MESSAGE if there are none."""
+    piece = log.read(offset, max_bytes, upto)
+    end, next_offset = 0, offset
+    for header, batch in iter_batches(piece.data):
+        if header.magic != _MAGIC or header.crc != checksum(batch):
+            break
+        end, next_offset = end + header.size, header.last_offset + 1
+    if end == len(piece.data):
+        return piece
+    if end == 0:
+        raise damaged_records(offset, piece, "checksum of the record batch does not match")
+    return LogSlice(piece.data[:end], next_offset)
 
 
 def _shape_error(header: BatchHeaderFields, size: int) -> ApiError:

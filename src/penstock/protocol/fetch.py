@@ -16,6 +16,8 @@ from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.produce import NodeEndpoint, encode_leader_endpoints
 from penstock.protocol.wire import INT16, INT32, WireCursor, encode_uvarint
 
+#: In Kafka the replica id of a debugging consumer. Ours get only records whose checksum the leader has verified.
+DEBUGGING_REPLICA_ID: Final = -2
 SESSIONS_FROM: Final = 7
 RACKS_FROM: Final = 11
 FLEXIBLE_FROM: Final = 12

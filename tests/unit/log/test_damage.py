@@ -26,7 +26,10 @@ from penstock.log.compaction.cleaning_pass import CleanedSegmentWriter
 from penstock.log.config import LogConfig
 from penstock.log.log import Log
 from penstock.log.log_manager import LogManager, LogToOpen
+from penstock.log.reader import DamagedRead, damaged_records
 from penstock.log.recovery import CrashEvidence
+from penstock.log.segment import LogSlice
+from penstock.log.validation import read_intact, read_validated
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import BATCH_HEADER_BYTES, Record, encode_batch
 
@@ -551,3 +554,36 @@ def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
     assert len(found) == 1
     assert offline_repair.record_damage(tmp_path, found) == found
     assert offline_repair.list_damage(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", [16, 20, 26, BATCH_HEADER_BYTES + 5])
+def test_a_verified_read_ends_before_damage_and_leads_the_scan_to_it(tmp_path, place):
+    log = open_log(tmp_path / "t-0", SMALL)
+    fill(log, 30)
+    old = log.segments[1]
+    first, count = old.base_offset, log.segments[2].base_offset - old.base_offset
+    assert count > 3
+    flip_byte(old.path, 2 * (old.size // count) + place)
+    piece = read_intact(log, first, 1 << 20, log.end)
+    assert (piece.next_offset, len(piece.data)) == (first + 2, 2 * (old.size // count))
+    for read in (read_intact, read_validated):
+        with pytest.raises(DamagedRead) as met:
+            read(log, piece.next_offset, 1 << 20, log.end)
+        assert first <= met.value.offset < first + count
+    log.scan_for_damage(met.value.offset)
+    assert ranges(log) == [(first + 2, first + 3)]
+    with pytest.raises(ApiError, match="is damaged at offsets") as known:
+        read_intact(log, first + 2, 1 << 20, log.end)
+    assert not isinstance(known.value, DamagedRead)
+    assert read_intact(log, first + 3, 1 << 20, log.end).next_offset == first + count
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "place"),
+    [(10, 10), (2, 5), (1 << 60, 11)],
+    ids=["after a gap", "before the offset", "beyond the slice"],
+)
+def test_damage_is_looked_for_in_the_segment_that_was_read(base_offset, place):
+    """Compaction may have removed what was at the offset, and the base offset may be damaged, too."""
+    piece = LogSlice(base_offset.to_bytes(8, "big") + bytes(92), 12)
+    assert damaged_records(5, piece, "it is").offset == place

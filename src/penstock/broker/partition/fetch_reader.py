@@ -3,6 +3,10 @@
 With `replica.selector.class` a leader sends a consumer to a follower in its rack, which serves it up to the follower's
 own high watermark (KIP-392).
 
+A node that reads for itself, and no replica, uses the id of Kafka's debugging consumer. Such a reader gets only records
+whose checksum the leader has verified, in a thread. It gets CORRUPT_MESSAGE only if the records are lost for good, and
+KAFKA_STORAGE_ERROR while another read or another leader may still find them.
+
 A valid fetch of a follower shows which records the follower has, and counts towards the high watermark. A fetch that
 has diverged, that is out of range, or that names another leader epoch does not count.
 """
@@ -16,10 +20,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.broker.network.topic_access import known_decisions, may_use_topic, topic_refused
 from penstock.broker.partition.client_view import LeaderHints, find_topic
 from penstock.broker.partition.fetch_sessions import CONSUMER_REPLICA_ID, PartitionKey, RequestedPartition
+from penstock.log.validation import read_intact
 from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.fetch import RACKS_FROM, TOPIC_IDS_FROM, FetchRequest, PartitionData
+from penstock.protocol.fetch import (
+    DEBUGGING_REPLICA_ID,
+    RACKS_FROM,
+    TOPIC_IDS_FROM,
+    FetchRequest,
+    PartitionData,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.network.requests import RequestContext
@@ -30,8 +41,6 @@ if TYPE_CHECKING:
 
 _READ_COMMITTED: Final = 1
 _OK: Final = ErrorCode.none.value
-#: Error codes of a read from a missing or damaged file.
-_UNREADABLE: Final = frozenset({ErrorCode.kafka_storage_error, ErrorCode.corrupt_message})
 
 #: A partition, an offset in it, and the leader epoch: records read in an earlier epoch may have been truncated since.
 ReadKey = tuple[PartitionKey, int, int]
@@ -206,6 +215,8 @@ class FetchReader:
             if isinstance(from_disk, ApiError):
                 raise from_disk
             return from_disk.records
+        if self._replica_id == DEBUGGING_REPLICA_ID:
+            raise self._not_cached(place, partition, size, upto, is_first)
         try:
             return partition.log.read(place[1], size, upto, at_least_one=is_first, nowait=True)
         except BlockingIOError:
@@ -229,9 +240,13 @@ class FetchReader:
     def _not_cached(
         self, place: ReadKey, partition: Partition, size: int, upto: LogOffsetMetadata, is_first: bool
     ) -> NotCached:
+        read: Callable[[], LogSlice] = partial(
+            partition.log.read, place[1], size, upto, at_least_one=is_first
+        )
+        if self._replica_id == DEBUGGING_REPLICA_ID:
+            read = partial(read_intact, partition.log, place[1], size, upto)
         return NotCached(
-            place,
-            partial(_read_from_disk, partition.log, place[1], size, upto, is_first, self.is_read_committed),
+            place, partial(_read_from_disk, partition.log, place[1], read, self.is_read_committed)
         )
 
     # -- racks ---------------------------------------------------------------------------------------
@@ -315,8 +330,10 @@ class FetchReader:
     def _error(self, key: PartitionKey, error: ApiError) -> PartitionData:
         self._services.metrics.count_error("fetch", error.code.name)
         found = (self._partitions_of.get(key[0]) or {}).get(key[1])
-        if found is not None and error.code in _UNREADABLE:
-            self._services.partitions.handle_read_error(found, error)
+        if found is not None:
+            exact = self._services.partitions.handle_read_error(found, error)
+            if self._replica_id == DEBUGGING_REPLICA_ID:
+                error = exact
         if found is None or error.code is not ErrorCode.offset_out_of_range:
             return PartitionData(key[1], error.code.value, current_leader=self._leader(key, error.code))
         high, stable = found.high.offset, found.last_stable_offset
@@ -331,10 +348,10 @@ class FetchReader:
 
 
 def _read_from_disk(
-    log: Log, offset: int, size: int, upto: LogOffsetMetadata, is_first: bool, read_committed: bool
+    log: Log, offset: int, read: Callable[[], LogSlice], read_committed: bool
 ) -> FetchDataInfo:
     """Blocking. Safe in any thread, because the aborted transactions below a last stable offset never change."""
-    records = log.read(offset, size, upto, at_least_one=is_first)
+    records = read()
     if not (read_committed and records.data):
         return FetchDataInfo(records, ())
     return FetchDataInfo(records, log.aborted_in(offset, records.next_offset))

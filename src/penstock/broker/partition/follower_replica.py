@@ -89,7 +89,7 @@ class FollowerReplica:
         *,
         environment: Environment,
         store: LogManager,
-        handle_read_error: Callable[[Partition, ApiError], None],
+        handle_read_error: Callable[[Partition, ApiError], object],
         truncated: Callable[[Partition], None],
     ) -> None:
         """`truncated` is called after each truncation of the log."""

@@ -375,6 +375,8 @@ class Housekeeping:
             delay_ms = cleaned.config.file_delete_delay_ms
             if (partition := self._partitions.get(*report.partition)) is not None:
                 self.unlink_later(list(report.unlink), delay_ms, partition)
+                if report.damage is not None and partition.log is cleaned:
+                    self._partitions.handle_read_error(partition, report.damage)
             if report.error is not None:
                 return  # an immediate retry would not help, for instance on a full disk
 

@@ -4,20 +4,18 @@ A partition whose only replica is on this node has no such object and does none 
 
 A leader serves its files without checking them, so only a follower notices a damaged batch, and all that it can do
 is to fetch again. When a leader has served one follower the same offset three times in a row, it reads and checks
-that part of the log itself. If the copy is damaged and another replica is in sync, the leader treats its copy as lost,
-like an unreadable one. The last in-sync copy stays as it is.
+that part of the log itself, and handles what it finds like damage that it meets when it reads.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from penstock.log.validation import read_validated
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError
 from penstock.replication.leader import IsrProposal, LeaderRules
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.log.segment import LogOffsetMetadata
 
 
-logger = logging.getLogger("penstock.replication")
-
 #: One or two lost responses are no reason to check the files.
 _REPEATS_BEFORE_CHECK: Final = 3
 
@@ -36,20 +32,18 @@ _REPEATS_BEFORE_CHECK: Final = 3
 class DamageHandler(Protocol):
     """Handles damage of replicas on this node; `partition.replica_manager.ReplicaManager` documents it."""
 
-    def handle_read_error(self, partition: Partition, error: ApiError) -> None: ...
-    def scan_for_damage(self, partition: Partition, offset: int) -> None: ...
+    def handle_read_error(self, partition: Partition, error: ApiError) -> ApiError: ...
 
 
 class RepeatedFetches:
     """Detects followers that fetch the same offset again and again, in one partition and one leader epoch."""
 
-    __slots__ = ("_is_checking", "_offsets", "_repeats", "_reported_offset")
+    __slots__ = ("_is_checking", "_offsets", "_repeats")
 
     def __init__(self) -> None:
         self._offsets: dict[int, int] = {}  # by follower: the offset from which it was last served
         self._repeats: dict[int, int] = {}  # by follower: how often it was served from there
         self._is_checking = False
-        self._reported_offset = -1
 
     def served(self, replica: int, offset: int) -> bool:
         """Count records sent to a follower. Returns True if it repeats the offset as if it refused them."""
@@ -73,27 +67,10 @@ class RepeatedFetches:
         except ApiError as error:
             # The error does not matter if the log was closed or the leader epoch ended in the meantime.
             is_current = partition.leading is not None and partition.leading.repeated_fetches is self
-            if is_current and error.code in (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message):
-                self._found_damage(damages, partition, offset, error)
+            if is_current:
+                damages.handle_read_error(partition, error)
         finally:
             self._is_checking = False
-
-    def _found_damage(
-        self, damages: DamageHandler, partition: Partition, offset: int, error: ApiError
-    ) -> None:
-        if partition.isr_size > 1:
-            damages.handle_read_error(partition, error)
-        elif offset != self._reported_offset:
-            self._reported_offset = offset
-            damages.scan_for_damage(partition, offset)
-            logger.error(
-                "the only replica in sync is damaged",
-                extra={
-                    "partition": f"{partition.topic}-{partition.index}",
-                    "offset": offset,
-                    "reason": error.message,
-                },
-            )
 
 
 #: How many ends of recent appends to remember, to find the position of the high watermark without reading the log.

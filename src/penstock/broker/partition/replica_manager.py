@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.partitions")
 
+#: Error codes of a read from a missing or damaged file.
+_UNREADABLE: Final = frozenset({ErrorCode.kafka_storage_error, ErrorCode.corrupt_message})
+
 _REPORT_RETRY_S: Final = 0.5
 
 #: Topic and partition.
@@ -498,18 +501,32 @@ class ReplicaManager:
 
     # -- losses --------------------------------------------------------------------------------------
 
-    def handle_read_error(self, partition: Partition, error: ApiError) -> None:
-        """Handle a missing or damaged file below the high watermark: the copy is lost if there are other replicas."""
-        if isinstance(error, DamagedRead) and partition.isr_size <= 1:
-            self.scan_for_damage(partition, error.segment_base)
-            return
-        if error.code is ErrorCode.corrupt_message and partition.isr_size <= 1:
-            return  # the damage is known, and the intact part is served
-        if is_damage(error) and partition.is_replicated:
-            self._mark_lost(partition.key, error.message or error.code.name)
+    def handle_read_error(self, partition: Partition, error: ApiError) -> ApiError:
+        """Handle a missing or damaged file below the high watermark: the copy is lost if there are other replicas.
 
-    def scan_for_damage(self, partition: Partition, offset: int) -> None:
-        """Find out which part of a damaged segment is intact, to serve that part. For the only copy in sync."""
+        Returns what a reader should know: CORRUPT_MESSAGE only if the records are lost, because this is the only copy
+        in sync, no eligible replica has them, and a scan has found out which records are damaged; KAFKA_STORAGE_ERROR
+        while a later read may find them, here or with the next leader. An error that is not about a file is returned
+        as it is.
+        """
+        if error.code not in _UNREADABLE:
+            return error
+        if not partition.is_retired:
+            if error.code is ErrorCode.corrupt_message and partition.isr_size <= 1:
+                if isinstance(error, DamagedRead):
+                    self._scan_for_damage(partition, error.offset)
+                elif not self._may_others_hold(partition.key):
+                    return error
+            elif is_damage(error) and partition.is_replicated:
+                self._mark_lost(partition.key, error.message or error.code.name)
+        return ApiError(ErrorCode.kafka_storage_error, error.message)
+
+    def _may_others_hold(self, key: TopicPartition) -> bool:
+        state = self._metadata.image.partition(*key)
+        return state is not None and is_held_elsewhere(state, self._node_id)
+
+    def _scan_for_damage(self, partition: Partition, offset: int) -> None:
+        """Find out which part of a damaged segment is intact, to serve that part."""
         if partition.key not in self._surveyed:
             self._surveyed.add(partition.key)
             self._environment.spawn(self._survey(partition, offset))

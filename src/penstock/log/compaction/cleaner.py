@@ -25,6 +25,7 @@ from penstock.log.compaction.cleaning_pass import CleaningAborted, CleaningPass,
 from penstock.log.config import LogConfig
 from penstock.log.index_files import first_timestamp, retention_timestamp
 from penstock.log.log import Log
+from penstock.log.reader import DamagedRead
 from penstock.log.segment import LogSegment
 
 _logger = logging.getLogger("penstock.log")
@@ -73,6 +74,7 @@ class CleaningReport:
     stats: CleanerStats
     unlink: tuple[Path, ...]  # replaced files, to be removed after the log's file_delete_delay_ms
     error: str | None
+    damage: DamagedRead | None = None  # what the pass failed for, if that is what it was
 
 
 class LogCleaner:
@@ -152,6 +154,7 @@ class LogCleaner:
         is_cancelled: Callable[[], bool],
     ) -> CleaningReport:
         config, next_dirty, error = cleanable.log.config, dirty.first_offset, None
+        damage: DamagedRead | None = None
         compaction = CleaningPass(
             cleanable.log,
             dirty,
@@ -167,7 +170,7 @@ class LogCleaner:
         except CleaningAborted as cancelled:
             error = str(cancelled)
         except Exception as failure:
-            error = _reason(failure)
+            error, damage = _reason(failure), failure if isinstance(failure, DamagedRead) else None
             if not (isinstance(failure, OSError) and failure.errno in _NO_SPACE_ERRNOS):
                 self._give_up(partition, config, failure)
         report = CleaningReport(
@@ -177,6 +180,7 @@ class LogCleaner:
             stats=compaction.stats,
             unlink=tuple(compaction.unlink),
             error=error,
+            damage=damage,
         )
         _logger.info("log compacted", extra={"report": report})
         return report

@@ -28,6 +28,7 @@ from penstock.log.index_files import modified_ms, offset_index, write_indexes
 from penstock.log.indexes import TransactionIndex
 from penstock.log.log import Log, SegmentsChanged
 from penstock.log.producer_state import ProducerStateEntry
+from penstock.log.reader import damaged_read
 from penstock.log.segment import LogSegment, iter_batch_headers, read_batch
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.durable_files import sync_directory
@@ -103,10 +104,6 @@ _LOG_CLOSED: Final = "the log was closed"
 
 class CleaningAborted(Exception):
     """Cancelled, or the log changed during the pass. Segments already swapped in stay; nothing else is left behind."""
-
-
-class CorruptSegment(Exception):
-    """Damaged bytes in an old segment: rewriting them would hide the damage."""
 
 
 class DirtyRange(NamedTuple):
@@ -245,7 +242,7 @@ class CleaningPass:
     # Reading
 
     def _batches(self, segment: LogSegment, from_offset: int) -> BatchStream:
-        """Yields every batch that ends at or after an offset. Raises CorruptSegment."""
+        """Yields every batch that ends at or after an offset. Raises DamagedRead: rewriting damage would hide it."""
         start = reached = self._position_before(segment, from_offset)
         file = self._log.files.pin(segment)
         try:
@@ -256,10 +253,10 @@ class CleaningPass:
                 self._pause(header.size)
                 batch = read_batch(file.fd, position, header)
                 if checksum(batch) != header.crc:
-                    raise CorruptSegment(f"{segment.path} fails its checksum at position {position}")
+                    raise damaged_read(segment, position)
                 yield header, batch
             if reached != segment.size:
-                raise CorruptSegment(f"{segment.path} holds no batch at position {reached}")
+                raise damaged_read(segment, reached)
         finally:
             self._log.files.unpin(file)
 

@@ -9,7 +9,9 @@ from tests.unit.broker.partition.one_broker import ME, OTHER, PEER, Broker, brok
 from tests.unit.broker.raw_client import until
 
 from penstock.broker.partition.partition import ReplicaRole
-from penstock.protocol.record_batch import ATTRIBUTES_OFFSET, BATCH_HEADER_BYTES
+from penstock.protocol.errors import ErrorCode
+from penstock.protocol.fetch import DEBUGGING_REPLICA_ID
+from penstock.protocol.record_batch import ATTRIBUTES_OFFSET, BATCH_HEADER_BYTES, iter_batches
 
 BATCHES = 6
 CRC_AT = ATTRIBUTES_OFFSET - 4
@@ -117,10 +119,50 @@ async def test_the_last_copy_in_sync_stays_and_its_damage_is_told_once(
     _flip(broker, 3, BATCH_HEADER_BYTES + 50)
     await _fetch(broker, 3, times=9)
     assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)
-    (told,) = [r for r in caplog.records if r.message == "the only replica in sync is damaged"]
-    assert (told.partition, told.offset) == ("t-0", 3)  # type: ignore[attr-defined]
+    (told,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert told.damage.startswith("offsets 3 to 3,")  # type: ignore[attr-defined]
+    assert [damage.start_offset for damage in broker.partition().log.damages] == [3]
     await broker.change(isr=(ME, OTHER))
     await _fetch(broker, 3, times=3)
+    await until(lambda: broker.controller.lost)
+
+
+async def test_a_node_that_reads_for_itself_gets_only_what_is_verified(broker: Broker) -> None:
+    await _written(broker)
+    _flip(broker, 3, BATCH_HEADER_BYTES + 50)
+    reader = DEBUGGING_REPLICA_ID
+    consumed = (await broker.fetch({0: 3}).done()).fetched[0]
+    assert (consumed.error_code, broker.controller.lost) == (ErrorCode.none, [])
+    got = (await broker.fetch({0: 1}, replica=reader).done()).fetched[0]
+    assert [header.base_offset for header, _ in iter_batches(got.records)] == [1, 2]
+    refused = (await broker.fetch({0: 3}, replica=reader).done()).fetched[0]
+    assert refused.error_code is ErrorCode.kafka_storage_error, "another replica has the records"
+    await until(lambda: broker.controller.lost)
+    assert broker.partition().log.damages == ()
+
+
+async def test_a_node_that_reads_for_itself_learns_what_the_only_copy_lacks(broker: Broker) -> None:
+    await _written(broker, isr=(ME,))
+    _flip(broker, 3, BATCH_HEADER_BYTES + 50)
+    _flip(broker, 3, 8)  # the length, so that nothing behind it can be reached before the survey
+
+    async def refused_with(offset: int) -> ErrorCode:
+        answer = await broker.fetch({0: offset}, replica=DEBUGGING_REPLICA_ID).done()
+        code: ErrorCode = answer.fetched[0].error_code
+        return code
+
+    assert await refused_with(4) is ErrorCode.kafka_storage_error, "it may be intact, and it is"
+    await until(lambda: broker.partition().log.damages)
+    assert [await refused_with(offset) for offset in (2, 3, 4)] == [
+        ErrorCode.none,
+        ErrorCode.corrupt_message,
+        ErrorCode.none,
+    ]
+    assert (broker.controller.lost, len(broker.partitions.lost)) == ([], 0)
+    await broker.change(eligible_leader_replicas=(OTHER,))
+    assert await refused_with(3) is ErrorCode.kafka_storage_error, "when it comes back, it has the records"
+    await broker.change(isr=(ME, OTHER), eligible_leader_replicas=())
+    assert await refused_with(3) is ErrorCode.kafka_storage_error
     await until(lambda: broker.controller.lost)
 
 

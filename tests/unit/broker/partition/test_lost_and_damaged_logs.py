@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.damage import flip_byte
 from tests.unit.broker.partition.one_broker import ME, OTHER, PEER, Broker, broker_of_three
 from tests.unit.broker.raw_client import until
 
@@ -12,6 +13,7 @@ from penstock.broker.partition.partition import ReplicaRole
 from penstock.log.log_manager import DataDirectoryLocked
 from penstock.log.offline_repair import accept_loss, list_damage
 from penstock.protocol.errors import ErrorCode
+from penstock.protocol.record_batch import Record, encode_batch
 
 
 async def _write_some(tmp_path: Path, **state: object) -> None:
@@ -340,3 +342,36 @@ async def test_the_only_replica_in_sync_leads_once_the_damage_that_it_met_is_sur
             assert (await broker.fetch({0: offset}).done()).fetched[0].error_code is code, offset
         assert broker.produce(acks=1).produced.base_offset == 6
         assert (broker.controller.lost, _strays(tmp_path)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("leader", "isr"),
+    [(ME, (ME, PEER, OTHER)), (PEER, (ME, PEER, OTHER)), (ME, (ME,))],
+    ids=["leader", "follower", "the only copy in sync"],
+)
+async def test_damage_that_the_cleaner_meets_is_acted_upon(
+    tmp_path: Path, leader: int, isr: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_of_three(tmp_path) as broker:
+        settings = {"cleanup.policy": "compact", "segment.bytes": "200", "min.cleanable.dirty.ratio": "0.01"}
+        await broker.create(configs=settings, isr=isr)
+        for value in range(6):
+            batch = encode_batch([Record(0, 1, b"key", b"%d" % value * 100)])
+            broker.partition().append(memoryview(batch), broker.now_ms())
+        for replica in isr[1:]:
+            broker.fetch({0: 6}, replica=replica)
+        await until(lambda: broker.partition().high_watermark == 6)
+        if leader == PEER:
+            await broker.change(leader=PEER)
+        damaged = _segments(tmp_path)[1]
+        flip_byte(damaged, -20)
+        await broker.housekeeping._clean()
+        if len(isr) > 1:
+            await until(lambda: broker.controller.lost == [{("t", 0)}])
+            assert broker.metrics.replicas_lost == 1
+            return
+        await until(lambda: broker.partition().log.damages)
+        assert [
+            str(record.__dict__["file"]) for record in caplog.records if record.levelname == "CRITICAL"
+        ] == [str(damaged)]
+        assert broker.controller.lost == []

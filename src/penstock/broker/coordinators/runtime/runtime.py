@@ -54,7 +54,7 @@ class CoordinatorRuntime(Generic[ShardT]):
         now_ms: Clock,
         in_thread: Callable[..., Awaitable[Any]],
         commit_timeout_s: float = 5.0,
-        on_unreadable: Callable[[Any, ApiError], None] = lambda partition, error: None,
+        on_unreadable: Callable[[Any, ApiError], object] = lambda partition, error: None,
     ) -> None:
         """A request that waits longer than `commit_timeout_s` for a commit fails with COORDINATOR_NOT_AVAILABLE.
 

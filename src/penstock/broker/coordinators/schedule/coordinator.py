@@ -94,7 +94,6 @@ _CONCURRENT_SLOW_SOURCES_MAX: Final = 8
 #: Sources that read ahead at the same time: each holds some 16 MB in memory.
 _READ_AHEAD_SOURCES_MAX: Final = 4
 _THREADS_MAX: Final = 2
-_DAMAGE_CODES: Final = frozenset({ErrorCode.kafka_storage_error, ErrorCode.corrupt_message})
 
 _PartitionKey = tuple[str, int]
 Arguments = ParamSpec("Arguments")
@@ -209,8 +208,7 @@ class ScheduleCoordinator(ShardedTopic):
 
     def handle_read_error(self, partition: Partition, error: ApiError) -> None:
         """If this copy is damaged, another replica takes over, and this one fetches the log again."""
-        if error.code in _DAMAGE_CODES:
-            self._partitions.handle_read_error(partition, error)
+        self._partitions.handle_read_error(partition, error)
 
     def has_active_mover(self, partition: Partition) -> bool:
         """Whether this node leads the partition and records may have been held in it."""

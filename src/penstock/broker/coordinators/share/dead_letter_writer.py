@@ -5,7 +5,9 @@ An open plan is left over from an earlier leader, or from an append that timed o
 producer id and sequence, so that nothing is appended twice. If a record was deleted meanwhile, its dead letter is
 written without it, because the number of records in a plan never changes. The dead-letter topic is created when the
 first dead letter needs it, with the partition count and replication factor of the source topic. Source records are
-read from the leader of their partition at the time when the dead letters are written.
+read from the leader of their partition at the time when the dead letters are written. The leader verifies them: if its
+copy is damaged, another replica leads soon, and the read is repeated. If it is the only copy in sync, the dead letters
+of the damaged records are written without them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.config.effective_settings import node_layers
@@ -22,11 +25,13 @@ from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_names import is_internal
 from penstock.cluster.topic_settings import effective_topic_setting
 from penstock.groups.share.state.dead_letters import (
+    RECORD_DAMAGED,
     RECORD_GONE,
     DeadLetterBatch,
     SourceRecord,
     SourceScan,
     UnreadableSourceRecord,
+    each_with_cause,
     offsets_with_cause,
     ranges_with_cause,
 )
@@ -39,6 +44,7 @@ from penstock.groups.share.state.share_state_records import (
     SettledPlan,
     offset_intervals,
 )
+from penstock.log.validation import read_intact
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.dead_letter_headers import DEAD_LETTER_TOPIC_SETTINGS, dead_letter_retention_ms
 from penstock.protocol.errors import ApiError, ErrorCode
@@ -65,7 +71,8 @@ _RETENTION_MS: Final = "retention.ms"
 #: Bytes to read at a time. Reads return whole batches, so one may be larger.
 _READ_BYTES: Final = 1 << 20
 _READ_TIMEOUT_S: Final = 5.0
-_NOT_A_REPLICA: Final = -1
+#: How many damaged records to find at a time, each with a read of its own.
+_DAMAGED_MAX: Final = 100
 _NO_SESSION: Final = -1
 _OFFSET_MAX: Final = 1 << 62
 
@@ -159,7 +166,14 @@ class DeadLetterLogs:
         `collect` is called in a thread. Raises ApiError: a transient error, or UNKNOWN_TOPIC_OR_PARTITION.
         """
         offset, last = wanted[0][0], wanted[-1][1]
-        piece = await self._read_source(topic, index, offset)
+        try:
+            piece = await self._read_source(topic, index, offset)
+        except ApiError as error:
+            if error.code is not ErrorCode.corrupt_message:
+                raise
+            damaged = await self._damaged_from(topic, index, wanted)
+            stopped_at = collect(damaged)
+            return SourceRead(offset, damaged[-1].offset + 1 if stopped_at is None else stopped_at)
         if piece.is_beyond_end:
             # An unclean election has truncated records that were delivered.
             return SourceRead(_OFFSET_MAX, _OFFSET_MAX)
@@ -169,13 +183,32 @@ class DeadLetterLogs:
         stopped_at = await self.environment.in_thread(collect, scan)
         seen_upto = scan.seen_upto if stopped_at is None else stopped_at
         if seen_upto <= offset:
-            error = ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
-            if (here := self._partitions.led(topic.name, index)) is not None:
-                self._partitions.handle_read_error(here, error)  # another replica may have the records
-            raise error
+            # The leader has verified its copy, so the bytes have changed on the way.
+            raise ApiError(ErrorCode.corrupt_message, f"no whole batch at {offset} of {topic.name}-{index}")
         return SourceRead(piece.start_offset, seen_upto)
 
+    async def _damaged_from(
+        self, topic: TopicState, index: int, wanted: Sequence[StateRange]
+    ) -> list[UnreadableSourceRecord]:
+        """Return the damaged ones among the first wanted records, of which at least the first is damaged.
+
+        The leader is asked for each, because only it knows where the damage ends.
+        """
+        damaged: list[UnreadableSourceRecord] = []
+        for offset, cause in islice(each_with_cause(wanted), _DAMAGED_MAX):
+            if damaged:
+                try:
+                    await self._read_source(topic, index, offset)
+                except ApiError as error:
+                    if error.code is not ErrorCode.corrupt_message:
+                        break
+                else:
+                    break
+            damaged.append(UnreadableSourceRecord(offset, cause, RECORD_DAMAGED))
+        return damaged
+
     async def _read_source(self, topic: TopicState, index: int, offset: int) -> _LogPiece:
+        """Raises ApiError; CORRUPT_MESSAGE if the record is damaged in the only copy in sync."""
         state = self.image.partition(topic.name, index)
         if state is None or self.image.topics[topic.name].id != topic.id:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"{topic.name}-{index} is gone")
@@ -197,8 +230,11 @@ class DeadLetterLogs:
             return _LogPiece(b"", log.start_offset, is_beyond_end=True)
         if offset >= upto.offset:
             return _LogPiece(b"", log.start_offset)
-        data = (await self.environment.in_thread(log.read, offset, _READ_BYTES, upto)).data
-        return _LogPiece(data, log.start_offset)
+        try:
+            piece = await self.environment.in_thread(read_intact, log, offset, _READ_BYTES, upto)
+        except ApiError as error:
+            raise self._partitions.handle_read_error(partition, error) from None
+        return _LogPiece(piece.data, log.start_offset)
 
     async def _read_remote(
         self, topic: TopicState, index: int, state: PartitionState, offset: int
@@ -206,6 +242,7 @@ class DeadLetterLogs:
         # Imported here, because a standalone node never needs them.
         from penstock.broker.network.peers import PeerUnreachable
         from penstock.protocol.fetch import (
+            DEBUGGING_REPLICA_ID,
             REPLICA_FETCH_VERSION,
             FetchPartition,
             encode_replica_fetch_request,
@@ -216,7 +253,7 @@ class DeadLetterLogs:
             raise ApiError(ErrorCode.leader_not_available)
         partition = FetchPartition(index, state.leader_epoch, offset, -1, -1, _READ_BYTES)
         body = encode_replica_fetch_request(
-            replica_id=_NOT_A_REPLICA,
+            replica_id=DEBUGGING_REPLICA_ID,
             broker_epoch=-1,
             max_wait_ms=0,
             min_bytes=0,

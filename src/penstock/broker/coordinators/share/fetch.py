@@ -5,6 +5,9 @@ Released records, elapsed delays, expired locks, appends and completed state wri
 delivery it first has records written as final, and acquires them when that is stored. When its session ends it
 acquires nothing more, because nothing would release those records. The log is read in whole batches, and only their
 headers are parsed. If exact record counts are needed, batches with gaps from compaction are decoded in a thread.
+
+The checksum of each batch is verified before its records are acquired: a member could only reject a damaged record, or
+release it until it has been delivered as often as the group allows, although other replicas may have it.
 """
 
 from __future__ import annotations
@@ -23,10 +26,19 @@ from penstock.groups.share.partition.share_partition_state import (
     ReadableRecords,
 )
 from penstock.log.indexes import AbortedTransactionFilter
+from penstock.log.reader import damaged_records
 from penstock.log.segment import LogOffsetMetadata, LogSlice
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import ApiError, ErrorCode
-from penstock.protocol.record_batch import BATCH_HEADER_BYTES, CONTROL, LOG_OVERHEAD_BYTES, decode_records
+from penstock.protocol.record_batch import (
+    ATTRIBUTES_OFFSET,
+    BATCH_HEADER_BYTES,
+    CONTROL,
+    LOG_OVERHEAD_BYTES,
+    crc32c,
+    decode_records,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.coordinators.share.partitions import SharePartitionManager
@@ -35,8 +47,9 @@ if TYPE_CHECKING:
     from penstock.protocol.steps import Steps
 
 
-#: base offset, length, attributes, last offset delta, producer id, record count
-_HEADER: Final = struct.Struct(">qi9xhi16xq6xi")
+#: base offset, length, magic, checksum, attributes, last offset delta, producer id, record count
+_HEADER: Final = struct.Struct(">qi4xbIhi16xq6xi")
+_MAGIC: Final = 2
 #: Finds the offsets of a batch's records, as runs. Raises BlockingIOError if it must not run on the event loop.
 FindRecordRuns = Callable[[memoryview], list[tuple[int, int]]]
 
@@ -57,30 +70,37 @@ def scan_batches(
 ) -> ScannedBatches:
     """Scan data that was read from `offset` on. Batches of `aborted` transactions have no records to deliver.
 
-    With `look_inside`, gaps within batches are found too.
+    With `look_inside`, gaps within batches are found too. The scan ends before damage; raises DamagedRead if nothing
+    is intact.
     """
-    data, position, size = piece.data, 0, len(piece.data)
+    data, position, size, after = piece.data, 0, len(piece.data), 0
+    view = memoryview(data)
     spans: list[tuple[int, int]] = []
     ends: list[int] = []
     starts: list[int] = []
     skips = AbortedTransactionFilter(aborted) if aborted else None
     while position + BATCH_HEADER_BYTES <= size:
-        base, length, attributes, delta, producer_id, count = _HEADER.unpack_from(data, position)
+        base, length, magic, crc, attributes, delta, producer_id, count = _HEADER.unpack_from(data, position)
+        behind = position + length + LOG_OVERHEAD_BYTES
+        is_batch = magic == _MAGIC and base >= after and length >= BATCH_HEADER_BYTES - LOG_OVERHEAD_BYTES
+        if not is_batch or crc32c(view[position + ATTRIBUTES_OFFSET : behind]) != crc:
+            break
         starts.append(position)
         after = base + delta + 1
         ends.append(after)
         is_left_out = not count or attributes & CONTROL
         if skips is not None and skips.has(base, attributes, producer_id):
             is_left_out = True
-        behind = position + length + LOG_OVERHEAD_BYTES
         if not is_left_out:
             if count <= delta and look_inside is not None:
-                spans += look_inside(memoryview(data)[position:behind])
+                spans += look_inside(view[position:behind])
             elif spans and spans[-1][1] == base:
                 spans[-1] = (spans[-1][0], after)
             else:
                 spans.append((base, after))
         position = behind
+    if size and not ends:
+        raise damaged_records(offset, piece, "checksum of the record batch does not match")
     starts.append(position)
     next_offset = ends[-1] if ends else offset
     return ScannedBatches(data, ReadableRecords(offset, next_offset, spans, ends), starts)
@@ -91,13 +111,17 @@ def defer_to_thread(batch: memoryview) -> list[tuple[int, int]]:
 
 
 def record_runs(batch: memoryview, max_bytes: int) -> list[tuple[int, int]]:
-    """Blocking."""
+    """Blocking. A batch that cannot be decoded counts as one run: its consumer rejects it."""
     runs: list[tuple[int, int]] = []
-    for record in decode_records(batch, max_bytes):
-        if runs and runs[-1][1] == record.offset:
-            runs[-1] = (runs[-1][0], record.offset + 1)
-        else:
-            runs.append((record.offset, record.offset + 1))
+    try:
+        for record in decode_records(batch, max_bytes):
+            if runs and runs[-1][1] == record.offset:
+                runs[-1] = (runs[-1][0], record.offset + 1)
+            else:
+                runs.append((record.offset, record.offset + 1))
+    except ApiError:
+        header = read_header(batch)
+        return [(header.base_offset, header.last_offset + 1)]
     return runs
 
 
@@ -295,10 +319,11 @@ class DelayedShareFetch:
         committed, upto = led.config.share_reads_committed, _readable_end(led)
         if offset >= upto.offset:
             return None
-        cold = self._cold_reads.pop((led, offset), None) or self._peeked_reads.get((led, offset))
+        cold = self._cold_reads.get((led, offset)) or self._peeked_reads.get((led, offset))
         if isinstance(cold, ApiError):
             raise cold
         if cold is not None:
+            self._cold_reads.pop((led, offset), None)
             return cold
         # Under at-most-once delivery records are counted, so gaps within batches must be known.
         is_exact = rules.policy.is_at_most_once
@@ -316,6 +341,8 @@ class DelayedShareFetch:
             return read(nowait=True)
         except BlockingIOError:
             raise ReadWouldBlock(led, offset, partial(read, nowait=False)) from None
+        except ApiError as error:
+            raise self._shares.handle_read_error(led, error) from None
 
     def _look(self, *, nowait: bool) -> FindRecordRuns:
         if nowait:
@@ -385,7 +412,8 @@ class DelayedShareFetch:
                 try:
                     self._cold_reads[cold.key] = await self._shares.environment.in_thread(cold.read)
                 except ApiError as error:
-                    self._cold_reads[cold.key] = error
+                    # Kept until the next wait, so that the same read does not begin again and again.
+                    self._cold_reads[cold.key] = self._shares.handle_read_error(cold.key[0], error)
 
     async def _has_news(self, deadline: float) -> bool:
         """Wait for news; return whether the reply is complete already."""

@@ -520,6 +520,10 @@ class SharePartitionManager:
             self.environment.spawn(led.load())
         return led
 
+    def handle_read_error(self, led: SharePartitionLeader, error: ApiError) -> ApiError:
+        """Handle a log that cannot be read, and return the error for the member: see `ReplicaManager`."""
+        return self._partitions.handle_read_error(led.partition, error)
+
     # -- closing -------------------------------------------------------------------------------------
 
     def forget(self, led: SharePartitionLeader) -> None:

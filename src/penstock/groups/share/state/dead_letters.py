@@ -212,11 +212,18 @@ class SourceRecord(NamedTuple):
     codec: Codec
 
 
+RECORD_GONE: Final = "gone from the source"
+RECORD_UNREADABLE: Final = "cannot be read"
+RECORD_DAMAGED: Final = "damaged in the source"
+RECORD_LEFT_OUT: Final = "too large beside the others"
+
+
 class UnreadableSourceRecord(NamedTuple):
-    """A record that cannot be decoded: the broker does not decode records when it appends them."""
+    """A record that cannot be decoded (the broker does not decode records when it appends them), or is damaged."""
 
     offset: int
     cause: tuple[int, int]
+    why: str = RECORD_UNREADABLE
 
 
 class SourceScan:
@@ -341,10 +348,6 @@ def _end_of_headers(data: bytes, position: int, end: int, count: int) -> int:
     return position
 
 
-RECORD_GONE: Final = "gone from the source"
-RECORD_UNREADABLE: Final = "cannot be read"
-RECORD_LEFT_OUT: Final = "too large beside the others"
-
 _REASONS: Final = {
     DEAD_LETTER_LIMIT: ("limit", "delivered as often as the group allows"),
     DEAD_LETTER_REJECTED: ("rejected", "rejected by a consumer"),
@@ -444,7 +447,7 @@ class DeadLetterBatch:
 
     def add(self, copy: SourceRecord | UnreadableSourceRecord) -> None:
         if isinstance(copy, UnreadableSourceRecord):
-            self.add_without(copy.offset, copy.cause, RECORD_UNREADABLE)
+            self.add_without(copy.offset, copy.cause, copy.why)
             return
         self.codec = copy.codec or self.codec
         time = b"%d" % copy.timestamp_ms
@@ -536,6 +539,10 @@ def offsets_with_cause(
     pending: Sequence[StateRange], offsets: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield each of these offsets with its dead-letter state and delivery count."""
-    for first, last, reason, count in ranges_with_cause(pending, offsets):
+    return each_with_cause(ranges_with_cause(pending, offsets))
+
+
+def each_with_cause(ranges: Iterable[StateRange]) -> Iterator[tuple[int, tuple[int, int]]]:
+    for first, last, reason, count in ranges:
         for offset in range(first, last + 1):
             yield offset, (reason, count)

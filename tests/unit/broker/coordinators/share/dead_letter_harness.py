@@ -67,12 +67,14 @@ async def write(
     )
 
 
-def dead_letters_in(node: Node, topic: str = DEAD) -> list[Record]:
-    """All that readers of any isolation level can see."""
+def dead_letters_in(node: Node, topic: str = DEAD, index: int | None = None) -> list[Record]:
+    """All that readers of any isolation level can see, in one partition or in all."""
     found: list[Record] = []
     state = node.image.topics.get(topic)
-    for index in () if state is None else state.partitions:
-        partition = node.partitions.find(topic, index)
+    if state is None:
+        return found
+    for place in state.partitions if index is None else (index,):
+        partition = node.partitions.find(topic, place)
         if partition.high_watermark > 0:
             data = partition.log.read(0, 1 << 24, partition.high).data
             found += [record for _, batch in iter_batches(data) for record in decode_records(batch, 1 << 24)]

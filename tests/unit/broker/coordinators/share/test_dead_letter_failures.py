@@ -333,8 +333,9 @@ async def test_a_damaged_source_is_reported_so_that_another_replica_leads(
     path.write_bytes(whole.replace(b"value 0", b"VALUE 0"))
     reported: list[tuple[Partition, ErrorCode]] = []
 
-    def note(manager: ReplicaManager, damaged: Partition, error: ApiError) -> None:
+    def note(manager: ReplicaManager, damaged: Partition, error: ApiError) -> ApiError:
         reported.append((damaged, error.code))
+        return ApiError(ErrorCode.kafka_storage_error)
 
     monkeypatch.setattr(ReplicaManager, "handle_read_error", note)
     await write(node, key, (0, 1, REJECTED, 1))
