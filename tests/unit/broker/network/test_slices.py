@@ -19,8 +19,11 @@ from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import (
     API_VERSIONS,
     Client,
+    batch_of,
     create_topic,
     frame,
+    produce_many,
+    produced,
     running,
     turn_until,
     until,
@@ -317,6 +320,12 @@ def fetch_records() -> tuple[bytes, Callable[[bytes], int]]:
     return asked, lambda data: len(response(1, 12, data).responses[0].partitions)
 
 
+def produce_records() -> tuple[bytes, Callable[[bytes], int]]:
+    """Most of the partitions do not exist."""
+    asked = produce_many([("t", [(index, batch_of(b"x")) for index in range(PARTS)])])
+    return asked, lambda data: len(produced(data))
+
+
 def many_topics(api_key: int, version: int, topic: str, /, **fields: Any) -> tuple[Any, ...]:
     return tuple(part(api_key, version, topic, name=f"absent-{number}", **fields) for number in range(PARTS))
 
@@ -604,6 +613,8 @@ MANY_PARTS = {
     offset_fetch: 0 + 2 + 1,
     # Reading a partition of the request takes no longer than a look at the clock, so many are read in a step.
     fetch_records: 0 + 1 + 0,
+    # The same holds for writing its result. Leaders that are elsewhere are looked for in the results.
+    produce_records: 0 + 2 + 0,
     # Each partition is read, deleted and put into the response; then the audit trail reads the response.
     delete_records: 1 + 3 + 1 + 1,
     txn_offset_commit: 1 + 2 + 1,
