@@ -93,7 +93,7 @@ async def test_as_many_as_are_handled_at_once_take_no_turns(
     assert {each.error for each in results} == {ErrorCode.none}
 
 
-async def test_later_requests_of_the_connection_are_appended_later(node: Node, ticks: Ticks) -> None:
+async def order_is_kept(node: Node) -> None:
     client = await Client.connect(node)
     client.writer.write(
         many(correlation=1)
@@ -103,6 +103,16 @@ async def test_later_requests_of_the_connection_are_appended_later(node: Node, t
     )
     assert [(await client.reply())[0] for _ in range(4)] == [1, 2, 3, 4]
     assert values(node) == [*of_partition(0), b"second", *of_partition(0), b"last"]
+
+
+async def test_requests_behind_it_are_appended_later(node: Node) -> None:
+    await order_is_kept(node)
+
+
+async def test_requests_behind_it_are_appended_later_if_it_takes_several_turns(
+    node: Node, ticks: Ticks
+) -> None:
+    await order_is_kept(node)
 
 
 async def test_a_neighbour_is_answered_meanwhile(node: Node, ticks: Ticks) -> None:
