@@ -1,7 +1,8 @@
 """What happens to a produced batch before it is appended, and after a topic has refused it.
 
-Some topics inspect each batch, off the event loop: a compacted topic refuses records without a key, a topic with its
-own codec stores every batch in that codec, and a topic with a schedule holds records back until they are due.
+Some topics inspect each batch, which is decompressed in a thread: a compacted topic refuses records without a key, a
+topic with its own codec stores every batch in that codec, and a topic with a schedule holds records back until they are
+due.
 
 A refused batch may be a duplicate of one that was appended when the topic's settings were different. A duplicate gets
 the reply of the first append, whatever the settings are now. Otherwise its producer would believe that the records in
@@ -13,8 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from penstock.log.producer_state import increment_sequence
 from penstock.log.reader import DecompressionLimitReached
@@ -33,14 +33,15 @@ from penstock.protocol.record_batch import (
     RECORD_BYTES_MIN,
     BatchHeader,
     checksum,
+    keyless_records,
     open_batch,
     pack_batch,
     read_header,
-    scan_records,
 )
+from penstock.protocol.steps import Steps, finish
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.environment import Threads
@@ -158,18 +159,33 @@ class DecompressionBudget:
         return True
 
 
+class RunForConnection(Protocol):
+    """Runs steps in the time of the client of a connection; its later requests are handled meanwhile."""
+
+    def __call__(self, steps: Steps[None], connection: Connection | None, /) -> Awaitable[None] | None: ...
+
+
+def _finish_at_once(steps: Steps[None], _: Connection | None) -> None:
+    finish(steps)
+
+
 class BatchPreparer:
-    """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes."""
+    """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes.
+
+    Keys are checked on the event loop, in steps: in a thread this would have the interpreter to itself for as long.
+    """
 
     def __init__(
         self,
         settings: NodeSettings,
         threads: Threads,
         schedule_limits: Callable[[Partition], ScheduleLimits],
+        run_steps: RunForConnection = _finish_at_once,
     ) -> None:
         """`schedule_limits` is called in a thread, for partitions that hold records back until they are due."""
         self._threads = threads
         self._schedule_limits = schedule_limits
+        self._run_steps = run_steps
         self._bytes_max = settings.integer("penstock.decompress.max.bytes")
         self.budget = DecompressionBudget(
             settings.integer("penstock.decompress.inflight.max.bytes"),
@@ -184,7 +200,7 @@ class BatchPreparer:
         *,
         is_owed: bool = False,
     ) -> bytearray | memoryview:
-        """Run `prepare` in a thread, once there is memory for the decompressed batch.
+        """Run `prepare` in a thread, once there is memory for the decompressed batch, and check its keys.
 
         If the reply `is_owed` to a connection that ends meanwhile, the batch is abandoned. Raises ApiError.
         """
@@ -201,9 +217,13 @@ class BatchPreparer:
         for size in sizes:
             await self.budget.take(connection, size)
             try:
-                if is_owed and connection is not None and not connection.is_open:
-                    raise ApiError(ErrorCode.request_timed_out)
-                return await self._threads.in_thread(self.prepare, partition, records, size or max_bytes)
+                _check_owed(connection, is_owed)
+                prepared = await self._threads.in_thread(self.prepare, partition, records, size or max_bytes)
+                if prepared.key_check is not None:
+                    steps = _while_owed(prepared.key_check, connection, is_owed)
+                    if (checked := self._run_steps(steps, connection)) is not None:
+                        await checked
+                return prepared.batch
             except DecompressedTooLarge:
                 if size in (0, max_bytes):
                     raise
@@ -213,7 +233,7 @@ class BatchPreparer:
 
     def prepare(
         self, partition: Partition, records: bytearray, max_bytes: int | None = None
-    ) -> bytearray | memoryview:
+    ) -> PreparedBatch:
         """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks."""
         return prepare_batch(
             memoryview(records),
@@ -246,6 +266,17 @@ class BatchPreparer:
         raise AssertionError("the last search has no limit")
 
 
+def _check_owed(connection: Connection | None, is_owed: bool) -> None:
+    if is_owed and connection is not None and not connection.is_open:
+        raise ApiError(ErrorCode.request_timed_out)
+
+
+def _while_owed(steps: Steps[None], connection: Connection | None, is_owed: bool) -> Steps[None]:
+    for _ in steps:
+        _check_owed(connection, is_owed)
+        yield
+
+
 def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | None, max_bytes: int) -> int:
     """Return the memory that `prepare_batch` needs, as the batch announces it; 0 if it decompresses nothing."""
     if len(batch) < BATCH_HEADER_BYTES:
@@ -257,6 +288,13 @@ def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | N
     return announced_bytes(Codec(number), memoryview(batch)[BATCH_HEADER_BYTES:], max_bytes)
 
 
+class PreparedBatch(NamedTuple):
+    """`key_check` has to be run before the batch is appended, if there is one. It raises INVALID_RECORD."""
+
+    batch: bytearray | memoryview
+    key_check: Steps[None] | None = None
+
+
 def prepare_batch(
     batch: memoryview,
     *,
@@ -265,20 +303,20 @@ def prepare_batch(
     max_bytes: int,
     stored_bytes_max: int = sys.maxsize,
     schedule: ScheduleLimits | None = None,
-) -> bytearray | memoryview:
+) -> PreparedBatch:
     """Return the batch to append: the same one, an equal one in the topic's codec, or a BatchWithHeldRecords.
 
     `codec` is None if the topic keeps the producer's codec; `schedule` is None if it holds no records back. Raises
-    INVALID_RECORD for a record without a key in a compacted topic, for a record that cannot be scheduled as requested,
-    and for a batch that cannot be read or decompresses to more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch
-    that would have to be stored uncompressed and is larger than `stored_bytes_max`.
+    INVALID_RECORD for a record that cannot be scheduled as requested, and for a batch that cannot be read or
+    decompresses to more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch that would have to be stored
+    uncompressed and is larger than `stored_bytes_max`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_valid(batch):
-        return batch
+        return PreparedBatch(batch)
     recode = codec is not None and read_header(batch).codec is not codec
     if not compacted and not recode and schedule is None:
-        return batch
+        return PreparedBatch(batch)
     try:
         header, body = open_batch(batch, max_bytes)
         if header.record_count * RECORD_BYTES_MIN > len(body):
@@ -286,12 +324,11 @@ def prepare_batch(
             raise ApiError(
                 ErrorCode.invalid_record, f"{len(body)} bytes cannot hold {header.record_count} records"
             )
-        if compacted:
-            _check_keys(header, body)
+        key_check = _check_keys(header, body) if compacted else None
         if codec is not None:
             header = header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec)
         if schedule is not None and (parted := _split_held(header, body, schedule)) is not None:
-            return parted
+            return PreparedBatch(parted, key_check)
     except InvalidRecords:
         raise
     except DecompressedTooLarge as error:
@@ -300,13 +337,13 @@ def prepare_batch(
         # The checksum is right, so the producer has sent exactly this batch, and a retry would not help.
         raise ApiError(ErrorCode.invalid_record, error.message) from None
     if not recode:
-        return batch
+        return PreparedBatch(batch, key_check)
     if header.codec is Codec.NONE and len(body) + BATCH_HEADER_BYTES > stored_bytes_max:
         raise ApiError(
             ErrorCode.message_too_large,
             f"record batch of {len(body) + BATCH_HEADER_BYTES} bytes, the topic takes {stored_bytes_max}",
         )
-    return pack_batch(header, compress(header.codec, body))
+    return PreparedBatch(pack_batch(header, compress(header.codec, body)), key_check)
 
 
 def _is_valid(batch: BytesLike) -> bool:
@@ -322,9 +359,13 @@ def _is_valid(batch: BytesLike) -> bool:
     )
 
 
-def _check_keys(header: BatchHeader, body: bytes | memoryview) -> None:
-    keyless = (index for index, span in enumerate(scan_records(header, body)) if span.key is None)
-    if places := tuple(islice(keyless, NAMED_RECORDS_MAX)):
+def _check_keys(header: BatchHeader, body: bytes | memoryview) -> Steps[None]:
+    """Raises INVALID_RECORD for a record without a key, and for a batch that cannot be read."""
+    try:
+        places = yield from keyless_records(header, body, NAMED_RECORDS_MAX)
+    except ApiError as error:
+        raise ApiError(ErrorCode.invalid_record, error.message) from None
+    if places:
         raise InvalidRecords(
             f"record {places[0]} of the batch has no key, and the topic is compacted", places
         )
