@@ -112,10 +112,7 @@ class Node:
         self.peers = Lazy(self._new_peers)
         self.brokers = BrokerCalls(lambda: self.services, self.peers)
         self.preparer = BatchPreparer(
-            settings,
-            self.environment,
-            lambda partition: self.schedule().limits(partition),
-            self.slices.run_unheld,
+            settings, self.environment, lambda partition: self.schedule().limits(partition)
         )
         self.fetchers = Lazy(self._new_fetchers)
         self.isr = Lazy(self._new_isr)

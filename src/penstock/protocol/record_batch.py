@@ -75,6 +75,7 @@ _COMMIT_TYPE: Final = 1
 _END_MARKER_BYTES_MAX: Final = 256
 #: What one step of a search for keys looks at: records of the usual shape, or other records and headers.
 _PLAIN_RECORDS_STEP: Final = 500
+_PLAIN_RECORDS_BYTES: Final = 16 * 1024
 _PLAIN_HEADERS_MAX: Final = 8
 _OTHER_RECORDS_STEP: Final = 100
 _WRONG_LENGTH: Final = "record length does not match its content"
@@ -506,25 +507,27 @@ def keyless_records(header: BatchHeader, body: bytes | memoryview, count_max: in
 
     A step looks at a bounded number of records and headers: a batch of 64 MB can have millions of either.
     """
-    data, count, last_offset_delta = bytes(body), header.record_count, header.last_offset_delta
+    count, last_offset_delta = header.record_count, header.last_offset_delta
     position, offset_delta, index = 0, -1, 0
     keyless: list[int] = []
     while index < count:
-        wanted = min(count - index, _PLAIN_RECORDS_STEP)
-        skipped, position, offset_delta = _skip_plain_records(
-            data, position, offset_delta, last_offset_delta, wanted
+        # A copy, because bytes are read faster than memory views; not of all, because that could take long.
+        window = bytes(body[position : position + _PLAIN_RECORDS_BYTES])
+        skipped, window_end, offset_delta = _skip_plain_records(
+            window, offset_delta, last_offset_delta, min(count - index, _PLAIN_RECORDS_STEP)
         )
         index += skipped
-        left = _OTHER_RECORDS_STEP if skipped < wanted else 0
+        position += window_end
+        left = 0 if skipped else _OTHER_RECORDS_STEP
         while index < count and left > 0:
             left -= 1
-            span, headers_at = _scan_fields(data, position)
+            span, headers_at = _scan_fields(body, position)
             if not offset_delta < span.offset_delta <= last_offset_delta:
                 raise _corrupt(f"record out of order at offset delta {span.offset_delta}")
-            header_count, position = _read_header_count(data, headers_at, span.end)
+            header_count, position = _read_header_count(body, headers_at, span.end)
             while header_count:
                 some = min(header_count, max(left, 1))
-                position = _skip_headers(data, position, span.end, some)
+                position = _skip_headers(body, position, span.end, some)
                 header_count -= some
                 left -= some
                 if left <= 0:
@@ -537,19 +540,20 @@ def keyless_records(header: BatchHeader, body: bytes | memoryview, count_max: in
             offset_delta = span.offset_delta
             index += 1
         yield
-    if position != len(data):
-        raise _corrupt(f"{len(data) - position} bytes after the last record")
+    if position != len(body):
+        raise _corrupt(f"{len(body) - position} bytes after the last record")
     return tuple(keyless)
 
 
 def _skip_plain_records(
-    data: bytes, position: int, offset_delta: int, last_offset_delta: int, count: int
+    data: bytes, offset_delta: int, last_offset_delta: int, count: int
 ) -> tuple[int, int, int]:
-    """Skip valid records until one is not plain: it has no key, many headers, or a field that is long or damaged.
+    """Skip valid records until one is not plain: it has no key, many headers, or a field that is long, cut or damaged.
 
     Returns how many were skipped, the next position and the last offset delta. A batch may have millions of records,
     so this calls nothing for each of them.
     """
+    position = 0
     try:
         for number in range(count):
             length = data[position]

@@ -144,23 +144,6 @@ class TimeSlices:
             return end.value  # type: ignore[no-any-return]
         return _SlicedWork(self, steps, requester, spent).result()
 
-    def run_unheld(self, steps: Steps[T], requester: Requester | None) -> T | Awaitable[T]:
-        """Run steps in the time of the requester, until they are done; its later requests do not wait for them."""
-        return self.run(steps, None if requester is None else _Unheld(requester))
-
-
-class _Unheld(UntilDone):
-    """Later requests of the connection do not wait for the work."""
-
-    def __init__(self, requester: Requester) -> None:
-        self.account = requester.account
-
-    def hold(self) -> None:
-        pass
-
-    def release(self) -> None:
-        pass
-
 
 class _Turn:
     """That of a task which waits for it."""

@@ -1,8 +1,7 @@
 """What happens to a produced batch before it is appended, and after a topic has refused it.
 
-Some topics inspect each batch, which is decompressed in a thread: a compacted topic refuses records without a key, a
-topic with its own codec stores every batch in that codec, and a topic with a schedule holds records back until they are
-due.
+Some topics inspect each batch, off the event loop: a compacted topic refuses records without a key, a topic with its
+own codec stores every batch in that codec, and a topic with a schedule holds records back until they are due.
 
 A refused batch may be a duplicate of one that was appended when the topic's settings were different. A duplicate gets
 the reply of the first append, whatever the settings are now. Otherwise its producer would believe that the records in
@@ -13,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.log.producer_state import increment_sequence
 from penstock.log.reader import DecompressionLimitReached
@@ -41,7 +42,7 @@ from penstock.protocol.record_batch import (
 from penstock.protocol.steps import Steps, finish
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from penstock.broker.config.node_settings import NodeSettings
     from penstock.broker.environment import Threads
@@ -54,6 +55,9 @@ Result = TypeVar("Result")
 
 #: How much a search for a timestamp may decompress at first: enough for a batch of ordinary size.
 _TIMESTAMP_SEARCH_BYTES: Final = 1 << 20
+#: How long a scan of records works at a time, and then rests. The interpreter's lock goes to the event loop meanwhile.
+_SCAN_SLICE_S: Final = 0.0003
+_SCAN_REST_S: Final = 0.001
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -159,33 +163,50 @@ class DecompressionBudget:
         return True
 
 
-class RunForConnection(Protocol):
-    """Runs steps in the time of the client of a connection; its later requests are handled meanwhile."""
+class RecordScans:
+    """Runs scans of many records in threads, so that together they leave most of the interpreter to the event loop.
 
-    def __call__(self, steps: Steps[None], connection: Connection | None, /) -> Awaitable[None] | None: ...
+    After a first slice, which is enough for batches of ordinary size, one scan at a time works and rests in turn.
+    """
 
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._rest = rest
+        self._long_scan = threading.Lock()
 
-def _finish_at_once(steps: Steps[None], _: Connection | None) -> None:
-    finish(steps)
+    def run(self, steps: Steps[None]) -> None:
+        if self._run_slice(steps):
+            return
+        is_done = False
+        while not is_done:
+            # Taken for each slice, so that several long scans take turns.
+            with self._long_scan:
+                is_done = self._run_slice(steps)
+                self._rest(_SCAN_REST_S)
+
+    def _run_slice(self, steps: Steps[None]) -> bool:
+        """Return whether no steps are left."""
+        ends = self._clock() + _SCAN_SLICE_S
+        return all(self._clock() < ends for _ in steps)
 
 
 class BatchPreparer:
-    """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes.
-
-    Keys are checked on the event loop, in steps: in a thread this would have the interpreter to itself for as long.
-    """
+    """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes."""
 
     def __init__(
         self,
         settings: NodeSettings,
         threads: Threads,
         schedule_limits: Callable[[Partition], ScheduleLimits],
-        run_steps: RunForConnection = _finish_at_once,
     ) -> None:
         """`schedule_limits` is called in a thread, for partitions that hold records back until they are due."""
         self._threads = threads
         self._schedule_limits = schedule_limits
-        self._run_steps = run_steps
+        self._scans = RecordScans()
         self._bytes_max = settings.integer("penstock.decompress.max.bytes")
         self.budget = DecompressionBudget(
             settings.integer("penstock.decompress.inflight.max.bytes"),
@@ -200,7 +221,7 @@ class BatchPreparer:
         *,
         is_owed: bool = False,
     ) -> bytearray | memoryview:
-        """Run `prepare` in a thread, once there is memory for the decompressed batch, and check its keys.
+        """Run `prepare` in a thread, once there is memory for the decompressed batch.
 
         If the reply `is_owed` to a connection that ends meanwhile, the batch is abandoned. Raises ApiError.
         """
@@ -217,13 +238,11 @@ class BatchPreparer:
         for size in sizes:
             await self.budget.take(connection, size)
             try:
-                _check_owed(connection, is_owed)
-                prepared = await self._threads.in_thread(self.prepare, partition, records, size or max_bytes)
-                if prepared.key_check is not None:
-                    steps = _while_owed(prepared.key_check, connection, is_owed)
-                    if (checked := self._run_steps(steps, connection)) is not None:
-                        await checked
-                return prepared.batch
+                owed = connection if is_owed else None
+                _check_owed(owed)
+                return await self._threads.in_thread(
+                    self.prepare, partition, records, size or max_bytes, owed
+                )
             except DecompressedTooLarge:
                 if size in (0, max_bytes):
                     raise
@@ -232,9 +251,16 @@ class BatchPreparer:
         raise AssertionError("the last size is the largest")
 
     def prepare(
-        self, partition: Partition, records: bytearray, max_bytes: int | None = None
-    ) -> PreparedBatch:
-        """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks."""
+        self,
+        partition: Partition,
+        records: bytearray,
+        max_bytes: int | None = None,
+        owed: Connection | None = None,
+    ) -> bytearray | memoryview:
+        """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks.
+
+        If the reply is `owed` to a connection that ends meanwhile, the batch is abandoned.
+        """
         return prepare_batch(
             memoryview(records),
             compacted=partition.is_compacted,
@@ -242,6 +268,7 @@ class BatchPreparer:
             max_bytes=self._bytes_max if max_bytes is None else max_bytes,
             stored_bytes_max=partition.log.config.max_message_bytes,
             schedule=self._schedule_limits(partition) if partition.is_scheduled else None,
+            run_scan=lambda steps: self._scans.run(_while_owed(steps, owed)),
         )
 
     async def search_log(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
@@ -266,14 +293,14 @@ class BatchPreparer:
         raise AssertionError("the last search has no limit")
 
 
-def _check_owed(connection: Connection | None, is_owed: bool) -> None:
-    if is_owed and connection is not None and not connection.is_open:
+def _check_owed(connection: Connection | None) -> None:
+    if connection is not None and not connection.is_open:
         raise ApiError(ErrorCode.request_timed_out)
 
 
-def _while_owed(steps: Steps[None], connection: Connection | None, is_owed: bool) -> Steps[None]:
+def _while_owed(steps: Steps[None], connection: Connection | None) -> Steps[None]:
     for _ in steps:
-        _check_owed(connection, is_owed)
+        _check_owed(connection)
         yield
 
 
@@ -288,13 +315,6 @@ def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | N
     return announced_bytes(Codec(number), memoryview(batch)[BATCH_HEADER_BYTES:], max_bytes)
 
 
-class PreparedBatch(NamedTuple):
-    """`key_check` has to be run before the batch is appended, if there is one. It raises INVALID_RECORD."""
-
-    batch: bytearray | memoryview
-    key_check: Steps[None] | None = None
-
-
 def prepare_batch(
     batch: memoryview,
     *,
@@ -303,20 +323,22 @@ def prepare_batch(
     max_bytes: int,
     stored_bytes_max: int = sys.maxsize,
     schedule: ScheduleLimits | None = None,
-) -> PreparedBatch:
+    run_scan: Callable[[Steps[None]], None] = finish,
+) -> bytearray | memoryview:
     """Return the batch to append: the same one, an equal one in the topic's codec, or a BatchWithHeldRecords.
 
-    `codec` is None if the topic keeps the producer's codec; `schedule` is None if it holds no records back. Raises
-    INVALID_RECORD for a record that cannot be scheduled as requested, and for a batch that cannot be read or
-    decompresses to more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch that would have to be stored
-    uncompressed and is larger than `stored_bytes_max`.
+    `codec` is None if the topic keeps the producer's codec; `schedule` is None if it holds no records back. `run_scan`
+    runs what looks at all records of a compacted topic. Raises INVALID_RECORD for a record without a key in a compacted
+    topic, for a record that cannot be scheduled as requested, and for a batch that cannot be read or decompresses to
+    more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch that would have to be stored uncompressed and is larger
+    than `stored_bytes_max`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_valid(batch):
-        return PreparedBatch(batch)
+        return batch
     recode = codec is not None and read_header(batch).codec is not codec
     if not compacted and not recode and schedule is None:
-        return PreparedBatch(batch)
+        return batch
     try:
         header, body = open_batch(batch, max_bytes)
         if header.record_count * RECORD_BYTES_MIN > len(body):
@@ -324,26 +346,29 @@ def prepare_batch(
             raise ApiError(
                 ErrorCode.invalid_record, f"{len(body)} bytes cannot hold {header.record_count} records"
             )
-        key_check = _check_keys(header, body) if compacted else None
+        if compacted:
+            run_scan(_check_keys(header, body))
         if codec is not None:
             header = header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec)
         if schedule is not None and (parted := _split_held(header, body, schedule)) is not None:
-            return PreparedBatch(parted, key_check)
+            return parted
     except InvalidRecords:
         raise
     except DecompressedTooLarge as error:
         raise DecompressedTooLarge(ErrorCode.invalid_record, error.message) from None
     except ApiError as error:
+        if error.code is ErrorCode.request_timed_out:
+            raise
         # The checksum is right, so the producer has sent exactly this batch, and a retry would not help.
         raise ApiError(ErrorCode.invalid_record, error.message) from None
     if not recode:
-        return PreparedBatch(batch, key_check)
+        return batch
     if header.codec is Codec.NONE and len(body) + BATCH_HEADER_BYTES > stored_bytes_max:
         raise ApiError(
             ErrorCode.message_too_large,
             f"record batch of {len(body) + BATCH_HEADER_BYTES} bytes, the topic takes {stored_bytes_max}",
         )
-    return PreparedBatch(pack_batch(header, compress(header.codec, body)), key_check)
+    return pack_batch(header, compress(header.codec, body))
 
 
 def _is_valid(batch: BytesLike) -> bool:
@@ -360,11 +385,7 @@ def _is_valid(batch: BytesLike) -> bool:
 
 
 def _check_keys(header: BatchHeader, body: bytes | memoryview) -> Steps[None]:
-    """Raises INVALID_RECORD for a record without a key, and for a batch that cannot be read."""
-    try:
-        places = yield from keyless_records(header, body, NAMED_RECORDS_MAX)
-    except ApiError as error:
-        raise ApiError(ErrorCode.invalid_record, error.message) from None
+    places = yield from keyless_records(header, body, NAMED_RECORDS_MAX)
     if places:
         raise InvalidRecords(
             f"record {places[0]} of the batch has no key, and the topic is compacted", places

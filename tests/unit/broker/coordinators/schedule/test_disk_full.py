@@ -21,7 +21,7 @@ def sent(node: Node, partition: Partition, sequence: int) -> LogAppendInfo:
     now_ms = node.environment.now_ms()
     records = [Record(0, now_ms, None, b"held", LATER), Record(1, now_ms, None, b"now")]
     batch = encode_batch(records, producer_id=5, producer_epoch=0, base_sequence=sequence)
-    return partition.append(memoryview(node.preparer.prepare(partition, batch).batch), now_ms)
+    return partition.append(memoryview(node.preparer.prepare(partition, batch)), now_ms)
 
 
 def values(partition: Partition) -> list[bytes | None]:
