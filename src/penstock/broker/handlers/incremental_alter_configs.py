@@ -73,7 +73,8 @@ def _response(resource: Any, error: ApiError | None) -> AlterConfigsResourceResp
 
 async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, ...]:
     try:
-        return tuple((await ctx.services.channel.call(ctx.api_key, request)).responses)
+        altered = await ctx.services.channel.call(ctx.api_key, request, here=lambda: _alter(ctx, request))
+        return tuple(altered.responses)
     except ApiError as error:
         refusal = error
     return await ctx.mapped(lambda resource: _response(resource, refusal), request.resources)
