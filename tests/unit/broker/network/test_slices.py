@@ -651,8 +651,9 @@ MANY_PARTS = {
     delete_topics: 1 + 3 + 1 + 1,
     create_partitions: 1 + 3 + 1 + 1,
     alter_configs: 1 + 3 + 1 + 1,
-    # Half of them are loggers, for which the controller does nothing.
-    alter_configs_and_loggers: 1 + 1 + 1 + 1,
+    # Half of them are loggers. The others are read, decided on and put into the response, which takes at least as many
+    # steps as half of `alter_configs`; without the steps of the decision it would be fewer than 7.
+    alter_configs_and_loggers: 7.5,
     elect_leaders: 0 + 2 + 1 + 1,
     alter_scram_credentials: 1 + 3 + 1 + 1,
     # Each is also applied twice, on the controller's copy of the image and on the node's, and encoded for the log.
