@@ -1,11 +1,14 @@
-"""What one hostile client costs its neighbour: `python -m benchmarks.hostile [metadata|drip|bombs]`.
+"""What one hostile client costs its neighbour: `python -m benchmarks.hostile [ATTACK ...]`.
 
 Starts a broker on loopback, measures a well-behaved producer (one record at a time, acks=all) alone and then beside an
-attack, and prints both with the broker's memory. Every attack is bounded in connections, requests and seconds.
+attack, and prints both with the broker's memory, and the goals that were reached or missed. Exits with 1 if any was
+missed. Every attack is bounded in connections, requests and seconds.
 
-metadata: many connections, each with a burst of pipelined requests for all topics, that close after a second.
-drip:     connections that announce frames of 100 MB and send a byte every few seconds; the neighbour sends 1 MB.
-bombs:    small batches that decompress to the bound, sent to a compacted topic.
+metadata:   many connections, each with a burst of pipelined requests for all topics, that close after a second.
+drip:       connections that announce frames of 100 MB and send a byte every few seconds; the neighbour sends 1 MB.
+bombs:      small batches that decompress to the bound, sent to a compacted topic.
+records:    the same, of as many records as fit, each of which has to have a key.
+partitions: Produce requests of 19,990 partitions without records.
 """
 
 import argparse
@@ -25,14 +28,19 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks.brokers.broker import PenstockBroker
+from benchmarks.reports.goals import HOSTILE_GOALS, check_goals
+from benchmarks.reports.report import goal_documents, goals_table
 from benchmarks.reports.results_file import add_json_argument, run_facts, write_results
 from benchmarks.reports.stats import percentile
 from benchmarks.wire.admin import create_topics
 from benchmarks.wire.frames import Ring
 from benchmarks.wire.raw_client import Connection, Shape, create_topic
-from penstock.protocol.compression import Codec
-from penstock.protocol.record_batch import Record, encode_batch
+from penstock.protocol.compression import Codec, compress
+from penstock.protocol.record_batch import Record, encode_batch, pack_new_batch
+from penstock.protocol.wire import encode_varint
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ALL_TOPICS = struct.pack(">i", -1) + b"\x00"
@@ -40,6 +48,10 @@ _PROBE = "neighbour"
 _BOMBED = "bombed"
 #: A request that is not answered for this long ends the measurement.
 _STALL_S = 30.0
+#: How long an attack may take until its first request is answered.
+_READY_S = 120.0
+_SIZE = struct.Struct(">i")
+_SMALLEST_RECORD_BYTES_MAX = 16
 
 
 class Prober:
@@ -66,7 +78,7 @@ class Prober:
         return latencies
 
 
-def metadata_flood(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> None:
+def metadata_flood(address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event) -> None:
     """A wave of connections each second, each with its burst, all closed before the next wave."""
     message = struct.pack(">hhih", 3, 4, 1, 4) + b"evil" + _ALL_TOPICS
     burst = (struct.pack(">i", len(message)) + message) * options.pipelined
@@ -77,6 +89,7 @@ def metadata_flood(address: tuple[str, int], options: argparse.Namespace, stop: 
                 peer = socket.create_connection(address, timeout=5)
                 peer.sendall(burst)
                 wave.append(peer)
+        ready.set()
         stop.wait(1.0)
         for peer in wave:
             peer.close()
@@ -84,11 +97,12 @@ def metadata_flood(address: tuple[str, int], options: argparse.Namespace, stop: 
             return
 
 
-def drip(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> None:
+def drip(address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event) -> None:
     """Three frames of 100 MB are announced, and a byte of each is sent now and then."""
     peers = [socket.create_connection(address, timeout=5) for _ in range(3)]
     for peer in peers:
         peer.sendall(struct.pack(">ihhih", 100 * 2**20 - 64, 0, 7, 1, -1))
+    ready.set()
     while not stop.wait(1.0):
         for peer in peers:
             with suppress(OSError):
@@ -97,19 +111,73 @@ def drip(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> 
         peer.close()
 
 
-def bombs(address: tuple[str, int], options: argparse.Namespace, stop: Event) -> None:
+def bombs(address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event) -> None:
     """Each connection keeps one bomb under way after the other."""
     value = bytes(options.bomb_bytes // options.bomb_records)
     records = [Record(number, 0, b"k", value) for number in range(options.bomb_records)]
-    batch = bytes(encode_batch(records, codec=Codec[options.codec.upper()]))
-    frame = bytes(Ring(_BOMBED, [0], batch, 1).take(1))
+    _throw(bytes(encode_batch(records, codec=Codec[options.codec.upper()])), address, options, stop, ready)
+
+
+def bombs_of_records(
+    address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event
+) -> None:
+    codec = Codec[options.codec.upper()]
+    count, body = _smallest_records(options.bomb_bytes)
+    batch = pack_new_batch(compress(codec, body), count, 0, attributes=codec)
+    _throw(bytes(batch), address, options, stop, ready)
+
+
+def _smallest_records(size: int) -> tuple[int, bytes]:
+    """The number and the bytes of so many records, with a key of one byte each, that they take about `size` bytes."""
+    body = bytearray()
+    count = 0
+    while len(body) < size - _SMALLEST_RECORD_BYTES_MAX:
+        delta = encode_varint(count)
+        # Attributes, timestamp delta, offset delta, the key, an empty value and no headers.
+        content = b"\x00\x00" + delta + b"\x02k\x00\x00"
+        body += encode_varint(len(content)) + content
+        count += 1
+    return count, bytes(body)
+
+
+def _throw(
+    batch: bytes, address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event
+) -> None:
+    _keep_under_way(
+        bytes(Ring(_BOMBED, [0], batch, 1).take(1)), options.bombs_pipelined, address, options, stop, ready
+    )
+
+
+def partitions(address: tuple[str, int], options: argparse.Namespace, stop: Event, ready: Event) -> None:
+    head = struct.pack(">hhih", 0, 7, 1, 4) + b"evil" + struct.pack(">hhii", -1, 1, 1000, 1)
+    topic = struct.pack(">h", len(_PROBE)) + _PROBE.encode() + struct.pack(">i", options.partitions)
+    empty = b"".join(struct.pack(">ii", index, -1) for index in range(options.partitions))
+    message = head + topic + empty
+    frame = struct.pack(">i", len(message)) + message
+    _keep_under_way(frame, 1, address, options, stop, ready)
+
+
+def _keep_under_way(
+    frame: bytes,
+    pipelined: int,
+    address: tuple[str, int],
+    options: argparse.Namespace,
+    stop: Event,
+    ready: Event,
+) -> None:
+    """Each connection sends the frame again for all that it gets."""
     peers = [socket.create_connection(address, timeout=30) for _ in range(options.bomb_connections)]
     for peer in peers:
-        peer.sendall(frame * options.bombs_pipelined)
+        peer.settimeout(None)  # with a timeout, recv may return less than it is to wait for
+        peer.sendall(frame * pipelined)
     while not stop.is_set():
-        ready, _, _ = select.select(peers, [], [], 0.2)
-        for peer in ready:
-            if peer.recv(1 << 16):
+        answered, _, _ = select.select(peers, [], [], 0.2)
+        if answered:
+            ready.set()
+        for peer in answered:
+            size = peer.recv(_SIZE.size, socket.MSG_WAITALL)
+            if len(size) == _SIZE.size:
+                peer.recv(_SIZE.unpack(size)[0], socket.MSG_WAITALL)
                 peer.sendall(frame)
             else:
                 peers.remove(peer)
@@ -117,10 +185,12 @@ def bombs(address: tuple[str, int], options: argparse.Namespace, stop: Event) ->
         peer.close()
 
 
-_ATTACKS: Mapping[str, Callable[[tuple[str, int], argparse.Namespace, Event], None]] = {
+_ATTACKS: Mapping[str, Callable[[tuple[str, int], argparse.Namespace, Event, Event], None]] = {
     "metadata": metadata_flood,
     "drip": drip,
     "bombs": bombs,
+    "records": bombs_of_records,
+    "partitions": partitions,
 }
 
 
@@ -131,10 +201,13 @@ def main() -> int:
         results = []
         for attack in options.attacks or _ATTACKS:
             results.append({"name": attack, **_measure(Path(folder) / attack, attack, options)})
-            print(json.dumps(results[-1]))
+            print(json.dumps(results[-1]), flush=True)
+    figures = {each["name"]: each for each in results}
+    verdicts = check_goals({"penstock": figures}, "penstock", None, HOSTILE_GOALS)
+    Console().print(goals_table(verdicts))
     if options.json is not None:
-        write_results(options.json, {**facts, "results": results})
-    return 0
+        write_results(options.json, {**facts, "goals": goal_documents(verdicts), "results": results})
+    return 0 if all(verdict.reached for verdict in verdicts) else 1
 
 
 def _parse() -> argparse.Namespace:
@@ -151,6 +224,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--bomb-records", type=int, default=1)
     parser.add_argument("--bomb-connections", type=int, default=40)
     parser.add_argument("--bombs-pipelined", type=int, default=1)
+    parser.add_argument("--partitions", type=int, default=19_990, help="of a Produce request")
     parser.add_argument("--codec", default="zstd", choices=["gzip", "snappy", "lz4", "zstd"])
     parser.add_argument("--folder", default=None, help="where the broker keeps its data")
     add_json_argument(parser)
@@ -162,7 +236,7 @@ def _measure(folder: Path, attack: str, options: argparse.Namespace) -> dict[str
         broker.start()
         with broker.connect() as connection:
             create_topic(connection, _PROBE, Shape(), broker.topic_configs(fsync=True))
-            if attack == "bombs":
+            if attack in ("bombs", "records"):
                 compacted = {"cleanup.policy": "compact", "max.message.bytes": str(2**24)}
                 create_topic(connection, _BOMBED, Shape(), compacted)
             if attack == "metadata":
@@ -175,12 +249,14 @@ def _measure(folder: Path, attack: str, options: argparse.Namespace) -> dict[str
         memory_before, _ = broker.memory_bytes()
         # A process of its own, so that it takes no time from the one that measures.
         processes = multiprocessing.get_context("spawn")
-        stop = processes.Event()
-        attacker = processes.Process(target=_ATTACKS[attack], args=(broker.address, options, stop))
+        stop, ready = processes.Event(), processes.Event()
+        attacker = processes.Process(target=_ATTACKS[attack], args=(broker.address, options, stop, ready))
         watch = _MemoryWatch(broker)
         attacker.start()
         watch.start()
         try:
+            if not ready.wait(_READY_S):
+                raise RuntimeError(f"{attack}: nothing was answered in {_READY_S:.0f} s")
             attacked = prober.run(options.seconds)
         finally:
             stop.set()
@@ -192,6 +268,7 @@ def _measure(folder: Path, attack: str, options: argparse.Namespace) -> dict[str
             "p99_ratio": round(_p(attacked, 99) / _p(alone, 99), 2),
             "rss_before_mb": memory_before >> 20,
             "rss_peak_mb": watch.peak >> 20,
+            "rss_growth_mb": max(watch.peak - memory_before, 0) >> 20,
         }
 
 

@@ -2,8 +2,9 @@
 
 For each API and each of its arrays, a client of a running node sends a request of as many elements of the array as
 penstock.request.max.bytes and penstock.request.elements.max allow. Printed is the longest turn of the event loop until
-the answer has come, in processor time, without garbage collection, with what ran then. Not a test: the times are those
-of the machine.
+the answer has come, in processor time, without garbage collection, with what ran then. Produce and
+DescribeTopicPartitions are also sent for the partitions of a topic that exists. Not a test: the times are those of the
+machine.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import partial
+from importlib import import_module
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -31,11 +33,18 @@ from kio.serial import entity_writer
 from penstock.broker.config.node_settings import load_settings
 from penstock.broker.network.apis import APIS, FETCH
 from penstock.broker.node import Node
+from penstock.client.wire.cluster import Cluster
+from penstock.client.wire.settings import ConnectionSettings
+from penstock.client.wire.topics import NewTopic, create_topics
+from penstock.protocol.record_batch import Record, encode_batch
 
 _REQUEST_BYTES_MAX = 5 * 2**20 // 4
 _ELEMENTS_MAX = 20_000
 _ANSWER_SECONDS_MAX = 60
 _PAUSE_SECONDS = 0.05
+_TOPIC = "many"
+_PARTITIONS = 2_000
+_PRODUCE_VERSION = 9
 _LISTENERS = "PLAINTEXT://127.0.0.1:0,NODES://127.0.0.1:0"
 
 
@@ -95,6 +104,8 @@ def message(entity: type[Any], path: tuple[str, ...], count: int, number: int = 
             continue
         if field.name in ("replica_id", "generation_id_or_member_epoch"):
             values[field.name] = -1  # of a consumer
+        elif field.name == "acks":
+            values[field.name] = -1  # otherwise an error has no reply
         elif field.name == "transactional_id":
             values[field.name] = None if get_origin(field.type) is UnionType else "t"
         elif is_dataclass(element):
@@ -162,8 +173,14 @@ class Turns:
 
         asyncio.Handle._run = timed  # type: ignore[method-assign]
 
-    def clear(self) -> None:
+    def measure(self, port: int, name: str, frame: bytes) -> None:
+        time.sleep(_PAUSE_SECONDS)
         self.longest, self.what = 0.0, ""
+        gc.disable()
+        answer = _ask(port, frame)
+        longest, what = self.longest * 1000, self.what
+        gc.enable()
+        print(f"{longest:7.1f} ms  {name}, {answer}; {what}", flush=True)
 
 
 class RunningNode:
@@ -210,6 +227,51 @@ def _ask(port: int, frame: bytes) -> str:
     return "answered"
 
 
+# -- partitions that exist -------------------------------------------------------------------------------
+
+
+def _create(port: int) -> None:
+    with Cluster(ConnectionSettings.parse({"bootstrap.servers": f"127.0.0.1:{port}"})) as cluster:
+        create_topics(cluster, [NewTopic(name=_TOPIC, partitions=_PARTITIONS)])
+
+
+def produce_to_many(acks: int) -> bytes:
+    """A record for each partition."""
+    schema = import_module(f"kio.schema.produce.v{_PRODUCE_VERSION}.request")
+    batch = bytes(encode_batch([Record(0, 0, b"k", bytes(100))]))
+    data = tuple(schema.PartitionProduceData(index=index, records=batch) for index in range(_PARTITIONS))
+    return _with_header(
+        schema.ProduceRequest(
+            transactional_id=None,
+            acks=acks,
+            timeout=datetime.timedelta(seconds=30),
+            topic_data=(schema.TopicProduceData(name=_TOPIC, partition_data=data),),
+        )
+    )
+
+
+def describe_many() -> bytes:
+    schema = import_module("kio.schema.describe_topic_partitions.v0.request")
+    return _with_header(
+        schema.DescribeTopicPartitionsRequest(
+            topics=(schema.TopicRequest(name=_TOPIC),), response_partition_limit=_PARTITIONS, cursor=None
+        )
+    )
+
+
+def _with_header(request: Any) -> bytes:
+    schema, out = type(request), io.BytesIO()
+    header = schema.__header_schema__(
+        request_api_key=schema.__api_key__,
+        request_api_version=schema.__version__,
+        correlation_id=1,
+        client_id="c",
+    )
+    entity_writer(schema.__header_schema__)(out, header)
+    entity_writer(schema)(out, request)
+    return struct.pack(">i", len(out.getvalue())) + out.getvalue()
+
+
 def measure(wanted: set[str]) -> None:
     turns = Turns()
     with tempfile.TemporaryDirectory() as folder:
@@ -223,16 +285,18 @@ def measure(wanted: set[str]) -> None:
                     # The first request of an API also loads its schema and its handler.
                     _ask(listener.port, smallest(api.key, api.max_version, path))
                     frame, count = largest(api.key, api.max_version, path)
-                    time.sleep(_PAUSE_SECONDS)
-                    turns.clear()
-                    gc.disable()
-                    answer = _ask(listener.port, frame)
-                    longest, what = turns.longest * 1000, turns.what
-                    gc.enable()
-                    print(
-                        f"{longest:7.1f} ms  {api.name} {'.'.join(path)} x {count}, {answer}; {what}",
-                        flush=True,
-                    )
+                    turns.measure(listener.port, f"{api.name} {'.'.join(path)} x {count}", frame)
+            port = running.node.listeners[0].port
+            existing = {f"produce, acks={acks}": partial(produce_to_many, acks) for acks in (1, -1)} | {
+                "describe_topic_partitions": describe_many
+            }
+            chosen = {
+                name: make for name, make in existing.items() if not wanted or name.split(",")[0] in wanted
+            }
+            if chosen:
+                _create(port)
+            for name, make in chosen.items():
+                turns.measure(port, f"{name}, x {_PARTITIONS} partitions of a topic", make())
         finally:
             running.stop()
 

@@ -1,6 +1,6 @@
 """The goals, checked against a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.reports.stats import ratio
@@ -86,10 +86,24 @@ GOALS = (
 )
 
 
-def check_goals(figures: Figures, ours: str, peer: str | None) -> list[Verdict]:
+#: Of `benchmarks.hostile`, where each attack is a scenario.
+HOSTILE_GOALS = tuple(
+    goal
+    for attack in ("metadata", "drip", "bombs", "records", "partitions")
+    for goal in (
+        Goal(f"p99 beside {attack} <= 3x that alone", attack, "p99_ratio", 3),
+        # queued.max.request.bytes, penstock.decompress.inflight.max.bytes, and what handling them takes.
+        Goal(f"memory during {attack} grows by <= 448 MB", attack, "rss_growth_mb", 448),
+    )
+)
+
+
+def check_goals(
+    figures: Figures, ours: str, peer: str | None, goals: Sequence[Goal] = GOALS
+) -> list[Verdict]:
     """Goals whose figures were measured; the others are left out."""
     verdicts = []
-    for goal in GOALS:
+    for goal in goals:
         value = _figure(figures, ours, goal)
         if goal.against_peer:
             value = ratio(value, _figure(figures, peer, goal)) if peer else None

@@ -71,6 +71,7 @@ METRICS: dict[str, Metric] = {
         _less("p99_ratio", "p99, times that alone"),
         _more("attack_per_s", "requests/s of the attack"),
         _less("peak_rss_mb", "peak RSS MB", 1),
+        _less("rss_growth_mb", "RSS growth MB", 1),
         _more("connections_per_s", "connections/s"),
         _less("cpu_us_per_connection", "CPU-us per connection", 0),
         _less("security_cpu_ratio", "CPU, times that without security", 3),

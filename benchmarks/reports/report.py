@@ -127,12 +127,15 @@ def json_document(
 ) -> dict[str, Any]:
     return {
         **facts,
-        "goals": [
-            {"goal": v.goal.text, "value": v.value, "bound": v.goal.bound, "reached": v.reached}
-            for v in verdicts
-        ],
+        "goals": goal_documents(verdicts),
         "results": [_scenario_document(result, brokers) for result in results],
     }
+
+
+def goal_documents(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    return [
+        {"goal": v.goal.text, "value": v.value, "bound": v.goal.bound, "reached": v.reached} for v in verdicts
+    ]
 
 
 def _scenario_document(result: Result, brokers: Sequence[str]) -> dict[str, Any]:

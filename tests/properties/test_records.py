@@ -18,11 +18,13 @@ from penstock.protocol.record_batch import (
     checksum,
     decode_records,
     encode_batch,
+    keyless_records,
     open_batch,
     pack_batch,
     read_header,
     scan_records,
 )
+from penstock.protocol.steps import finish
 
 BOUND = 1 << 22
 CLIENTS = [
@@ -133,6 +135,20 @@ def test_damage_under_a_right_checksum_is_refused_or_read_the_same_way(
     if decoded is not ErrorCode.corrupt_message:
         decoded = [(record.offset, record.key) for record in decoded]
     assert outcome_of(scan) == decoded
+
+    def search() -> tuple[int, ...]:
+        return finish(keyless_records(*open_batch(hostile, BOUND), len(records)))
+
+    if decoded is not ErrorCode.corrupt_message:
+        decoded = tuple(index for index, (_, key) in enumerate(decoded) if key is None)
+    assert outcome_of(search) == decoded
+
+
+@given(records=batches(gaps=True), codec=codecs)
+def test_the_search_for_keys_sees_what_decoding_sees(records: list[Record], codec: Codec) -> None:
+    opened = open_batch(encode_batch(records, codec=codec), BOUND)
+    keyless = tuple(index for index, record in enumerate(records) if record.key is None)
+    assert finish(keyless_records(*opened, len(records))) == keyless
 
 
 @given(junk=st.binary(max_size=300), count=st.integers(-(1 << 31), (1 << 31) - 1), codec=st.integers(0, 7))

@@ -1,8 +1,8 @@
 """Produce (key 0), v3-13, packed by hand because every record passes here.
 
 v9 is the first flexible version, v13 the first with topic ids. The broker's side leaves topics as raw bytes (UTF-8
-name or id) and records as views of the frame: it copies and decodes nothing. The producer's side sends one batch
-per request and never copies it.
+name or id) and records as views of the frame: it copies and decodes nothing. A request of many partitions is parsed
+and answered in steps. The producer's side sends one batch per request and never copies it.
 """
 
 import struct
@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from penstock.protocol.compression import BytesLike
 from penstock.protocol.errors import MalformedFrame
+from penstock.protocol.steps import Steps
 from penstock.protocol.wire import (
     INT16,
     INT32,
@@ -20,13 +21,19 @@ from penstock.protocol.wire import (
     skip_tags,
 )
 
-#: The most topics and partitions of one request, which the broker handles in one piece.
+#: The most topics and partitions of one request.
 PARTITIONS_MAX: Final = 20_000
+#: A request of more topics and partitions is parsed, handled and answered in steps.
+PARTITIONS_AT_ONCE: Final = 100
+#: How many partitions are parsed, or results encoded, in one step.
+_STEP: Final = 20
 FLEXIBLE_FROM: Final = 9
 TOPIC_IDS_FROM: Final = 13
 _LOG_START_FROM: Final = 5
 _RECORD_ERRORS_FROM: Final = 8
 _LEADERS_FROM: Final = 10
+_TOPIC_ID_BYTES: Final = 16
+_CUT_SHORT: Final = "produce request is cut short"
 
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _INDEX_AND_SIZE = struct.Struct(">ii")
@@ -41,6 +48,14 @@ class ProduceRequest(NamedTuple):
     acks: int
     timeout_ms: int
     topics: list[ProduceTopic]
+
+
+class ManyPartitions(Exception):
+    """The request has more topics and partitions than PARTITIONS_AT_ONCE, which is known before they are parsed."""
+
+    def __init__(self, acks: int) -> None:
+        super().__init__(acks)
+        self.acks = acks
 
 
 class PartitionProduceResponse(NamedTuple):
@@ -64,38 +79,108 @@ class NodeEndpoint(NamedTuple):
 
 
 def parse_produce_request(frame: memoryview, position: int, version: int) -> ProduceRequest:
-    """Raises MalformedFrame. The record views are valid while the frame's buffer is."""
+    """Raises MalformedFrame and ManyPartitions. The record views are valid while the frame's buffer is."""
     try:
-        if version >= FLEXIBLE_FROM:
-            return _parse_flexible(frame, position, version)
-        return _parse_legacy(frame, position)
+        return _parse(frame, position, version)
     except (struct.error, IndexError):
-        raise MalformedFrame("produce request is cut short") from None
-    except UnicodeDecodeError:
-        raise MalformedFrame("transactional id is not UTF-8") from None
+        raise MalformedFrame(_CUT_SHORT) from None
 
 
-def _parse_legacy(frame: memoryview, position: int) -> ProduceRequest:
-    (size,) = INT16.unpack_from(frame, position)
-    position += 2
+def _parse(frame: memoryview, position: int, version: int) -> ProduceRequest:
+    transactional_id, acks, timeout_ms, topic_count, position = _parse_head(frame, position, version)
+    left = PARTITIONS_AT_ONCE - topic_count
+    if left < 0:
+        raise ManyPartitions(acks)
+    end, topics = len(frame), []
+    for _ in range(topic_count):
+        name, partition_count, position = _parse_topic(frame, position, version)
+        if partition_count > left:
+            raise ManyPartitions(acks)
+        if partition_count > 0:
+            left -= partition_count
+        partitions, position = _parse_partitions(frame, position, version, partition_count)
+        topics.append((name, partitions))
+        if version >= FLEXIBLE_FROM:
+            position = skip_tags(frame, position, end)
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def parse_produce_request_in_steps(frame: memoryview, position: int, version: int) -> Steps[ProduceRequest]:
+    """A request of many partitions. Raises MalformedFrame."""
+    try:
+        return (yield from _parse_in_steps(frame, position, version))
+    except (struct.error, IndexError):
+        raise MalformedFrame(_CUT_SHORT) from None
+
+
+def _parse_in_steps(frame: memoryview, position: int, version: int) -> Steps[ProduceRequest]:
+    transactional_id, acks, timeout_ms, topic_count, position = _parse_head(frame, position, version)
+    left = _partitions_left(PARTITIONS_MAX, topic_count)
+    end, topics = len(frame), []
+    for _ in range(topic_count):
+        name, missing, position = _parse_topic(frame, position, version)
+        left = _partitions_left(left, missing)
+        partitions: list[tuple[int, memoryview | None]] = []
+        while missing > 0:
+            count = min(missing, _STEP)
+            some, position = _parse_partitions(frame, position, version, count)
+            partitions += some
+            missing -= count
+            yield
+        topics.append((name, partitions))
+        if version >= FLEXIBLE_FROM:
+            position = skip_tags(frame, position, end)
+        yield
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def _parse_head(frame: memoryview, position: int, version: int) -> tuple[str | None, int, int, int, int]:
+    """Returns transactional id, acks, timeout, the number of topics and the next position."""
+    if version >= FLEXIBLE_FROM:
+        size, position = read_uvarint(frame, position, len(frame))
+        size -= 1
+    else:
+        (size,) = INT16.unpack_from(frame, position)
+        position += 2
     transactional_id = None
     if size >= 0:
-        transactional_id = str(_take(frame, position, size), "utf-8")
+        try:
+            transactional_id = str(_take(frame, position, size), "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedFrame("transactional id is not UTF-8") from None
         position += size
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
-    (topic_count,) = INT32.unpack_from(frame, position + 6)
-    position += 10
-    topics: list[ProduceTopic] = []
-    left = _partitions_left(PARTITIONS_MAX, topic_count)
-    for _ in range(topic_count):
+    if version >= FLEXIBLE_FROM:
+        count, position = read_uvarint(frame, position + 6, len(frame))
+        return transactional_id, acks, timeout_ms, count - 1, position
+    (count,) = INT32.unpack_from(frame, position + 6)
+    return transactional_id, acks, timeout_ms, count, position + 10
+
+
+def _parse_topic(frame: memoryview, position: int, version: int) -> tuple[bytes, int, int]:
+    """Returns name or id, the number of partitions and the next position. A null array counts as -1, as on the wire."""
+    if version < FLEXIBLE_FROM:
         (size,) = INT16.unpack_from(frame, position)
         name = bytes(_take(frame, position + 2, size))
         position += 2 + size
-        (partition_count,) = INT32.unpack_from(frame, position)
-        left = _partitions_left(left, partition_count)
-        position += 4
-        partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(partition_count):
+        return name, INT32.unpack_from(frame, position)[0], position + 4
+    size = _TOPIC_ID_BYTES
+    if version < TOPIC_IDS_FROM:
+        size, position = read_uvarint(frame, position, len(frame))
+        size -= 1
+    name = bytes(_take(frame, position, size))
+    count, position = read_uvarint(frame, position + size, len(frame))
+    return name, count - 1, position
+
+
+def _parse_partitions(
+    frame: memoryview, position: int, version: int, count: int
+) -> tuple[list[tuple[int, memoryview | None]], int]:
+    """Returns indexes and records of so many partitions, and the next position."""
+    end = len(frame)
+    partitions: list[tuple[int, memoryview | None]] = []
+    if version < FLEXIBLE_FROM:
+        for _ in range(count):
             index, size = _INDEX_AND_SIZE.unpack_from(frame, position)
             position += 8
             if size < 0:
@@ -103,43 +188,17 @@ def _parse_legacy(frame: memoryview, position: int) -> ProduceRequest:
                 continue
             partitions.append((index, _take(frame, position, size)))
             position += size
-        topics.append((name, partitions))
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
-
-
-def _parse_flexible(frame: memoryview, position: int, version: int) -> ProduceRequest:
-    end = len(frame)
-    size, position = read_uvarint(frame, position, end)
-    transactional_id = None
-    if size:
-        transactional_id = str(_take(frame, position, size - 1), "utf-8")
-        position += size - 1
-    acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
-    topic_count, position = read_uvarint(frame, position + 6, end)
-    topics: list[ProduceTopic] = []
-    left = _partitions_left(PARTITIONS_MAX, topic_count)
-    for _ in range(topic_count - 1):
-        if version >= TOPIC_IDS_FROM:
-            name_size = 16
+        return partitions, position
+    for _ in range(count):
+        (index,) = INT32.unpack_from(frame, position)
+        size, position = read_uvarint(frame, position + 4, end)
+        if size == 0:
+            partitions.append((index, None))
         else:
-            size, position = read_uvarint(frame, position, end)
-            name_size = size - 1
-        name = bytes(_take(frame, position, name_size))
-        partition_count, position = read_uvarint(frame, position + name_size, end)
-        left = _partitions_left(left, partition_count)
-        partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(partition_count - 1):
-            (index,) = INT32.unpack_from(frame, position)
-            size, position = read_uvarint(frame, position + 4, end)
-            if size == 0:
-                partitions.append((index, None))
-            else:
-                partitions.append((index, _take(frame, position, size - 1)))
-                position += size - 1
-            position = skip_tags(frame, position, end)
-        topics.append((name, partitions))
+            partitions.append((index, _take(frame, position, size - 1)))
+            position += size - 1
         position = skip_tags(frame, position, end)
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+    return partitions, position
 
 
 def _partitions_left(allowed: int, count: int) -> int:
@@ -164,20 +223,53 @@ def encode_produce_response(
 ) -> bytes:
     """The whole frame, size prefix included. `endpoints` are sent from v10 on."""
     flexible = version >= FLEXIBLE_FROM
-    parts = [INT32.pack(correlation_id)]
-    parts.append(b"\x00" + encode_uvarint(len(topics) + 1) if flexible else INT32.pack(len(topics)))
+    parts = [INT32.pack(correlation_id), _encode_topic_count(version, len(topics))]
     for name, results in topics:
-        if version >= TOPIC_IDS_FROM:
-            parts += (name, encode_uvarint(len(results) + 1))
-        elif flexible:
-            parts += (encode_uvarint(len(name) + 1), name, encode_uvarint(len(results) + 1))
-        else:
-            parts += (INT16.pack(len(name)), name, INT32.pack(len(results)))
+        parts += _encode_topic_head(version, name, len(results))
         parts += [_encode_result(version, result) for result in results]
         if flexible:
             parts.append(b"\x00")
+    return _encode_frame(version, parts, endpoints, throttle_ms)
+
+
+def encode_produce_response_in_steps(
+    version: int,
+    correlation_id: int,
+    topics: list[tuple[bytes, list[PartitionProduceResponse]]],
+    endpoints: Sequence[NodeEndpoint] = (),
+    throttle_ms: int = 0,
+) -> Steps[bytes]:
+    """The same for many partitions."""
+    flexible = version >= FLEXIBLE_FROM
+    parts = [INT32.pack(correlation_id), _encode_topic_count(version, len(topics))]
+    for name, results in topics:
+        parts += _encode_topic_head(version, name, len(results))
+        for begin in range(0, len(results), _STEP):
+            parts += [_encode_result(version, result) for result in results[begin : begin + _STEP]]
+            yield
+        if flexible:
+            parts.append(b"\x00")
+        yield
+    return _encode_frame(version, parts, endpoints, throttle_ms)
+
+
+def _encode_topic_count(version: int, count: int) -> bytes:
+    return b"\x00" + encode_uvarint(count + 1) if version >= FLEXIBLE_FROM else INT32.pack(count)
+
+
+def _encode_topic_head(version: int, name: bytes, partition_count: int) -> tuple[bytes, ...]:
+    if version >= TOPIC_IDS_FROM:
+        return name, encode_uvarint(partition_count + 1)
+    if version >= FLEXIBLE_FROM:
+        return encode_uvarint(len(name) + 1), name, encode_uvarint(partition_count + 1)
+    return INT16.pack(len(name)), name, INT32.pack(partition_count)
+
+
+def _encode_frame(
+    version: int, parts: list[bytes], endpoints: Sequence[NodeEndpoint], throttle_ms: int
+) -> bytes:
     parts.append(INT32.pack(throttle_ms))
-    if flexible:
+    if version >= FLEXIBLE_FROM:
         parts.append(encode_leader_endpoints(endpoints if version >= _LEADERS_FROM else ()))
     body = b"".join(parts)
     return INT32.pack(len(body)) + body

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, cast
 
 from penstock.protocol.compression import BytesLike, Codec, compress, decompress
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 from penstock.protocol.wire import encode_varint, read_varint, read_varlong
 
 _CRC32C_MODULE = "crc32c._crc32c"
@@ -72,6 +73,12 @@ _END_MARKER: Final = struct.Struct(">hi")
 _ABORT_TYPE: Final = 0
 _COMMIT_TYPE: Final = 1
 _END_MARKER_BYTES_MAX: Final = 256
+#: What one step of a search for keys looks at: records of the usual shape, or other records and headers.
+_PLAIN_RECORDS_STEP: Final = 500
+_PLAIN_RECORDS_BYTES: Final = 16 * 1024
+_PLAIN_HEADERS_MAX: Final = 8
+_OTHER_RECORDS_STEP: Final = 100
+_WRONG_LENGTH: Final = "record length does not match its content"
 
 
 class BatchHeader(NamedTuple):
@@ -495,6 +502,116 @@ def scan_records(header: BatchHeader, body: bytes | memoryview) -> Iterator[Reco
         raise _corrupt(f"{len(body) - position} bytes after the last record")
 
 
+def keyless_records(header: BatchHeader, body: bytes | memoryview, count_max: int) -> Steps[tuple[int, ...]]:
+    """The indexes of the records without a key, at most so many. Raises CORRUPT_MESSAGE where `scan_records` does.
+
+    A step looks at a bounded number of records and headers: a batch of 64 MB can have millions of either.
+    """
+    count, last_offset_delta = header.record_count, header.last_offset_delta
+    position, offset_delta, index = 0, -1, 0
+    keyless: list[int] = []
+    while index < count:
+        # A copy, because bytes are read faster than memory views; not of all, because that could take long.
+        window = bytes(body[position : position + _PLAIN_RECORDS_BYTES])
+        skipped, window_end, offset_delta = _skip_plain_records(
+            window, offset_delta, last_offset_delta, min(count - index, _PLAIN_RECORDS_STEP)
+        )
+        index += skipped
+        position += window_end
+        left = 0 if skipped else _OTHER_RECORDS_STEP
+        while index < count and left > 0:
+            left -= 1
+            span, headers_at = _scan_fields(body, position)
+            if not offset_delta < span.offset_delta <= last_offset_delta:
+                raise _corrupt(f"record out of order at offset delta {span.offset_delta}")
+            header_count, position = _read_header_count(body, headers_at, span.end)
+            while header_count:
+                some = min(header_count, max(left, 1))
+                position = _skip_headers(body, position, span.end, some)
+                header_count -= some
+                left -= some
+                if left <= 0:
+                    yield
+                    left = _OTHER_RECORDS_STEP
+            if position != span.end:
+                raise _corrupt(_WRONG_LENGTH)
+            if span.key is None and len(keyless) < count_max:
+                keyless.append(index)
+            offset_delta = span.offset_delta
+            index += 1
+        yield
+    if position != len(body):
+        raise _corrupt(f"{len(body) - position} bytes after the last record")
+    return tuple(keyless)
+
+
+def _skip_plain_records(
+    data: bytes, offset_delta: int, last_offset_delta: int, count: int
+) -> tuple[int, int, int]:
+    """Skip valid records until one is not plain: it has no key, many headers, or a field that is long, cut or damaged.
+
+    Returns how many were skipped, the next position and the last offset delta. A batch may have millions of records,
+    so this calls nothing for each of them.
+    """
+    position = 0
+    try:
+        for number in range(count):
+            length = data[position]
+            end = position + 1 + (length >> 1)
+            at = position + 2  # after the attributes
+            if length & 0x81 or end > len(data):
+                return number, position, offset_delta
+            # The timestamp delta takes one to three bytes, as does the offset delta.
+            if data[at] >= 0x80:
+                at += 1
+                if data[at] >= 0x80:
+                    at += 1
+            delta = data[at + 1]
+            if data[at] >= 0x80 or delta & 0x01:
+                return number, position, offset_delta
+            at += 2
+            if delta >= 0x80:
+                delta = (delta & 0x7F) | data[at] << 7
+                at += 1
+                if delta >= 0x4000:
+                    delta = (delta & 0x3FFF) | data[at] << 14
+                    at += 1
+                    if delta >= 0x200000:
+                        return number, position, offset_delta
+            delta >>= 1
+            key = data[at]
+            if key & 0x81 or not offset_delta < delta <= last_offset_delta:
+                return number, position, offset_delta
+            at += 1 + (key >> 1)
+            value = data[at]
+            if value & 0x80 or (value & 0x01 and value != 0x01):
+                return number, position, offset_delta
+            at += 1 + (value >> 1 if value != 0x01 else 0)
+            at = _skip_plain_headers(data, at) if data[at] else at + 1
+            if at != end:
+                return number, position, offset_delta
+            position, offset_delta = end, delta
+    except IndexError:
+        return number, position, offset_delta
+    return count, position, offset_delta
+
+
+def _skip_plain_headers(data: bytes, position: int) -> int:
+    """Return the next position; 0 for headers that are long, damaged or more than a few."""
+    count = data[position]
+    position += 1
+    if count & 0x81 or count > _PLAIN_HEADERS_MAX << 1:
+        return 0
+    for _ in range(count >> 1):
+        name = data[position]
+        position += 1 + (name >> 1)
+        value = data[position]
+        if name & 0x81 or value & 0x80 or (value & 0x01 and value != 0x01):
+            return 0
+        position += 1 + (value >> 1 if value != 0x01 else 0)
+    return position
+
+
 def shift_timestamp(body: bytes | memoryview, span: RecordSpan, shift_ms: int) -> bytes:
     """The record with `shift_ms` added to its timestamp delta, for a batch whose base timestamp is that much lower."""
     content = b"".join(
@@ -508,6 +625,17 @@ def shift_timestamp(body: bytes | memoryview, span: RecordSpan, shift_ms: int) -
 
 
 def _scan_record(data: bytes | memoryview, start: int) -> RecordSpan:
+    span, position = _scan_fields(data, start)
+    count, position = _read_header_count(data, position, span.end)
+    if count:
+        position = _skip_headers(data, position, span.end, count)
+    if position != span.end:
+        raise _corrupt(_WRONG_LENGTH)
+    return span
+
+
+def _scan_fields(data: bytes | memoryview, start: int) -> tuple[RecordSpan, int]:
+    """The span of a record, and where its headers begin."""
     length, position = read_varint(data, start)
     end = position + length
     if length < 0 or end > len(data):
@@ -518,11 +646,10 @@ def _scan_record(data: bytes | memoryview, start: int) -> RecordSpan:
     key_start, position = _skip_nullable_bytes(data, position, end)
     key = None if key_start is None else bytes(data[key_start:position])
     value_start, position = _skip_nullable_bytes(data, position, end)
-    if _skip_headers(data, position, end) != end:
-        raise _corrupt("record length does not match its content")
-    return RecordSpan(
+    span = RecordSpan(
         start, time_start, time_end, end, timestamp_delta, offset_delta, key, value_start is not None
     )
+    return span, position
 
 
 def _skip_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> tuple[int | None, int]:
@@ -535,10 +662,14 @@ def _skip_nullable_bytes(data: bytes | memoryview, position: int, end: int) -> t
     return position, position + length
 
 
-def _skip_headers(data: bytes | memoryview, position: int, end: int) -> int:
+def _read_header_count(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
     count, position = read_varint(data, position)
     if count < 0 or count > (end - position) // 2:
         raise _corrupt(f"record with an impossible count of {count} headers")
+    return count, position
+
+
+def _skip_headers(data: bytes | memoryview, position: int, end: int, count: int) -> int:
     for _ in range(count):
         key_start, position = _skip_nullable_bytes(data, position, end)
         if key_start is None:

@@ -552,6 +552,22 @@ def response_element_encoder(api_key: int, version: int, name: str) -> Callable[
 
 
 @cache
+def stepwise_response_element_encoder(api_key: int, version: int, name: str) -> Callable[[Any], Steps[bytes]]:
+    """Like `response_element_encoder`, in steps, for an element that has arrays of messages of its own."""
+    schema = load_response_schema(api_key, version)
+    (element,) = (classify_type(field.type)[1] for field in fields(schema) if field.name == name)
+    write = stepwise_writer(element)
+    assert write is not None, (schema, name)
+
+    def encode(element: Any) -> Steps[bytes]:
+        out = io.BytesIO()
+        yield from write(out, element)
+        return out.getvalue()
+
+    return encode
+
+
+@cache
 def request_encoder(api_key: int, version: int) -> Callable[[io.BytesIO, Any], None]:
     """Writes the newest version's request (or this version's own class) as `version`."""
     return message_writer(load_request_schema(api_key, version))

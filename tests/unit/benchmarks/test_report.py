@@ -2,13 +2,22 @@
 
 import json
 
+from benchmarks import hostile
 from benchmarks.load.processes import Counters
 from benchmarks.load.results import Timeline, int64s
 from benchmarks.measure import Window, end_to_end, throughput_metrics
-from benchmarks.reports.goals import GOALS, check_goals
+from benchmarks.reports.goals import GOALS, HOSTILE_GOALS, check_goals
 from benchmarks.reports.metrics import METRICS
 from benchmarks.reports.plot import PANELS
-from benchmarks.reports.report import Beside, disturbed, figures_of, json_document, ratio_rows, results_table
+from benchmarks.reports.report import (
+    Beside,
+    disturbed,
+    figures_of,
+    goal_documents,
+    json_document,
+    ratio_rows,
+    results_table,
+)
 from benchmarks.run import Result
 from benchmarks.scenarios.scenario import Scenario
 from benchmarks.suites import cluster, neighbours, queue, secure, single
@@ -125,6 +134,15 @@ def test_goals_and_plots_are_of_what_is_measured() -> None:
     }
     assert {(goal.scenario, goal.metric) for goal in GOALS} <= measured
     assert {(point[1], point[2]) for _, _, points in PANELS for point in points} <= measured
+
+
+def test_every_attack_of_hostile_clients_has_goals_that_are_checked() -> None:
+    assert {goal.scenario for goal in HOSTILE_GOALS} == hostile._ATTACKS.keys()
+    assert {goal.metric for goal in HOSTILE_GOALS} <= METRICS.keys()
+    figures = {"penstock": {"records": {"p99_ratio": 3.5, "rss_growth_mb": 100.0}}}
+    verdicts = check_goals(figures, "penstock", None, HOSTILE_GOALS)
+    assert [(v.goal.metric, v.reached) for v in verdicts] == [("p99_ratio", False), ("rss_growth_mb", True)]
+    assert [document["reached"] for document in goal_documents(verdicts)] == [False, True]
 
 
 def test_the_worst_round_stands_behind_the_median() -> None:

@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import struct
 import uuid
 from importlib import import_module
 from typing import Any
@@ -13,12 +14,17 @@ from kio.serial import entity_reader, entity_writer
 from penstock.protocol.errors import MalformedFrame
 from penstock.protocol.fetch import PartitionData, encode_fetch_response, parse_fetch_request
 from penstock.protocol.produce import (
+    PARTITIONS_AT_ONCE,
     PARTITIONS_MAX,
+    ManyPartitions,
     NodeEndpoint,
     PartitionProduceResponse,
     encode_produce_response,
+    encode_produce_response_in_steps,
     parse_produce_request,
+    parse_produce_request_in_steps,
 )
+from penstock.protocol.steps import finish
 
 TOPIC_ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 MS = datetime.timedelta(milliseconds=1)
@@ -71,13 +77,77 @@ def test_a_produce_request_of_too_many_parts_is_refused_before_they_are_read(ver
             s.ProduceRequest(transactional_id=None, acks=1, timeout=1500 * MS, topic_data=(data,) * topics)
         )
 
-    assert (
-        len(parse_produce_request(request(1, PARTITIONS_MAX - 10), 0, version).topics[0][1])
-        == PARTITIONS_MAX - 10
-    )
-    for topics, partitions in ((1, PARTITIONS_MAX + 1), (PARTITIONS_MAX + 1, 0), (150, 200)):
+    most = finish(parse_produce_request_in_steps(request(1, PARTITIONS_MAX - 1), 0, version))
+    assert len(most.topics[0][1]) == PARTITIONS_MAX - 1
+    for topics, partitions in ((1, PARTITIONS_MAX), (PARTITIONS_MAX + 1, 0), (150, 200)):
         with pytest.raises(MalformedFrame, match="topics and partitions"):
-            parse_produce_request(request(topics, partitions), 0, version)
+            finish(parse_produce_request_in_steps(request(topics, partitions), 0, version))
+
+
+def produce_request_of(version: int, topics: int, partitions: int, acks: int = -1) -> memoryview:
+    s = schema("produce", version, "request")
+    topic = {"topic_id": TOPIC_ID} if version >= 13 else {"name": "orders"}
+    data = tuple(s.PartitionProduceData(index=i, records=b"abc") for i in range(partitions))
+    return written(
+        s.ProduceRequest(
+            transactional_id="tx",
+            acks=acks,
+            timeout=1500 * MS,
+            topic_data=(s.TopicProduceData(partition_data=data, **topic),) * topics,
+        )
+    )
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+@pytest.mark.parametrize(
+    ("topics", "partitions"), [(1, PARTITIONS_AT_ONCE), (PARTITIONS_AT_ONCE + 1, 0), (10, 10)]
+)
+def test_a_produce_request_of_many_partitions_is_only_parsed_in_steps(
+    version: int, topics: int, partitions: int
+) -> None:
+    frame = produce_request_of(version, topics, partitions, acks=0)
+    with pytest.raises(ManyPartitions) as many:
+        parse_produce_request(frame, 0, version)
+    assert many.value.acks == 0
+    steps = parse_produce_request_in_steps(frame, 0, version)
+    next(steps)
+    request = finish(steps)
+    assert (request.transactional_id, request.acks, request.timeout_ms) == ("tx", 0, 1500)
+    assert [[index for index, _ in parts] for _, parts in request.topics] == [
+        list(range(partitions))
+    ] * topics
+    assert all(records == b"abc" for _, parts in request.topics for _, records in parts)
+
+
+def test_negative_counts_allow_no_more_partitions_at_once() -> None:
+    head = b"\xff\xff" + struct.pack(">hii", 1, 0, 2)
+    null_topic = struct.pack(">hi", 0, -(1 << 31))
+    frame = head + null_topic + struct.pack(">hi", 0, 1_000) + struct.pack(">ii", 0, -1) * 1_000
+    with pytest.raises(ManyPartitions):
+        parse_produce_request(memoryview(frame), 0, 3)
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_a_small_produce_request_is_parsed_in_steps_as_at_once(version: int) -> None:
+    frame = written(produce_request(version))
+    in_steps = finish(parse_produce_request_in_steps(frame, 0, version))
+    assert in_steps == parse_produce_request(frame, 0, version)
+    for end in range(len(frame) - 1):  # the tagged fields of the request are not read
+        with pytest.raises(MalformedFrame):
+            finish(parse_produce_request_in_steps(frame[:end], 0, version))
+
+
+@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
+def test_a_produce_response_in_steps_has_the_same_bytes(version: int) -> None:
+    key = TOPIC_ID.bytes if version >= 13 else b"orders"
+    results = [PartitionProduceResponse(index, 0, 42, -1, 7) for index in range(200)]
+    results.append(
+        PartitionProduceResponse(200, 6, message="not here", record_errors=(1,), current_leader=(1, 2))
+    )
+    topics = [(key, results), (key, [])]
+    steps = encode_produce_response_in_steps(version, 99, topics, LEADERS, 10)
+    next(steps)
+    assert finish(steps) == encode_produce_response(version, 99, topics, LEADERS, 10)
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol.compression import Codec
+from penstock.protocol import record_batch
+from penstock.protocol.compression import BytesLike, Codec
 from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.record_batch import (
     BATCH_HEADER_BYTES,
@@ -24,6 +25,7 @@ from penstock.protocol.record_batch import (
     encode_coordinator_batch,
     encode_end_marker,
     iter_batches,
+    keyless_records,
     open_batch,
     pack_batch,
     parse_end_marker,
@@ -151,6 +153,64 @@ def test_a_scan_finds_keys_and_tombstones(codec: Codec) -> None:
     ]
 
 
+def keyless(batch: BytesLike, count_max: int = 1_000) -> tuple[tuple[int, ...], int]:
+    """The indexes of the records without a key, and the number of steps that the search takes."""
+    steps, count = keyless_records(*open_batch(batch, BOUND), count_max), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+SHAPES = {
+    "plain": Record(0, 1_000, b"k", b"v"),
+    "tombstone": Record(0, 1_000, b"", None),
+    "late": Record(0, 1_000 + 70, b"k", b""),
+    "later": Record(0, 1_000 + 10_000, b"k", b""),
+    "much later": Record(0, 1_000 + 10_000_000, b"k", b""),
+    "earlier": Record(0, 0, b"k", b"v"),
+    "long key": Record(0, 1_000, bytes(70), b"v"),
+    "long value": Record(0, 1_000, b"k", bytes(70)),
+    "long": Record(0, 1_000, b"k" * 40, bytes(40)),
+    "headers": Record(0, 1_000, b"k", b"v", (("h", b"x"), ("n", None))),
+    "nine headers": Record(0, 1_000, b"k", b"v", (("h", b"x"),) * 9),
+    "long header": Record(0, 1_000, b"k", b"v", (("h", bytes(70)), ("n" * 70, b""))),
+    "no key": Record(0, 1_000, None, b"v"),
+    "nothing": Record(0, 1_000, None, None),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gap", [1, 40, 3_000, 600_000])
+def test_records_without_a_key_are_found_among_records_of_any_shape(shape: str, gap: int) -> None:
+    records = [
+        SHAPES["plain" if number % 7 else shape]._replace(offset=number * gap) for number in range(3_000)
+    ]
+    expected = tuple(number for number, record in enumerate(records) if record.key is None)
+    found, steps = keyless(encode_batch(records), len(records))
+    assert found == expected
+    assert steps >= 3
+    assert keyless(encode_batch(records), 2)[0] == expected[:2]
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "many headers"])
+def test_no_step_of_the_search_for_keys_is_long(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    real = record_batch.read_varint
+    monkeypatch.setattr(record_batch, "read_varint", lambda *args: read.append(1) or real(*args))
+    record = SHAPES.get(shape, Record(0, 1_000, b"k", b"v", (("", None),) * 5_000))
+    records = [record._replace(offset=number) for number in range(5 if shape == "many headers" else 5_000)]
+    steps = keyless_records(*open_batch(encode_batch(records), 1 << 22), 1)
+    before = count = 0
+    for _ in steps:
+        count += 1
+        assert len(read) - before <= 2_000
+        before = len(read)
+    assert count >= 5
+
+
 def test_scanned_records_can_be_written_again_byte_for_byte() -> None:
     batch = encode_batch(RECORDS)
     header, body = open_batch(batch, BOUND)
@@ -199,7 +259,9 @@ HOSTILE: dict[str, Callable[[], bytearray]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("read", [lambda batch: decode_records(batch, BOUND), spans], ids=["decode", "scan"])
+@pytest.mark.parametrize(
+    "read", [lambda batch: decode_records(batch, BOUND), spans, keyless], ids=["decode", "scan", "search"]
+)
 def test_a_hostile_batch_is_a_corrupt_message(name: str, read: Callable[[bytearray], object]) -> None:
     with pytest.raises(ApiError) as refused:
         read(HOSTILE[name]())

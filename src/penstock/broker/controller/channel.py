@@ -66,9 +66,11 @@ class ControllerChannel:
         timeout_s: float = CALL_TIMEOUT_S,
         *,
         purpose: str = _DECISIONS,
+        here: Callable[[], Awaitable[Any]] | None = None,
     ) -> Any:
         """Return the active controller's response. For an API that clients use too, this node's image already includes
-        the controller's decision.
+        the controller's decision. `here` makes the response if this node is the active controller; by default its own
+        handler does so, in one piece.
 
         Raises ApiError: REQUEST_TIMED_OUT if no controller has replied in time.
         """
@@ -78,7 +80,8 @@ class ControllerChannel:
             there = forwarded_call(self, self._node_id, api_key, request)
         else:
             there = self._call_there(api_key, request, purpose)
-        return await self.ask(lambda: self._call_here(api_key, request), there, timeout_s)
+        respond = here or (lambda: self._call_local(api_key, request))
+        return await self.ask(lambda: _checked(respond()), there, timeout_s)
 
     async def ask(
         self, here: Callable[[], Awaitable[Answer]], there: RemoteCall[Answer], timeout_s: float
@@ -131,9 +134,6 @@ class ControllerChannel:
         finally:
             task.cancel()
 
-    async def _call_here(self, api_key: int, request: Any) -> Any:
-        return _raise_if_not_controller(await self._call_local(api_key, request))
-
     def _call_there(self, api_key: int, request: Any, purpose: str) -> RemoteCall[Any]:
         async def there(leader_id: int, timeout_s: float) -> Any:
             return _raise_if_not_controller(
@@ -166,6 +166,10 @@ class ControllerChannel:
             async with asyncio.timeout_at(deadline):
                 await self._metadata.reached(ENVELOPE_OFFSET.unpack_from(data)[0])
         return data[ENVELOPE_OFFSET.size :]
+
+
+async def _checked(response: Awaitable[Any]) -> Any:
+    return _raise_if_not_controller(await response)
 
 
 def _raise_if_not_controller(response: Any) -> Any:

@@ -1,12 +1,11 @@
 """DescribeTopicPartitions (key 75), v0. Topics in the order of their names, in pages of partitions.
 
 An empty list selects all topics. A page ends at the limit of the request or of the node; the cursor in the response
-is where the next page begins.
+is where the next page begins. Each partition is described and encoded in a step of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from kio.schema.describe_topic_partitions.v0.response import (
     DescribeTopicPartitionsResponseTopic,
 )
 
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, in_slices
 from penstock.broker.network.response_cache import EncodedTopics, TopicEncoding
 from penstock.broker.partition.client_view import (
     OPERATIONS_NOT_REQUESTED,
@@ -30,19 +29,12 @@ from penstock.cluster.topic_names import is_internal, topic_name_error
 from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.schemas import EncodedElements
-from penstock.protocol.steps import Steps
+from penstock.protocol.steps import Steps, map_in_steps
 
 
-def handle(ctx: RequestContext, request: Any) -> Any | Awaitable[Any]:
-    pages = _Pages(ctx)
-    if not request.topics and (under_way := pages.encode_all_topics()) is not None:
-        return _page_when_encoded(under_way, ctx, request)
-    return ctx.in_slices(pages.page(request))
-
-
-async def _page_when_encoded(under_way: Awaitable[None], ctx: RequestContext, request: Any) -> Any:
-    await under_way
-    return await ctx.finish_in_slices(_Pages(ctx).page(request))
+@in_slices
+def handle(ctx: RequestContext, request: Any) -> Steps[Any]:
+    return _Pages(ctx).page(request)
 
 
 class _Pages:
@@ -55,9 +47,6 @@ class _Pages:
         self._answers = ctx.services.topic_responses
         self._form = TopicEncoding(ctx.api_key, ctx.version, ctx.listener, TOPIC_AUTHORIZED_OPERATIONS)
         self._partitions_max = ctx.services.settings.integer("max.request.partition.size.limit")
-
-    def encode_all_topics(self) -> Awaitable[None] | None:
-        return self._answers.encode_all_topics(self._form, self._whole_topic)
 
     def page(self, request: Any) -> Steps[Any]:
         cursor = request.cursor
@@ -88,9 +77,11 @@ class _Pages:
             begin = first_partition if name == first_topic else 0
             end = min(len(topic.partitions), begin + left)
             if begin == 0 and end == len(topic.partitions):
-                topics.append(encoded.encoded(topic, partial(self._whole_topic, operations=operations)))
+                describe = partial(self._whole_topic, operations=operations)
+                topics.append((yield from encoded.encoded_in_steps(topic, describe)))
             else:
-                topics.append(encoded.encode(_topic(self._viewer, topic, range(begin, end), operations)))
+                part = yield from _topic(self._viewer, topic, range(begin, end), operations)
+                topics.append((yield from encoded.encode_in_steps(part)))
             left -= max(0, end - begin)
             if end < len(topic.partitions):
                 return _page(topics + refused, Cursor(topic_name=name, partition_index=end))
@@ -116,7 +107,7 @@ class _Pages:
                 refused.append(encode(_topic_with_error(name, error, OPERATIONS_NOT_REQUESTED)))
         return allowed, refused
 
-    def _whole_topic(self, topic: TopicState, operations: int = TOPIC_AUTHORIZED_OPERATIONS) -> Any:
+    def _whole_topic(self, topic: TopicState, operations: int) -> Steps[Any]:
         return _topic(self._viewer, topic, range(len(topic.partitions)), operations)
 
 
@@ -155,13 +146,16 @@ def _topic_with_error(name: str, error: ErrorCode, operations: int = TOPIC_AUTHO
     )
 
 
-def _topic(viewer: PartitionViewer, topic: TopicState, indexes: range, operations: int) -> Any:
+def _topic(viewer: PartitionViewer, topic: TopicState, indexes: range, operations: int) -> Steps[Any]:
+    partitions = yield from map_in_steps(
+        lambda index: _partition(viewer, index, topic.partitions[index]), indexes
+    )
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=topic.name,
         topic_id=topic.id,
         is_internal=is_internal(topic.name),
-        partitions=tuple(_partition(viewer, index, topic.partitions[index]) for index in indexes),
+        partitions=partitions,
         topic_authorized_operations=operations,
     )
 

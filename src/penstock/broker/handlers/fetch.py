@@ -11,14 +11,13 @@ partitions is served in time slices; those of followers, which are few and wake 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from penstock.broker.network.audit import audit_refusal
 from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, send_later
 from penstock.broker.partition.fetch_reader import FetchReader, LogReadResult, NotCached
 from penstock.broker.partition.fetch_sessions import (
     CONSUMER_REPLICA_ID,
@@ -66,7 +65,7 @@ def handle(
     if len(frame) > _READ_AT_ONCE_BYTES and not connection.is_node:
         # A copy, because the buffer is used again before the last step.
         frame = memoryview(bytes(frame))
-        return _answer_later(ctx, connection, _serve_large(ctx, connection, frame, position, correlation_id))
+        return send_later(ctx, connection, _serve_large(ctx, connection, frame, position, correlation_id))
     request = parse_fetch_request(frame, position, ctx.version)
     if request.replica_id > CONSUMER_REPLICA_ID and not _may_follow(ctx, connection):
         return finish(_refuse_follower(ctx, connection, request, correlation_id))
@@ -80,7 +79,7 @@ def handle(
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
     if fetch.looks_at_many and request.replica_id <= CONSUMER_REPLICA_ID:
-        return _answer_later(ctx, connection, fetch.serve_in_slices())
+        return send_later(ctx, connection, fetch.serve_in_slices())
     try:
         # A follower's fetch can move the high watermark, which may complete the requests of many producers.
         collected = (
@@ -112,25 +111,6 @@ async def _serve_large(
     opened = await ctx.finish_in_slices(opening)
     fetch = _Fetch(ctx, request, correlation_id, opened)
     return fetch.reply([]) if opened.error is not ErrorCode.none else await fetch.serve_in_slices()
-
-
-def _answer_later(
-    ctx: RequestContext, connection: Connection, answer: Coroutine[Any, Any, Reply]
-) -> PendingReply:
-    slot = connection.defer(ctx.api_key)
-
-    async def send() -> None:
-        try:
-            reply = await answer
-        except MalformedFrame as error:
-            ctx.services.server.refuse(connection, str(error))
-        except Exception:
-            ctx.services.server.failed(connection)
-        else:
-            connection.fulfil(slot, reply)
-
-    slot.cancel_if_lost(ctx.services.spawn(send()))
-    return slot
 
 
 def _may_follow(ctx: RequestContext, connection: Connection) -> bool:

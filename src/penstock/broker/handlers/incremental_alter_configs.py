@@ -22,6 +22,7 @@ from penstock.broker.network.requests import RequestContext
 from penstock.cluster.controller.alter_configs import ConfigChange, incremental_alter_configs, parse_node_id
 from penstock.cluster.image import ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.steps import Steps
 
 
 def is_local(ctx: RequestContext, request: Any) -> bool:
@@ -31,12 +32,22 @@ def is_local(ctx: RequestContext, request: Any) -> bool:
 async def handle(ctx: RequestContext, request: Any) -> Any:
     if not is_local(ctx, request):
         return await _alter(ctx, request)
-    loggers = tuple(each for each in request.resources if each.resource_type == ResourceType.BROKER_LOGGER)
-    others = tuple(each for each in request.resources if each.resource_type != ResourceType.BROKER_LOGGER)
-    answers = tuple(_alter_loggers(ctx, resource, request.validate_only) for resource in loggers)
+    answers, others = await ctx.finish_in_slices(_alter_all_loggers(ctx, request))
     if others:
         answers += await _alter_at_controller(ctx, replace(request, resources=others))
     return IncrementalAlterConfigsResponse(throttle_time=timedelta(0), responses=answers)
+
+
+def _alter_all_loggers(ctx: RequestContext, request: Any) -> Steps[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Return the responses for loggers, and the resources that are none."""
+    answers, others = [], []
+    for resource in request.resources:
+        if resource.resource_type == ResourceType.BROKER_LOGGER:
+            answers.append(_alter_loggers(ctx, resource, request.validate_only))
+        else:
+            others.append(resource)
+        yield
+    return tuple(answers), tuple(others)
 
 
 def _alter_loggers(ctx: RequestContext, resource: Any, validate_only: bool) -> AlterConfigsResourceResponse:
@@ -62,9 +73,11 @@ def _response(resource: Any, error: ApiError | None) -> AlterConfigsResourceResp
 
 async def _alter_at_controller(ctx: RequestContext, request: Any) -> tuple[Any, ...]:
     try:
-        return tuple((await ctx.services.channel.call(ctx.api_key, request)).responses)
+        altered = await ctx.services.channel.call(ctx.api_key, request, here=lambda: _alter(ctx, request))
+        return tuple(altered.responses)
     except ApiError as error:
-        return tuple(_response(resource, error) for resource in request.resources)
+        refusal = error
+    return await ctx.mapped(lambda resource: _response(resource, refusal), request.resources)
 
 
 async def _alter(ctx: RequestContext, request: Any) -> Any:

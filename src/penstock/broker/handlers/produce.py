@@ -12,19 +12,23 @@ duplicate inside the idempotent window gets its original offset, whatever the to
 a batch without room is up to the topic's overflow policy: KAFKA_STORAGE_ERROR and a throttled connection (block),
 POLICY_VIOLATION (reject), or success with offset -1 for a batch that is not stored (drop-newest, shedding). Batches of
 topics that must be decoded (compacted, or with their own codec) are decoded in a thread and then appended in order. A
-client that produces to a broker that is not the leader gets the leader and its address (v10).
+client that produces to a broker that is not the leader gets the leader and its address (v10). A request of more than
+100 topics and partitions is parsed, appended and answered in time slices; later requests of the connection wait until
+it is appended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.broker.network.connection import CLOSE_CONNECTION, Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.frame_buffers import kept
+from penstock.broker.network.requests import RequestContext, send_later
 from penstock.broker.network.topic_access import may_use_topic, topic_refused
 from penstock.broker.partition.client_view import LeaderHints, find_topic
 from penstock.broker.partition.overflow import HOLD_MS, NoRoomYet
@@ -34,14 +38,18 @@ from penstock.protocol.acls import Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.produce import (
     TOPIC_IDS_FROM,
+    ManyPartitions,
     NodeEndpoint,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceTopic,
     encode_produce_response,
+    encode_produce_response_in_steps,
     parse_produce_request,
+    parse_produce_request_in_steps,
 )
 from penstock.protocol.record_batch import BATCH_HEADER_BYTES, NO_PRODUCER_ID, TRANSACTIONAL
+from penstock.protocol.steps import Steps, finish
 from penstock.security.quotas import PRODUCER_BYTE_RATE
 
 if TYPE_CHECKING:
@@ -57,6 +65,9 @@ _LEGAL_ACKS = frozenset({-1, 0, 1})
 _ATTRIBUTES_LOW_BYTE = 22
 _PRODUCER = struct.Struct(">qhi")  # id, epoch, sequence
 _PRODUCER_POSITION = 43
+#: Of a request in slices: how many partitions are verified together, and in how many one step looks for transactions.
+_VERIFIED_TOGETHER = 50
+_LOOKED_AT_TOGETHER = 200
 #: For clients that send no timeout.
 _TIMEOUT_MS_DEFAULT = 30_000
 #: Producers retry the same batch after these errors.
@@ -79,12 +90,11 @@ def handle(
     ctx: RequestContext, connection: Connection, frame: memoryview, position: int, correlation_id: int
 ) -> Reply | PendingReply:
     version, services = ctx.version, ctx.services
-    request = parse_produce_request(frame, position, version)
-    acks, now_ms = request.acks, services.now_ms()
-    throttle_ms = _throttle(ctx, connection, len(frame), now_ms) if services.quotas.limits_produce else 0
-    partitions_of = (
-        services.partitions.by_raw_id if version >= TOPIC_IDS_FROM else services.partitions.by_raw_name
-    )
+    try:
+        request = parse_produce_request(frame, position, version)
+    except ManyPartitions as many:
+        return _handle_in_slices(ctx, connection, frame, position, correlation_id, many.acks)
+    throttle_ms = _throttle(ctx, connection, len(frame)) if services.quotas.limits_produce else 0
     topics: list[tuple[bytes, Results]] = []
     waiting: _DelayedProduce | None = None
     allowed = request.topics
@@ -93,48 +103,152 @@ def handle(
     ):
         allowed = _allowed_topics(ctx, request, topics)
     for name, parts in allowed:
-        results: Results = []
-        topics.append((name, results))
-        found = partitions_of.get(name)
-        for index, records in parts:
-            partition = None if found is None else found.get(index)
-            try:
-                if partition is None:
-                    raise _missing_partition_error(ctx, name, index)
-                _check_writable(partition, records, acks, by_node=connection.is_inter_broker)
-                assert records is not None
-                writer = None
-                if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
-                    writer = _writer(ctx, request, records)
-                    if services.transactions.admission.must_wait(partition, writer):
-                        waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
-                        waiting.verify(partition, records, results, writer)
-                        continue
-                if partition.takes_turns:
-                    waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
-                    waiting.prepare(partition, records, results, writer)
-                    continue
-                try:
-                    appended = partition.append(records, now_ms)
-                except ApiError as error:
-                    appended = duplicate_or_raise(partition, records, error)
-            except ApiError as error:
-                if partition is not None and records is not None:
-                    _note_retriable_error(partition, records, error)
-                results.append(_error_result(ctx, name, index, error))
-                continue
-            results.append(_result(partition, appended))
-            if acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
-                waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
-                waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
+        topics.append((name, []))
+        waiting = _append(ctx, connection, request, correlation_id, topics, parts, waiting)
     if waiting is not None:
         return waiting.begin(throttle_ms)
-    if ctx.services.metrics.held_producers:
+    if services.metrics.held_producers:
         throttle_ms = max(throttle_ms, connection.throttle_ms)
-    return _response(ctx, correlation_id, acks, topics, throttle_ms)
+    return _response(ctx, correlation_id, request.acks, topics, throttle_ms)
 
 
-def _throttle(ctx: RequestContext, connection: Connection, size: int, now_ms: int) -> int:
+def _append(
+    ctx: RequestContext,
+    connection: Connection,
+    request: ProduceRequest,
+    correlation_id: int,
+    topics: list[tuple[bytes, Results]],
+    parts: Sequence[tuple[int, memoryview | None]],
+    waiting: _DelayedProduce | None,
+) -> _DelayedProduce | None:
+    """Append to partitions of the last of `topics`, and add their results to it.
+
+    Returns what waits for some of the results, if anything does.
+    """
+    services, acks = ctx.services, request.acks
+    now_ms = services.now_ms()
+    partitions_of = (
+        services.partitions.by_raw_id if ctx.version >= TOPIC_IDS_FROM else services.partitions.by_raw_name
+    )
+    name, results = topics[-1]
+    found = partitions_of.get(name)
+    for index, records in parts:
+        partition = None if found is None else found.get(index)
+        try:
+            if partition is None:
+                raise _missing_partition_error(ctx, name, index)
+            _check_writable(partition, records, acks, by_node=connection.is_inter_broker)
+            assert records is not None
+            writer = None
+            if records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL:
+                writer = _writer(ctx, request, records)
+                if services.transactions.admission.must_wait(partition, writer):
+                    waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
+                    waiting.verify(partition, records, results, writer)
+                    continue
+            if partition.takes_turns:
+                waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
+                waiting.prepare(partition, records, results, writer)
+                continue
+            try:
+                appended = partition.append(records, now_ms)
+            except ApiError as error:
+                appended = duplicate_or_raise(partition, records, error)
+        except ApiError as error:
+            if partition is not None and records is not None:
+                _note_retriable_error(partition, records, error)
+            results.append(_error_result(ctx, name, index, error))
+            continue
+        results.append(_result(partition, appended))
+        if acks == _ACKS_ALL and appended.last_offset >= partition.high.offset:
+            waiting = waiting or _DelayedProduce(ctx, connection, request, correlation_id, topics)
+            waiting.for_commit(partition, appended.last_offset, results, len(results) - 1)
+    return waiting
+
+
+def _handle_in_slices(
+    ctx: RequestContext,
+    connection: Connection,
+    frame: memoryview,
+    position: int,
+    correlation_id: int,
+    acks: int,
+) -> PendingReply:
+    """Handle a request of many partitions. Later requests of the connection wait until all of it is appended."""
+    frame = kept(frame)
+    ctx.services.server.buffers.hold(len(frame))
+    connection.hold()
+    reply = _ReplyInSlices(ctx, connection, correlation_id, acks)
+    # A producer with acks=0 may close the connection as soon as it has sent its records.
+    return send_later(ctx, connection, reply.make(frame, position), until_done=reply.until_done)
+
+
+class _ReplyInSlices:
+    """Makes the reply to a request of many partitions."""
+
+    def __init__(self, ctx: RequestContext, connection: Connection, correlation_id: int, acks: int) -> None:
+        self._ctx = ctx
+        self._connection = connection
+        self._correlation_id = correlation_id
+        self._acks = acks
+        self.until_done = acks == _ACKS_NONE
+        self._topics: list[tuple[bytes, Results]] = []
+        self._throttle_ms = 0
+
+    async def make(self, frame: memoryview, position: int) -> Reply:
+        ctx, connection = self._ctx, self._connection
+        try:
+            appending = self._append(frame, position)
+            waiting = await ctx.finish_in_slices(appending, until_done=self.until_done)
+        finally:
+            ctx.services.server.buffers.release(len(frame))
+            connection.release()
+        if waiting is not None:
+            await waiting.completed(until_done=self.until_done)
+        throttle_ms = max(self._throttle_ms, connection.throttle_ms)
+        reply = _response_in_steps(ctx, self._correlation_id, self._acks, self._topics, throttle_ms)
+        return await ctx.finish_in_slices(reply, until_done=self.until_done)
+
+    def _append(self, frame: memoryview, position: int) -> Steps[_DelayedProduce | None]:
+        ctx, connection, topics = self._ctx, self._connection, self._topics
+        request = yield from parse_produce_request_in_steps(frame, position, ctx.version)
+        if ctx.services.quotas.limits_produce:
+            self._throttle_ms = _throttle(ctx, connection, len(frame))
+        refusal = None
+        if ctx.services.authorizer is not None and (yield from _is_transactional(request)):
+            refusal = _transaction_refusal(ctx, request)
+        waiting: _DelayedProduce | None = None
+        number = 0
+        for name, parts in request.topics:
+            results: Results = []
+            topics.append((name, results))
+            error = refusal or _topic_refusal(ctx, name)
+            for part in parts:
+                if error is not None:
+                    results.append(_error_result(ctx, name, part[0], error))
+                else:
+                    waiting = _append(
+                        ctx, connection, request, self._correlation_id, topics, (part,), waiting
+                    )
+                number += 1
+                if waiting is not None and number % _VERIFIED_TOGETHER == 0:
+                    waiting.enqueue_verifications()
+                yield
+            yield
+        return waiting
+
+
+def _is_transactional(request: ProduceRequest) -> Steps[bool]:
+    """Whether any batch of a request of many partitions is transactional."""
+    for _, parts in request.topics:
+        for begin in range(0, len(parts), _LOOKED_AT_TOGETHER):
+            if _has_transactional(parts[begin : begin + _LOOKED_AT_TOGETHER]):
+                return True
+            yield
+    return False
+
+
+def _throttle(ctx: RequestContext, connection: Connection, size: int) -> int:
     """Count the request towards the quota; return for how many milliseconds the client is throttled."""
     meter, client_id = connection.meters.get(PRODUCER_BYTE_RATE), ctx.client_id
     if (
@@ -144,7 +258,8 @@ def _throttle(ctx: RequestContext, connection: Connection, size: int, now_ms: in
     ):
         meter.pending = pending
         return 0
-    return ctx.services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
+    services = ctx.services
+    return services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, services.now_ms())
 
 
 def _may_write_again(
@@ -176,33 +291,42 @@ def _allowed_topics(
 ) -> list[ProduceTopic]:
     """Return what the client may append; the results of the rest go to `topics`."""
     allowed = []
-    by_id = ctx.version >= TOPIC_IDS_FROM
-    partitions = ctx.services.partitions
-    partitions_of = partitions.by_raw_id if by_id else partitions.by_raw_name
-    refusal = _transaction_refusal(ctx, request)
+    refusal = None
+    if any(_has_transactional(parts) for _, parts in request.topics):
+        refusal = _transaction_refusal(ctx, request)
     for name, parts in request.topics:
-        if refusal is None and may_use_topic(ctx, Operation.WRITE, name, partitions_of.get(name)):
+        error = refusal or _topic_refusal(ctx, name)
+        if error is None:
             allowed.append((name, parts))
         else:
-            error = refusal or topic_refused()
             topics.append((name, [_error_result(ctx, name, index, error) for index, _ in parts]))
     return allowed
 
 
+def _topic_refusal(ctx: RequestContext, name: bytes) -> ApiError | None:
+    """Return why the client may not write the topic, if it may not."""
+    if ctx.services.authorizer is None:
+        return None
+    partitions = ctx.services.partitions
+    partitions_of = partitions.by_raw_id if ctx.version >= TOPIC_IDS_FROM else partitions.by_raw_name
+    return None if may_use_topic(ctx, Operation.WRITE, name, partitions_of.get(name)) else topic_refused()
+
+
 def _transaction_refusal(ctx: RequestContext, request: ProduceRequest) -> ApiError | None:
-    """Return why nothing is appended: a batch is transactional, and the client may not use the transactional id."""
-    for _, parts in request.topics:
-        for _, records in parts:
-            if (
-                records is not None
-                and len(records) >= BATCH_HEADER_BYTES
-                and records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL
-            ):
-                name = request.transactional_id
-                if name is not None and ctx.demand(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
-                    return None
-                return ApiError(ErrorCode.transactional_id_authorization_failed)
-    return None
+    """Return why no transactional batch is appended, if the client may not use the transactional id."""
+    name = request.transactional_id
+    if name is not None and ctx.demand(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, name):
+        return None
+    return ApiError(ErrorCode.transactional_id_authorization_failed)
+
+
+def _has_transactional(parts: Sequence[tuple[int, memoryview | None]]) -> bool:
+    return any(
+        records is not None
+        and len(records) >= BATCH_HEADER_BYTES
+        and records[_ATTRIBUTES_LOW_BYTE] & TRANSACTIONAL
+        for _, records in parts
+    )
 
 
 def _missing_partition_error(ctx: RequestContext, name: bytes, index: int) -> ApiError:
@@ -290,7 +414,7 @@ def _response(
         for _, results in topics:
             for result in results:
                 if result.current_leader is not None:
-                    endpoints = _endpoints(ctx, topics)
+                    endpoints = finish(_endpoints(ctx, topics))
                     return encode_produce_response(
                         ctx.version, correlation_id, topics, endpoints, throttle_ms
                     )
@@ -301,12 +425,28 @@ def _response(
     return None
 
 
-def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> tuple[NodeEndpoint, ...]:
+def _response_in_steps(
+    ctx: RequestContext, correlation_id: int, acks: int, topics: list[tuple[bytes, Results]], throttle_ms: int
+) -> Steps[Reply]:
+    """The same for many partitions."""
+    if acks == _ACKS_NONE:
+        return _response(ctx, correlation_id, acks, topics, throttle_ms)
+    endpoints = yield from _endpoints(ctx, topics)
+    return (
+        yield from encode_produce_response_in_steps(
+            ctx.version, correlation_id, topics, endpoints, throttle_ms
+        )
+    )
+
+
+def _endpoints(ctx: RequestContext, topics: list[tuple[bytes, Results]]) -> Steps[tuple[NodeEndpoint, ...]]:
+    """The leaders that the results name."""
     hints = _leader_hints(ctx)
     for name, results in topics:
         for result in results:
             if result.current_leader is not None:
                 hints.leader(name, result.partition, ErrorCode.not_leader_or_follower)
+            yield
     return tuple(hints.endpoints.values())
 
 
@@ -342,6 +482,7 @@ class _DelayedProduce:
         self._commits: list[tuple[Partition, OnCommit]] = []
         self._unverified: dict[TransactionalWriter, list[_DeferredBatch]] = {}
         self._slot: PendingReply | None = None
+        self._completed: asyncio.Future[None] | None = None  # of a request in slices
         self._timer: asyncio.TimerHandle | None = None
         self._throttle_ms = 0
 
@@ -371,6 +512,11 @@ class _DelayedProduce:
     ) -> None:
         """Holds the batch until the coordinator verifies the transaction, for all batches of a writer at once."""
         self._unverified.setdefault(writer, []).append(self._begin(partition, records, results))
+
+    def enqueue_verifications(self) -> None:
+        for writer, batches in self._unverified.items():
+            self._enqueue_verification(writer, batches)
+        self._unverified.clear()
 
     def _enqueue_verification(self, writer: TransactionalWriter, batches: list[_DeferredBatch]) -> None:
         """Later batches of the same producer wait for these."""
@@ -499,8 +645,7 @@ class _DelayedProduce:
 
     def begin(self, throttle_ms: int) -> PendingReply:
         self._throttle_ms = throttle_ms
-        for writer, batches in self._unverified.items():
-            self._enqueue_verification(writer, batches)
+        self.enqueue_verifications()
         self._slot = self._connection.defer(self._ctx.api_key)
         if not self._open:
             self._reply()
@@ -508,6 +653,17 @@ class _DelayedProduce:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout_ms / 1000, self._timed_out)
         return self._slot
+
+    async def completed(self, *, until_done: bool) -> None:
+        """For a request in slices, instead of `begin`: wait until all results are there."""
+        self.enqueue_verifications()
+        if self._open:
+            self._completed = asyncio.get_running_loop().create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_ms / 1000):
+                    await self._completed
+            await self._ctx.finish_in_slices(self._give_up(), until_done=until_done)
+        self._commits.clear()
 
     def _refused(self, partition: Partition, error: ApiError) -> PartitionProduceResponse:
         by_id = self._ctx.version >= TOPIC_IDS_FROM
@@ -523,19 +679,31 @@ class _DelayedProduce:
     def _done(self, key: tuple[int, int]) -> None:
         if key in self._open:
             self._open.discard(key)
-            if not self._open and self._slot is not None:
+            if self._open:
+                return
+            if self._slot is not None:
                 self._reply()
+            elif self._completed is not None and not self._completed.done():
+                self._completed.set_result(None)
 
     def _timed_out(self) -> None:
-        for identity, place in self._open:
+        finish(self._give_up())
+        self._reply()
+
+    def _give_up(self) -> Steps[None]:
+        """What is not complete has timed out."""
+        is_late = bool(self._open)
+        while self._open:
+            identity, place = self._open.pop()
             results = self._lists[identity]
             results[place] = PartitionProduceResponse(
                 results[place].partition, ErrorCode.request_timed_out.value
             )
-        self._open.clear()
-        for partition, committed in self._commits:
-            partition.give_up(committed)
-        self._reply()
+            yield
+        if is_late:
+            for partition, committed in self._commits:
+                partition.give_up(committed)
+                yield
 
     def _reply(self) -> None:
         if self._timer is not None:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.share.partitions import Acknowledgements, wait_until_stored
 from penstock.broker.coordinators.share.sessions import FINAL_EPOCH, check_group_and_member
 from penstock.broker.network.connection import Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, send_later
 from penstock.broker.network.topic_access import check_group_access, may_use_topic
 from penstock.broker.partition.client_view import LeaderHints
 from penstock.protocol.acls import Operation
-from penstock.protocol.errors import ApiError, MalformedFrame
+from penstock.protocol.errors import ApiError
 from penstock.protocol.share import (
     AcknowledgedPartition,
     ShareAcknowledgeRequest,
@@ -28,8 +28,6 @@ from penstock.protocol.share import (
 from penstock.protocol.steps import Steps, finish
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from penstock.broker.coordinators.share.sessions import ShareSession
 
 
@@ -43,7 +41,8 @@ def handle(
     if len(frame) > _READ_AT_ONCE_BYTES:
         # A copy, because the buffer is used again before the last step.
         frame = memoryview(bytes(frame))
-        return _reply_later(ctx, connection, _serve_large(ctx, frame, position, correlation_id))
+        reply = _serve_large(ctx, frame, position, correlation_id)
+        return send_later(ctx, connection, reply, until_done=True)
     request = parse_share_acknowledge_request(frame, position, ctx.version)
     try:
         session = _session(ctx, request)
@@ -55,7 +54,7 @@ def handle(
     if not acknowledgements.is_waiting and not released:
         return finish(_reply(ctx, request, correlation_id, acknowledgements))
     answer = _reply_when_stored(ctx, request, correlation_id, acknowledgements, released)
-    return _reply_later(ctx, connection, answer)
+    return send_later(ctx, connection, answer, until_done=True)
 
 
 async def _serve_large(ctx: RequestContext, frame: memoryview, position: int, correlation_id: int) -> Reply:
@@ -113,27 +112,6 @@ def _released(
     ctx: RequestContext, request: ShareAcknowledgeRequest, session: ShareSession
 ) -> list[asyncio.Future[None]]:
     return ctx.services.share.close_session(session) if request.session_epoch == FINAL_EPOCH else []
-
-
-def _reply_later(
-    ctx: RequestContext, connection: Connection, answer: Coroutine[Any, Any, Reply]
-) -> PendingReply:
-    slot = connection.defer(ctx.api_key)
-
-    async def send() -> None:
-        try:
-            reply = await answer
-        except asyncio.CancelledError:
-            raise
-        except MalformedFrame as error:
-            ctx.services.server.refuse(connection, str(error))
-        except Exception:
-            ctx.services.server.failed(connection)
-        else:
-            connection.fulfil(slot, reply)
-
-    ctx.services.spawn(send())
-    return slot
 
 
 async def _reply_when_stored(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.broker.coordinators.share.fetch import AcquiredRecords, DelayedShareFetch, ReadWouldBlock
 from penstock.broker.coordinators.share.partitions import (
@@ -25,11 +25,11 @@ from penstock.broker.coordinators.share.sessions import (
     check_group_and_member,
 )
 from penstock.broker.network.connection import Connection, PendingReply, Reply
-from penstock.broker.network.requests import RequestContext
+from penstock.broker.network.requests import RequestContext, send_later
 from penstock.broker.network.topic_access import check_group_access, may_use_topic
 from penstock.broker.partition.client_view import LeaderHints
 from penstock.protocol.acls import Operation
-from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
+from penstock.protocol.errors import ApiError, ErrorCode
 from penstock.protocol.share import (
     ShareFetchRequest,
     SharePartitionData,
@@ -39,11 +39,6 @@ from penstock.protocol.share import (
 )
 from penstock.protocol.steps import Steps, finish
 from penstock.security.quotas import CONSUMER_BYTE_RATE
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from typing import Any
-
 
 #: A larger request is read in slices.
 _READ_AT_ONCE_BYTES: Final = 8 * 1024
@@ -57,19 +52,19 @@ def handle(
     if len(frame) > _READ_AT_ONCE_BYTES:
         # A copy, because the buffer is used again before the last step.
         frame = memoryview(bytes(frame))
-        return _reply_later(ctx, connection, _serve_large(ctx, frame, position, correlation_id))
+        return send_later(ctx, connection, _serve_large(ctx, frame, position, correlation_id))
     request = parse_share_fetch_request(frame, position, ctx.version)
     try:
         session = _open_session(ctx, request)
     except ApiError as error:
         refusal = _refusal(ctx, correlation_id, error)
         if error.code is ErrorCode.share_session_limit_reached:
-            return _reply_later(ctx, connection, _delayed(request, refusal))
+            return send_later(ctx, connection, _delayed(request, refusal))
         return refusal
     reply = _ShareFetchReply(ctx, request, correlation_id, session)
     finish(reply.acknowledge())
     reply.begin()
-    return reply.reply() if reply.is_ready else _reply_later(ctx, connection, reply.reply_later())
+    return reply.reply() if reply.is_ready else send_later(ctx, connection, reply.reply_later())
 
 
 async def _serve_large(ctx: RequestContext, frame: memoryview, position: int, correlation_id: int) -> Reply:
@@ -115,27 +110,6 @@ def _refusal(ctx: RequestContext, correlation_id: int, error: ApiError) -> Reply
 async def _delayed(request: ShareFetchRequest, refusal: Reply) -> Reply:
     """Delay a reply, because the client would retry at once."""
     return await asyncio.sleep(request.max_wait_ms / 1000, refusal)
-
-
-def _reply_later(
-    ctx: RequestContext, connection: Connection, reply: Coroutine[Any, Any, Reply]
-) -> PendingReply:
-    slot = connection.defer(ctx.api_key)
-    slot.cancel_if_lost(ctx.services.spawn(_fulfil(ctx, connection, slot, reply)))
-    return slot
-
-
-async def _fulfil(
-    ctx: RequestContext, connection: Connection, slot: PendingReply, reply: Coroutine[Any, Any, Reply]
-) -> None:
-    try:
-        connection.fulfil(slot, await reply)
-    except asyncio.CancelledError:
-        raise
-    except MalformedFrame as error:
-        ctx.services.server.refuse(connection, str(error))
-    except Exception:
-        ctx.services.server.failed(connection)
 
 
 def _check_renewal(request: ShareFetchRequest) -> None:

@@ -152,6 +152,11 @@ class FrameBuffers:
         self.receive_buffer = self._small_receive_buffer if is_short else self._full_receive_buffer
 
 
+def kept(frame: memoryview) -> memoryview:
+    """Return a frame that keeps its content when its handler has returned: a copy, unless it has mapped memory."""
+    return frame if isinstance(frame.obj, mmap.mmap) else memoryview(bytearray(frame))
+
+
 def _capacity(arrived: int, needed: int) -> int:
     """Return the size of a frame's buffer: a power of two for pooled buffers, so that they can be reused."""
     size = min(needed, max(arrived * _ROOM_FACTOR, _ROOM_BYTES_MIN))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from penstock.broker.network.apis import APIS
 from penstock.broker.network.audit import audit_refusal
+from penstock.broker.network.slices import UntilDone
 from penstock.protocol.acls import CLUSTER_NAME, SUPPORTED_OPERATIONS, Operation, ResourceType
 from penstock.protocol.errors import ApiError, ErrorCode, MalformedFrame
 from penstock.protocol.steps import Steps, finish, map_in_steps
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from penstock.broker.environment import PeerCalls
-    from penstock.broker.network.connection import Connection, PendingReply
+    from penstock.broker.network.connection import Connection, PendingReply, Reply
     from penstock.broker.services import BrokerServices
 
 T = TypeVar("T")
@@ -72,25 +73,27 @@ class RequestContext(NamedTuple):
         protocol = self.services.settings.protocol(self.listener)
         return protocol.uses_sasl or (protocol.uses_tls and self.principal != ANONYMOUS)
 
-    def in_slices(self, steps: Steps[T]) -> T | Awaitable[T]:
+    def in_slices(self, steps: Steps[T], *, until_done: bool = False) -> T | Awaitable[T]:
         """Return the result of a request of many parts, or an awaitable of it if one time slice is not enough.
 
-        What nodes ask for themselves is done at once: they ask for little, and some of it must not wait.
+        If the client goes meanwhile, the rest is not done and the awaitable is cancelled, unless `until_done`. What
+        nodes ask for themselves is done at once: they ask for little, and some of it must not wait.
         """
         connection = self.connection
         if connection is None:
             return finish(steps)
         server = connection.server
         if not server.is_from_node(connection):
-            return server.slices.run(steps, connection, partial(self._spent, connection))
+            requester = UntilDone(connection) if until_done else connection
+            return server.slices.run(steps, requester, partial(self._spent, connection))
         if self.is_forwarded_by_token is None:
             return finish(steps)
         # The requests of many clients share the connection of the node that forwards them, so it is not held.
         return server.slices.run(steps, None)
 
-    async def finish_in_slices(self, steps: Steps[T]) -> T:
+    async def finish_in_slices(self, steps: Steps[T], *, until_done: bool = False) -> T:
         """`in_slices` for a handler that waits anyway."""
-        result = self.in_slices(steps)
+        result = self.in_slices(steps, until_done=until_done)
         return await result if inspect.isawaitable(result) else result
 
     @contextmanager
@@ -217,6 +220,33 @@ def cluster_operations(ctx: RequestContext, request: Any) -> int:
 def own_api_reply(correlation_id: int, encoded: bytes) -> bytes:
     """Frame the encoded response of one of our own APIs."""
     return _HEAD.pack(len(encoded) + _CORRELATION_BYTES, correlation_id) + encoded
+
+
+def send_later(
+    ctx: RequestContext,
+    connection: Connection,
+    reply: Coroutine[Any, Any, Reply],
+    *,
+    until_done: bool = False,
+) -> PendingReply:
+    """For requests that are unpacked by hand: send the reply once it is there.
+
+    If the connection ends first, what makes the reply is cancelled unless `until_done`.
+    """
+    slot = connection.defer(ctx.api_key)
+
+    async def send() -> None:
+        try:
+            connection.fulfil(slot, await reply)
+        except MalformedFrame as error:
+            ctx.services.server.refuse(connection, str(error))
+        except Exception:
+            ctx.services.server.failed(connection)
+
+    task = ctx.services.spawn(send())
+    if not until_done:
+        slot.cancel_if_lost(task)
+    return slot
 
 
 def reply_later(

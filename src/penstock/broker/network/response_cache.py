@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from penstock.broker.network.apis import EncodedResponse, encode_response_body
-from penstock.protocol.schemas import EncodedElements, response_element_encoder
+from penstock.protocol.schemas import (
+    EncodedElements,
+    response_element_encoder,
+    stepwise_response_element_encoder,
+)
+from penstock.protocol.steps import Steps
 
 if TYPE_CHECKING:
     from penstock.broker.environment import ImageView, Tasks
@@ -53,6 +58,7 @@ class EncodedTopics:
     def __init__(self, form: TopicEncoding, brokers: BrokerReachability) -> None:
         self.brokers = brokers
         self._encode = response_element_encoder(form.api_key, form.version, "topics")
+        self._encode_in_steps = stepwise_response_element_encoder(form.api_key, form.version, "topics")
         self._kept: dict[UUID, tuple[TopicState, bytes]] = {}
 
     def encoded(self, topic: TopicState, describe: DescribeTopic) -> bytes:
@@ -63,8 +69,22 @@ class EncodedTopics:
         self._kept[topic.id] = (topic, data)
         return data
 
+    def encoded_in_steps(
+        self, topic: TopicState, describe: Callable[[TopicState], Steps[Any]]
+    ) -> Steps[bytes]:
+        """The same for a topic that may have many partitions."""
+        kept = self._kept.get(topic.id)
+        if kept is not None and kept[0] is topic:
+            return kept[1]
+        data = yield from self.encode_in_steps((yield from describe(topic)))
+        self._kept[topic.id] = (topic, data)
+        return data
+
     def encode(self, described: Any) -> bytes:
         return self._encode(described)
+
+    def encode_in_steps(self, described: Any) -> Steps[bytes]:
+        return self._encode_in_steps(described)
 
     def missing_partitions(self, topics: Iterable[TopicState]) -> int:
         """Return how many partitions have to be described before these topics can be sent."""

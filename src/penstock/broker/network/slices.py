@@ -41,6 +41,20 @@ class Requester(Protocol):
     def release(self) -> None: ...
 
 
+class UntilDone:
+    """The requester of work that is done even if its client goes, as for one that waits for no reply."""
+
+    is_open = True
+
+    def __init__(self, requester: Requester) -> None:
+        self.account = requester.account
+        self.hold = requester.hold
+        self.release = requester.release
+
+    def abort_if_peer_closed(self) -> bool:
+        return False
+
+
 class TimeSlices:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

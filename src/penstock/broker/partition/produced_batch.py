@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
 from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.log.producer_state import increment_sequence
@@ -33,11 +34,12 @@ from penstock.protocol.record_batch import (
     RECORD_BYTES_MIN,
     BatchHeader,
     checksum,
+    keyless_records,
     open_batch,
     pack_batch,
     read_header,
-    scan_records,
 )
+from penstock.protocol.steps import Steps, finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +55,9 @@ Result = TypeVar("Result")
 
 #: How much a search for a timestamp may decompress at first: enough for a batch of ordinary size.
 _TIMESTAMP_SEARCH_BYTES: Final = 1 << 20
+#: How long a scan of records works at a time, and then rests. The interpreter's lock goes to the event loop meanwhile.
+_SCAN_SLICE_S: Final = 0.0003
+_SCAN_REST_S: Final = 0.001
 _CODECS: Final = {
     "uncompressed": Codec.NONE,
     "gzip": Codec.GZIP,
@@ -158,6 +163,37 @@ class DecompressionBudget:
         return True
 
 
+class RecordScans:
+    """Runs scans of many records in threads, so that together they leave most of the interpreter to the event loop.
+
+    After a first slice, which is enough for batches of ordinary size, one scan at a time works and rests in turn.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        rest: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._rest = rest
+        self._long_scan = threading.Lock()
+
+    def run(self, steps: Steps[None]) -> None:
+        if self._run_slice(steps):
+            return
+        is_done = False
+        while not is_done:
+            # Taken for each slice, so that several long scans take turns.
+            with self._long_scan:
+                is_done = self._run_slice(steps)
+                self._rest(_SCAN_REST_S)
+
+    def _run_slice(self, steps: Steps[None]) -> bool:
+        """Return whether no steps are left."""
+        ends = self._clock() + _SCAN_SLICE_S
+        return all(self._clock() < ends for _ in steps)
+
+
 class BatchPreparer:
     """Runs in threads what may decompress batches, once the budget has memory for the decompressed bytes."""
 
@@ -170,6 +206,7 @@ class BatchPreparer:
         """`schedule_limits` is called in a thread, for partitions that hold records back until they are due."""
         self._threads = threads
         self._schedule_limits = schedule_limits
+        self._scans = RecordScans()
         self._bytes_max = settings.integer("penstock.decompress.max.bytes")
         self.budget = DecompressionBudget(
             settings.integer("penstock.decompress.inflight.max.bytes"),
@@ -201,9 +238,11 @@ class BatchPreparer:
         for size in sizes:
             await self.budget.take(connection, size)
             try:
-                if is_owed and connection is not None and not connection.is_open:
-                    raise ApiError(ErrorCode.request_timed_out)
-                return await self._threads.in_thread(self.prepare, partition, records, size or max_bytes)
+                owed = connection if is_owed else None
+                _check_owed(owed)
+                return await self._threads.in_thread(
+                    self.prepare, partition, records, size or max_bytes, owed
+                )
             except DecompressedTooLarge:
                 if size in (0, max_bytes):
                     raise
@@ -212,9 +251,16 @@ class BatchPreparer:
         raise AssertionError("the last size is the largest")
 
     def prepare(
-        self, partition: Partition, records: bytearray, max_bytes: int | None = None
+        self,
+        partition: Partition,
+        records: bytearray,
+        max_bytes: int | None = None,
+        owed: Connection | None = None,
     ) -> bytearray | memoryview:
-        """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks."""
+        """Return a batch in the form that the partition's topic requires; see `prepare_batch`. Blocks.
+
+        If the reply is `owed` to a connection that ends meanwhile, the batch is abandoned.
+        """
         return prepare_batch(
             memoryview(records),
             compacted=partition.is_compacted,
@@ -222,6 +268,7 @@ class BatchPreparer:
             max_bytes=self._bytes_max if max_bytes is None else max_bytes,
             stored_bytes_max=partition.log.config.max_message_bytes,
             schedule=self._schedule_limits(partition) if partition.is_scheduled else None,
+            run_scan=lambda steps: self._scans.run(_while_owed(steps, owed)),
         )
 
     async def search_log(self, connection: Connection | None, look: Callable[[int | None], Result]) -> Result:
@@ -246,6 +293,17 @@ class BatchPreparer:
         raise AssertionError("the last search has no limit")
 
 
+def _check_owed(connection: Connection | None) -> None:
+    if connection is not None and not connection.is_open:
+        raise ApiError(ErrorCode.request_timed_out)
+
+
+def _while_owed(steps: Steps[None], connection: Connection | None) -> Steps[None]:
+    for _ in steps:
+        _check_owed(connection)
+        yield
+
+
 def decompressed_bytes(batch: BytesLike, *, looks_inside: bool, codec: Codec | None, max_bytes: int) -> int:
     """Return the memory that `prepare_batch` needs, as the batch announces it; 0 if it decompresses nothing."""
     if len(batch) < BATCH_HEADER_BYTES:
@@ -265,13 +323,15 @@ def prepare_batch(
     max_bytes: int,
     stored_bytes_max: int = sys.maxsize,
     schedule: ScheduleLimits | None = None,
+    run_scan: Callable[[Steps[None]], None] = finish,
 ) -> bytearray | memoryview:
     """Return the batch to append: the same one, an equal one in the topic's codec, or a BatchWithHeldRecords.
 
-    `codec` is None if the topic keeps the producer's codec; `schedule` is None if it holds no records back. Raises
-    INVALID_RECORD for a record without a key in a compacted topic, for a record that cannot be scheduled as requested,
-    and for a batch that cannot be read or decompresses to more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch
-    that would have to be stored uncompressed and is larger than `stored_bytes_max`.
+    `codec` is None if the topic keeps the producer's codec; `schedule` is None if it holds no records back. `run_scan`
+    runs what looks at all records of a compacted topic. Raises INVALID_RECORD for a record without a key in a compacted
+    topic, for a record that cannot be scheduled as requested, and for a batch that cannot be read or decompresses to
+    more than `max_bytes`. Raises MESSAGE_TOO_LARGE for a batch that would have to be stored uncompressed and is larger
+    than `stored_bytes_max`.
     """
     # The append refuses such a batch with the right error; a new checksum here would only hide the damage.
     if not _is_valid(batch):
@@ -287,7 +347,7 @@ def prepare_batch(
                 ErrorCode.invalid_record, f"{len(body)} bytes cannot hold {header.record_count} records"
             )
         if compacted:
-            _check_keys(header, body)
+            run_scan(_check_keys(header, body))
         if codec is not None:
             header = header._replace(attributes=(header.attributes & ~CODEC_MASK) | codec)
         if schedule is not None and (parted := _split_held(header, body, schedule)) is not None:
@@ -297,6 +357,8 @@ def prepare_batch(
     except DecompressedTooLarge as error:
         raise DecompressedTooLarge(ErrorCode.invalid_record, error.message) from None
     except ApiError as error:
+        if error.code is ErrorCode.request_timed_out:
+            raise
         # The checksum is right, so the producer has sent exactly this batch, and a retry would not help.
         raise ApiError(ErrorCode.invalid_record, error.message) from None
     if not recode:
@@ -322,9 +384,9 @@ def _is_valid(batch: BytesLike) -> bool:
     )
 
 
-def _check_keys(header: BatchHeader, body: bytes | memoryview) -> None:
-    keyless = (index for index, span in enumerate(scan_records(header, body)) if span.key is None)
-    if places := tuple(islice(keyless, NAMED_RECORDS_MAX)):
+def _check_keys(header: BatchHeader, body: bytes | memoryview) -> Steps[None]:
+    places = yield from keyless_records(header, body, NAMED_RECORDS_MAX)
+    if places:
         raise InvalidRecords(
             f"record {places[0]} of the batch has no key, and the topic is compacted", places
         )

@@ -19,8 +19,11 @@ from kio.serial import entity_reader, entity_writer
 from tests.unit.broker.raw_client import (
     API_VERSIONS,
     Client,
+    batch_of,
     create_topic,
     frame,
+    produce_many,
+    produced,
     running,
     turn_until,
     until,
@@ -317,6 +320,12 @@ def fetch_records() -> tuple[bytes, Callable[[bytes], int]]:
     return asked, lambda data: len(response(1, 12, data).responses[0].partitions)
 
 
+def produce_records() -> tuple[bytes, Callable[[bytes], int]]:
+    """Most of the partitions do not exist."""
+    asked = produce_many([("t", [(index, batch_of(b"x")) for index in range(PARTS)])])
+    return asked, lambda data: len(produced(data))
+
+
 def many_topics(api_key: int, version: int, topic: str, /, **fields: Any) -> tuple[Any, ...]:
     return tuple(part(api_key, version, topic, name=f"absent-{number}", **fields) for number in range(PARTS))
 
@@ -556,6 +565,17 @@ def alter_configs() -> tuple[bytes, Callable[[bytes], int]]:
     return asked, lambda data: len(response(44, 1, data).responses)
 
 
+def alter_configs_and_loggers() -> tuple[bytes, Callable[[bytes], int]]:
+    """The loggers are this node's own, so the request is not forwarded as a whole."""
+    resources = tuple(
+        part(44, 1, "AlterConfigsResource", resource_type=kind, resource_name=f"absent-{number}", configs=())
+        for number in range(PARTS // 2)
+        for kind in (2, 8)
+    )
+    asked = request(44, 1, resources=resources, validate_only=False)
+    return asked, lambda data: len(response(44, 1, data).responses)
+
+
 def alter_quotas() -> tuple[bytes, Callable[[bytes], int]]:
     """These are altered: the records are replayed and encoded as well."""
     entries = tuple(
@@ -604,6 +624,8 @@ MANY_PARTS = {
     offset_fetch: 0 + 2 + 1,
     # Reading a partition of the request takes no longer than a look at the clock, so many are read in a step.
     fetch_records: 0 + 1 + 0,
+    # The same holds for writing its result. Leaders that are elsewhere are looked for in the results.
+    produce_records: 0 + 2 + 0,
     # Each partition is read, deleted and put into the response; then the audit trail reads the response.
     delete_records: 1 + 3 + 1 + 1,
     txn_offset_commit: 1 + 2 + 1,
@@ -629,6 +651,9 @@ MANY_PARTS = {
     delete_topics: 1 + 3 + 1 + 1,
     create_partitions: 1 + 3 + 1 + 1,
     alter_configs: 1 + 3 + 1 + 1,
+    # Half of them are loggers. The others are read, decided on and put into the response, which takes at least as many
+    # steps as half of `alter_configs`; without the steps of the decision it would be fewer than 7.
+    alter_configs_and_loggers: 7.5,
     elect_leaders: 0 + 2 + 1 + 1,
     alter_scram_credentials: 1 + 3 + 1 + 1,
     # Each is also applied twice, on the controller's copy of the image and on the node's, and encoded for the log.
@@ -649,6 +674,24 @@ async def test_each_turn_does_little_of_a_request_of_many_parts(
     assert max(turns) <= STEPS_OF_A_TURN
     # Fewer steps would mean that some of the work is not cut into steps.
     assert ticks.count - before >= LOOKS_PER_STEP * MANY_PARTS[make] * PARTS
+
+
+@pytest.mark.parametrize("limit", [2000, PARTS - 1])
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_each_turn_describes_few_partitions_of_a_topic(
+    node: Node, ticks: Ticks, limit: int, is_named: bool
+) -> None:
+    await create_topic(node, "many", partitions=PARTS)
+    named = (part(75, 0, "TopicRequest", name="many"),)
+    asked = request(75, 0, topics=named if is_named else (), response_partition_limit=limit, cursor=None)
+    client = await Client.connect(node)
+    before = ticks.count
+    with ticks.most_in_a_turn() as turns:
+        reply = response(75, 0, await client.ask(asked))
+    assert len(reply.topics[0].partitions) == min(limit, PARTS)
+    assert max(turns) <= STEPS_OF_A_TURN
+    # Each is described and encoded.
+    assert ticks.count - before >= LOOKS_PER_STEP * 2 * (PARTS - 1)
 
 
 @pytest.mark.parametrize("make", [list_offsets, describe_topic_partitions], ids=lambda make: make.__name__)

@@ -1,10 +1,21 @@
 """Checks and changes of a produced batch before the append, for topics whose records are decoded."""
 
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
-from penstock.broker.partition.produced_batch import prepare_batch
+from penstock.broker.config.node_settings import load_settings
+from penstock.broker.partition.produced_batch import (
+    _SCAN_SLICE_S,
+    NAMED_RECORDS_MAX,
+    BatchPreparer,
+    RecordScans,
+    prepare_batch,
+)
 from penstock.protocol.compression import Codec, compress
-from penstock.protocol.errors import ApiError, ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode, InvalidRecords
 from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     TRANSACTIONAL,
@@ -16,6 +27,7 @@ from penstock.protocol.record_batch import (
     pack_batch,
     read_header,
 )
+from penstock.protocol.steps import Steps
 
 BOUND = 1 << 20
 KEYED = [
@@ -100,3 +112,116 @@ def test_more_records_than_a_batch_can_hold_are_not_claimed_in_another_codec(sen
         with pytest.raises(ApiError, match="cannot hold 1000 records") as refused:
             prepare_batch(batch, compacted=False, codec=stored, max_bytes=BOUND)
         assert refused.value.code is ErrorCode.invalid_record
+
+
+def test_a_refused_batch_names_at_most_a_thousand_records() -> None:
+    batch = produced([Record(number, 0, None, b"v") for number in range(NAMED_RECORDS_MAX + 10)])
+    with pytest.raises(InvalidRecords) as refused:
+        prepare_batch(batch, compacted=True, codec=None, max_bytes=BOUND)
+    assert refused.value.indexes == tuple(range(NAMED_RECORDS_MAX))
+
+
+class Ticks:
+    """A clock that moves by a tenth of a slice with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += _SCAN_SLICE_S / 10
+        return self.now
+
+
+def steps(count: int, log: list[str]) -> Steps[None]:
+    for _ in range(count):
+        log.append("step")
+        yield
+
+
+def test_a_scan_of_ordinary_size_never_rests() -> None:
+    log: list[str] = []
+    RecordScans(Ticks(), lambda _: log.append("rest")).run(steps(8, log))
+    assert log == ["step"] * 8
+
+
+def test_a_long_scan_rests_after_each_slice() -> None:
+    log: list[str] = []
+    RecordScans(Ticks(), lambda _: log.append("rest")).run(steps(100, log))
+    runs = "".join(each[0] for each in log).split("r")
+    assert sum(map(len, runs)) == 100
+    assert max(map(len, runs[1:])) <= 10
+    assert len(runs[0]) <= 22, "the first slice, and another one before the first rest"
+
+
+def test_one_long_scan_works_at_a_time() -> None:
+    """Two scans: while one rests, the other does not work."""
+    resting = threading.Event()
+    go_on = threading.Event()
+    log: list[str] = []
+
+    def rest(_: float) -> None:
+        resting.set()
+        assert go_on.wait(60)
+
+    scans = RecordScans(Ticks(), rest)
+    first = threading.Thread(target=scans.run, args=(steps(40, []),))
+    first.start()
+    assert resting.wait(60)
+    second = threading.Thread(target=scans.run, args=(steps(40, log),))
+    second.start()
+    while len(log) < 10:
+        second.join(0.001)
+    assert len(log) <= 11, "only the first slice"
+    go_on.set()
+    first.join()
+    second.join()
+    assert len(log) == 40
+
+
+def test_an_error_ends_a_scan_and_lets_others_work() -> None:
+    def failing() -> Steps[None]:
+        yield from steps(30, [])
+        raise LookupError
+
+    scans = RecordScans(Ticks(), lambda _: None)
+    with pytest.raises(LookupError):
+        scans.run(failing())
+    scans.run(steps(30, log := []))
+    assert len(log) == 30
+
+
+class Connection:
+    """Of a client that goes after the scan has looked for it some times."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    @property
+    def is_open(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+
+class InThread:
+    async def in_thread(self, call: Any, *args: Any) -> Any:
+        return call(*args)
+
+
+@pytest.mark.parametrize("is_owed", [True, False])
+async def test_a_scan_is_abandoned_if_its_reply_is_owed_to_a_client_that_has_gone(is_owed: bool) -> None:
+    connection: Any = Connection(looks=3)
+    settings = load_settings({"listeners": "PLAINTEXT://:0"}, {})
+    preparer = BatchPreparer(settings, cast(Any, InThread()), pytest.fail)
+    partition: Any = SimpleNamespace(
+        is_compacted=True, is_scheduled=False, codec=None,
+        log=SimpleNamespace(config=SimpleNamespace(max_message_bytes=BOUND)),
+    )  # fmt: skip
+    records = bytearray(produced([Record(number, 0, b"k", b"v") for number in range(5_000)]))
+    preparing = preparer.prepare_in_thread(partition, records, connection, is_owed=is_owed)
+    if is_owed:
+        with pytest.raises(ApiError) as abandoned:
+            await preparing
+        assert abandoned.value.code is ErrorCode.request_timed_out
+    else:
+        assert bytes(await preparing) == records
+    assert not preparer.budget.bytes_in_use
