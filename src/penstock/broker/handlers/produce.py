@@ -135,7 +135,10 @@ def handle(
 
 
 def _throttle(ctx: RequestContext, connection: Connection, size: int, now_ms: int) -> int:
-    """Count the request towards the quota; return for how many milliseconds the client is throttled."""
+    """Count the request towards the quota; return for how many milliseconds the client is throttled.
+
+    Raises Postponed.
+    """
     meter, client_id = connection.meters.get(PRODUCER_BYTE_RATE), ctx.client_id
     if (
         meter is not None
@@ -144,6 +147,7 @@ def _throttle(ctx: RequestContext, connection: Connection, size: int, now_ms: in
     ):
         meter.pending = pending
         return 0
+    ctx.services.quotas.await_turn(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
     return ctx.services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
 
 
