@@ -1,7 +1,8 @@
 """Client quotas: which limit applies to a client, and how long a client that exceeds it has to wait.
 
 As in Apache Kafka, a quota belongs to a user, a client id, both, or the default of either; the most specific one
-applies, and clients that it covers together share it. Rates are measured over ten to eleven windows of a second.
+applies, and clients that it covers together share it. Rates are measured over ten to eleven windows of a second, and
+what exceeds them is owed: all connections of the clients that share a quota together get no more than it allows.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ Entity = tuple[tuple[str, str | None], ...]
 
 _DEFAULT: Final = None
 _SLACK_S: Final = 0.001
+#: What one connection may use in a turn while more is owed than the windows allow.
+_TURN_S: Final = 0.25
 #: Clients that sent nothing for this long are forgotten; their windows have run out long before.
 _IDLE_MS: Final = 3_600_000
 
@@ -122,8 +125,10 @@ class Rate:
         samples[-1][1] += amount
         self._total += amount
 
-    def burst(self, limit: float) -> float:
-        return limit * self._windows * self._window_ms / 1000
+    def left(self, limit: float, now_ms: int) -> float:
+        """Return what may be used at once before all windows have as much as the limit allows; negative if they do."""
+        self._expire(now_ms)
+        return limit * self._windows * self._window_ms / 1000 - self._total
 
     def per_second(self, now_ms: int) -> float:
         self._expire(now_ms)
@@ -152,6 +157,83 @@ class Rate:
             self._total = samples[0][1] if samples else 0.0  # no rounding errors are carried along
 
 
+class QuotaUsage:
+    """What the clients that share a limit have used on all their connections, and how long each of these waits.
+
+    The average over the windows decides as in Apache Kafka, but it forgets: what is older than the windows no longer
+    counts. Connections that all wait for the average to fall would use the limit once for each of them. So what
+    exceeds a burst is also owed until it is paid for at the rate of the limit. A connection waits until everything is
+    paid that was used before, by all: the waits add up, and the connections take turns.
+    """
+
+    __slots__ = ("_average_wait_ms_max", "_bucket", "_burst_s", "_left", "_rate", "_request_wait_ms_max")
+
+    def __init__(self, windows: int, window_ms: int, *, request_wait_ms_max: int | None = None) -> None:
+        """`request_wait_ms_max`: no request owes more than what is paid for in this time."""
+        self._rate = Rate(windows, window_ms)
+        self._bucket = TokenBucket(windows - 1, window_ms)  # a burst of what the average allows at once
+        self._burst_s = (windows - 1) * window_ms / 1000
+        self._request_wait_ms_max = request_wait_ms_max
+        # After all windows the average is 0, however high it was.
+        self._average_wait_ms_max = (
+            windows * window_ms if request_wait_ms_max is None else request_wait_ms_max
+        )
+        self._left = math.inf
+
+    def measure(self, amount: float, now_ms: int) -> None:
+        """Record what no limit applies to."""
+        self._rate.record(amount, now_ms)
+
+    def record(self, amount: float, limit: float, now_ms: int) -> int:
+        """Return for how many milliseconds the connection that has used the amount waits."""
+        rate, bucket = self._rate, self._bucket
+        rate.record(amount, now_ms)
+        if self._request_wait_ms_max is not None:
+            amount = min(amount, limit * self._request_wait_ms_max / 1000)
+        bucket.record(amount, limit, now_ms)
+        tokens = bucket.tokens(limit, now_ms)
+        self._left = min(rate.left(limit, now_ms), tokens)
+        wait_ms = min(rate.throttle_ms(limit, now_ms), self._average_wait_ms_max)
+        return wait_ms if tokens >= 0 else max(wait_ms, bucket.throttle_ms(limit, now_ms))
+
+    def owed_ms(self, limit: float, now_ms: int) -> int:
+        """Return how long it takes to pay for what is owed; 0 if nothing is."""
+        return self._bucket.throttle_ms(limit, now_ms)
+
+    def reserve(self, amount: float, limit: float, now_ms: int) -> None:
+        """Let the amount be owed before it is used, so that those who come later wait for it too."""
+        self._bucket.record(amount, limit, now_ms)
+        self._left -= amount
+
+    def give_back(self, amount: float) -> None:
+        """The reserved amount will not be used, or is recorded now."""
+        self._bucket.give_back(amount)
+        self._left += amount
+
+    def left(self, limit: float) -> float:
+        """Return what a connection may use at once: what is left of the burst, or else what one turn has.
+
+        As of the last record, so that it costs next to nothing.
+        """
+        return min(max(self._left, 0.0), limit * self._burst_s) + limit * _TURN_S
+
+    def per_second(self, now_ms: int) -> float:
+        return self._rate.per_second(now_ms)
+
+    def is_idle(self, now_ms: int) -> bool:
+        return self._rate.is_idle(now_ms)
+
+
+class Reservation(NamedTuple):
+    """What a connection will use when it has waited for its turn."""
+
+    usage: QuotaUsage
+    amount: float
+
+    def end(self) -> None:
+        self.usage.give_back(self.amount)
+
+
 class Meter:
     """What limits a client, and what it has used, together with those that share the limit.
 
@@ -159,15 +241,13 @@ class Meter:
     who adds to it pays for an addition and two comparisons. Everything else is up to `record`.
     """
 
-    __slots__ = ("_rate", "burst", "client_id", "limit", "pending", "slack")
+    __slots__ = ("client_id", "limit", "pending", "slack", "usage")
 
-    def __init__(self, client_id: str | None, limit: Limit | None, rate: Rate) -> None:
-        """Without a limit, the rate is of no interest."""
+    def __init__(self, client_id: str | None, limit: Limit | None, usage: QuotaUsage) -> None:
+        """Without a limit, the usage is of no interest."""
         self.client_id = client_id
         self.limit = limit
-        self._rate = rate
-        #: As much as all windows allow.
-        self.burst = math.inf if limit is None else rate.burst(limit.per_second)
+        self.usage = usage
         self.pending = 0.0
         self.slack = math.inf if limit is None else limit.per_second * _SLACK_S
 
@@ -176,8 +256,7 @@ class Meter:
         amount, self.pending = amount + self.pending, 0.0
         if self.limit is None:
             return 0
-        self._rate.record(amount, now_ms)
-        return self._rate.throttle_ms(self.limit.per_second, now_ms)
+        return self.usage.record(amount, self.limit.per_second, now_ms)
 
     def retire(self) -> None:
         """Let nothing be pending any more: another meter records what the client uses."""
@@ -197,6 +276,11 @@ class TokenBucket:
     def record(self, amount: float, limit: float, now_ms: int) -> None:
         self._tokens, self._last_ms = self.tokens(limit, now_ms) - amount, now_ms
         self._used_ms = now_ms
+
+    def give_back(self, amount: float) -> None:
+        """An operation that was recorded does not take place."""
+        if self._tokens is not None:
+            self._tokens += amount
 
     def tokens(self, limit: float, now_ms: int) -> float:
         burst = self._burst_s * limit

@@ -8,10 +8,11 @@ back in the next round, and so on without end. Therefore a node of n changes its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
-from penstock.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Rate
+from penstock.security.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaUsage
 
 REQUEST_RATE: Final = "request_rate"
 RATES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_RATE)
@@ -26,11 +27,10 @@ def next_grant(grant: float, limit: float, *, elsewhere: float, nodes: int) -> f
 class TenantRates:
     """Measured as client quotas are: over ten to eleven windows of a second, so that a burst is allowed."""
 
-    __slots__ = ("_grants", "_limits", "_rates", "_span_ms", "throttled_ms", "totals")
+    __slots__ = ("_grants", "_limits", "throttled_ms", "totals", "usages")
 
     def __init__(self, windows: int, window_ms: int) -> None:
-        self._rates = {kind: Rate(windows, window_ms) for kind in RATES}
-        self._span_ms = windows * window_ms
+        self.usages = {kind: QuotaUsage(windows, window_ms) for kind in RATES}
         self._limits: dict[str, float] = {}
         self._grants: dict[str, float] = {}
         #: What was used since this node started, by kind.
@@ -59,15 +59,19 @@ class TenantRates:
 
     def record(self, kind: str, amount: float, now_ms: int) -> int:
         """Record what was used; return for how long the connection that used it has to wait."""
-        rate = self._rates[kind]
-        rate.record(amount, now_ms)
         self.totals[kind] += amount
-        grant = self._grants.get(kind)
+        usage, grant = self.usages[kind], self._grants.get(kind)
         if grant is None:
+            usage.measure(amount, now_ms)
             return 0
-        wait_ms = min(rate.throttle_ms(grant, now_ms), self._span_ms)
+        wait_ms = usage.record(amount, grant, now_ms)
         self.throttled_ms += wait_ms
         return wait_ms
 
+    def left(self, kind: str) -> float:
+        """Return what a connection may use at once."""
+        grant = self._grants.get(kind)
+        return math.inf if grant is None else self.usages[kind].left(grant)
+
     def per_second(self, kind: str, now_ms: int) -> float:
-        return self._rates[kind].per_second(now_ms)
+        return self.usages[kind].per_second(now_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
@@ -49,7 +50,7 @@ def broker() -> Iterator[EmbeddedBroker]:
     settings = {
         "allow.everyone.if.no.acl.found": True,
         "penstock.http.listen": "127.0.0.1:0",
-        "quota.window.num": 3,  # no wait is longer than three seconds
+        "quota.window.num": 3,  # a burst of two seconds' worth
     }
     with EmbeddedBroker(secure=True, settings=settings) as broker:
         for user in ("ann", "app", "gus", "eve"):
@@ -185,23 +186,31 @@ def test_connections_are_bounded_for_all_users_together(broker: EmbeddedBroker, 
 
 
 def test_rates_are_limited_for_all_users_together(broker: EmbeddedBroker, cluster: Cluster) -> None:
-    waits: list[float] = []
-    alter_tenant(cluster, "acme", {"producer_byte_rate": "100000", "consumer_byte_rate": "100000"})
+    """Steadily and with a connection for each record: no more than the rate, a burst, and what is under way."""
+    rate, size, burst_s = 100_000, 50_000, 3
+    alter_tenant(cluster, "acme", {"producer_byte_rate": str(rate), "consumer_byte_rate": str(rate)})
+
+    def new_producer(user: str) -> Producer:
+        return Producer(
+            {
+                **broker.client_settings(user),
+                **QUIET,
+                "linger.ms": 0,
+            }
+        )
+
+    began = time.monotonic()
     try:
-        for user in ("ann", "app"):
-            producer = Producer(
-                {
-                    **broker.client_settings(user),
-                    **QUIET,
-                    "throttle_cb": lambda event: waits.append(event.throttle_time),
-                    "linger.ms": 0,
-                }
-            )
-            for _ in range(12):
-                producer.produce("acme.orders", bytes(50_000))
-                producer.flush(60)
-        eventually(lambda: producer.poll(0.01) is not None and waits)
-        assert tenant_usage(cluster)["acme"].throttled_ms > 0
+        producers = [new_producer(user) for user in ("ann", "app", "ann", "app")]
+        sent = 0
+        for number in range(16):
+            producer = producers[number % 4] if number < 8 else new_producer("ann")
+            producer.produce("acme.orders", bytes(size))
+            assert producer.flush(60) == 0
+            sent += size
+            allowed = rate * (time.monotonic() - began + burst_s) + (len(producers) + 1) * size
+            assert sent <= 1.1 * allowed
+        eventually(lambda: producers[0].poll(0.01) is not None and tenant_usage(cluster)["acme"].throttled_ms)
         assert tenant_usage(cluster)["acme"].produced > 0
     finally:
         alter_tenant(cluster, "acme", {"producer_byte_rate": None, "consumer_byte_rate": None})

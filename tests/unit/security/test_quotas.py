@@ -12,6 +12,7 @@ from penstock.security.quotas import (
     ClientQuotas,
     Limit,
     Meter,
+    QuotaUsage,
     Rate,
     TokenBucket,
 )
@@ -106,6 +107,32 @@ def test_a_client_that_waits_as_told_stays_at_its_limit(seed: int) -> None:
     assert total * 1000 / (sent[-1][0] - begin) == pytest.approx(limit, rel=0.05)
 
 
+@pytest.mark.parametrize("size_s", [0.1, 2.0, 40.0])
+@pytest.mark.parametrize("connections", [1, 5, 50])
+def test_the_waits_of_connections_that_share_a_limit_add_up(connections: int, size_s: float) -> None:
+    """The average alone forgets what is older than the windows, so a request beyond them would be free in part."""
+    limit, usage = 1_000.0, QuotaUsage(WINDOWS, WINDOW_MS)
+    free_ms = [0] * connections
+    total = 0.0
+    while (now_ms := min(free_ms)) < 1_000_000:
+        wait_ms = usage.record(limit * size_s, limit, now_ms)
+        free_ms[free_ms.index(now_ms)] = now_ms + max(wait_ms, 1)
+        total += limit * size_s
+    seconds = 1_000 + WINDOWS - 1
+    assert 0.95 * 1_000 * limit <= total <= limit * (1.01 * seconds + connections * size_s)
+
+
+def test_a_reservation_that_ends_leaves_nothing_behind() -> None:
+    limit, usage = 1_000.0, QuotaUsage(WINDOWS, WINDOW_MS)
+    assert usage.left(limit) == 10_250
+    usage.record(12_000, limit, 0)
+    assert (usage.owed_ms(limit, 0), usage.left(limit)) == (2_000, 250)
+    usage.reserve(500, limit, 0)
+    assert usage.owed_ms(limit, 0) == 2_500
+    usage.give_back(500)
+    assert (usage.owed_ms(limit, 0), usage.owed_ms(limit, 2_000)) == (2_000, 0)
+
+
 def test_a_burst_below_the_limit_of_ten_seconds_is_not_throttled() -> None:
     rate = Rate(WINDOWS, WINDOW_MS)
     rate.record(10_000, 5_000)
@@ -151,7 +178,7 @@ def test_what_is_pending_is_recorded_with_the_amount_that_is_too_much() -> None:
     chance = random.Random(5)
     ways = {True: 0, False: 0}
     for limit in (0.0, 1.0, 1_000.0, 1e6):
-        shared, exact = Rate(WINDOWS, WINDOW_MS), Rate(WINDOWS, WINDOW_MS)
+        shared, exact = QuotaUsage(WINDOWS, WINDOW_MS), Rate(WINDOWS, WINDOW_MS)
         meters = [Meter(name, Limit(limit, (None, None)), shared) for name in ("a", "b")]
         for _ in range(10_000):  # within one window, so that both rates have the same
             amount = chance.choice((0.0, 0.25, 100.0, 500.0))
@@ -171,7 +198,7 @@ def test_what_is_pending_is_recorded_with_the_amount_that_is_too_much() -> None:
 
 def test_nothing_is_pending_in_a_meter_that_is_retired() -> None:
     for limit in (Limit(1_000.0, (None, "a")), None):
-        meter = Meter("a", limit, Rate(WINDOWS, WINDOW_MS))
+        meter = Meter("a", limit, QuotaUsage(WINDOWS, WINDOW_MS))
         assert meter.record(1.0, 5_000) == 0
         assert meter.pending + 1.0 <= meter.slack
         meter.retire()
@@ -179,7 +206,7 @@ def test_nothing_is_pending_in_a_meter_that_is_retired() -> None:
 
 
 def test_without_a_limit_everything_may_be_pending() -> None:
-    meter = Meter("a", None, Rate(WINDOWS, WINDOW_MS))
+    meter = Meter("a", None, QuotaUsage(WINDOWS, WINDOW_MS))
     assert meter.pending + 1e300 <= meter.slack
     meter.pending = 1e300
     assert meter.record(1e300, 0) == 0

@@ -71,10 +71,11 @@ def test_what_is_not_limited_is_measured_and_a_limit_that_stays_keeps_its_grant(
     assert (rates.grant(CONSUMER_BYTE_RATE), rates.grant(PRODUCER_BYTE_RATE)) == (60, None)
 
 
-def test_no_wait_is_longer_than_the_windows() -> None:
+def test_a_wait_is_as_long_as_what_is_owed() -> None:
     rates = TenantRates(11, 1000)
-    rates.limit({PRODUCER_BYTE_RATE: 1})
-    assert rates.record(PRODUCER_BYTE_RATE, 2**40, 0) == 11_000
+    rates.limit({PRODUCER_BYTE_RATE: 1_000})
+    assert rates.record(PRODUCER_BYTE_RATE, 60_000, 0) == 50_000
+    assert rates.record(PRODUCER_BYTE_RATE, 1_000, 20_000) == 31_000
 
 
 def test_usage_is_read_as_it_was_written() -> None:

@@ -78,6 +78,8 @@ def handle(
     fetch = _Fetch(ctx, request, correlation_id, opened)
     if opened.error is not ErrorCode.none:
         return fetch.reply([])
+    if wait_ms := fetch.turn_ms(connection):
+        return fetch.reply_empty(wait_ms)
     if fetch.looks_at_many and request.replica_id <= CONSUMER_REPLICA_ID:
         return send_later(ctx, connection, fetch.serve_in_slices())
     try:
@@ -110,7 +112,11 @@ async def _serve_large(
     )
     opened = await ctx.finish_in_slices(opening)
     fetch = _Fetch(ctx, request, correlation_id, opened)
-    return fetch.reply([]) if opened.error is not ErrorCode.none else await fetch.serve_in_slices()
+    if opened.error is not ErrorCode.none:
+        return fetch.reply([])
+    if wait_ms := fetch.turn_ms(connection):
+        return fetch.reply_empty(wait_ms)
+    return await fetch.serve_in_slices()
 
 
 def _may_follow(ctx: RequestContext, connection: Connection) -> bool:
@@ -297,7 +303,32 @@ class _Fetch:
             or not self._opened.wanted
         )
 
+    def turn_ms(self, connection: Connection) -> int:
+        """Return for how long the connection waits, instead of this fetch, because its quota is used up."""
+        if (
+            not self._services.quotas.limits_fetch
+            or CONSUMER_BYTE_RATE in connection.turns
+            or self._reads.is_replica
+        ):
+            return 0
+        return self._services.quotas.fetch_turn_ms(connection, self._ctx.client_id)
+
     # -- replying ------------------------------------------------------------------------------------
+
+    def reply_empty(self, throttle_ms: int) -> Reply:
+        """As in Apache Kafka, the session stays, but an empty reply makes none."""
+        opened, session = self._opened, self._opened.session
+        if session is not None and not opened.is_incremental:
+            self._services.fetch_sessions.discard(session)
+            session = None
+        return encode_fetch_response(
+            self._ctx.version,
+            self._correlation_id,
+            error=opened.error.value,
+            session_id=0 if session is None else session.id,
+            topics=[],
+            throttle_ms=throttle_ms,
+        )
 
     def reply(self, answers: list[_PartitionRead]) -> Reply:
         return finish(self._reply_in_steps(answers))

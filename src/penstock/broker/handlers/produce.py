@@ -93,7 +93,8 @@ def handle(
     try:
         request = parse_produce_request(frame, position, version)
     except ManyPartitions as many:
-        return _handle_in_slices(ctx, connection, frame, position, correlation_id, many.acks)
+        throttle_ms = _throttle(ctx, connection, len(frame)) if services.quotas.limits_produce else 0
+        return _handle_in_slices(ctx, connection, frame, position, correlation_id, many.acks, throttle_ms)
     throttle_ms = _throttle(ctx, connection, len(frame)) if services.quotas.limits_produce else 0
     topics: list[tuple[bytes, Results]] = []
     waiting: _DelayedProduce | None = None
@@ -173,12 +174,13 @@ def _handle_in_slices(
     position: int,
     correlation_id: int,
     acks: int,
+    throttle_ms: int,
 ) -> PendingReply:
     """Handle a request of many partitions. Later requests of the connection wait until all of it is appended."""
     frame = kept(frame)
     ctx.services.server.buffers.hold(len(frame))
     connection.hold()
-    reply = _ReplyInSlices(ctx, connection, correlation_id, acks)
+    reply = _ReplyInSlices(ctx, connection, correlation_id, acks, throttle_ms)
     # A producer with acks=0 may close the connection as soon as it has sent its records.
     return send_later(ctx, connection, reply.make(frame, position), until_done=reply.until_done)
 
@@ -186,14 +188,21 @@ def _handle_in_slices(
 class _ReplyInSlices:
     """Makes the reply to a request of many partitions."""
 
-    def __init__(self, ctx: RequestContext, connection: Connection, correlation_id: int, acks: int) -> None:
+    def __init__(
+        self,
+        ctx: RequestContext,
+        connection: Connection,
+        correlation_id: int,
+        acks: int,
+        throttle_ms: int,
+    ) -> None:
         self._ctx = ctx
         self._connection = connection
         self._correlation_id = correlation_id
         self._acks = acks
         self.until_done = acks == _ACKS_NONE
         self._topics: list[tuple[bytes, Results]] = []
-        self._throttle_ms = 0
+        self._throttle_ms = throttle_ms
 
     async def make(self, frame: memoryview, position: int) -> Reply:
         ctx, connection = self._ctx, self._connection
@@ -212,8 +221,6 @@ class _ReplyInSlices:
     def _append(self, frame: memoryview, position: int) -> Steps[_DelayedProduce | None]:
         ctx, connection, topics = self._ctx, self._connection, self._topics
         request = yield from parse_produce_request_in_steps(frame, position, ctx.version)
-        if ctx.services.quotas.limits_produce:
-            self._throttle_ms = _throttle(ctx, connection, len(frame))
         refusal = None
         if ctx.services.authorizer is not None and (yield from _is_transactional(request)):
             refusal = _transaction_refusal(ctx, request)
@@ -249,7 +256,10 @@ def _is_transactional(request: ProduceRequest) -> Steps[bool]:
 
 
 def _throttle(ctx: RequestContext, connection: Connection, size: int) -> int:
-    """Count the request towards the quota; return for how many milliseconds the client is throttled."""
+    """Count the request towards the quota; return for how many milliseconds the client is throttled.
+
+    Raises Postponed.
+    """
     meter, client_id = connection.meters.get(PRODUCER_BYTE_RATE), ctx.client_id
     if (
         meter is not None
@@ -259,7 +269,9 @@ def _throttle(ctx: RequestContext, connection: Connection, size: int) -> int:
         meter.pending = pending
         return 0
     services = ctx.services
-    return services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, services.now_ms())
+    now_ms = services.now_ms()
+    services.quotas.await_turn(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
+    return services.quotas.throttle(PRODUCER_BYTE_RATE, connection, client_id, size, now_ms)
 
 
 def _may_write_again(

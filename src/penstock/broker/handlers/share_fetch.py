@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.coordinators.share.fetch import AcquiredRecords, DelayedShareFetch, ReadWouldBlock
 from penstock.broker.coordinators.share.partitions import (
@@ -39,6 +39,10 @@ from penstock.protocol.share import (
 )
 from penstock.protocol.steps import Steps, finish
 from penstock.security.quotas import CONSUMER_BYTE_RATE
+
+if TYPE_CHECKING:
+    from penstock.broker.network.quotas import ClientQuotaManager
+
 
 #: A larger request is read in slices.
 _READ_AT_ONCE_BYTES: Final = 8 * 1024
@@ -118,6 +122,27 @@ def _check_renewal(request: ShareFetchRequest) -> None:
         raise ApiError(ErrorCode.invalid_request, "renewals come without a fetch")
 
 
+class _Quota:
+    """Counts what one request fetches towards consumer_byte_rate and the limit of the tenant."""
+
+    def __init__(self, quotas: ClientQuotaManager, connection: Connection, client_id: str | None) -> None:
+        self._quotas = quotas
+        self._connection = connection
+        self._client_id = client_id
+        self.throttle_ms = 0
+
+    def must_wait(self) -> bool:
+        """Whether this is the connection's first fetch, and it has to wait for its turn."""
+        self.throttle_ms = self._quotas.fetch_turn_ms(self._connection, self._client_id)
+        return self.throttle_ms > 0
+
+    def bytes_max(self) -> int:
+        return self._quotas.fetch_bytes_max(self._connection, self._client_id)
+
+    def used(self, size: int) -> None:
+        self.throttle_ms = self._quotas.throttle(CONSUMER_BYTE_RATE, self._connection, self._client_id, size)
+
+
 class _ShareFetchReply:
     """`acknowledge` comes first, then `begin`, which does everything that can be done at once."""
 
@@ -136,6 +161,7 @@ class _ShareFetchReply:
             may_read=partial(may_use_topic, ctx, Operation.READ),
         )
         self._fetching: DelayedShareFetch | None = None
+        self._quota: _Quota | None = None
         self._released: list[asyncio.Future[None]] = []
         self._is_fetched = True
 
@@ -148,7 +174,14 @@ class _ShareFetchReply:
             self._released = shares.close_session(session)
         elif not self._request.is_renewal and session.partitions:
             may_read = None if ctx.authorizer is None else partial(may_use_topic, ctx, Operation.READ)
-            self._fetching = DelayedShareFetch(shares, session, self._request, may_read, ctx.finish_in_slices)
+            quota = None
+            if ctx.services.quotas.limits_fetch and ctx.connection is not None:
+                quota = self._quota = _Quota(ctx.services.quotas, ctx.connection, ctx.client_id)
+                if quota.must_wait():
+                    return
+            self._fetching = DelayedShareFetch(
+                shares, session, self._request, may_read, ctx.finish_in_slices, quota
+            )
             self._is_fetched = not self._has_many and self._try(self._fetching)
 
     @staticmethod
@@ -193,19 +226,13 @@ class _ShareFetchReply:
             )
             topics.setdefault(partition[0], []).append(row)
             yield
-        throttle_ms = 0
-        if services.quotas.limits_fetch and self._ctx.connection is not None:
-            size = sum(len(piece) for rows in topics.values() for row in rows for piece in row.records)
-            throttle_ms = services.quotas.throttle(
-                CONSUMER_BYTE_RATE, self._ctx.connection, self._ctx.client_id, size
-            )
         return (
             yield from encode_share_fetch_response(
                 self._correlation_id,
                 lock_ms=services.groups.config(session.group).share_record_lock_duration_ms,
                 topics=topics.items(),
                 endpoints=tuple(hints.endpoints.values()),
-                throttle_ms=throttle_ms,
+                throttle_ms=0 if self._quota is None else self._quota.throttle_ms,
             )
         )
 

@@ -10,7 +10,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.broker.network.tenants import TenantOnNode
     from penstock.broker.network.time_accounts import TimeAccount
     from penstock.security.authorizer import Decisions
-    from penstock.security.quotas import Meter
+    from penstock.security.quotas import Meter, Reservation
 
 logger = logging.getLogger("penstock.server")
 
@@ -50,6 +50,10 @@ _PRODUCE_KEY_BYTES = struct.pack(">h", PRODUCE)  # the first bytes of a Produce 
 #: The first bytes of a client that speaks TLS: a handshake record of version 3.
 _TLS_HANDSHAKE = 0x1603
 _numbers = itertools.count(1)
+
+
+class Postponed(Exception):
+    """The request has had no effect yet; it is handled once the connection is no longer throttled."""
 
 
 class PendingReply:
@@ -102,6 +106,7 @@ class Connection(asyncio.BufferedProtocol):
         "listener", "meters", "nodes", "number",
         "on_lost",
         "peer", "principal", "server", "session_end", "software", "tenant",
+        "turns",
     )  # fmt: skip
 
     def __init__(self, server: Server, listener: str, *, nodes: NodePrincipals | None = None) -> None:
@@ -120,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
         self.account: TimeAccount | None = None  # of the time of the event loop; None for a node
         #: By kind of quota: what has counted the last request, unless the client belongs to a tenant.
         self.meters: dict[str, Meter] = {}
+        #: By kind of quota, once the connection has had its first turn or waits for it: what is reserved for that turn.
+        self.turns: dict[str, Sequence[Reservation]] = {}
         self.authentication: Authentication | None = None  # None if the listener asks for none
         #: Until then no request needs to ask `authentication`; seconds as `perf_counter` has them.
         self.session_end = 0.0
@@ -167,6 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self.server.buffers.end(self._partial)
             self._partial = None
         self._drop_backlog()
+        self._forget_turns()
         self.server.forget(self)
         if self.on_lost is not None:
             self.on_lost()
@@ -194,6 +202,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def authenticated(self, principal: Principal, session_ms: float = math.inf) -> None:
         """The client has proven who it is: from now on, and until its session ends, it may send any request."""
+        if principal != self.principal:
+            self._forget_turns()
         self.principal = principal
         self.meters.clear()
         self.session_end = perf_counter() + session_ms / 1000
@@ -207,8 +217,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def joins(self, tenant: TenantOnNode | None) -> None:
         """The principal belongs to this tenant from now on."""
+        if tenant is not self.tenant:
+            self._forget_turns()
         self.tenant = tenant
         self.meters.clear()
+
+    def _forget_turns(self) -> None:
+        """Without a turn the connection has to wait for one wherever something is owed."""
+        for reservations in self.turns.values():
+            for each in reservations:
+                each.end()
+        self.turns.clear()
 
     def authenticates_again(self) -> None:
         """A new login has begun, which only `authentication` knows about."""
@@ -342,7 +361,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._partial = None
             self._frame_began = 0.0
-            self.handle(partial.view[4:])
+            try:
+                self.handle(partial.view[4:])
+            except Postponed:
+                if self.server.buffers.is_crowded:
+                    self.server.buffers.end(partial)
+                    self.close()
+                else:
+                    self._partial = partial
+                return
         self.server.buffers.end(partial)
 
     def _grow(self, partial: PartialFrame) -> None:
@@ -394,7 +421,11 @@ class Connection(asyncio.BufferedProtocol):
                 if not self._muted:
                     self._queue()
                 return
-            self.handle(data[position + 4 : after])
+            try:
+                self.handle(data[position + 4 : after])
+            except Postponed:
+                self._keep_for_later(data[position:end], is_own)
+                return
             if self._closing:
                 return
             position = after
@@ -442,8 +473,11 @@ class Connection(asyncio.BufferedProtocol):
         self.close()
 
     def handle(self, frame: memoryview) -> None:
+        """Raises Postponed."""
         try:
             self.server.dispatch(self, frame)
+        except Postponed:
+            raise
         except MalformedFrame as error:
             self.server.refuse(self, str(error))
         except Exception:
@@ -553,10 +587,13 @@ class Connection(asyncio.BufferedProtocol):
         """Abort if the peer has closed the connection and no Produce request waits; return whether that was done.
 
         Of the waiting requests only Produce is kept: a producer with acks=0 may close as soon as it has sent its
-        records.
+        records. But a connection that still waits for its first turn has no claim to it.
         """
         if not self.is_peer_closed:
             return False
+        if any(self.turns.values()):
+            self.abort()
+            return True
         backlog, kept, position = self._drop_backlog(), bytearray(), 0
         while len(backlog) - position >= 4:
             after = position + 4 + _SIZE.unpack_from(backlog, position)[0]

@@ -174,6 +174,8 @@ class Dispatcher:
         started: float,
     ) -> None:
         api_key, version = context.api_key, context.version
+        if self._quotas.limits_requests and REQUEST_PERCENTAGE not in connection.turns:
+            self._quotas.await_request_turn(connection, context.client_id)
         flexible_from = _HOT_FLEXIBLE_FROM.get(api_key)
         if flexible_from is None:
             self._serve_by_schema(context, connection, frame, position, correlation_id, started)

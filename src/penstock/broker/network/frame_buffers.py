@@ -65,6 +65,11 @@ class FrameBuffers:
         return self.bytes_in_use >= self._bytes_max
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether frames that clients have to wait for anyway should give way: they would keep others waiting."""
+        return 2 * self.bytes_in_use >= self._bytes_max
+
+    @property
     def may_overdraw(self) -> bool:
         return self._overdrawn is None
 

@@ -2,6 +2,9 @@
 
 The broker answers a client first and then does not read from its connection for the throttle time, which the response
 names (KIP-219). Nodes are never throttled.
+
+A connection pays for what it has used by waiting. One that has used nothing yet, while others that share its quota owe
+something, waits for its first turn; otherwise a client would get around its quota by connecting again for each request.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
+from penstock.broker.network.connection import Postponed
 from penstock.protocol.steps import Steps
 from penstock.security.quotas import (
     CONSUMER_BYTE_RATE,
@@ -20,7 +24,8 @@ from penstock.security.quotas import (
     ClientQuotas,
     Entity,
     Meter,
-    Rate,
+    QuotaUsage,
+    Reservation,
     TokenBucket,
 )
 from penstock.security.tenant_limits import REQUEST_RATE
@@ -32,8 +37,8 @@ if TYPE_CHECKING:
 
 #: Clients that are remembered. Beyond it, those that have been idle are forgotten, then all.
 _CLIENTS_MAX: Final = 20_000
-#: A client that has used too much time for requests waits no longer than one window, as in Apache Kafka.
-_REQUEST_THROTTLE_MS_MAX: Final = 1000
+#: For the time that one request has used, a client waits no longer than one window, as in Apache Kafka.
+_REQUEST_WAIT_MS_MAX: Final = {REQUEST_PERCENTAGE: 1000}
 PERCENT: Final = 100
 _INT_MAX: Final = 2**31 - 1
 
@@ -65,8 +70,8 @@ class ClientQuotaManager:
         self._has_tenants = False
         #: By kind, user and client id. Connections keep them too, so what is dropped is retired.
         self._meters: dict[tuple[str, str, str | None], Meter] = {}
-        self._rates: dict[tuple[str, _Sharers], Rate] = {}
-        self._unlimited = Rate(self._windows, self._window_ms)  # of clients without a limit
+        self._usages: dict[tuple[str, _Sharers], QuotaUsage] = {}
+        self._unlimited = QuotaUsage(self._windows, self._window_ms)  # of clients without a limit
         self._buckets: dict[_Sharers, TokenBucket] = {}
         #: Milliseconds that clients were told to wait, by kind of quota.
         self.throttled_ms: dict[str, int] = {}
@@ -92,14 +97,76 @@ class ClientQuotaManager:
         self.limits_requests = self._has_tenants or REQUEST_PERCENTAGE in kinds
 
     def fetch_bytes_max(self, connection: Connection, client_id: str | None) -> int:
-        """Return how many bytes one response may have, so that its client waits no longer than all windows take."""
+        """Return how many bytes one response may have: what is left of the burst, but at least what one turn has."""
         meter = self._meter(CONSUMER_BYTE_RATE, connection, client_id)
-        burst = math.inf if meter is None else meter.burst
+        left = math.inf
+        if meter is not None and meter.limit is not None:
+            left = meter.usage.left(meter.limit.per_second)
         if connection.tenant is not None:
-            granted = connection.tenant.rates.grant(CONSUMER_BYTE_RATE)
-            if granted is not None:
-                burst = min(burst, granted * self._windows * self._window_ms / 1000)
-        return _INT_MAX if burst >= _INT_MAX else max(int(burst), 1)
+            left = min(left, connection.tenant.rates.left(CONSUMER_BYTE_RATE))
+        return _INT_MAX if left >= _INT_MAX else max(int(left), 1)
+
+    def await_request_turn(self, connection: Connection, client_id: str | None) -> None:
+        """For the first request of a connection. Raises Postponed if it has to wait, see `await_turn`."""
+        if self._turn_ms(REQUEST_PERCENTAGE, connection, client_id, 0, self._now_ms()):
+            raise Postponed
+
+    def await_turn(
+        self, kind: str, connection: Connection, client_id: str | None, amount: float, now_ms: int
+    ) -> None:
+        """For a request that uses the amount. Raises Postponed if it is the connection's first one and has to wait."""
+        if kind not in connection.turns and self._turn_ms(kind, connection, client_id, amount, now_ms):
+            raise Postponed
+
+    def fetch_turn_ms(self, connection: Connection, client_id: str | None) -> int:
+        """Return for how long a connection waits before its first fetch; 0 if it need not."""
+        if CONSUMER_BYTE_RATE in connection.turns:
+            return 0
+        amount = self.fetch_bytes_max(connection, client_id)
+        return self._turn_ms(CONSUMER_BYTE_RATE, connection, client_id, amount, self._now_ms())
+
+    def _turn_ms(
+        self, kind: str, connection: Connection, client_id: str | None, amount: float, now_ms: int
+    ) -> int:
+        """If something is owed, reserve the amount, so that connections that come later wait for it too."""
+        shares = self._shares(kind, connection, client_id, amount)
+        wait_ms = max((usage.owed_ms(limit, now_ms) for usage, limit, _ in shares), default=0)
+        if not wait_ms:
+            connection.turns[kind] = ()
+            return 0
+        for usage, limit, used in shares:
+            usage.reserve(used, limit, now_ms)
+        connection.turns[kind] = [Reservation(usage, used) for usage, _, used in shares]
+        self._count(kind, wait_ms)
+        connection.throttle(wait_ms)
+        return wait_ms
+
+    def _shares(
+        self, kind: str, connection: Connection, client_id: str | None, amount: float
+    ) -> list[tuple[QuotaUsage, float, float]]:
+        """Return what the amount counts towards, with the limit of each: of the client, and of its tenant."""
+        if connection.is_node:
+            return []
+        shares = []
+        meter = self._meter(kind, connection, client_id)
+        if meter is not None and meter.limit is not None:
+            shares.append((meter.usage, meter.limit.per_second, amount))
+        if connection.tenant is not None:
+            if kind == REQUEST_PERCENTAGE:
+                kind, amount = REQUEST_RATE, 1
+            rates = connection.tenant.rates
+            if (grant := rates.grant(kind)) is not None:
+                shares.append((rates.usages[kind], grant, amount))
+        return shares
+
+    @staticmethod
+    def _take_turn(kind: str, connection: Connection) -> None:
+        """What was reserved for the turn is recorded now."""
+        reserved = connection.turns.get(kind)
+        if reserved != ():
+            for each in reserved or ():
+                each.end()
+            connection.turns[kind] = ()
 
     def throttle(
         self,
@@ -116,6 +183,7 @@ class ClientQuotaManager:
         """
         if now_ms is None:
             now_ms = self._now_ms()
+        self._take_turn(kind, connection)
         wait_ms = self._client_wait_ms(kind, connection, client_id, amount, now_ms)
         if connection.tenant is not None:
             wait_ms = max(wait_ms, connection.tenant.rates.record(kind, amount, now_ms))
@@ -138,11 +206,8 @@ class ClientQuotaManager:
         if connection.tenant is None and (connection.nodes is None or not connection.nodes.follows_rules):
             connection.meters[kind] = meter
         wait_ms = meter.record(amount, now_ms)
-        if not wait_ms:
-            return 0
-        if kind == REQUEST_PERCENTAGE:
-            wait_ms = min(wait_ms, _REQUEST_THROTTLE_MS_MAX)
-        self._count(kind, wait_ms)
+        if wait_ms:
+            self._count(kind, wait_ms)
         return wait_ms
 
     def throttle_request(self, connection: Connection, client_id: str | None, seconds: float) -> int:
@@ -152,6 +217,7 @@ class ClientQuotaManager:
         For most requests it need not be called: if the time, in percent, may be pending in a meter of the connection.
         """
         wait_ms, now_ms = 0, self._now_ms()
+        self._take_turn(REQUEST_PERCENTAGE, connection)
         if not connection.is_node:
             percent = seconds * PERCENT
             wait_ms = self._client_wait_ms(REQUEST_PERCENTAGE, connection, client_id, percent, now_ms)
@@ -197,8 +263,10 @@ class ClientQuotaManager:
         return self._quotas.connection_rate(host)
 
     def _meter(self, kind: str, connection: Connection, client_id: str | None) -> Meter | None:
-        """Return None for a node."""
+        """Return None for a node, and before the login: all clients would share what the login needs."""
         if connection.nodes is not None and connection.server.is_from_node(connection):
+            return None
+        if connection.authentication is not None and not connection.session_end:
             return None
         key = (kind, connection.principal.name, client_id)
         try:
@@ -209,17 +277,19 @@ class ClientQuotaManager:
     def _new_meter(self, key: tuple[str, str, str | None]) -> Meter:
         kind, user, client_id = key
         limit = self._quotas.limit(kind, user, client_id or "")
-        rate = self._unlimited
+        usage = self._unlimited
         if limit is not None:
             shared = (kind, limit.sharers)
-            found = self._rates.get(shared)
+            found = self._usages.get(shared)
             if found is None:
                 self._make_room(self._now_ms())
-                found = self._rates[shared] = Rate(self._windows, self._window_ms)
-            rate = found
+                found = self._usages[shared] = QuotaUsage(
+                    self._windows, self._window_ms, request_wait_ms_max=_REQUEST_WAIT_MS_MAX.get(kind)
+                )
+            usage = found
         if len(self._meters) >= _CLIENTS_MAX:
             self._drop_meters()
-        meter = self._meters[key] = Meter(client_id, limit, rate)
+        meter = self._meters[key] = Meter(client_id, limit, usage)
         return meter
 
     def _drop_meters(self) -> None:
@@ -232,11 +302,11 @@ class ClientQuotaManager:
 
     def _make_room(self, now_ms: int) -> None:
         """Clients choose their ids, so what is remembered of them is bounded."""
-        if len(self._rates) + len(self._buckets) < _CLIENTS_MAX:
+        if len(self._usages) + len(self._buckets) < _CLIENTS_MAX:
             return
         self._drop_meters()
-        self._rates = {key: rate for key, rate in self._rates.items() if not rate.is_idle(now_ms)}
+        self._usages = {key: each for key, each in self._usages.items() if not each.is_idle(now_ms)}
         self._buckets = {key: each for key, each in self._buckets.items() if not each.is_idle(now_ms)}
-        if len(self._rates) + len(self._buckets) >= _CLIENTS_MAX:
-            self._rates.clear()
+        if len(self._usages) + len(self._buckets) >= _CLIENTS_MAX:
+            self._usages.clear()
             self._buckets.clear()

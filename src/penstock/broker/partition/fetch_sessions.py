@@ -299,6 +299,11 @@ class FetchSessions:
         named = self._sessions.get(request.session_id)
         return [named] if named is not None and named.replica_id == request.replica_id else []
 
+    def discard(self, session: FetchSession) -> None:
+        """End a session of which the client will not learn."""
+        if self._sessions.get(session.id) is session:
+            self._close(session)
+
     def _close(self, session: FetchSession) -> None:
         del self._sessions[session.id]
         self._count(session, -len(session.wanted))

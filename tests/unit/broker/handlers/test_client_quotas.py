@@ -263,10 +263,17 @@ async def test_a_client_that_leaves_while_it_must_wait_is_noticed(node: Node) ->
     await create_topic(node, "t", 1)
     operator = await WireClient.connect(node)
     await set_quotas(operator, {CLIENT: None}, {PRODUCER_BYTE_RATE: 1.0})
-    for _ in range(3):
+    client = await WireClient.connect(node)
+    assert await produce(client, 1000) > 0
+    await client.close()
+    for _ in range(2):
         client = await WireClient.connect(node)
-        assert await produce(client, 1000) > 0
+        waiting = asyncio.ensure_future(produce(client, 1000))
+        await until(lambda: sum(each.throttle_ms > 0 for each in node.server.connections) == 1)
+        assert not waiting.done(), "its user owes something, so a new connection waits first"
+        waiting.cancel()
         await client.close()
+        await until(lambda: len(node.server.connections) == 1)
     await until(lambda: len(node.server.connections) == 1)
     await operator.close()
 

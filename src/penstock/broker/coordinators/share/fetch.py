@@ -17,7 +17,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.broker.coordinators.share.partitions import SharePartitionLeader, monotonic_ms
 from penstock.groups.share.partition.share_partition_state import (
@@ -181,6 +181,14 @@ class ReadWouldBlock(Exception):
         self.read = read
 
 
+class FetchQuota(Protocol):
+    """What the quota of the member's client leaves it."""
+
+    def bytes_max(self) -> int: ...
+
+    def used(self, size: int) -> None: ...
+
+
 class DelayedShareFetch:
     def __init__(
         self,
@@ -189,12 +197,14 @@ class DelayedShareFetch:
         request: ShareFetchRequest,
         may_read: Callable[[bytes], bool] | None,
         work: Callable[[Steps[Any]], Awaitable[Any]],
+        quota: FetchQuota | None,
     ) -> None:
         """`may_read` returns whether the member may read a topic, given by the bytes of its id; None means all.
 
-        `work` does steps, in turn with other requests.
+        `work` does steps, in turn with other requests. The quota counts records as soon as they are acquired.
         """
         self._work = work
+        self._quota = quota
         self._shares = shares
         self._session = session
         self._group, self._member = session.group, session.member
@@ -246,6 +256,8 @@ class DelayedShareFetch:
             if portion is not None:
                 self.portions[partition] = portion
                 bytes_left -= portion.bytes_count
+                if self._quota is not None:
+                    self._quota.used(portion.bytes_count)
                 records_left -= portion.records_count
         return bool(self.portions)
 
@@ -254,8 +266,11 @@ class DelayedShareFetch:
         allowed = min(self._request.max_bytes, self._shares.fetch_bytes_max)
         allowed = min(allowed, max(self._shares.response_bytes_left(), _BYTES_ALWAYS_ALLOWED))
         taken = self.portions.values()
+        taken_bytes = sum(portion.bytes_count for portion in taken)
+        if self._quota is not None:
+            allowed = min(allowed, taken_bytes + self._quota.bytes_max())
         return (
-            allowed - sum(portion.bytes_count for portion in taken),
+            allowed - taken_bytes,
             self._request.max_records - sum(portion.records_count for portion in taken),
         )
 
