@@ -67,7 +67,7 @@ GOALS = (
         for what in ("batched", "unbatched")
     ),
     *(
-        Goal(f"p99 beside {attack} <= 3x that alone", f"neighbour-{attack}", "p99_ratio", 3)
+        Goal(f"p99 beside {attack} <= 2x that alone", f"neighbour-{attack}", "p99_ratio", 2)
         for attack in (
             "smallest",
             "largest",
