@@ -67,13 +67,16 @@ def scan_batches(
     piece: LogSlice,
     aborted: Sequence[tuple[int, int]] = (),
     look_inside: FindRecordRuns | None = None,
+    *,
+    end_offset: int,
 ) -> ScannedBatches:
-    """Scan data that was read from `offset` on. Batches of `aborted` transactions have no records to deliver.
+    """Scan data that was read from `offset` on, up to `end_offset`. Batches of `aborted` transactions deliver nothing.
 
     With `look_inside`, gaps within batches are found too. The scan ends before damage; raises DamagedRead if nothing
-    is intact.
+    is intact. The checksum does not cover the base offset, so batches must follow each other.
     """
-    data, position, size, after = piece.data, 0, len(piece.data), 0
+    data, position, size, after = piece.data, 0, len(piece.data), offset
+    follows = True  # the last batch begins where the one before it ends, or contains the offset
     view = memoryview(data)
     spans: list[tuple[int, int]] = []
     ends: list[int] = []
@@ -82,11 +85,22 @@ def scan_batches(
     while position + BATCH_HEADER_BYTES <= size:
         base, length, magic, crc, attributes, delta, producer_id, count = _HEADER.unpack_from(data, position)
         behind = position + length + LOG_OVERHEAD_BYTES
-        is_batch = magic == _MAGIC and base >= after and length >= BATCH_HEADER_BYTES - LOG_OVERHEAD_BYTES
+        is_batch = magic == _MAGIC and length >= BATCH_HEADER_BYTES - LOG_OVERHEAD_BYTES
         if not is_batch or crc32c(view[position + ATTRIBUTES_OFFSET : behind]) != crc:
             break
+        last = base + delta
+        if not after <= (base if ends else last) or last >= end_offset:
+            if not follows:
+                # One of the two base offsets is wrong, and it is more likely the one behind a gap.
+                starts.pop()
+                ends.pop()
+                spans = [
+                    (first, min(behind, ends[-1])) for first, behind in spans if ends and first < ends[-1]
+                ]
+            break
+        follows = base <= after
         starts.append(position)
-        after = base + delta + 1
+        after = last + 1
         ends.append(after)
         is_left_out = not count or attributes & CONTROL
         if skips is not None and skips.has(base, attributes, producer_id):
@@ -350,7 +364,8 @@ class DelayedShareFetch:
             aborted: Sequence[tuple[int, int]] = ()
             if committed and log.has_aborted:
                 aborted = log.aborted_in(offset, piece.next_offset, nowait=nowait)
-            return scan_batches(offset, piece, aborted, self._look(nowait=nowait) if is_exact else None)
+            look_inside = self._look(nowait=nowait) if is_exact else None
+            return scan_batches(offset, piece, aborted, look_inside, end_offset=upto.offset)
 
         try:
             return read(nowait=True)

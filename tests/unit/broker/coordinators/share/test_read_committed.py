@@ -118,7 +118,7 @@ async def test_a_read_that_begins_with_an_abort_marker_takes_nothing_from_the_ne
         piece = log.read(offset, 1 << 20, upto)
         aborted = log.aborted_in(offset, piece.next_offset)
         assert aborted == ((7, 0),)
-        assert scan_batches(offset, piece, aborted).found.spans == [(2, 4)]
+        assert scan_batches(offset, piece, aborted, end_offset=piece.next_offset).found.spans == [(2, 4)]
 
 
 async def test_what_is_not_handed_out_does_not_keep_what_follows_waiting(node: Node) -> None:

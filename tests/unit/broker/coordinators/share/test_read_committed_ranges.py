@@ -74,7 +74,9 @@ def test_reads_of_any_size_find_what_is_committed(seed: int) -> None:
     while offset < log.end:
         batches = [batch for batch in log.batches if batch.end > offset][: rng.randint(1, 4)]
         piece = LogSlice(b"".join(batch.data for batch in batches), batches[-1].end)
-        read = scan_batches(offset, piece, log.aborted_in(offset, piece.next_offset))
+        read = scan_batches(
+            offset, piece, log.aborted_in(offset, piece.next_offset), end_offset=piece.next_offset
+        )
         found.update(at for first, end in read.found.spans for at in range(first, end))
         assert read.found.next_offset == piece.next_offset
         offset = piece.next_offset
