@@ -490,10 +490,10 @@ class CommittedMetadata:
     def _follow_first_image(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def follow_first_image(metadata: MetadataLog) -> None:
             node = self.cluster.machines[_node_id()].node
-            known = metadata.image.brokers.get(_node_id())
-            if node is not None and (known is None or known.incarnation != node.lifecycle.incarnation):
+            # The image may also have what came after the registration: another broker with the same id, or nothing.
+            if node is not None and not 0 <= node.lifecycle.broker_epoch <= metadata.applied_offset:
                 raise self.loop.fail(
-                    "a node follows images with its own registration", f"{metadata}: {known}"
+                    "a node follows images with its own registration", f"{metadata}: {node.lifecycle}"
                 )
             await original(metadata)
 
