@@ -61,8 +61,6 @@ class CommittedLogs:
         self.damaged: set[tuple[UUID, int, int]] = set()
         #: Replicas whose disk was replaced with an empty one.
         self.replaced: set[tuple[UUID, int, int]] = set()
-        #: Those of them that have not come back with everything committed.
-        self._empty: set[tuple[UUID, int, int]] = set()
         #: Partitions that do not sync before they acknowledge, and had a reported unclean election.
         self._gave_up: set[Key] = set()
         self._high_watermarks: dict[tuple[Key, int], int] = {}
@@ -94,7 +92,6 @@ class CommittedLogs:
 
     def replaces_disk(self, topic_id: UUID, index: int, node_id: int) -> None:
         self.replaced.add((topic_id, index, node_id))
-        self._empty.add((topic_id, index, node_id))
 
     def gives_up(self, topic_id: UUID, index: int) -> None:
         """An unclean election of a partition that does not sync before it acknowledges: its records may be lost."""
@@ -267,12 +264,12 @@ class CommittedLogs:
         ):
             return
         if held is None or held.topic_id != topic.id:
-            # A replica that was never lost is opened later, and checked then.
-            has, is_known = 0, (topic.id, index, replica) in self._empty
+            # A replica that is on the disk is opened later, and checked then.
+            folder = self.cluster.machines[replica].disk.folder / f"{topic.name}-{index}"
+            has, is_known = 0, not folder.exists()
         else:
             has, is_known = held.log.synced.offset if self._syncs_first(held) else held.log.end_offset, True
         if has >= committed.end_offset and held is not None:
-            self._empty.discard((topic.id, index, replica))
             self._check_lineage(held, committed, committed.end_offset, replica)
         if is_known and has < committed.end_offset:
             raise self.cluster.loop.fail(
@@ -503,14 +500,23 @@ class CommittedLogs:
                 return
 
     def _intact_copy(self, partition: Partition, end: int) -> tuple[Node | None, Partition]:
-        """Return the partition, or, if its log is damaged, another copy of it and the node that has it."""
+        """Return the partition, or, if its log is damaged, the copy of an in-sync replica and the node that has it.
+
+        Other copies may have other records there.
+        """
         key, process = (partition.topic_id, partition.index), CURRENT.get()
-        if process is not None and (*key, process.machine.node_id) in self.damaged:
-            for machine in self.cluster.machines.values():
-                held = None if machine.node is None else machine.node.partitions.get(*partition.key)
-                is_intact = (*key, machine.node_id) not in self.damaged
-                if held is not None and is_intact and held.topic_id == key[0] and held.log.end_offset >= end:
-                    return machine.node, held
+        if (
+            process is None
+            or partition.leading is None
+            or (*key, process.machine.node_id) not in self.damaged
+        ):
+            return None, partition
+        for replica in sorted(partition.leading.rules.isr):
+            node = self.cluster.machines[replica].node
+            held = None if node is None else node.partitions.get(*partition.key)
+            is_intact = (*key, replica) not in self.damaged
+            if held is not None and is_intact and held.topic_id == key[0] and held.log.end_offset >= end:
+                return node, held
         return None, partition
 
     def _records(
@@ -523,6 +529,9 @@ class CommittedLogs:
             other = node.partitions.get(partition.topic, partition.index)
             if other is None or other is partition or other.log.end_offset <= header.last_offset:
                 continue
+            epochs = other.log.epochs, partition.log.epochs
+            if len({known.epoch_at(header.base_offset) for known in epochs}) > 1:
+                continue  # it has other records there
             piece = self.cluster.in_process_of(node, other.log.read, header.base_offset, 1, other.log.end)
             for intact, copy in iter_batches(piece.data):
                 # The damage may be in the header, even in the checksum.

@@ -36,6 +36,7 @@ from simulation.engine.loop import CURRENT, Process
 
 _READ_BYTES: Final = 1 << 22
 _HEARTBEAT_MS: Final = int(SETTINGS["broker.heartbeat.interval.ms"])
+_TICK_MS: Final = _HEARTBEAT_MS // 4
 _ROUNDING_MS: Final = 2
 
 
@@ -489,10 +490,10 @@ class CommittedMetadata:
     def _follow_first_image(self, original: Callable[..., Any]) -> Callable[..., Any]:
         async def follow_first_image(metadata: MetadataLog) -> None:
             node = self.cluster.machines[_node_id()].node
-            known = metadata.image.brokers.get(_node_id())
-            if node is not None and (known is None or known.incarnation != node.lifecycle.incarnation):
+            # The image may also have what came after the registration: another broker with the same id, or nothing.
+            if node is not None and not 0 <= node.lifecycle.broker_epoch <= metadata.applied_offset:
                 raise self.loop.fail(
-                    "a node follows images with its own registration", f"{metadata}: {known}"
+                    "a node follows images with its own registration", f"{metadata}: {node.lifecycle}"
                 )
             await original(metadata)
 
@@ -529,7 +530,10 @@ def _node_id() -> int:
 
 
 def _suspended_ms(since_ms: int) -> int:
-    """Return for how long the running process was suspended since then: it could not hear anyone."""
+    """Return for how long the running process knows that it was suspended since then: it could not hear anyone.
+
+    Its ticks tell it, so it may miss the time from the beginning of a suspension to the next tick.
+    """
     process = CURRENT.get()
     assert process is not None
-    return sum(max(0, end_ms - max(begin_ms, since_ms)) for begin_ms, end_ms in process.pauses_ms)
+    return sum(max(0, end_ms - max(begin_ms, since_ms) - _TICK_MS) for begin_ms, end_ms in process.pauses_ms)

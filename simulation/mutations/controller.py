@@ -40,7 +40,7 @@ def _keep_sessions(self: Controller) -> None:
         _begin_sessions(self)
 
 
-def _no_grace(self: Controller, late_ms: float) -> None: ...
+def _no_grace(self: Controller) -> None: ...
 
 
 def _any_epoch(image: Any, broker_id: int, broker_epoch: int) -> Any:

@@ -11,7 +11,9 @@ from uuid import UUID
 
 from penstock.broker.coordinators.share import persister
 from penstock.cluster.image import ResourceType
+from penstock.cluster.topic_names import SHARE_GROUP_STATE
 from penstock.groups.share.partition.share_partition_state import ACCEPT, REJECT, RELEASE, RENEW
+from penstock.groups.share.state.share_state_shard import ShareCoordinatorShard
 from penstock.protocol.dead_letter_headers import (
     DELIVERY_COUNT_HEADER,
     GROUP_HEADER,
@@ -578,18 +580,23 @@ class ShareWorld(World):
         for group, is_drained in self._drained.items():
             if not is_drained:
                 return f"{group} has a lag: {self._lags.get(group)}"
-        pending = self._pending_dead_letters()
-        if pending:
-            return f"{pending} dead letters are pending"
+        for shard in self._share_state_shards():
+            if shard is None:
+                return "a shard of the share state is not loaded, and may have pending dead letters"
+            if pending := sum(shard.pending_by_group().values()):
+                return f"{pending} dead letters are pending"
         return None if self.reader.has_read_all else "not all dead letters are read"
 
-    def _pending_dead_letters(self) -> int:
-        pending = 0
-        for node in self.cluster.serving():
-            share_state = node.share_state.existing
-            if share_state is not None:
-                pending += sum(share_state.dead_letters.pending().values())
-        return pending
+    def _share_state_shards(self) -> Iterator[ShareCoordinatorShard | None]:
+        """Yield each shard as its leader has loaded it; None while it has not."""
+        for topic, index, state in self.cluster.partitions():
+            if topic != SHARE_GROUP_STATE:
+                continue
+            node = self.cluster.machines[state.leader].serving if state.has_leader else None
+            coordinator = None if node is None else node.share_state.existing
+            active = None if coordinator is None else coordinator._runtime._active.get(index)
+            is_current = active is not None and active.leader_epoch == state.leader_epoch
+            yield active.shard if active is not None and is_current else None
 
     def finish(self) -> None:
         for group in self.configs:

@@ -169,3 +169,25 @@ def test_a_closed_connection_leaves_a_second_but_never_prolongs(
     sessions.connection_lost(1, 1, 0)
     sessions.connection_lost(1, 1, 400)
     assert (sessions.expired(image, ends_ms - 1), sessions.expired(image, ends_ms)) == ([], [1])
+
+
+def test_a_pause_of_the_controller_is_no_silence() -> None:
+    image = cluster(3)
+    sessions = BrokerSessions(session_timeout_ms=9000, heartbeat_interval_ms=700)
+    sessions.elected(image, 0)
+    sessions.connection_lost(2, 2, 500)
+    sessions.contacted(3, 3, 8000)  # its heartbeat was read before the pause was noticed
+    sessions.paused(7000, 8000)
+    assert sessions.expired(image, 8899) == []
+    assert sessions.expired(image, 8900) == [2]
+    assert sessions.expired(image, 16_000) == [1, 2]
+    assert sessions.expired(image, 17_000) == [1, 2, 3]
+
+
+def test_a_connection_that_closed_during_a_pause_has_the_usual_time() -> None:
+    image = cluster(1)
+    sessions = BrokerSessions(session_timeout_ms=9000, heartbeat_interval_ms=700)
+    sessions.elected(image, 0)
+    sessions.connection_lost(1, 1, 5000)
+    sessions.paused(5000, 5000)
+    assert (sessions.expired(image, 6399), sessions.expired(image, 6400)) == ([], [1])

@@ -81,8 +81,8 @@ class Controller:
         self._last_controller = last_controller
         self._heartbeat_ms = settings.integer("broker.heartbeat.interval.ms")
         self._session_ms = settings.integer("broker.session.timeout.ms")
-        #: No longer than a heartbeat: a suspension during the pause is noticed by how late the check is.
-        self._check_s = max(min(_CHECK_INTERVAL_S, self._heartbeat_ms / 1000), _CHECK_INTERVAL_S_MIN)
+        #: Of a suspension, at most this much may go unnoticed, so it is short compared to a heartbeat interval.
+        self._check_s = max(min(_CHECK_INTERVAL_S, self._heartbeat_ms / 4000), _CHECK_INTERVAL_S_MIN)
         self.sessions = BrokerSessions(session_timeout_ms=self._session_ms)
         self._layers: tuple[ConfigLayer, ...] | None = None
         self._rules = ControllerConfig()
@@ -90,6 +90,9 @@ class Controller:
         self._token_sweeper: TokenSweeper | None = None
         self._has_scram_secret = False  # as far as it was looked at in this term
         self._watching: asyncio.Task[None] | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        #: A tick that runs later than this tells that the process was suspended.
+        self._tick_due_ms = 0
         #: The connection over which each broker sent its last heartbeat.
         self._last_connections: dict[int, Connection] = {}
 
@@ -105,6 +108,7 @@ class Controller:
         self._begin_sessions()
         self._balancer = None
         self._has_scram_secret = False
+        self._schedule_tick()
         self._watching = self._environment.spawn(self._watch())
 
     def _begin_sessions(self) -> None:
@@ -128,6 +132,9 @@ class Controller:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
         self._last_connections.clear()
 
     # -- deciding ------------------------------------------------------------------------------------
@@ -254,17 +261,15 @@ class Controller:
         """
         if registration.incarnation == self._own_incarnation():
             return None
+        self._extend_sessions_after_pause()
         return self.sessions.silent_ms(registration.broker_id, self._now_ms()) or 0
 
     # -- watching ------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
-            pause_s = self._pause_s()
-            started_ms = self._now_ms()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self._pause_s())
             try:
-                self._extend_sessions_after_pause(self._now_ms() - started_ms - pause_s * 1000)
                 await self._fence_silent()
                 await self._leaders().look(self._now_ms())
                 if self._metadata.image.security.tokens:
@@ -314,24 +319,45 @@ class Controller:
             return self._check_s
         return min(max((deadline_ms - self._now_ms()) / 1000, _CHECK_INTERVAL_S_MIN), self._check_s)
 
-    def _extend_sessions_after_pause(self, late_ms: float) -> None:
-        """Start new sessions if this process was suspended: it received no heartbeats, even from live brokers."""
+    def _schedule_tick(self) -> None:
+        self._tick_due_ms = self._now_ms() + round(self._check_s * 1000)
+        self._ticking = asyncio.get_running_loop().call_later(self._check_s, self._tick)
+
+    def _tick(self) -> None:
+        """Notice that this process was suspended, also while `_watch` waits for a decision to be committed."""
+        self._extend_sessions_after_pause()
+        self._schedule_tick()
+
+    def _extend_sessions_after_pause(self) -> None:
+        """While this process was suspended, it received no heartbeats, even from live brokers: that is no silence.
+
+        After a suspension other callbacks may run before the late tick, so whatever judges a session calls this first.
+        """
+        now_ms = self._now_ms()
+        late_ms = now_ms - self._tick_due_ms
+        if late_ms <= 0:
+            return
+        self._tick_due_ms = now_ms
+        self.sessions.paused(late_ms, now_ms)
         if late_ms > self._heartbeat_ms:
-            logger.warning("this node was suspended", extra={"ms": round(late_ms)})
-            self.sessions.elected(self._metadata.image, self._now_ms())
+            logger.warning("this node was suspended", extra={"ms": late_ms})
 
     async def _fence_silent(self) -> None:
         from penstock.cluster.controller.heartbeats import fence_brokers
 
         def decide(image: ClusterImage) -> Decision[None]:
-            silent = self.sessions.expired(image, self._now_ms())
+            silent = self._silent_brokers(image)
             return fence_brokers(image, silent, rules=self.rules()) if silent else Decision((), None)
 
-        silent = self.sessions.expired(self._metadata.image, self._now_ms())
+        silent = self._silent_brokers(self._metadata.image)
         if silent:
             logger.warning("fencing brokers that are silent", extra={"brokers": silent})
             await self.propose(decide)
             self._metrics.brokers_fenced += len(silent)
+
+    def _silent_brokers(self, image: ClusterImage) -> list[int]:
+        self._extend_sessions_after_pause()
+        return self.sessions.expired(image, self._now_ms())
 
     def _now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)

@@ -87,6 +87,13 @@ class BrokerSessions:
             session.cut_ms = None
             session.metadata_offset = max(session.metadata_offset, metadata_offset)
 
+    def paused(self, lasted_ms: int, now_ms: int) -> None:
+        """The controller's process did not run for this long until now, so it could not hear any broker."""
+        for session in self._sessions.values():
+            session.heard_ms = min(session.heard_ms + lasted_ms, now_ms)
+            if session.cut_ms is not None:
+                session.cut_ms = min(session.cut_ms + lasted_ms, now_ms + self._reconnect_ms)
+
     def connection_lost(self, broker: int, epoch: int, now_ms: int) -> None:
         """The connection that the broker reports over has closed: its process has probably ended.
 

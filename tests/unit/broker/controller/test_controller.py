@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import pytest
 from tests.unit.broker.controller.small_cluster import Cluster
@@ -12,9 +13,10 @@ from tests.unit.broker.virtual_time import VirtualLoop, in_virtual_time
 
 from penstock.broker.controller.leader_balancer import is_imbalanced
 from penstock.cluster.controller.alter_partition import AlterPartition, IsrMember, alter_partitions
+from penstock.cluster.controller.brokers import BrokerRegistration
 from penstock.cluster.controller.heartbeats import BrokerHeartbeat
 from penstock.cluster.controller.reassignment import list_reassignments
-from penstock.protocol.errors import ErrorCode
+from penstock.protocol.errors import ApiError, ErrorCode
 
 
 def leaders(cluster: Cluster, topic: str = "orders") -> list[int]:
@@ -125,6 +127,65 @@ async def test_a_pause_counts_at_whatever_moment_it_begins(tmp_path: Path) -> No
         await asyncio.sleep(0.05)
         cluster.cuts = set()
         assert cluster[1].metrics.brokers_fenced == 0
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_a_pause_counts_while_a_decision_waits_to_be_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await three(tmp_path)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    metadata = cluster[1].metadata
+    propose, decided, committed = metadata.propose, asyncio.Event(), asyncio.Event()
+
+    async def propose_slowly(decide: Any) -> Any:
+        reply = await propose(decide)
+        decided.set()
+        await committed.wait()
+        return reply
+
+    await cluster[3].stop()
+    monkeypatch.setattr(metadata, "propose", propose_slowly)
+    await decided.wait()
+    assert cluster[1].image.brokers[3].fenced
+    cluster.cuts = {(2, 1)}  # what broker 2 sends is read only after the next check
+    loop.stand_still(10)
+    committed.set()
+    await asyncio.sleep(0.3)
+    cluster.cuts = set()
+    await asyncio.sleep(10)
+    assert cluster[1].metrics.brokers_fenced == 1
+    assert len(cluster[1].image.active_brokers()) == 2
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_short_pauses_add_up_to_no_silence(tmp_path: Path) -> None:
+    """As on a machine with too little CPU time: each pause is shorter than a heartbeat interval."""
+    cluster = await three(tmp_path)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    cluster.cuts = {(2, 1)}
+    for _ in range(8):
+        loop.stand_still(0.45)
+        await asyncio.sleep(0.15)
+    assert cluster[1].metrics.brokers_fenced == 0
+    await until(lambda: cluster[1].image.brokers[2].fenced)
+    await cluster.stop()
+
+
+@in_virtual_time
+async def test_a_pause_does_not_let_a_copy_replace_a_live_broker(tmp_path: Path) -> None:
+    """The controller's first request after the pause is the registration of a copy of broker 2's folder."""
+    cluster = await three(tmp_path)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    controller, known = cluster[1].controller, cluster[1].image.brokers[2]
+    copy = BrokerRegistration(broker_id=2, incarnation=uuid4(), endpoints=(), log_dirs=known.log_dirs)
+    await asyncio.sleep(1)
+    loop.stand_still(10)
+    with pytest.raises(ApiError) as refused:
+        await controller.register(copy, previous_epoch=known.epoch)
+    assert refused.value.code is ErrorCode.duplicate_broker_registration
     await cluster.stop()
 
 
