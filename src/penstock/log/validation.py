@@ -17,6 +17,7 @@ from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     LOG_OVERHEAD_BYTES,
     RECORD_BYTES_MIN,
+    BatchOffsets,
     checksum,
     crc32c,
     iter_batches,
@@ -148,10 +149,16 @@ def read_validated(log: _ReadableLog, offset: int, max_bytes: int, upto: Any) ->
 def read_intact(log: _ReadableLog, offset: int, max_bytes: int, upto: Any) -> LogSlice:
     """Blocking: read the batches before the first damaged one. Raises CORRUPT_MESSAGE if there are none."""
     piece = log.read(offset, max_bytes, upto)
-    end, next_offset = 0, offset
+    offsets, end, next_offset = BatchOffsets(offset), 0, offset
+    before = end, next_offset
     for header, batch in iter_batches(piece.data):
         if header.magic != _MAGIC or header.crc != checksum(batch):
             break
+        if header.last_offset >= upto.offset or not offsets.follow(header.base_offset, header.last_offset):
+            if offsets.is_last_doubtful:
+                end, next_offset = before
+            break
+        before = end, next_offset
         end, next_offset = end + header.size, header.last_offset + 1
     if end == len(piece.data):
         return piece

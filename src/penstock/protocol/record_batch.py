@@ -335,6 +335,32 @@ def iter_batches(data: BytesLike) -> Iterator[tuple[BatchHeader, memoryview]]:
         position = end
 
 
+class BatchOffsets:
+    """Checks that batches which are read from a log follow each other: no checksum covers their base offsets.
+
+    Where they contradict each other, one of two is wrong, and more likely the one behind a gap, which compaction may
+    have left.
+    """
+
+    __slots__ = ("_after", "_has_gap", "_is_first", "is_last_doubtful")
+
+    def __init__(self, offset: int) -> None:
+        """The first batch contains the offset, or comes after it."""
+        self._after = offset
+        self._is_first = True
+        self._has_gap = False
+        self.is_last_doubtful = False
+
+    def follow(self, base_offset: int, last_offset: int) -> bool:
+        """Return whether a batch may come next; if not, `is_last_doubtful` tells which of the two is damaged."""
+        if (last_offset if self._is_first else base_offset) < self._after:
+            self.is_last_doubtful = self._has_gap
+            return False
+        self._has_gap = base_offset > self._after
+        self._after, self._is_first = last_offset + 1, False
+        return True
+
+
 def encode_record(record: Record, base_offset: int, base_timestamp: int) -> bytes:
     """Encode a record for a batch that begins at these."""
     parts = [

@@ -556,7 +556,7 @@ def test_what_the_next_start_checks_itself_is_not_noted(tmp_path):
     assert offline_repair.list_damage(tmp_path) == []
 
 
-@pytest.mark.parametrize("place", [16, 20, 26, BATCH_HEADER_BYTES + 5])
+@pytest.mark.parametrize("place", [7, 16, 20, 26, BATCH_HEADER_BYTES + 5])
 def test_a_verified_read_ends_before_damage_and_leads_the_scan_to_it(tmp_path, place):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 30)

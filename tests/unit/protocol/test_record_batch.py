@@ -1,5 +1,6 @@
 """Record batches: encoding, and hostile batches that are refused before they cost anything."""
 
+import itertools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from penstock.protocol.record_batch import (
     LOG_APPEND_TIME,
     TRANSACTIONAL,
     BatchHeader,
+    BatchOffsets,
     EndMarker,
     Record,
     RecordSpan,
@@ -337,3 +339,22 @@ def test_entries_are_records_of_one_moment(count: int) -> None:
     records = [Record(place, NOW_MS, key, value) for place, (key, value) in enumerate(entries)]
     assert encode_coordinator_batch(entries, NOW_MS) == encode_batch(records)
     assert encode_coordinator_batch(entries, NOW_MS, **producer) == encode_batch(records, **producer)
+
+
+@pytest.mark.parametrize(
+    ("batches", "whole", "is_last_doubtful"),
+    [
+        ([(3, 7), (8, 9), (10, 10)], 3, False),  # the first contains the offset
+        ([(6, 7), (12, 13)], 2, False),  # compaction leaves gaps
+        ([(4, 7), (6, 9)], 1, False),  # the second leads back
+        ([(4, 7), (16, 17), (10, 10)], 2, True),  # the second leads ahead
+        ([(9, 10), (5, 6)], 1, True),
+        ([(0, 2)], 0, False),  # it ends before the offset
+    ],
+)
+def test_base_offsets_that_contradict_each_other(
+    batches: list[tuple[int, int]], whole: int, is_last_doubtful: bool
+) -> None:
+    offsets = BatchOffsets(4)
+    followed = list(itertools.takewhile(lambda batch: offsets.follow(*batch), batches))
+    assert (len(followed), offsets.is_last_doubtful) == (whole, is_last_doubtful)

@@ -35,6 +35,7 @@ from penstock.protocol.record_batch import (
     BATCH_HEADER_BYTES,
     CONTROL,
     LOG_OVERHEAD_BYTES,
+    BatchOffsets,
     crc32c,
     decode_records,
     read_header,
@@ -75,8 +76,8 @@ def scan_batches(
     With `look_inside`, gaps within batches are found too. The scan ends before damage; raises DamagedRead if nothing
     is intact. The checksum does not cover the base offset, so batches must follow each other.
     """
-    data, position, size, after = piece.data, 0, len(piece.data), offset
-    follows = True  # the last batch begins where the one before it ends, or contains the offset
+    data, position, size = piece.data, 0, len(piece.data)
+    offsets = BatchOffsets(offset)
     view = memoryview(data)
     spans: list[tuple[int, int]] = []
     ends: list[int] = []
@@ -89,16 +90,12 @@ def scan_batches(
         if not is_batch or crc32c(view[position + ATTRIBUTES_OFFSET : behind]) != crc:
             break
         last = base + delta
-        if not after <= (base if ends else last) or last >= end_offset:
-            if not follows:
-                # One of the two base offsets is wrong, and it is more likely the one behind a gap.
+        if last >= end_offset or not offsets.follow(base, last):
+            if offsets.is_last_doubtful:
                 starts.pop()
                 ends.pop()
-                spans = [
-                    (first, min(behind, ends[-1])) for first, behind in spans if ends and first < ends[-1]
-                ]
+                spans = [(first, min(end, ends[-1])) for first, end in spans if ends and first < ends[-1]]
             break
-        follows = base <= after
         starts.append(position)
         after = last + 1
         ends.append(after)

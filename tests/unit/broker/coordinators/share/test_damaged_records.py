@@ -77,6 +77,7 @@ HARM = {
     "magic": (16, b"\x05"),
     "length that leads back": (8, struct.pack(">i", -12)),
     "length of nothing": (8, bytes(4)),
+    "base offset that leads ahead": (0, struct.pack(">q", 3)),
 }
 
 
