@@ -531,7 +531,7 @@ class _LogRecovery:
     def _batch_after(
         self, fd: int, position: int, end: int, segment: LogSegment, expected: int
     ) -> BatchHeader | None:
-        """Returns the header of the batch there, or, at the end of the segment, of the first one in the next segment."""
+        """Returns the header of the batch there, or, at the end of the segment, of the first batch in the next one."""
         if position < end or segment.next_base is None:
             return damage_file.batch_at(fd, position, end, segment.base_offset, expected)
         following = self.segments.items[self.segments.slot_of(segment.next_base)]
